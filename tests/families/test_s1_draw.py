@@ -7,9 +7,9 @@ import torch
 
 from s1_mini.families.s1.kernels.draw import (
     WINDOW,
-    Asked,
     MainTokens,
     RepetitionWindow,
+    SamplingInputs,
     SamplingTensors,
     draw,
     penalise,
@@ -107,11 +107,11 @@ def test_a_step_of_rounding_moves_no_draw_but_those_at_its_edge() -> None:
     assert (one != other).sum() <= 1
 
 
-def asked(count: list[int]) -> Asked:
+def inputs_of(count: list[int]) -> SamplingInputs:
     rows = len(count)
     window = RepetitionWindow(torch.zeros(rows, WINDOW, BOOKS + 1, dtype=torch.int64), as_meant=True)
     sampling = SamplingTensors(row(0.0, rows), row(1.0, rows), row(1.0, rows), torch.rand(rows, 9, BOOKS))
-    return Asked(sampling, torch.tensor(count), window)
+    return SamplingInputs(sampling, torch.tensor(count), window)
 
 
 def main_tokens(*, restricted: bool) -> MainTokens:
@@ -128,7 +128,7 @@ def test_the_main_token_tells_the_first_code_and_the_end(restricted: bool) -> No
     logits[0, code], logits[1, end], logits[2, end], logits[2, code] = 5.0, 5.0, 5.0, 4.0
     table, made = torch.randn(CODES, 8), torch.full((3, BOOKS + 3), -1)
 
-    x = sample_semantic(logits, table, made, asked([2, 2, 0]), tokens)
+    x = sample_semantic(logits, table, made, inputs_of([2, 2, 0]), tokens)
 
     ended = [tokens.end, CODES - 1]
     assert made[:, [0, 1, -2, -1]].tolist()[:2] == [[FIRST + 4, 4, 0, 1], [*ended, 1, 1]]
@@ -143,7 +143,7 @@ def test_a_row_whose_logits_are_not_finite_is_told_of_and_harms_no_other(number:
     expected = logits[[0, 2]].argmax(-1)
     logits[1, 3] = number
 
-    sample_semantic(logits, torch.randn(CODES, 8), made, asked([1, 1, 1]), main_tokens(restricted=True))
+    sample_semantic(logits, torch.randn(CODES, 8), made, inputs_of([1, 1, 1]), main_tokens(restricted=True))
 
     assert made[:, -1].tolist() == [1, 0, 1]
     assert torch.equal(made[[0, 2], 0], torch.where(expected == CODES, FIRST + 50, expected + FIRST))
@@ -152,12 +152,12 @@ def test_a_row_whose_logits_are_not_finite_is_told_of_and_harms_no_other(number:
 
 def test_a_code_that_was_said_is_drawn_less() -> None:
     logits, made = torch.tensor([[2.0, 1.5, 0.0]]).repeat(2, 1), torch.zeros(2, BOOKS + 3, dtype=torch.int64)
-    ask = asked([1, 0])
-    ask.sampling.repetition_penalty.fill_(2.0)
-    ask.window.history[:, 0, 3] = 0  # of codebook 2: code 0, in a frame that the second row has not made
+    inputs = inputs_of([1, 0])
+    inputs.sampling.repetition_penalty.fill_(2.0)
+    inputs.window.history[:, 0, 3] = 0  # of codebook 2: code 0, in a frame that the second row has not made
     table = torch.randn(3, 8)
 
-    x = sample_code(logits, table, made, ask, 2)
+    x = sample_code(logits, table, made, inputs, 2)
 
     assert made[:, 3].tolist() == [1, 0]
     assert torch.equal(x, table[[1, 0]])

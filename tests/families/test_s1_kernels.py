@@ -19,7 +19,7 @@ def some(*shape: int) -> Tensor:
     return torch.rand(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape)))
 
 
-def asked(rows: int, vocabulary: int, mode: str) -> draw.Asked:
+def inputs_of(rows: int, vocabulary: int, mode: str) -> draw.SamplingInputs:
     """Rows of all ages, each with its own wishes, that said tokens of the vocabulary."""
     window = RepetitionWindow((some(rows, WINDOW, 4) * vocabulary).long(), mode == "fixed")
     count = torch.arange(rows, device="cuda") % 40
@@ -30,7 +30,7 @@ def asked(rows: int, vocabulary: int, mode: str) -> draw.Asked:
         1 + wishes[:, 0].contiguous(),
         some(rows, 41, 3),
     )
-    return draw.Asked(sampling, count, window)
+    return draw.SamplingInputs(sampling, count, window)
 
 
 def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, *, coarse: bool) -> Tensor:
@@ -55,11 +55,11 @@ def test_a_main_token_is_drawn(
     logits = logits_of(rows, 4097, dtype, coarse=coarse)
     logits[:5, -1 if restricted else 50] = 30.0  # they end, but the first, which has made no frame yet
     logits[7, 3], logits[8, 4] = float("nan"), float("inf")
-    table, ask = randn(4096, 48, dtype=dtype), asked(rows, 4300, mode)
+    table, inputs = randn(4096, 48, dtype=dtype), inputs_of(rows, 4300, mode)
 
     def call() -> tuple[Tensor, Tensor]:
         made = torch.full((rows, 6), UNWRITTEN, device="cuda")
-        return made, draw.sample_semantic(logits.clone(), table, made, ask, tokens)
+        return made, draw.sample_semantic(logits.clone(), table, made, inputs, tokens)
 
     ours, theirs = by_both(monkeypatch, draw, call)
 
@@ -79,11 +79,11 @@ def test_a_code_is_drawn(
 ) -> None:
     rows = 200
     logits = logits_of(2 * rows, vocabulary, dtype, coarse=coarse)[1::2]
-    table, ask = randn(vocabulary, 48, dtype=dtype), asked(rows, vocabulary, mode)
+    table, inputs = randn(vocabulary, 48, dtype=dtype), inputs_of(rows, vocabulary, mode)
 
     def call() -> tuple[Tensor, Tensor]:
         made = torch.full((rows, 6), UNWRITTEN, device="cuda")
-        return made, draw.sample_code(logits, table, made, ask, 2)
+        return made, draw.sample_code(logits, table, made, inputs, 2)
 
     ours, theirs = by_both(monkeypatch, draw, call)
 

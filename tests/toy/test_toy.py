@@ -174,5 +174,5 @@ def test_where_recordings_make_no_voice_they_are_refused_and_voice_files_taken(
 
 
 def test_a_parameter_that_means_nothing_is_refused_by_its_name(engine: ProductionTTSEngine) -> None:
-    with pytest.raises(ParameterError, match="top_k: means nothing to this checkpoint, which has temperature, top_p"):
+    with pytest.raises(ParameterError, match="top_k: is not supported by this model, which samples by temp"):
         engine.generate("Hello.", top_k=5)

@@ -43,12 +43,12 @@ class Description:
     sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # the parameters that have an effect
     max_piece_bytes: int = 2**20  # of text in one piece; longer ones are split
 
-    def check_sampling(self, asked: SamplingParams) -> None:
+    def check_sampling(self, sampling: SamplingParams) -> None:
         """Raise `ParameterError` for a parameter that was changed although it has no effect."""
         for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
-            if name not in self.sampling and getattr(asked, name) != getattr(DEFAULT_SAMPLING, name):
-                told = f"has {', '.join(self.sampling)}" if self.sampling else "draws nothing"
-                raise ParameterError(name, f"means nothing to this checkpoint, which {told}; leave it out")
+            if name not in self.sampling and getattr(sampling, name) != getattr(DEFAULT_SAMPLING, name):
+                allowed = f"samples by {', '.join(self.sampling)}" if self.sampling else "does not sample"
+                raise ParameterError(name, f"is not supported by this model, which {allowed}; leave it out")
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,7 @@ class MelDecoder(Stage):
     def begin(self, begins: Sequence[Begin]) -> None:
         model = self._model
         for begin in begins:
-            slot, asked = begin.slot, begin.conditions
-            speaker = asked.voice.get(SPEAKER)
+            slot, speaker = begin.slot, begin.conditions.voice.get(SPEAKER)
             vector = np.zeros(model.config.speaker_size, np.float32) if speaker is None else np.asarray(speaker)
             least = model.steps_for(len(begin.inputs), model.settings.min_length_ratio)
             model.begin(self.state, slot, torch.from_numpy(vector), least)
@@ -111,12 +110,12 @@ class MelDecoder(Stage):
             longest = max(len(self._texts[slot]) for slot in some)
             rows = fit(READ_ROWS, len(some))
             count = fit(self._tokens, longest)
-            asked = np.zeros((rows, count + 2), np.int64)
-            asked[:, -2:] = self._slots, 1  # the padding slot, a single token
+            texts = np.zeros((rows, count + 2), np.int64)
+            texts[:, -2:] = self._slots, 1  # the padding slot, a single token
             for row, slot in enumerate(some):
                 text = self._texts[slot]
-                asked[row, : len(text)], asked[row, -2:] = text, (slot, len(text))
-            self._reads.launch((rows, count), asked)
+                texts[row, : len(text)], texts[row, -2:] = text, (slot, len(text))
+            self._reads.launch((rows, count), texts)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         if self._model.has_dropout:
@@ -149,12 +148,12 @@ class MelDecoder(Stage):
             first, begun = self._lengths[slot], self._begun[slot]
             count = min(MASKED_STEPS, begun.steps - first)
             if first % MASKED_STEPS == 0 and count > 0:
-                asked = begun.conditions
-                kept = self._model.draw_kept(asked.seed, asked.utterance, first // MASKED_STEPS, count)
+                request = begun.conditions
+                kept = self._model.draw_kept(request.seed, request.utterance, first // MASKED_STEPS, count)
                 self._model.keep(self.state, slot, first, kept)
 
-    def _read(self, _: tuple[int, int], asked: Tensor) -> list[Tensor]:
-        self._model.read(self.state, asked[:, :-2], asked[:, -2].contiguous(), asked[:, -1].clamp_min(1))
+    def _read(self, _: tuple[int, int], texts: Tensor) -> list[Tensor]:
+        self._model.read(self.state, texts[:, :-2], texts[:, -2].contiguous(), texts[:, -1].clamp_min(1))
         return []
 
     def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:

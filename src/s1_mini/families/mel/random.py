@@ -165,8 +165,8 @@ def write_voices(folder: Path, size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name in VOICES:
         vector = torch.empty(size).normal_(0.0, 1.0, generator=generator)
-        told = f"the {name} of some random vectors"
-        write_voice(folder, name, Voice({SPEAKER: vector}, ""), description=told, is_default=name == VOICES[0])
+        description = f"the {name} of some random vectors"
+        write_voice(folder, name, Voice({SPEAKER: vector}, ""), description=description, is_default=name == VOICES[0])
 
 
 def _fill(network: nn.Module, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:

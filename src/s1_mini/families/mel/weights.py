@@ -116,12 +116,12 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
     conversion.check_wide("SpeechT5")
     config, vocoder = read_configs(checkpoint)
     CharTokenizer.from_directory(checkpoint, config)
-    told = read_json(checkpoint / "config.json")
-    inside = told.pop(KEY, None)
+    values = read_json(checkpoint / "config.json")
+    inside = values.pop(KEY, None)
     folder = vocoder.weights.parent
     sizes = inside if vocoder.prefix else read_json(folder / "config.json")
     return [
-        written("config.json", json.dumps(told, indent=2) + "\n"),
+        written("config.json", json.dumps(values, indent=2) + "\n"),
         copied(checkpoint / FILE, FILE),
         _model(checkpoint, config, conversion).member("model.safetensors"),
         written(f"{FOLDERS[0]}/config.json", json.dumps(sizes, indent=2) + "\n"),

@@ -93,8 +93,10 @@ def _first_frame(model: S1Model, column: Tensor, weights: frame.Weights | None) 
     """Return the frame after one column, and the keys and values, computed by torch or with compiled weights."""
     with torch.inference_mode():
         state = model.allocate(1, 1)
-        asked = torch.tensor([[1.5], [1e-5], [0.9]])
-        sampling = SamplingTensors(asked[1], asked[2], asked[0], torch.full((1, 2, model.num_codebooks), 0.5))
+        parameters = torch.tensor([[1.5], [1e-5], [0.9]])
+        sampling = SamplingTensors(
+            parameters[1], parameters[2], parameters[0], torch.full((1, 2, model.num_codebooks), 0.5)
+        )
         model.begin(state, 0, column, 0)
         state.active[0] = True
         if weights is None:

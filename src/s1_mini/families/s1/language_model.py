@@ -89,12 +89,12 @@ class LanguageModel(Stage):
 
     def begin(self, begins: Sequence[Begin]) -> None:
         for begin in begins:
-            slot, asked, prompt = begin.slot, begin.conditions.sampling, begin.inputs
+            slot, sampling, prompt = begin.slot, begin.conditions.sampling, begin.inputs
             if self._shared is not None:
                 self._shared.forget(slot)  # first, so that no slot reads this one as its prefix if a later line fails
-            self._sampling.temperature[slot].fill_(asked.temperature)  # an assignment would wait for the device
-            self._sampling.top_p[slot].fill_(asked.top_p)
-            self._sampling.repetition_penalty[slot].fill_(asked.repetition_penalty)
+            self._sampling.temperature[slot].fill_(sampling.temperature)  # an assignment would wait for the device
+            self._sampling.top_p[slot].fill_(sampling.top_p)
+            self._sampling.repetition_penalty[slot].fill_(sampling.repetition_penalty)
             table = uniforms(begin.conditions.seed, begin.conditions.utterance, begin.steps, self._model.num_codebooks)
             self._sampling.uniforms[slot, : begin.steps] = stage(table, self.device)
             self._model.begin(self.state, slot, torch.from_numpy(prompt[-1]), len(prompt) - 1)
@@ -107,12 +107,11 @@ class LanguageModel(Stage):
                 columns = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
                 self._model.prefill(self.state, part.slot, columns, part.start)
             return
-        rows = [self._asked(part) for part in parts]
-        asked = np.concatenate(rows)
-        for at in range(0, len(asked), READS[-1]):
-            some = asked[at : at + READS[-1]]
+        rows = np.concatenate([self._rows_of(part) for part in parts])
+        for at in range(0, len(rows), READS[-1]):
+            some = rows[at : at + READS[-1]]
             size = fit(READS, len(some))
-            padded = np.zeros((size, asked.shape[1]), np.int64)
+            padded = np.zeros((size, rows.shape[1]), np.int64)
             padded[: len(some)], padded[len(some) :, -1] = some, -1  # position -1 is padding
             if self._reads is None:
                 self._read(size, stage(torch.from_numpy(padded), self.device))
@@ -171,15 +170,15 @@ class LanguageModel(Stage):
         if self._shared is not None:
             self._shared.hold(slot, saved.state[0], saved.positions)
 
-    def _asked(self, part: Prefill) -> np.ndarray:
+    def _rows_of(self, part: Prefill) -> np.ndarray:
         """Return rows [n, K + 3] to prefill: a prompt's items, the slot, their positions."""
         items = self._prompts[part.slot][part.start : part.stop]
         slots = np.full((len(items), 1), part.slot)
         return np.concatenate((items, slots, np.arange(part.start, part.stop)[:, None]), axis=1)
 
-    def _read(self, _: int, asked: Tensor) -> list[Tensor]:
-        slots, positions = asked[:, -2].contiguous(), asked[:, -1].contiguous()
-        self._model.prefill_rows(self.state, asked[:, :-2], slots, positions, self._positions)
+    def _read(self, _: int, rows: Tensor) -> list[Tensor]:
+        slots, positions = rows[:, -2].contiguous(), rows[:, -1].contiguous()
+        self._model.prefill_rows(self.state, rows[:, :-2], slots, positions, self._positions)
         return []
 
 

@@ -19,9 +19,9 @@ from s1_mini.exceptions import CapacityError
 from s1_mini.families.s1.kernels.columns import take_frame
 from s1_mini.families.s1.kernels.draw import (
     WINDOW,
-    Asked,
     MainTokens,
     RepetitionWindow,
+    SamplingInputs,
     SamplingTensors,
     sample_code,
     sample_semantic,
@@ -204,15 +204,15 @@ class S1Model:
         hidden, logits = self.network.sum_and_logits(*self._slow(state, span, self._width(state, rows)))
         idle = len(hidden) - rows  # computed, but not drawn for
         made = torch.empty(rows, self.num_codebooks + 3, dtype=torch.int64, device=self.device)
-        asked = Asked(SamplingTensors(*(part[:rows] for part in sampling)), state.count[:rows], state.window)
+        inputs = SamplingInputs(SamplingTensors(*(part[:rows] for part in sampling)), state.count[:rows], state.window)
 
         def fill(x: Tensor) -> Tensor:
             return F.pad(x, (0, 0, 0, idle)) if idle else x
 
         def pick(codebook: int, logits: Tensor, embeddings: Tensor) -> Tensor:
-            return fill(sample_code(logits[:rows], embeddings, made, asked, codebook))
+            return fill(sample_code(logits[:rows], embeddings, made, inputs, codebook))
 
-        first = sample_semantic(logits[:rows], self.network.fast_embeddings.weight, made, asked, self._main_tokens)
+        first = sample_semantic(logits[:rows], self.network.fast_embeddings.weight, made, inputs, self._main_tokens)
         self.network.fast(hidden, fill(first), state.fast_cache, state.pairs, pick)
         self.advance(state, made)
         return made

@@ -76,7 +76,7 @@ class SamplingTensors(NamedTuple):
     uniforms: Tensor  # [B, frames, K] in [0, 1)
 
 
-class Asked(NamedTuple):
+class SamplingInputs(NamedTuple):
     """What sampling depends on besides logits, constant within a frame."""
 
     sampling: SamplingTensors
@@ -94,22 +94,24 @@ class MainTokens(NamedTuple):
     num_codes: int  # of the first codebook
 
 
-def sample_semantic(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, tokens: MainTokens) -> Tensor:
+def sample_semantic(
+    logits: Tensor, embeddings: Tensor, made: Tensor, inputs: SamplingInputs, tokens: MainTokens
+) -> Tensor:
     """Draw the main token of each row from `logits` [B, V], which it may change.
 
     `made`, int64 [B, K + 3], is what is drawn into: main token, codes, whether it is the end (a row's first frame never
     is), whether the logits were finite. Gives the first code's row of `embeddings` [codes, D], [B, D].
     """
     if _can_draw(logits):
-        return _draw_triton(logits, embeddings, made, asked, 0, tokens)
-    count, books = asked.num_frames, made.shape[1] - 3
+        return _draw_triton(logits, embeddings, made, inputs, 0, tokens)
+    count, books = inputs.num_frames, made.shape[1] - 3
     made[:, books + 2] = logits.abs().amax(-1) < math.inf  # not so of NaN
-    past, counts = asked.window.main_tokens(count)
+    past, counts = inputs.window.main_tokens(count)
     if tokens.restricted:
         counts = counts & (past >= tokens.first) & (past <= tokens.last)
         past = past - tokens.first
         logits[:, -1] = torch.where(count == 0, -math.inf, logits[:, -1])
-    choice = _draw_penalised(logits, past, counts, asked, 0)
+    choice = _draw_penalised(logits, past, counts, inputs, 0)
     if tokens.restricted:
         stop = choice == logits.shape[1] - 1
         choice = torch.where(stop, tokens.end, choice + tokens.first)
@@ -120,15 +122,15 @@ def sample_semantic(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Ask
     return F.embedding(made[:, 1], embeddings)
 
 
-def sample_code(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, codebook: int) -> Tensor:
+def sample_code(logits: Tensor, embeddings: Tensor, made: Tensor, inputs: SamplingInputs, codebook: int) -> Tensor:
     """Draw the code of `codebook` (1 … K - 1) of each row from `logits` [B, V] into `made`.
 
     Gives its row of `embeddings`, [B, D].
     """
     if _can_draw(logits):
-        return _draw_triton(logits, embeddings, made, asked, codebook, None)
-    past, counts = asked.window.codes(codebook, len(logits)), asked.window.counted(asked.num_frames)
-    made[:, codebook + 1] = _draw_penalised(logits, past, counts, asked, codebook)
+        return _draw_triton(logits, embeddings, made, inputs, codebook, None)
+    past, counts = inputs.window.codes(codebook, len(logits)), inputs.window.counted(inputs.num_frames)
+    made[:, codebook + 1] = _draw_penalised(logits, past, counts, inputs, codebook)
     return F.embedding(made[:, codebook + 1], embeddings)
 
 
@@ -171,12 +173,12 @@ def _whole(share: Tensor) -> Tensor:
     return (share * WHOLE).long()
 
 
-def _draw_penalised(logits: Tensor, tokens: Tensor, valid: Tensor, asked: Asked, number: int) -> Tensor:
+def _draw_penalised(logits: Tensor, tokens: Tensor, valid: Tensor, inputs: SamplingInputs, number: int) -> Tensor:
     """Draw by each row's `number`th uniform; penalised logits are rounded to their dtype."""
-    logits = penalise(logits.float(), tokens, valid, asked.sampling.repetition_penalty).to(logits.dtype)
+    logits = penalise(logits.float(), tokens, valid, inputs.sampling.repetition_penalty).to(logits.dtype)
     rows = torch.arange(len(logits), device=logits.device)
-    uniform = asked.sampling.uniforms[rows, asked.num_frames, number]
-    return draw(probabilities(logits, asked.sampling.temperature, asked.sampling.top_p), uniform)
+    uniform = inputs.sampling.uniforms[rows, inputs.num_frames, number]
+    return draw(probabilities(logits, inputs.sampling.temperature, inputs.sampling.top_p), uniform)
 
 
 def _can_draw(logits: Tensor) -> bool:
@@ -184,29 +186,29 @@ def _can_draw(logits: Tensor) -> bool:
 
 
 def _draw_triton(
-    logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, number: int, tokens: MainTokens | None
+    logits: Tensor, embeddings: Tensor, made: Tensor, inputs: SamplingInputs, number: int, tokens: MainTokens | None
 ) -> Tensor:
     rows, size = logits.shape
     size_of_row = embeddings.shape[1]
     embedded = torch.empty(rows, size_of_row, dtype=embeddings.dtype, device=embeddings.device)
     block = max(32, triton.next_power_of_2(size))
-    window = asked.window
+    window = inputs.window
     _draw_kernel[(rows,)](
         logits,
         window.history,
-        asked.num_frames,
-        asked.sampling.repetition_penalty,
-        asked.sampling.temperature,
-        asked.sampling.top_p,
-        asked.sampling.uniforms,
+        inputs.num_frames,
+        inputs.sampling.repetition_penalty,
+        inputs.sampling.temperature,
+        inputs.sampling.top_p,
+        inputs.sampling.uniforms,
         embeddings,
         made,
         embedded,
         number,
         size,
         logits.stride(0),
-        asked.sampling.uniforms.stride(0),
-        asked.sampling.uniforms.stride(1),
+        inputs.sampling.uniforms.stride(0),
+        inputs.sampling.uniforms.stride(1),
         window.skipped,
         *(tokens[:3] if tokens else (0, 0, 0)),
         tokens.num_codes if tokens else 0,
