@@ -1,4 +1,4 @@
-"""The original SpeechT5 beside ours: `transformers` with the same random weights, its dropout off or by given masks."""
+"""The original SpeechT5: `transformers` with the same random weights, its dropout off or by given masks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def written(directory: Path, *, size: str = "tiny", seed: int = 0, form: Any = "
 
 @contextmanager
 def dropout(patch: pytest.MonkeyPatch, masks: Tensor | None) -> Iterator[None]:
-    """Let the original drop nothing, or what `masks` [S, layers, U] say, for its whole prefix at every step."""
+    """Turn off the original's dropout, or apply `masks` [S, layers, U] to its whole prefix at every step."""
     calls = iter(range(2**30))
 
     def drop(self: SpeechT5SpeechDecoderPrenet, x: Tensor, _: float) -> Tensor:

@@ -43,7 +43,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: object) -> str:
-    """Call the command line; what it says."""
+    """Run a command and return its output."""
     result = CliRunner().invoke(app, [str(word) for word in command])
     assert result.exit_code == 0, result.output
     return result.stdout

@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def start(stage: LanguageModel, model: S1Model, slot: int) -> None:
-    """Let a slot begin with a prompt and a seed of its own."""
+    """Begin a prompt with a seed of its own in a slot."""
     prompt = model.prompt("Say this" * (slot + 1)).items
     asked = Conditions(SamplingParams(repetition_penalty=1.3), seed=slot, utterance=0, max_steps=FRAMES, voice={})
     begin = Begin(slot, 0, prompt, None, 0, FRAMES, 1, context=0, consumes=len(prompt), conditions=asked)

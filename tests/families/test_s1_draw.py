@@ -120,7 +120,7 @@ def main_tokens(*, restricted: bool) -> MainTokens:
 
 @pytest.mark.parametrize("restricted", [False, True])
 def test_the_main_token_tells_the_first_code_and_the_end(restricted: bool) -> None:
-    """The third row would end, but has made no frame yet; what it says instead is the next likeliest."""
+    """The third row would end, but has made no frame yet; it gets the next likeliest token instead."""
     tokens = main_tokens(restricted=restricted)
     logits = torch.full((3, CODES + 1 if restricted else FIRST + 60), -9.0)
     end = CODES if restricted else tokens.end

@@ -143,7 +143,7 @@ def test_prompts_read_by_rows_are_read_as_by_themselves(tmp_path: Path, switches
     read_rows(model, together, [(0, 0, prompts[0][:, :-1]), (2, 0, prompts[2][:, :6])], idle=3)
     read_rows(model, together, [(2, 6, prompts[2][:, 6:-1]), (1, 0, prompts[1][:, :-1])])
 
-    seen = slice(together.max_columns)  # behind it stands the column that nobody reads
+    seen = slice(together.max_columns)  # the last column is padding
     torch.testing.assert_close(together.cache.keys[..., seen, :], alone.cache.keys[..., seen, :])
     torch.testing.assert_close(together.cache.values[..., seen, :], alone.cache.values[..., seen, :])
     assert together.position.tolist() == [0] * 4

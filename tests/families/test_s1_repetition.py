@@ -11,7 +11,7 @@ NUM_CODEBOOKS = 3
 
 
 def frames(count: int) -> torch.Tensor:
-    """Frame t is [1000 + t, t, t, t]: every entry tells which frame it came from."""
+    """Frame t is [1000 + t, t, t, t]: every entry shows its frame."""
     codes = torch.arange(1, count + 1).unsqueeze(1).expand(count, NUM_CODEBOOKS)
     return torch.cat((codes[:, :1] + 1000, codes), dim=1)
 

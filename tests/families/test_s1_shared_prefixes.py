@@ -69,7 +69,7 @@ def prompt_of(model: S1Model, number: int) -> np.ndarray:
 
 
 def begin(model: S1Model, stage: LanguageModel, numbers: dict[int, int], saved: Saved | None = None) -> Saved:
-    """Let slots begin with prompts of these numbers; their prefix is the saved one, or what the first of them reads."""
+    """Begin prompts of these numbers in slots; their prefix is `saved`, or is read by the first of them and saved."""
     for slot, number in numbers.items():
         prompt, asked = prompt_of(model, number), Conditions(SamplingParams(), number, 0, FRAMES, {})
         stage.begin([Begin(slot, 0, prompt, None, 0, FRAMES, 1, 0, len(prompt), asked)])
@@ -102,7 +102,8 @@ def test_rows_that_share_say_what_they_say_apart(tmp_path: Path, monkeypatch: py
         heard = speak(stage, range(6))
         assert stage.state.common is not None
         assert (stage.state.common.starts[:6] == (64 if shares else 0)).all()
-        begin(model, stage, {0: 10, 6: 11}, saved)  # the leader's slot is somebody else's now, of the same voice
+        # Slot 0, the first with this prefix, gets another utterance of the same voice.
+        begin(model, stage, {0: 10, 6: 11}, saved)
         said.append(np.concatenate([heard, speak(stage, [0, 2, 3, 4, 6])]))
 
     assert np.array_equal(*said)

@@ -23,7 +23,7 @@ from tests.toy.stages import FRAMES, SAMPLE_RATE, WIDTH, Frames, Text, Vocoder, 
 
 NAME = "toy"
 MAX_POSITIONS = 4096
-VOICES = {"low": -0.4, "high": 0.3}  # the first speaks where none is asked for
+VOICES = {"low": -0.4, "high": 0.3}  # the first is the default
 
 
 class ToySettings(BaseModel, frozen=True):
