@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.hifigan.model import HifiGan
-from s1_mini.codecs.hifigan.window import Edges
+from s1_mini.codecs.hifigan.model import Edges, HifiGan
 from s1_mini.codecs.stage import ChunkStage, Graphs
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks

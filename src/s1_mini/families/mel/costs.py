@@ -15,8 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
 from s1_mini.codecs.hifigan.config import HifiGanConfig
-from s1_mini.codecs.hifigan.model import HifiGan
-from s1_mini.codecs.hifigan.window import Edges
+from s1_mini.codecs.hifigan.model import Edges, HifiGan
 from s1_mini.families.mel.config import MelConfig, read_configs
 from s1_mini.families.mel.network import MelNetwork
 from s1_mini.families.mel.random import FULL_MODEL

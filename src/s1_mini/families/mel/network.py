@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.hifigan.window import Conv, Edges
+from s1_mini.codecs.hifigan.model import Conv, Edges
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.kernels.decode_attention import decode_attention
 from s1_mini.kernels.linear import linear

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from s1_mini.codecs.hifigan.model import Edges
 from s1_mini.codecs.hifigan.stage import context_of
-from s1_mini.codecs.hifigan.window import Edges
 from s1_mini.families.base import Check, Placement, check_size
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.loaded import LoadedMel, open_mel
