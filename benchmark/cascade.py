@@ -1,4 +1,4 @@
-"""The cascade beside `transformers` on one machine: the same random weights, the same lengths, in one run.
+"""The cascade and `transformers` on one machine: the same random weights, the same lengths, in one run.
 
 Time to first audio and throughput with one request, some and many at once; the original alone and with a batch of
 eight; and where a request's time goes, stage by stage. The weights are noise, so the lengths are fixed by a number of

@@ -16,7 +16,7 @@ from s1_mini.exceptions import S1MiniError
 
 
 def make_parser(description: str | None, *, opens: bool = True) -> argparse.ArgumentParser:
-    """Make the parser of a command; if it `opens` a checkpoint, with the options that name it and the device."""
+    """Return the parser of a command; if it `opens` a checkpoint, with the options that name it and the device."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if opens:
         parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")

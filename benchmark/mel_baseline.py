@@ -1,6 +1,6 @@
-"""The mel family against a plain baseline, side by side on one machine: what each of its techniques is worth.
+"""The mel family against a plain baseline on one machine: the gain of its techniques.
 
-The baseline is in float32, one request at a time, keeps no keys and values (every step computes its whole prefix anew,
+The baseline is in float32, one request at a time, keeps no keys and values (every step recomputes its whole prefix,
 causally, so that the result is the same), waits for the device after every request, and copies all intermediate results
 to the host. Prenet dropout is off on all sides, so that waves can be compared. Numbers of frames are fixed by the text,
 fifteen characters a second, since random weights end anywhere. `transformers` is measured, too, with a checkpoint in
@@ -61,7 +61,7 @@ TEXTS = (
     "it hangs a note in careful handwriting which says that it will be right twice a day, that this is more than can "
     "be said of most of us, and that visitors are kindly asked not to touch it at all.",
 )
-FIFTY = TEXTS[3]  # of fifty characters, whose latency is asked for
+FIFTY = TEXTS[3]  # the text of fifty characters
 REQUESTS = (1, 2, 4, 8, 80, 100)
 CHARACTERS_A_SECOND = 15.0
 SECTIONS = ("text_to_tokens", "encode_text", "decode_mel", "vocoder_inference", "synchronize", "to_cpu")
@@ -118,7 +118,7 @@ class Baseline:
 
     @torch.inference_mode()
     def decode(self, encoded: Tensor, steps: int) -> Tensor:
-        """Return the mel [F, M]; each step computes its whole prefix and the text's keys and values anew."""
+        """Return the mel [F, M]; each step recomputes its whole prefix and the text's keys and values."""
         model, config = self._model, self._model.config
         inputs = torch.zeros(1, config.num_bins, device=model.device)
         frames: list[Tensor] = []
@@ -131,7 +131,7 @@ class Baseline:
 
 
 class Original:
-    """The same weights in `transformers`, float32 and one request at a time: it keeps keys and values, too."""
+    """The same weights in `transformers`, float32 and one request at a time: also with a KV cache."""
 
     def __init__(self, directory: Path, loaded: LoadedMel) -> None:
         from transformers import SpeechT5ForTextToSpeech, SpeechT5HifiGan
@@ -251,7 +251,7 @@ def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float
     matrices = 6 * width**2 + 2 * width * config.decoder_ffn  # of a step: all but the text's keys and values
     sizes = [config.num_bins, *[config.prenet_units] * config.prenet_layers, width]
     prenet = sum(a * b for a, b in pairwise(sizes)) + width * width
-    computed = steps if cached else steps * (steps + 1) / 2  # steps, with those that are computed anew
+    computed = steps if cached else steps * (steps + 1) / 2  # steps, recomputed ones included
     met = steps * (steps + 1) if cached else 2 * steps * (steps + 1) * (2 * steps + 1) / 6  # their keys and values
     text = 2 * width * computed * tokens + 2 * width**2 * tokens * (1 if cached else steps)
     return layers * (matrices * computed + width * met + text) + prenet * computed
@@ -284,7 +284,7 @@ class Comparison:
         self.engine = ProductionTTSEngine(config)
 
     def start(self) -> None:
-        """Start the engine; its default voice is the baseline's, too."""
+        """Start the engine; the baseline takes its default voice."""
         self.engine.start()
         voice = self._speaker().voices.default
         if voice is not None:

@@ -69,7 +69,7 @@ class NullStage(Stage):
 
 
 def measure_scheduler(rows: int, turns: int = 500) -> float:
-    """Return the milliseconds that one turn costs beside the device's work, with `rows` streaming requests."""
+    """Return the milliseconds that one turn costs without the device's work, with `rows` streaming requests."""
     stages = (
         NullStage(np.zeros((1, CODEBOOKS), np.int64), is_over=False),
         NullStage(np.zeros(SAMPLES, np.float32), is_over=True),

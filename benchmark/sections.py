@@ -66,7 +66,7 @@ class Clock(Timer):
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, after a warm-up."""
+        """Reset after a warm-up."""
         super().forget()
         self.parts = {name: Section() for name in self._names}
         self.spans: list[Span] = []

@@ -1,4 +1,4 @@
-"""The cascade's semantic and coarse stages, ours beside vLLM's: the same random weights, prompts and lengths.
+"""The cascade's semantic and coarse stages, ours and vLLM's: the same random weights, prompts and lengths.
 
 For each number of concurrent sequences: seconds until all prompts are read and each has its first token, then tokens a
 second; and the same by CPU seconds. Both take turns, and the best of each counts: other work on the machine makes

@@ -123,7 +123,7 @@ def tone(sample_rate: int, seconds: float = 2.0) -> np.ndarray:
 
 @contextmanager
 def without_voices(checkpoint: Path) -> Iterator[Path]:
-    """Yield the same checkpoint without named voices, so that there is no default voice."""
+    """Yield the same checkpoint without named voices, and so without a default voice."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps what is mapped
         bare = Path(folder) / checkpoint.name
         shutil.copytree(checkpoint.resolve(), bare, ignore=shutil.ignore_patterns(FOLDER), copy_function=_link)

@@ -1,1 +1,1 @@
-"""Operations that a GPU does in one kernel: each a function that takes Triton's where it can and torch's elsewhere."""
+"""Fused operations: each a function that uses Triton where it can, and torch elsewhere."""

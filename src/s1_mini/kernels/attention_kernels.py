@@ -1,7 +1,7 @@
-"""What attention of one token per row is made of on a GPU: a row's own part, and how parts are added up.
+"""GPU kernels of attention of one token per row: the parts of a row, and their sum. `decode_attention` launches them.
 
-`decode_attention` launches these. Each kernel's row has P = PADDED lines, of which the first SHARED are the query heads
-of one key-value head: products want 16.
+Each kernel's row has P = PADDED lines, at least the 16 of a product; the first SHARED are the query heads of one
+key-value head.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def turn_rows(x, weight, cos, sin, eps, COUNT: tl.constexpr, SIZE: tl.constexpr)
 
 @jit
 def keep_sums(sums, tops, at, mine, top, total, mixed, SIZE: tl.constexpr):
-    """Keep some sums for the kernel that joins them."""
+    """Store sums for the kernel that joins them."""
     tl.store(sums + at[:, None] * SIZE + tl.arange(0, SIZE)[None, :], mixed, mask=mine[:, None])
     tl.store(tops + 2 * at, top, mask=mine)
     tl.store(tops + 2 * at + 1, total, mask=mine)
@@ -39,7 +39,7 @@ def keep_sums(sums, tops, at, mine, top, total, mixed, SIZE: tl.constexpr):
 
 @jit
 def merge_sums(top, total, mixed, block_top, block_total, block_mixed):
-    """Add the sums [N] and [N, SIZE] of a block to those before it; fused as told, so every kernel rounds alike."""
+    """Add the sums [N] and [N, SIZE] of a block to those before it; explicit fma, so that all kernels round alike."""
     higher = tl.maximum(top, block_top)
     fade, gain = tl.exp(top - higher), tl.exp(block_top - higher)
     total = tl.fma(total, fade, block_total * gain)
@@ -67,7 +67,7 @@ def block_values(weight, q, values, start, column, last, SIZE: tl.constexpr, EAR
 
 @jit
 def fetch_block(keys, values, start, column, SIZE: tl.constexpr, LINE: tl.constexpr):
-    """Have keys and values of columns [BLOCK] fetched into the L2 cache; `LINE` is the elements of a line of it."""
+    """Prefetch keys and values of columns [BLOCK] into the L2 cache, whose lines have `LINE` elements."""
     line = start + column[:, None] * SIZE + tl.arange(0, (SIZE + LINE - 1) // LINE)[None, :] * LINE
     fetch_ahead(keys + line)
     fetch_ahead(values + line)
@@ -75,12 +75,12 @@ def fetch_block(keys, values, start, column, SIZE: tl.constexpr, LINE: tl.conste
 
 @jit
 def part_columns(length, parts, BLOCK: tl.constexpr):
-    """Return how many columns of `length` each part has but the last: whole blocks."""
+    """Return the number of columns of each part of `length` but the last: whole blocks."""
     return tl.cdiv(tl.cdiv(length, parts), BLOCK) * BLOCK
 
 
 @jit
-def part_kernel(  # noqa: C901, PLR0912 - its branches are taken when it is compiled
+def part_kernel(  # noqa: C901, PLR0912 - its branches are resolved at compile time
     asked,
     keys,
     values,
@@ -121,12 +121,12 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are taken when it is comp
     COMMON_BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Attend to a part of a row's columns at one key-value head; with a token that is NEW, turn it and store it."""
+    """Attend to a part of a row's columns at one key-value head; rotate and store a token that is NEW."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     part = tl.program_id(2)
     slot = row if slots is None else tl.load(slots + row)
-    length = tl.load(position + row * position_stride)  # without the new one, which is not there yet
+    length = tl.load(position + row * position_stride)  # without the new one, which is not stored yet
     if not NEW:
         length = tl.maximum(length + 1, 1)
     each = part_columns(length, parts, BLOCK)
@@ -213,7 +213,7 @@ def join_blocks_kernel(
     NEW: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Merge blocks one after the other, as a program does that has all of a row."""
+    """Merge blocks one after the other, as a program with a whole row does."""
     row = tl.program_id(0).to(tl.int64)
     at = row * heads + tl.program_id(1)
     length = tl.load(position + row * position_stride)

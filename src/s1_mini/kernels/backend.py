@@ -45,7 +45,7 @@ def leave_triton() -> None:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one of this thread: Triton launches kernels there, wherever their tensors are."""
+    """Set the current GPU of this thread: Triton launches kernels there, wherever their tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -61,13 +61,13 @@ def without_triton() -> Iterator[None]:
 
 
 def in_one_order() -> bool:
-    """Return whether a row's sums must not depend on the rows beside it."""
+    """Return whether a row's sums must not depend on the other rows."""
     return _in_one_order.get()
 
 
 @contextmanager
 def one_order(wanted: bool = True) -> Iterator[None]:
-    """Make kernels launched by this thread batch-invariant, if `wanted`."""
+    """Run kernels launched by this thread batch-invariantly, if `wanted`."""
     token = _in_one_order.set(wanted)
     try:
         yield

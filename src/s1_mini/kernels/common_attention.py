@@ -1,10 +1,10 @@
-"""Attention over what rows have in common: keys and values of a voice's prompt are read once for all rows of a group.
+"""Attention over common prefixes: keys and values of a voice's prompt are read once for all rows of a group.
 
-Each slot keeps its own copy; a group's are the same to the last bit, and its program reads those of one slot, its
-leader. The queries of all its rows are the lines of one product. What that gives is kept as sums, to which the program
+Each slot keeps its own copy; those of a group are equal to the last bit, and its program reads the copy of one slot,
+its leader. The queries of all its rows are the lines of one product. The result is stored as sums, to which the program
 of each row adds its own columns (`attention_kernels.part_kernel`). In one order the same blocks of the same columns are
-added up in the same order as by a row alone: a block is a sum of its own in either case, made by products of the same
-shape, so that a row's bits do not tell whether it shares.
+added up in the same order as for a single row: a block is a separate sum in both cases, by products of the same shape,
+so that sharing does not change a bit.
 Shapes: B rows, H query heads, G key-value heads, D head size, S columns.
 """
 
@@ -31,15 +31,15 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-BLOCK_IN_ONE_ORDER = 32  # columns, of any number of rows; each block is a sum of its own there
-WHOLE_BLOCKS = 32  # a group has a multiple of so many columns in common: what a row has of its own begins at a block's
+BLOCK_IN_ONE_ORDER = 32  # columns, of any number of rows; each block is a separate sum
+WHOLE_BLOCKS = 32  # common columns are a multiple of this: a row's own begin at the start of a block
 FEWEST_ROWS = 4  # of a group; fewer read their own copies
-MOST_COLUMNS = 1024  # in common; what follows is each row's own. Bounds the memory for sums
+MOST_COLUMNS = 1024  # in common, which bounds the memory for sums
 LEADER, LENGTH, MEMBERS = 0, 1, 2  # places in a group's line of the table
 
 
 class Shape(NamedTuple):
-    """How a group's work is cut up."""
+    """Split of a group's work."""
 
     lines: int  # of a product: rows of a group times query heads of a key-value head
     block: int  # columns at once
@@ -48,12 +48,12 @@ class Shape(NamedTuple):
 
 
 FREE = Shape(lines=64, block=64, parts=4, warps=4)
-# Lines, block and warps of a row's own program: sums over a block are then laid out over threads in the same way.
+# Lines, block and warps of a row's own program, so that sums over a block are laid out over threads alike.
 ORDERED = Shape(lines=16, block=BLOCK_IN_ONE_ORDER, parts=8, warps=2)
 
 
 class CommonPrefixes(NamedTuple):
-    """Which rows have their first columns in common. On the device; may change from frame to frame, not within one."""
+    """Rows whose first columns are the same, on the device; may change between frames, not within one."""
 
     table: Tensor  # int32: `starts`, then `groups`
     slots: int
@@ -61,17 +61,17 @@ class CommonPrefixes(NamedTuple):
 
     @property
     def starts(self) -> Tensor:
-        """Where a row's own columns begin [slots]: what its group has in common; 0: it is in no group."""
+        """Start of each row's own columns [slots]; 0 for a row without a group."""
         return self.table[: self.slots]
 
     @property
     def groups(self) -> Tensor:
-        """The leader's slot, the columns in common (0: no group) and the rows' slots or -1, [groups, 2 + rows]."""
+        """Leader's slot, number of common columns (0: unused) and the rows' slots or -1, [groups, 2 + rows]."""
         return self.table[self.slots :].view(-1, MEMBERS + self.group_rows)
 
 
 class CommonSums(NamedTuple):
-    """What was added up over common columns, for each row, head, and block or part."""
+    """Sums over common columns, for each row, head, and block or part."""
 
     starts: Tensor  # as above
     sums: Tensor  # float32 [B, H, kept, D] weighted values
@@ -80,7 +80,7 @@ class CommonSums(NamedTuple):
 
 
 def allocate_common(slots: int, heads: int, groups: int, size: int, like: Tensor) -> CommonPrefixes | None:
-    """Make room for groups of `slots` rows, none yet; None if no kernel would read them. Queries are as `like`."""
+    """Allocate a table of groups for `slots` rows, empty; None if no kernel supports it. Queries are as `like`."""
     rows = _shape(heads // groups, like.dtype).lines // (heads // groups)
     if not runs_triton(like) or size < 16 or size & (size - 1) or rows < FEWEST_ROWS or slots < FEWEST_ROWS:
         return None
@@ -97,17 +97,17 @@ def attend_common(
     norms: HeadNorms | None,
     common: CommonPrefixes,
 ) -> CommonSums:
-    """Attend from the tokens qkv [B, (H + 2 G) D] to what groups of them have in common.
+    """Attend from the tokens qkv [B, (H + 2 G) D] to the common columns of their groups.
 
-    Keys and values are [slots, G, S, D], of qkv's format or fp8; `rope` [B, D / 2, 2] and `norms` turn queries. No
-    group's rows may be beyond the first B, and no more than B / `FEWEST_ROWS` groups may be in use, the first ones.
-    Sums of rows in no group are left as they are.
+    Keys and values are [slots, G, S, D], of qkv's format or fp8; `rope` [B, D / 2, 2] and `norms` are for the
+    queries. All rows of groups must be among the first B, and only the first B / `FEWEST_ROWS` groups in use. Sums of
+    rows without a group stay uninitialized.
     """
     groups, size = keys.shape[1], keys.shape[3]
     rows, heads = len(qkv), qkv.shape[1] // size - 2 * groups
     shape = _shape(heads // groups, qkv.dtype)
     assert common.group_rows * (heads // groups) <= shape.lines, "groups were made for products of another shape"
-    # A group may have more in common than `span`: slots that rest may have more columns than those that step.
+    # A group may have more common columns than the step's span: idle slots may be longer.
     kept = triton.cdiv(min(keys.shape[2], MOST_COLUMNS), shape.block) if in_one_order() else shape.parts
     sums = torch.empty(rows, heads, kept, size, dtype=torch.float32, device=qkv.device)
     tops = torch.empty(rows, heads, kept, 2, dtype=torch.float32, device=qkv.device)
@@ -146,7 +146,7 @@ def attend_common(
 
 
 def _shape(shared: int, dtype: torch.dtype) -> Shape:
-    """Choose a shape for `shared` query heads of a key-value head; float32 has no registers for the large one."""
+    """Return the shape for `shared` query heads of a key-value head; float32 lacks registers for the large one."""
     shape = ORDERED if in_one_order() or dtype == torch.float32 else FREE
     return shape._replace(lines=max(shape.lines, 1 << (shared - 1).bit_length()))
 

@@ -24,7 +24,7 @@ MANY_IN_ONE_ORDER = 512  # the same for the steps of each row: the number of row
 
 
 class ConvolutionTile(NamedTuple):
-    """Steps, outputs and inputs of a program; outputs that are no power of two are split into `wide` and `more`."""
+    """Steps, outputs and inputs of a program; outputs other than powers of two are split into `wide` and `more`."""
 
     tall: int
     wide: int

@@ -1,9 +1,9 @@
-"""Attention of one token per row over the columns that the row has used, grouped-query, split over the length.
+"""Attention of one token per row over the row's used columns, grouped-query, split over the length.
 
-How many columns a row has is read on the device, so one captured graph serves rows of any length. Each of some parts of
-a row's columns is attended to by a program of its own (flash decoding, Dao et al. 2023); a second kernel adds them up.
-What many rows have in common may be attended to by another kernel, for all of them at once (`common_attention`).
-Where the tokens are the rows' newest, the same kernel norms and turns them and puts them into the cache.
+The number of columns of a row is read on the device, so one captured graph serves rows of any length. Each part of a
+row's columns has its own program (flash decoding, Dao et al. 2023); a second kernel adds them up. Common prefixes of
+many rows may be handled by another kernel, for all rows at once (`common_attention`). Where the tokens are the rows'
+newest, the same kernel also norms, rotates and stores them.
 Shapes: B rows, H query heads, G key-value heads, D head size, S columns.
 """
 
@@ -25,13 +25,13 @@ if HAS_TRITON:
 
 COLUMNS_AT_ONCE = 64
 MANY_ROWS = 64  # above, smaller blocks are faster
-PROGRAMS = 256  # wanted, to fill the GPU: few rows are split into more parts
+PROGRAMS = 256  # to fill the GPU, few rows are split into more parts
 
 
 def used_columns(position: Tensor, span: int, size: int) -> Tensor | None:
-    """Return what [B, 1, 1, `span`] rows look at, if `decode_attention` is going to ask; once for all layers.
+    """Return the mask [B, 1, 1, `span`] of a step, for all layers; None if the kernel, which needs none, will run.
 
-    That is all columns up to their `position` [B], and always the first. `size` is that of the heads.
+    Each row attends to all columns up to its `position` [B], and always to the first. `size` is that of the heads.
     """
     if _can_attend(position, size):
         return None
@@ -39,7 +39,7 @@ def used_columns(position: Tensor, span: int, size: int) -> Tensor | None:
 
 
 def looks_at_common(rows: int, groups: int, span: int) -> bool:
-    """Return whether a step of so many rows may read once what they have in common: rows in several parts do not."""
+    """Return whether a step of `rows` rows may read common prefixes once: rows in several parts may not."""
     return rows >= FEWEST_ROWS and _split(rows, groups, span)[1] == 1
 
 
@@ -60,12 +60,12 @@ def step_attention(
     """Put a token of each row into the cache, and attend from it to the row's columns; [B, H D].
 
     `qkv` [B, (H + 2 G) D] is the token's projection; its key and value go to `columns` [B] of keys and values
-    [slots, G, S, D], which have qkv's format or fp8. The row then looks at all columns up to its `position` [B];
-    without `slots` the new one counts as the last of them wherever it was put. `slots` [B] says whose the rows are, and
-    may name one several times; None means the first ones, in order. `rope` [B, D / 2, 2] is each row's part of the
-    table. Every position is below `span`; `mask` is what `used_columns` gave. No kernel of a frame may write positions
-    or slots: they are read before the last one has ended. Nor `common`: what it says the rows have in common is read
-    from one of their slots, where that is worth it; it changes nothing but rounding, and in one order nothing.
+    [slots, G, S, D], which have qkv's format or fp8. The row then attends to all columns up to its `position` [B];
+    without `slots` the new one counts as the last of them wherever it is stored. `slots` [B] are the rows' slots, which
+    may repeat; None means the first ones, in order. `rope` [B, D / 2, 2] is each row's part of the table. Every
+    position is below `span`; `mask` is that of `used_columns`. No kernel of a frame may write positions, slots or
+    `common`: they are read before the previous kernel has ended. The columns in `common` are read from one slot of each
+    group, where that is faster; this changes rounding only, and in one order nothing.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):
         return _attend_triton(qkv, keys, values, position, span, new=(columns, rope, norms), common=common)
@@ -84,11 +84,11 @@ def decode_attention(
 ) -> Tensor:
     """Attend from `query` [B, H, D] to each row's columns up to its `position` [B]; [B, H, D].
 
-    Keys and values are [slots, G, S, D]; every position is below `span`. `mask` is what `used_columns` gave, or None if
-    all rows have `span` columns. `slots` [B] says whose the rows are; None means the first ones, in order.
+    Keys and values are [slots, G, S, D]; every position is below `span`. `mask` is that of `used_columns`, or None if
+    all rows have `span` columns. `slots` [B] are the rows' slots; None means the first ones, in order.
     """
     if _can_attend(query, query.shape[-1]):
-        rows = query.flatten(1).contiguous()  # they may be a part of a joint projection
+        rows = query.flatten(1).contiguous()  # may be a slice of a joint projection
         return _attend_triton(rows, keys, values, position, span, slots=slots).view(query.shape)
     chosen = slice(len(query)) if slots is None else slots
     if query.device.type == "cpu" and query.dtype == torch.float32:
@@ -104,10 +104,10 @@ def decode_attention(
 
 
 def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the same by two products, whose bits do not depend on the other rows.
+    """Attend by two products, whose bits do not depend on the other rows.
 
     On a CPU with several threads, `scaled_dot_product_attention` rounds a row by the thread that computes it (torch
-    2.13), and so by how many rows there are.
+    2.13), and so by the number of rows.
     """
     rows, heads, size = query.shape
     groups = keys.shape[1]
@@ -118,7 +118,7 @@ def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tenso
 
 
 def _can_attend(x: Tensor, size: int) -> bool:
-    """Whether the kernel can: Triton's product wants 16 channels or more, and a power of two."""
+    """Return whether the kernel supports x: Triton's product needs a power of two of at least 16 channels."""
     return runs_triton(x) and size >= 16 and size & (size - 1) == 0
 
 
@@ -139,7 +139,7 @@ def _attend_triton(
     shared = heads // groups
     block, parts = _split(rows, groups, span)
     blockwise = in_one_order()
-    kept = triton.cdiv(span, block) + 1 if blockwise else parts  # what is joined: blocks and the new token, or parts
+    kept = triton.cdiv(span, block) + 1 if blockwise else parts  # sums to join: blocks and the new token, or parts
     out = torch.empty(rows, heads * size, dtype=asked.dtype, device=asked.device)
     sums = torch.empty(rows, heads, kept if parts > 1 else 0, size, dtype=torch.float32, device=asked.device)
     tops = torch.empty(rows, heads, kept if parts > 1 else 0, 2, dtype=torch.float32, device=asked.device)
@@ -215,7 +215,7 @@ def _attend_triton(
 
 
 def _split(rows: int, groups: int, span: int) -> tuple[int, int]:
-    """Return the columns that a program attends to at once, and the parts that a row's columns are shared out to."""
+    """Return the block of columns of a program, and the number of parts of a row's columns."""
     block = COLUMNS_AT_ONCE // 2 if rows > MANY_ROWS else COLUMNS_AT_ONCE
     if in_one_order():
         block = BLOCK_IN_ONE_ORDER

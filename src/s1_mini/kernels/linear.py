@@ -1,10 +1,10 @@
 """Matrix products of few rows, fused with residual sum, norm, bias, gate or GELU. Bound by the weights' bandwidth.
 
-`few_rows` computes a handful of rows in one kernel: every program holds its weights in registers before the rows are
-there. `many_rows` uses tensor cores while the weights are fetched into the L2 cache; where there are few outputs, the
+`few_rows` computes up to two rows in one kernel: every program holds its weights in registers before the rows are
+ready. `many_rows` uses tensor cores while the weights are fetched into the L2 cache; where there are few outputs, the
 inputs are split between programs, and the next norm sums their parts with the residual.
-int8 weights are widened in the kernel, and each output is multiplied by its scale.
-In one order (see `backend`) any number of rows takes tensor cores, and inputs are shared out as for `TALL` rows.
+int8 weights are dequantized in the kernel, and each output is multiplied by its scale.
+In one order (see `backend`) any number of rows takes tensor cores, and inputs are split as for `TALL` rows.
 Shapes: B rows, K inputs, N outputs, P parts.
 """
 
@@ -36,9 +36,9 @@ if HAS_TRITON:
     import triton.language as tl
 
 FEW_ROWS = 2
-MAX_INPUTS = 4096  # that a program of the few-rows kernel holds
+MAX_INPUTS = 4096  # of a program of the few-rows kernel
 MAX_ROWS = 128  # above, the vendor's products are as fast
-TALL = 64  # rows of a tile: what the tensor cores of Hopper take at the least
+TALL = 64  # rows of a tile: the minimum of Hopper's tensor cores
 PROMPT_ROWS = 512  # above, rows are steps of sound, and a tile may be large
 
 
@@ -57,7 +57,7 @@ def gelu_of(x):
 
 
 class Tile(NamedTuple):
-    """What a program of the many-rows kernel works on at once, and how many steps ahead it loads."""
+    """Sizes of a program of the many-rows kernel, and the number of steps that it loads ahead."""
 
     rows: int
     outputs: int
@@ -66,11 +66,11 @@ class Tile(NamedTuple):
     stages: int
 
     def shared_bytes(self, item_size: int, gated: bool) -> int:
-        """Return the shared memory that it takes at most: rows and weights of each stage, as Triton lays them out."""
+        """Return the upper bound of its shared memory: rows and weights of each stage, as Triton lays them out."""
         return self.stages * self.inputs * (self.rows + self.outputs * (2 if gated else 1)) * item_size
 
     def within(self, limit: int, item_size: int, gated: bool) -> Tile:
-        """Return a tile that takes `limit` bytes at most: with fewer steps ahead, or shorter ones."""
+        """Return a tile within `limit` bytes: with fewer steps ahead, or shorter ones."""
         tile = self
         while tile.shared_bytes(item_size, gated) > limit:
             tile = tile._replace(stages=tile.stages - 1) if tile.stages > 2 else tile._replace(inputs=tile.inputs // 2)
@@ -78,7 +78,7 @@ class Tile(NamedTuple):
 
 
 def num_parts(rows: int, outputs: int, inputs: int) -> int:
-    """Parts that the inputs are shared out to, so that a product of few outputs keeps the whole GPU busy."""
+    """Return the number of parts of the inputs, so that a product of few outputs keeps the whole GPU busy."""
     if outputs > 2048:
         return 1
     return 4 if inputs > 2048 or (inputs == 2048 and rows <= TALL) else 2
@@ -87,7 +87,7 @@ def num_parts(rows: int, outputs: int, inputs: int) -> int:
 def many_tile(
     rows: int, outputs: int, inputs: int, *, gated: bool, item_size: int, limit: int, one_order: bool = False
 ) -> Tile:
-    """Sizes of a program with more rows of numbers of `item_size` bytes, in `limit` bytes of shared memory.
+    """Return the sizes of a program for more rows of numbers of `item_size` bytes, in `limit` bytes of shared memory.
 
     The fastest of some hundred tried on an H200 (docs/kernels.md). A GPU with less memory (A10G, L4 and L40S have
     99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones; in `one_order` these are as long for all rows.
@@ -113,7 +113,7 @@ def many_tile(
 def many_rows(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts: int, *, gelu: bool = False) -> Tensor:
     """Return x [B, K] @ weight.T + bias, gated or with GELU: [B, N], or of several `parts` float32 [P, B, N].
 
-    `gated` wants `weight` [2 N, K].
+    `gated` needs `weight` [2 N, K].
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
@@ -158,7 +158,7 @@ def _fetch_weights(
 
 
 @jit
-def _many_kernel(  # noqa: C901 - likewise
+def _many_kernel(  # noqa: C901 - its branches are resolved at compile time
     x,
     weight,
     scale,
@@ -233,7 +233,7 @@ def few_rows(
 ) -> Tensor:
     """Return norm(x) @ weight.T + bias, gated or with GELU, plus `residual`, [B, N]; x is [B, K], `weight` [N, K].
 
-    `gated` wants `weight` [2 N, K]. `norm`, `bias` and `residual` may be None.
+    `gated` needs `weight` [2 N, K]. `norm`, `bias` and `residual` may be None.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
@@ -264,7 +264,7 @@ def few_rows(
 
 
 @jit
-def _few_kernel(  # noqa: C901 - its branches are taken when it is compiled
+def _few_kernel(  # noqa: C901 - its branches are resolved at compile time
     x,
     weight,
     scale,
@@ -337,8 +337,8 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """Return x + `branch`, both [B, K], and norm(x + branch) @ weight.T + bias [B, N] for `weight` [N, K].
 
-    `branch` may be what `linear_sum` left to be added. `gated` wants `weight` [2 N, K] and gives
-    silu(first half) * second half; `gelu` gives the exact GELU of the product.
+    `branch` may be the second result of `linear_sum`. `gated` needs `weight` [2 N, K] and returns silu(first half) *
+    second half; `gelu` returns the exact GELU of the product.
     """
     if _is_few(x) and branch is None:
         return x, few_rows(x.contiguous(), weight, bias, norm, gated, None, gelu=gelu)
@@ -352,7 +352,7 @@ def norm_linear(
 
 
 def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return two things whose sum is `residual` [B, N] + x [B, K] @ weight.T + bias, for whoever adds and norms them.
+    """Return two summands of `residual` [B, N] + x [B, K] @ weight.T + bias, for the norm that follows.
 
     The second is None, [B, N], or [P, B, N] of parts that are summed first.
     """
@@ -377,7 +377,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
 
 
 def branch_sum(x: Tensor, branch: Tensor | None) -> Tensor:
-    """Return the sum [B, N] of the two things that `linear_sum` gives."""
+    """Return the sum [B, N] of the two results of `linear_sum`."""
     if branch is None:
         return x
     return x + (branch.sum(0).to(x.dtype) if branch.ndim > x.ndim else branch)

@@ -32,7 +32,7 @@ class Norm(NamedTuple):
 def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
     """Return x + `branch` [..., D] and its norm; a root mean square's is rounded to x's dtype before it is weighted.
 
-    A `branch` [P, N, D] beside x [N, D] is summed first, then rounded to x's dtype.
+    A `branch` [P, N, D] for x [N, D] is summed first, then rounded to x's dtype.
     """
     size = x.shape[-1]
     if not runs_triton(x) or size > MAX_CHANNELS:

@@ -10,7 +10,7 @@ if HAS_TRITON:
 
 @jit
 def order(x, BITS: tl.constexpr):
-    """Unsigned integers of as many bits as x has, in the order of x; 0 is below every number's."""
+    """Return unsigned integers of as many bits as x, in the order of x; 0 is below all of them."""
     if BITS == 16:
         bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
         ordered = tl.where(bits >> 15 != 0, 0xFFFF - bits, bits | 0x8000)
@@ -22,7 +22,7 @@ def order(x, BITS: tl.constexpr):
 
 @jit
 def edge(key, mass, bound, BITS: tl.constexpr):
-    """The highest number such that the mass of keys at and above it is over the bound, else 0."""
+    """Return the highest number such that the mass of keys at and above it exceeds the bound, else 0."""
     found = tl.sum(tl.zeros_like(key), axis=0)
     step = found + 1
     for bit in range(BITS):

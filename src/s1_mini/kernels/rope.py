@@ -29,7 +29,7 @@ def turn(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def turn_and_part(qkv: Tensor, rope: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor]:
-    """Return queries [B, T, H * D], and keys and values beside each other [B, T, 2 * G * D].
+    """Return queries [B, T, H * D], and keys and values side by side [B, T, 2 * G * D].
 
     `qkv` [B, T, (H + 2 * G) * D] holds all; queries and keys are rotated by `rope` [B, T, D / 2, 2].
     """
@@ -134,7 +134,7 @@ def rope_store(
 
 @jit
 def as_kept(x, kept, NARROW: tl.constexpr):
-    """Return x in the format that `kept` points to: its own, or fp8, where what is too large becomes the largest."""
+    """Return x in the format that `kept` points to: its own, or fp8, where larger numbers become the largest."""
     if NARROW:
         x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0).to(kept.dtype.element_ty)
     return x

@@ -1,7 +1,7 @@
-"""One-dimensional convolutions; short ones as matrix products where torch's own ways are slow.
+"""One-dimensional convolutions; short ones as matrix products where torch's kernels are slow.
 
-Chunks of a stream are a few steps long, and torch's own ways for those are two to five times as slow on one thread as
-the product they amount to (2026-11, torch 2.13: 880 µs against 330 for 256 channels, 7 taps, dilation 9, 20 steps).
+Chunks of a stream are a few steps long, and torch's kernels for those are two to five times as slow on one thread as
+the equivalent product (2026-11, torch 2.13: 880 µs against 330 for 256 channels, 7 taps, dilation 9, 20 steps).
 On a GPU cuDNN transforms short rows of float32 (2026-11, H200, torch 2.11: 42.8 ms for 128 rows of 75 steps, 128 to
 512 channels, 7 taps; as a product a tap 0.67 ms).
 Shapes: B rows, C inputs, O outputs, K taps, T steps.
@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Fewer numbers than this go torch's slow way for dilated convolutions (its threshold for oneDNN).
+# Below, torch takes a slow path for dilated convolutions (its threshold for oneDNN).
 SHORT_INPUT = 20_480
 SHORT_STEPS = 48  # below, the product of a transposed convolution is faster
-# cuDNN may transform rows of up to so many steps, if there are so many channels and taps.
+# cuDNN may transform rows up to this length with at least this many channels and taps.
 TRANSFORMED_STEPS, TRANSFORMED_CHANNELS, TRANSFORMED_TAPS = 256, 64, 5
 
 
@@ -37,7 +37,7 @@ def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: 
 
 
 def _is_single(x: Tensor) -> bool:
-    """Whether x is one row on a CPU in inference: what the products are for."""
+    """Return whether x is one row on a CPU in inference, for which the products are."""
     return x.shape[0] == 1 and x.device.type == "cpu" and not torch.is_grad_enabled()
 
 
@@ -53,7 +53,7 @@ def conv_by_taps(x: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tens
 
 
 def _is_transformed(x: Tensor, weight: Tensor) -> bool:
-    """Whether cuDNN would take a way for these that is slower than products, in inference."""
+    """Return whether cuDNN would take a path that is slower than products, in inference."""
     if not x.is_cuda or x.dtype != torch.float32 or x.shape[-1] > TRANSFORMED_STEPS or torch.is_grad_enabled():
         return False
     _, inputs, taps = weight.shape

@@ -1,6 +1,6 @@
-"""Keys and values that attention has seen, one row of columns per slot.
+"""Keys and values of attention, one row of columns per slot.
 
-Tensors only. Which slot belongs to whom, and how many columns hold something, is the caller's to know.
+Tensors only: the caller knows which request has which slot, and how many columns are in use.
 Shapes: B slots, H key-value heads, S columns, D head size, T new tokens.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from s1_mini.kernels.common_attention import CommonPrefixes
 from s1_mini.kernels.weight import narrow
 
-# Stores new keys and values [B, H, T, D] of one layer and gives all that may be attended to.
+# Stores new keys and values [B, H, T, D] of one layer; returns all that may be attended to.
 KVStore = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -38,7 +38,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        """Make an empty cache; every byte it will ever use is taken here."""
+        """Allocate an empty cache, all of its memory at once."""
         shape = (layers, slots, heads, columns, head_dim)
         return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
@@ -51,13 +51,13 @@ class KVCache:
         return self.keys[:, slot, :, :count].clone(), self.values[:, slot, :, :count].clone()
 
     def load(self, slot: int, saved: tuple[Tensor, Tensor]) -> None:
-        """Put what `save` gave into the first columns of one slot."""
+        """Restore saved columns as the first ones of a slot."""
         count = saved[0].shape[2]
         self.keys[:, slot, :, :count] = saved[0]
         self.values[:, slot, :, :count] = saved[1]
 
     def block_store(self, layer: int, rows: slice, start: int) -> KVStore:
-        """Store T tokens of every row of `rows` at columns start … start+T; give columns 0 … start+T."""
+        """Return a store of T tokens of every row of `rows` at columns start … start+T; it returns 0 … start+T."""
 
         def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             end = start + key.shape[2]
@@ -75,12 +75,12 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Columns:
-    """Where one token of each of n rows goes, and how far the row then looks back."""
+    """Place of one token of each of n rows, and the columns that it attends to."""
 
-    target: Tensor  # [n] column that its key and value are put into
+    target: Tensor  # [n] column of its key and value
     position: Tensor  # [n] the last column that it attends to, the new one's own; no kernel of a frame writes it
     span: int  # every position is below it
     rope: Tensor  # [n, D / 2, 2] its part of the rotary table
     mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all have `span` columns
-    slots: Tensor | None = None  # [n] whose they are; None: the first ones', in order
-    common: CommonPrefixes | None = None  # what the rows have in common, in the first ones' order
+    slots: Tensor | None = None  # [n] the rows' slots; None: the first ones, in order
+    common: CommonPrefixes | None = None  # of the first slots, in order

@@ -1,4 +1,4 @@
-"""Where the randomness of draws comes from: numbers that belong to a request, so that nobody's neighbour matters."""
+"""Random numbers that belong to a request, whatever else is in its batch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 def uniforms(seed: int, piece: int, frames: int, draws: int) -> Tensor:
     """Return the random numbers in [0, 1) of one sentence piece of a request: [frames, draws] fp32.
 
-    Counter-based (Philox, Salmon et al. 2011) and keyed by request and piece, so frame t draws the same numbers
-    whatever `frames` is, whoever else is in the batch, and on every device.
+    Counter-based (Philox, Salmon et al. 2011) and keyed by request and piece, so frame t gets the same numbers for any
+    `frames`, in any batch, and on every device.
     """
     return torch.from_numpy(_generator(seed, piece).random((frames, draws), dtype=np.float32))
 
 
 def random_bytes(seed: int, piece: int, block: int, frames: int, draws: int) -> Tensor:
-    """Return random bytes in the same way: uint8 [frames, draws], for many draws that need not be fine.
+    """Return random bytes in the same way: uint8 [frames, draws], for many coarse draws.
 
-    Frames may be drawn in blocks, when they are needed: each block has numbers of its own.
+    Frames may be drawn in blocks, when they are needed: each block has its own numbers.
     """
     count = frames * draws
     words = np.random.Philox(key=_key(seed, piece), counter=block << 192).random_raw(-(-count // 8))

@@ -1,4 +1,4 @@
-"""Numbers on their way from the host to a device, without anybody waiting for the device."""
+"""Copies from the host to a device that do not wait for it."""
 
 from __future__ import annotations
 

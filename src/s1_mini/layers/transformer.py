@@ -1,7 +1,7 @@
-"""The pre-norm transformer block that the slow, the fast and the codec's transformers share.
+"""The pre-norm transformer block of S1's backbone and depth transformer, and of the codec's transformers.
 
-The block neither chooses what is attended to (a mask comes in) nor where keys and values live (a store comes
-in): that is how one block serves prefill, single steps and the codec's sliding window.
+The caller chooses what is attended to (a mask) and where keys and values are kept (a store), so that one block serves
+prefill, single steps and the codec's sliding window.
 Shapes: B rows, T tokens, S attended columns, H query heads, G key-value heads, D head size.
 """
 
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
 
     @property
     def spec(self) -> Norm:
-        """What kernels need to know of it; not for `round_last`."""
+        """Arguments of kernels; not for `round_last`."""
         return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,9 +113,9 @@ class Attention(nn.Module):
         return self.wo(out.transpose(1, 2).flatten(2))
 
     def step(self, qkv: Tensor, cached: tuple[Tensor, Tensor], columns: Columns) -> Tensor:
-        """Attend from one token per row, projected to `qkv` [B, (H + 2 G) D], to what its row has, itself included.
+        """Attend from one token per row, projected to `qkv` [B, (H + 2 G) D], to its row and itself.
 
-        Gives what `wo` is to project, [B, H D].
+        Return the input of `wo`, [B, H D].
         """
         norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.config.qk_norm else None
         return step_attention(
@@ -133,7 +133,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Gated feed-forward (SwiGLU, Shazeer 2020): w1 is the gate, w3 the branch it opens, w2 the way back."""
+    """Gated feed-forward (SwiGLU, Shazeer 2020): w1 is the gate, w3 the gated branch, w2 the projection back."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -186,10 +186,9 @@ class TransformerBlock(nn.Module):
     def step(
         self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], columns: Columns
     ) -> tuple[Tensor, Tensor | None]:
-        """Do as `forward` for one token per row x [B, dim], of which `branch` is still to be added.
+        """Compute `forward` for one token per row x [B, dim], to which `branch` is still to be added.
 
-        Gives the same for the next block: what is not yet added is added where it is normed. Wants `merge`d weights,
-        and knows no layer scale.
+        Return the same pair for the next block, which adds it in its norm. Needs `merge`d weights and no layer scale.
         """
         attention, feed = self.attention, self.feed_forward
         assert feed.both is not None, "the gate's weights are not merged"
@@ -199,5 +198,5 @@ class TransformerBlock(nn.Module):
         return linear_sum(opened, feed.w2.weight, None, x)
 
     def feed(self, x: Tensor) -> Tensor:
-        """The second half: pure, so it may be compiled by itself."""
+        """Compute the second half: pure, so it may be compiled separately."""
         return x + self.ffn_layer_scale(self.feed_forward(self.ffn_norm(x)))

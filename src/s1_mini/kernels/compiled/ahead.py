@@ -1,4 +1,4 @@
-"""Compile functions in a process of its own, for others to load. Imports numba only to compile."""
+"""Compilation in a separate process, for others to load. Imports numba only to compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from filelock import FileLock
 
 
 def main(parts: Sequence[tuple[str, Sequence[str], str]]) -> int:
-    """Compile at low priority what no other process has compiled, and leave the markers.
+    """Compile at low priority what no other process has compiled, and create the markers.
 
     `parts` are modules, each of which has a `compile_for(formats)`, with the formats of the weights and the marker.
     """

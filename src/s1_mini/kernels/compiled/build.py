@@ -1,6 +1,6 @@
-"""How functions are compiled, and where what was compiled is kept for the next start.
+"""Compilation of functions with numba, and the cache of compiled code.
 
-Importing this imports numba, which takes half a second: it is imported when it is to be used.
+Importing this imports numba, which takes half a second: import it late.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ REMEDY = "S1_MINI_COMPILE_CACHE_PATH names a folder of this user's own"
 
 
 def in_order(function: Any) -> Any:
-    """Compile a function whose sums are made in the order that is written; a product and a sum may be one step."""
+    """Compile a function whose sums keep the written order; a product and a sum may be fused."""
     return _compile(function, {"contract"})
 
 
 def in_any_order(function: Any) -> Any:
-    """Compile a function whose sums may be made in another order, the same for all rows of one length."""
+    """Compile a function whose sums may be reordered, alike for all rows of one length."""
     return _compile(function, {"contract", "reassoc", "nsz"})
 
 
@@ -49,16 +49,16 @@ def _compile(function: Any, freedoms: set[str]) -> Any:
             os.utime(folder)  # `remove_unused` looks when it was used last
         config.CACHE_DIR = str(folder)
         return njit(cache=True, nogil=True, error_model="numpy", fastmath=freedoms)(function)
-    except (OSError, RuntimeError):  # there is no folder that could be used
+    except (OSError, RuntimeError):  # no usable folder
         return njit(nogil=True, error_model="numpy", fastmath=freedoms)(function)
     finally:
         config.CACHE_DIR = before
 
 
 def cache_folder(source: Path) -> Path:
-    """Return the folder for what a source file and the kernels that it builds on become on this processor.
+    """Return the cache folder of a source file, by its content, that of the kernels that it calls, and the processor.
 
-    numba looks at the file of a function alone, not at those of the functions that it calls. Raises `OSError` if no
+    numba looks only at the file of a function, not at those of the functions that it calls. Raises `OSError` if no
     folder is named and the user has no home.
     """
     sources = hashlib.sha256(source.read_bytes() + _shared())
@@ -68,7 +68,7 @@ def cache_folder(source: Path) -> Path:
 def make_folder(folder: Path) -> None:
     """Create a folder of `cache_folder` to which only this user may write: its content is executed.
 
-    Raises `OSError`, which says what to do, if that is impossible or another user may have put something there.
+    Raises `OSError`, with the remedy, if that is impossible or another user may have written to it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,11 +83,10 @@ def make_folder(folder: Path) -> None:
 def marker(module: str, formats: Sequence[str]) -> Path:
     """Return the path of the file that exists once a module's function is compiled for these formats of weights.
 
-    It depends on path and time of the module's file, as numba's own cache does: another installation compiles anew.
-    Raises `OSError` where nothing can be kept.
+    It depends on path and time of the module's file, as numba's own cache does. Raises `OSError` without a cache.
     """
     spec = importlib.util.find_spec(module)
-    assert spec is not None, f"there is no module {module}"
+    assert spec is not None, f"module {module} does not exist"
     assert spec.origin is not None, f"{module} is no file"
     source = Path(spec.origin)
     name = f"{source.resolve()} {source.stat().st_mtime_ns} {' '.join(formats)}"
@@ -97,9 +96,9 @@ def marker(module: str, formats: Sequence[str]) -> Path:
 
 
 def remove_unused() -> None:
-    """Remove this user's folders of `cache_folder` that no process has begun to use for a month.
+    """Remove this user's folders of `cache_folder` that are unused for a month.
 
-    Several processes may do so at once, and one that begins to use such a folder at that moment compiles again.
+    Several processes may do so at once; one that starts to use such a folder at that moment compiles again.
     """
     folders: list[Path] = []
     with suppress(OSError):
@@ -109,11 +108,11 @@ def remove_unused() -> None:
             found = folder.stat()
             is_own = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
             if is_own and time.time() - found.st_mtime > UNUSED_S:
-                shutil.rmtree(folder, ignore_errors=True)  # which leaves what is no folder
+                shutil.rmtree(folder, ignore_errors=True)  # ignores files
 
 
 def root() -> Path:
-    """Return the folder that the variable names, else the user's cache directory.
+    """Return the folder that the variable names, else one in the user's cache directory.
 
     Raises `OSError` if there is neither.
     """
@@ -126,7 +125,7 @@ def root() -> Path:
 
 
 def _users_own() -> Path:
-    """Return the user's cache directory. Raises `RuntimeError` if there is no home."""
+    """Return the user's cache directory. Raises `RuntimeError` without a home."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -138,7 +137,7 @@ def _users_own() -> Path:
 
 @lru_cache
 def _shared() -> bytes:
-    """Return all that the compiled code depends on beside a family's own file."""
+    """Return all that compiled code depends on, except the family's own file."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     processor = f"{llvmlite.binding.get_host_cpu_name()} {llvmlite.binding.get_host_cpu_features().flatten()}"
     return b"".join(file.read_bytes() for file in files) + f"{numba.__version__} {sys.version} {processor}".encode()

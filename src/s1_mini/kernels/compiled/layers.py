@@ -30,7 +30,7 @@ class Layers(NamedTuple):
     head_norms: np.ndarray  # [L, 2, D] of queries and keys; [0, 2, D] if there are none
     out: Product
     ffn_norm: np.ndarray  # [L, W]
-    both: Product  # the gate beside what it opens
+    both: Product  # gate and branch side by side
     down: Product
     num_heads: int
     eps: float
@@ -185,7 +185,7 @@ def sum_of(x):
 
 
 @in_order
-def attend(query, keys, values, length, scores, out):  # noqa: C901 - likewise
+def attend(query, keys, values, length, scores, out):  # noqa: C901 - loops within loops, so that they are one kernel
     """Put attention of `query` [H, D] to the first `length` columns of keys and values [G, S, D] into `out` [H D].
 
     `scores` [H, at least `length`] is scratch space.
