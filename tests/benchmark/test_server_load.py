@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_nothing_is_lost_or_doubled_while_half_of_the_clients_vanish(oracle: Path, command: Command) -> None:
-    code, lines, told, _ = command(main, "--streams 8 --seconds 3 --max-batch-size 4", checkpoint=oracle)
+    code, lines, told, _ = command(main, "--streams 8 --seconds 2 --max-batch-size 4", checkpoint=oracle)
 
     assert code == 0, lines
     assert told["failed"] == {}
@@ -40,8 +40,13 @@ def test_what_is_lost_is_told(lost: str) -> None:
     assert has_lost(facts_of(tally, 8, 3.0))
 
 
-def test_a_server_that_cannot_start_is_told_at_once(tmp_path: Path, command: Command) -> None:
-    done = command(main, "--seconds 1", checkpoint=tmp_path)
+def test_a_server_that_cannot_start_is_told_at_once(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s1_mini.py").write_text("raise SystemExit('no checkpoint')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the server's, which ends sooner than one with a bad checkpoint
+
+    done = command(main, "--seconds 1")
 
     assert done.code == 1
     assert "does not come up" in done.errors

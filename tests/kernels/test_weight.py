@@ -86,10 +86,6 @@ def test_what_is_too_large_for_fp8_becomes_the_largest_and_is_finite() -> None:
     assert kept.float().tolist() == [-448, -448, 1, 448]
 
 
-def test_a_quantized_weight_tells_its_shape() -> None:
-    assert QuantizedWeight(torch.zeros(3, 8, dtype=torch.int8), torch.ones(3)).shape == (3, 8)
-
-
 WEIGHTS = torch.randn(2, 40, 33, generator=torch.Generator().manual_seed(0))
 
 
