@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from s1_mini.bench.workload import Ask, VoiceChoice
-from s1_mini.engine import ProductionTTSEngine
 from s1_mini.types import ChunkProfile, FinishReason
+
+if TYPE_CHECKING:
+    from s1_mini.engine import ProductionTTSEngine
 
 LOUD = 0.01  # -40 dBFS: quieter samples count as silence
 BUFFER_S = 0.1  # playback buffer of `underruns_100ms`

@@ -7,11 +7,10 @@ import platform
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from s1_mini.engine import ProductionTTSEngine
+if TYPE_CHECKING:
+    from s1_mini.engine import ProductionTTSEngine
 
 NONE = "–"
 
@@ -43,6 +42,8 @@ def load_average() -> list[float] | None:
 
 def describe_machine(device: str) -> dict[str, Any]:
     """Return machine, torch version and commit."""
+    import torch  # takes seconds, which clients of a server need not wait for
+
     where = torch.cuda.get_device_name() if device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
     return {"machine": f"{platform.machine()}, {where}", "torch": torch.__version__, "commit": _commit()}
 

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ParameterError
-from s1_mini.voices.library import FOLDER
+
+if TYPE_CHECKING:
+    from s1_mini.engine import ProductionTTSEngine
 
 VoiceState = Literal["cold", "cached", "none"]
 VoiceChoice = Callable[[int], dict[str, Any]]  # the arguments of `stream` for a request's number
@@ -124,6 +125,8 @@ def tone(sample_rate: int, seconds: float = 2.0) -> np.ndarray:
 @contextmanager
 def without_voices(checkpoint: Path) -> Iterator[Path]:
     """Yield the same checkpoint without named voices, and so without a default voice."""
+    from s1_mini.voices.library import FOLDER  # imports torch
+
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps what is mapped
         bare = Path(folder) / checkpoint.name
         shutil.copytree(checkpoint.resolve(), bare, ignore=shutil.ignore_patterns(FOLDER), copy_function=_link)
