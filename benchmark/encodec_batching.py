@@ -14,12 +14,12 @@ import gc
 import itertools
 import json
 import sys
-import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,6 @@ HISTOGRAM, SHORTEST_S, BIN_S = (970, 800, 375, 230, 125, 70, 30, 15, 8, 5), 1.3,
 SIZES = {"published": EncodecConfig(), "tiny": TINY}
 SOUND_S = 60  # of audio, of which every file is a piece
 WARM_UP = 2  # calls of each way before its time is taken
-SAMPLE_INTERVAL_S = 0.005  # of the resident memory
 WAYS = ("single", "padded", "sorted", "lanes", "longest first")
 HEADS = {
     "direction": "",
@@ -152,33 +151,27 @@ class Memory:
             torch.cuda.reset_peak_memory_stats()
         elif sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)  # else memory that one way freed would hide what the next one takes
-        self._before = self._peak = torch.cuda.memory_reserved() if self._is_gpu else resident_bytes()
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Sample the resident memory; a GPU's is counted by torch."""
-        over = threading.Event()
-
-        def sample() -> None:
-            while not (self._is_gpu or over.wait(SAMPLE_INTERVAL_S)):
-                self._peak = max(self._peak, resident_bytes())
-
-        thread = threading.Thread(target=sample, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+            with suppress(OSError):  # a kernel without it reports the peak since the start
+                Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        self._before = torch.cuda.memory_reserved() if self._is_gpu else resident_bytes()
 
     @property
     def peak_bytes(self) -> int:
         """Largest growth."""
-        return (torch.cuda.max_memory_reserved() if self._is_gpu else self._peak) - self._before
+        return (torch.cuda.max_memory_reserved() if self._is_gpu else peak_resident_bytes()) - self._before
 
     def allocations(self) -> int:
         """Return the number of device allocations so far."""
         return int(torch.cuda.memory_stats()["allocation.all.allocated"]) if self._is_gpu else 0
+
+
+def peak_resident_bytes() -> int:
+    """Return the peak of this process's resident memory; without /proc as `resident_bytes`."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    return resident_bytes()
 
 
 @torch.inference_mode()
@@ -191,12 +184,11 @@ def measure(codec: Encodec, direction: Direction, name: str, options: Namespace)
     if is_gpu:
         torch.cuda.synchronize()
     way.frames, before = 0, memory.allocations()
-    with memory.watched():
-        begun = time.perf_counter()
-        results = way.work(files)
-        if is_gpu:
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - begun
+    begun = time.perf_counter()
+    results = way.work(files)
+    if is_gpu:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begun
     frames = sum(map(direction.frames, files))
     figures = {
         "direction": direction.name,
