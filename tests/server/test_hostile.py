@@ -173,7 +173,7 @@ def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
             plug.sendall(raw_post(LONG | {"stream": False, "format": "wav", "max_new_tokens": 80}))
             wait_until(lambda: open_door.app.state.gate.num_inside == 1)
         wait_until(lambda: open_door.app.state.gate.num_inside == 0)
-        wait_until(lambda: not open_door.app.state.connections._pool.busy)
+        wait_until(lambda: not open_door.app.state.connections.busy)
 
         assert b"HTTP/1.1 200" in plug.recv(4096)  # it had begun, and was cut
 

@@ -30,124 +30,113 @@ ENOUGH_FILES = 65_536
 RESERVED_FILES = 128  # for files that are not connections; at most half of the process's limit
 SEND_BUFFER_BYTES = 64 * 1024  # SO_SNDBUF of a connection, which Linux doubles: 1.5 s of audio
 MAX_WAITING_BYTES = 2**20  # above this many unsent bytes the client counts as stalled
-MAX_CLOSING_LOOKS = 40  # a closing connection has ten times the send timeout for the rest
-LOOKS = 4  # checks in one send timeout
-TELL_EVERY_S = 10.0  # least interval of the same warning
+MAX_CLOSING_CHECKS = 40  # a closing connection has ten times the send timeout for the rest
+CHECKS = 4  # checks in one send timeout
+WARN_EVERY_S = 10.0  # least interval of the same warning
 
 
-class Connections:
-    """Open connections of one server; at the limit, the longest idle one of the largest client is closed."""
+class Connections(IdlePool[asyncio.Transport]):
+    """Open connections of one server; at the limit, the longest idle one of the largest client is closed.
+
+    A connection is idle while it waits for a request, or for the rest of one, and busy while one is answered.
+    """
 
     def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
-        self._accounts = accounts
         self._unread: set[asyncio.Transport] = set()  # of which the client has read nothing for a while
-        self._pool: IdlePool[asyncio.Transport] = IdlePool(
-            accounts, Resource.CONNECTIONS, methodcaller("abort"), self._unread.__contains__
-        )
+        super().__init__(accounts, Resource.CONNECTIONS, methodcaller("abort"), self._unread.__contains__)
         self._stall_s = settings.send_timeout_s
-        self._told = Told()
+        self._warnings = ThrottledWarnings()
 
     def open(self) -> None:
         """Cap the limit at the process's file descriptors and install the loop's exception handler."""
-        self._pool.limit = min(self._pool.limit, openable())
+        self.limit = min(self.limit, openable())
         asyncio.get_running_loop().set_exception_handler(self._note)
 
-    def __len__(self) -> int:
-        return len(self._pool)
-
-    def enter(self, transport: asyncio.Transport) -> bool:
+    def accept(self, transport: asyncio.Transport) -> bool:
         """Register a connection, evicting an idle one if necessary. Abort it and return False if all are busy."""
-        is_full = len(self) >= self._pool.limit
-        if not self._pool.add(transport, self._accounts.client(_address(transport)), can_evict=_has_sent_all):
-            self._told.tell("connections refused: all are busy", connections=len(self))
+        is_full = len(self) >= self.limit
+        if not self.add(transport, self._accounts.client(_address(transport)), can_evict=_has_sent_all):
+            self._warnings.warn("connections refused: all are busy", connections=len(self))
             transport.abort()
             return False
         if is_full:
-            self._told.tell("idle connections closed to make room", connections=len(self))
+            self._warnings.warn("idle connections closed to make room", connections=len(self))
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        Outflow(transport, self._stall_s, self)
+        StallDetector(transport, self._stall_s, self)
         return True
 
-    def work(self, transport: asyncio.Transport) -> None:
-        """Mark a connection busy: a complete request is being answered on it."""
-        self._pool.mark_busy(transport)
-
-    def rest(self, transport: asyncio.Transport) -> None:
-        """Mark a connection idle: it waits for a request, or for the rest of one."""
-        self._pool.mark_idle(transport)
-
-    def leave(self, transport: asyncio.Transport) -> None:
-        self._unread.discard(transport)
-        self._pool.remove(transport)
+    def remove(self, member: asyncio.Transport) -> None:
+        self._unread.discard(member)
+        super().remove(member)
 
     def note_reading(self, transport: asyncio.Transport, *, reads: bool) -> None:
         (self._unread.discard if reads else self._unread.add)(transport)
 
     def stalled(self, transport: asyncio.Transport) -> None:
-        """Abort a connection whose client stopped reading."""
-        self._told.tell("connection ended: it took nothing", seconds=self._stall_s, client=_address(transport))
+        """Abort and remove a connection whose client stopped reading."""
+        self._warnings.warn("connection ended: it took nothing", seconds=self._stall_s, client=_address(transport))
         transport.abort()
+        self.remove(transport)
 
     def abort_all(self) -> None:
         """Abort every connection with a request in flight; the last step of a shutdown."""
-        for transport in self._pool.busy:
+        for transport in self.busy:
             transport.abort()
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio says so for each
-            self._told.tell("no connection can be accepted: too many files are open", reason=error.strerror)
+            self._warnings.warn("no connection can be accepted: too many files are open", reason=error.strerror)
         else:
             loop.default_exception_handler(context)
 
 
-class Outflow:
+class StallDetector:
     """Periodic check whether the client of a connection reads what was written."""
 
     def __init__(self, transport: asyncio.Transport, stall_s: float, connections: Connections) -> None:
         self._transport, self._connections = transport, connections
-        self._every_s = stall_s / LOOKS
-        self._waiting = 0  # bytes that were there at the last look
-        self._num_same = self._num_closing = 0  # looks since then, and since the connection is being closed
-        self._again()
+        self._every_s = stall_s / CHECKS
+        self._waiting = 0  # unsent bytes at the last check
+        self._num_same = self._num_closing = 0  # checks without progress, and since closing began
+        self._schedule()
 
-    def _again(self) -> None:
-        asyncio.get_running_loop().call_later(self._every_s, self._look)
+    def _schedule(self) -> None:
+        asyncio.get_running_loop().call_later(self._every_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         buffered, is_closing = self._transport.get_write_buffer_size(), self._transport.is_closing()
         if is_closing and not buffered:
-            self._connections.leave(self._transport)
+            self._connections.remove(self._transport)
             return
         waiting = buffered + _unsent(self._transport) if buffered else 0
         self._num_same = self._num_same + 1 if waiting and waiting == self._waiting else 0
         self._num_closing += is_closing
         self._waiting = waiting
         self._connections.note_reading(self._transport, reads=not self._num_same)
-        if self._num_same == LOOKS or buffered > MAX_WAITING_BYTES or self._num_closing > MAX_CLOSING_LOOKS:
+        if self._num_same == CHECKS or buffered > MAX_WAITING_BYTES or self._num_closing > MAX_CLOSING_CHECKS:
             self._connections.stalled(self._transport)
-            self._connections.leave(self._transport)
-            return
-        self._again()
+        else:
+            self._schedule()
 
 
-class Told:
+class ThrottledWarnings:
     """Rate-limited warnings; each says how often its message occurred."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
-        self._kept_back: dict[str, int] = {}
+        self._suppressed: dict[str, int] = {}
 
-    def tell(self, message: str, **fields: Any) -> None:
-        """Log a message, at most once in `TELL_EVERY_S`."""
+    def warn(self, message: str, **fields: Any) -> None:
+        """Log a message, at most once in `WARN_EVERY_S`."""
         now = time.monotonic()
-        if now - self._last.get(message, float("-inf")) < TELL_EVERY_S:
-            self._kept_back[message] = self._kept_back.get(message, 0) + 1
+        if now - self._last.get(message, float("-inf")) < WARN_EVERY_S:
+            self._suppressed[message] = self._suppressed.get(message, 0) + 1
             return
         self._last[message] = now
-        fields["times"] = self._kept_back.pop(message, 0) + 1
+        fields["times"] = self._suppressed.pop(message, 0) + 1
         logger.warning(message, extra={"fields": fields})
 
 

@@ -20,15 +20,7 @@ from pydantic import ValidationError
 from s1_mini.exceptions import RequestError, S1MiniError
 from s1_mini.server.accounts import Resource
 from s1_mini.server.bodies import FORM, JSON, content_type, read_form, read_json, read_speech, unsupported_type
-from s1_mini.server.errors import (
-    InvalidError,
-    NotFoundError,
-    code_of,
-    from_validation,
-    message_of,
-    quoted,
-    renamed,
-)
+from s1_mini.server.errors import InvalidError, NotFoundError, code_of, from_validation, message_of, quoted, renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_events
 from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.schemas import (

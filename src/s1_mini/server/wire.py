@@ -58,23 +58,23 @@ class HttpProtocol(H11Protocol):
         self._connections: Connections = state.connections
         self._accounts: Accounts = state.accounts
         self._allowed_s: float = state.settings.head_timeout_s
-        self._waiting: asyncio.TimerHandle | None = None
-        self._lingering: asyncio.TimerHandle | None = None
-        self._watching: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._watch_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client = self.client or (PROXY, 0)  # a peer on a Unix socket has no address
-        if self._connections.enter(transport):
-            self._look()
+        if self._connections.accept(transport):
+            self._update_timers()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         began = time.thread_time()
         super().data_received(data)
-        self._look()
-        if self._watching is None:
+        self._update_timers()
+        if self._watch_timer is None:
             self._watch()
         # the client that the last request's key or proxy named; until then, the address
         record = record_in(self.scope)
@@ -83,11 +83,11 @@ class HttpProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._lingering, self._watching):
+        for timer in (self._linger_timer, self._watch_timer):
             if timer is not None:
                 timer.cancel()
-        self._connections.leave(self.transport)
-        self._rest()
+        self._connections.remove(self.transport)
+        self._stop_head_timer()
 
     def handle_events(self) -> None:
         """Handle what was read; an HTTP/1.0 response that breaks off must reset its connection."""
@@ -101,9 +101,9 @@ class HttpProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
-            self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
+            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
         elif self.conn.their_state is h11.IDLE:
-            self._connections.rest(self.transport)
+            self._connections.mark_idle(self.transport)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse malformed HTTP, in the shape of all errors."""
@@ -117,8 +117,8 @@ class HttpProtocol(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Switch to WebSocket; refuse a malformed handshake, which uvicorn never answers."""
-        self._rest()
-        self._connections.work(self.transport)
+        self._stop_head_timer()
+        self._connections.mark_busy(self.transport)
         super().handle_websocket_upgrade(event)
         protocol = self.transport.get_protocol()
         assert isinstance(protocol, SocketWire)
@@ -126,40 +126,40 @@ class HttpProtocol(H11Protocol):
         if error is not None and not self.transport.is_closing():
             self.send_400_response(str(error.__cause__ or error)[:200])
 
-    def _look(self) -> None:
-        if self._lingering is not None and self.conn.their_state is not h11.SEND_BODY:
-            self._lingering.cancel()
-            self._lingering = None
+    def _update_timers(self) -> None:
+        if self._linger_timer is not None and self.conn.their_state is not h11.SEND_BODY:
+            self._linger_timer.cancel()
+            self._linger_timer = None
         if self.transport.is_closing():
-            self._rest()
+            self._stop_head_timer()
         elif self.conn.their_state is not h11.IDLE:
             if self.cycle is not None and not self.cycle.response_complete:
-                self._rest()
+                self._stop_head_timer()
                 if self.conn.their_state is not h11.SEND_BODY:  # until then it may be evicted
-                    self._connections.work(self.transport)
+                    self._connections.mark_busy(self.transport)
         else:
-            self._connections.rest(self.transport)
-            if self._waiting is None:
-                self._waiting = self.loop.call_later(self._allowed_s, self._give_up)
+            self._connections.mark_idle(self.transport)
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(self._allowed_s, self._end_head)
 
     def _watch(self) -> None:
         """Detect a disconnect while a pipelined request is not read; its end of file comes after those bytes."""
-        self._watching = None
+        self._watch_timer = None
         if self.flow.read_paused and not self.transport.is_closing():
             is_ahead = self.conn.their_state is h11.DONE
             num_ahead = len(self.conn.trailing_data[0]) + unread(self.transport) if is_ahead else 0
             if num_ahead > MAX_AHEAD_BYTES or has_left(self.transport):
                 self.transport.abort()
             else:
-                self._watching = self.loop.call_later(WATCH_S, self._watch)
+                self._watch_timer = self.loop.call_later(WATCH_S, self._watch)
 
-    def _rest(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-    def _give_up(self) -> None:
-        self._waiting = None
+    def _end_head(self) -> None:
+        self._head_timer = None
         if self.transport.is_closing() or self.conn.their_state is not h11.IDLE:
             return
         if self.conn.trailing_data[0]:
@@ -220,7 +220,7 @@ class SocketWire(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held.release()
-        self.config.app.state.connections.leave(self.transport)  # type: ignore[union-attr]
+        self.config.app.state.connections.remove(self.transport)  # type: ignore[union-attr]
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
