@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from s1_mini.cli.app import run
 
 NUM_TEXTS = 20
 SHORT = ("--parameters", '{"max_new_tokens": 6}', "--shard-size", "3")
+Local = Callable[..., int]  # input, output, options
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 
 

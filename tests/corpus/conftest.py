@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from corpus_room import SHORT, write_texts
-from s1_mini.cli.app import run
+from corpus_room import SHORT, Local, speak, write_texts
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +20,13 @@ def whole(texts: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """Their sound in seven shards."""
     output = tmp_path_factory.mktemp("whole") / "spoken"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            sys, "argv", ["s1-mini", "corpus", *map(str, (texts, output, "--local", "--checkpoint", tiny, *SHORT))]
-        )
-        assert run() == 0
+        assert speak(patch, texts, output, "--local", "--checkpoint", tiny, *SHORT) == 0
     return output
+
+
+@pytest.fixture
+def local(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Local:
+    """Run `s1-mini corpus INPUT OUTPUT` with one engine in this process; return the exit code."""
+    return lambda source, output, *words: speak(
+        monkeypatch, source, output, "--local", "--checkpoint", tiny, *SHORT, *words
+    )

@@ -19,6 +19,7 @@ import soundfile
 from corpus_room import (
     NUM_TEXTS,
     SHORT,
+    Local,
     begin,
     errors,
     ids,
@@ -66,18 +67,16 @@ def test_the_manifest_tells_every_shard_with_the_hashes_of_its_files(whole: Path
 
 
 @pytest.mark.parametrize("in_flight", [1, 40])
-def test_how_many_texts_are_in_flight_changes_no_byte(  # noqa: PLR0917 - fixtures
-    in_flight: int, whole: Path, texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_how_many_texts_are_in_flight_changes_no_byte(
+    in_flight: int, whole: Path, texts: Path, tmp_path: Path, local: Local
 ) -> None:
-    words = (texts, tmp_path / "again", "--local", "--checkpoint", tiny, *SHORT, "--in-flight", in_flight)
-
-    assert speak(monkeypatch, *words) == 0
+    assert local(texts, tmp_path / "again", "--in-flight", in_flight) == 0
 
     assert tree(tmp_path / "again") == tree(whole)
 
 
 def test_the_engine_has_more_texts_than_slots_while_there_are_any(
-    texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Local
 ) -> None:
     at_once, most, lock, original = 0, 0, threading.Lock(), ProductionTTSEngine.generate
 
@@ -94,7 +93,7 @@ def test_the_engine_has_more_texts_than_slots_while_there_are_any(
 
     monkeypatch.setattr(ProductionTTSEngine, "generate", counted)
 
-    assert speak(monkeypatch, texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 0
+    assert local(texts, tmp_path / "out") == 0
     assert most == 8  # four slots on a CPU
 
 
@@ -144,32 +143,30 @@ def test_what_is_killed_in_the_middle_and_run_again_ends_with_the_same_bytes(
 
 
 def test_a_corpus_that_is_whole_is_not_spoken_again(
-    whole: Path, texts: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], local: Local
 ) -> None:
     before = tree(whole)
     monkeypatch.setattr(ProductionTTSEngine, "start", lambda _: pytest.fail("an engine was started"))
 
-    assert speak(monkeypatch, texts, whole, "--local", "--checkpoint", tiny, *SHORT) == 0
+    assert local(texts, whole) == 0
 
     assert tree(whole) == before
     assert "20 of 20 texts stand in" in capsys.readouterr().err
 
 
-def test_a_shard_that_somebody_deleted_is_spoken_again(
-    whole: Path, texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_somebody_deleted_is_spoken_again(whole: Path, texts: Path, tmp_path: Path, local: Local) -> None:
     for name, content in tree(whole).items():
         if not name.startswith("shards/000003/"):
             (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "out" / name).write_bytes(content)
 
-    assert speak(monkeypatch, texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 0
+    assert local(texts, tmp_path / "out") == 0
 
     assert tree(tmp_path / "out") == tree(whole)
 
 
 def test_bad_lines_are_told_with_line_id_and_reason_and_the_others_are_spoken(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], local: Local
 ) -> None:
     given = [
         b'{"id": "good", "text": "Good."}',
@@ -189,7 +186,7 @@ def test_bad_lines_are_told_with_line_id_and_reason_and_the_others_are_spoken(
     ]
     (tmp_path / "texts.jsonl").write_bytes(b"\n".join(given))
 
-    assert speak(monkeypatch, tmp_path / "texts.jsonl", tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 0
+    assert local(tmp_path / "texts.jsonl", tmp_path / "out") == 0
 
     assert ids(metadata(tmp_path / "out")) == ["good", "6"]
     assert metadata(tmp_path / "out")[1]["seed"] == 3
@@ -216,7 +213,7 @@ def test_bad_lines_are_told_with_line_id_and_reason_and_the_others_are_spoken(
 
 
 def test_a_text_that_the_engine_fails_at_is_tried_once_more_and_then_told(
-    texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Local
 ) -> None:
     original, failures = ProductionTTSEngine.generate, {"Number 4. Number 4. ": 1, "Number 6. ": 2}
 
@@ -228,16 +225,16 @@ def test_a_text_that_the_engine_fails_at_is_tried_once_more_and_then_told(
 
     monkeypatch.setattr(ProductionTTSEngine, "generate", failing)
 
-    assert speak(monkeypatch, texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 0
+    assert local(texts, tmp_path / "out") == 0
 
     assert errors(tmp_path / "out") == [(7, "text-6", "numbers are not finite")]
     assert len(metadata(tmp_path / "out")) == NUM_TEXTS - 1
 
 
 def test_an_engine_that_dies_ends_the_run_and_blames_no_text(
-    whole: Path, texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Local
 ) -> None:
-    words = (texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT)
+    words = (texts, tmp_path / "out")
     original = ProductionTTSEngine.generate
 
     def dying(self: ProductionTTSEngine, text: str, **more: object) -> object:
@@ -247,32 +244,32 @@ def test_an_engine_that_dies_ends_the_run_and_blames_no_text(
 
     with monkeypatch.context() as patch:
         patch.setattr(ProductionTTSEngine, "generate", dying)
-        assert speak(patch, *words) == 1
+        assert local(*words) == 1
     assert not (tmp_path / "out" / "manifest" / "000003.json").exists()
 
-    assert speak(monkeypatch, *words) == 0
+    assert local(*words) == 0
     assert tree(tmp_path / "out") == tree(whole)
 
 
 def test_a_voice_that_is_not_there_is_told_before_anything_is_spoken(
-    texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], local: Local
 ) -> None:
-    words = (texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT, "--voice", "nobody")
+    words = (texts, tmp_path / "out", "--voice", "nobody")
 
-    assert speak(monkeypatch, *words) == 1
+    assert local(*words) == 1
 
     assert "nobody" in capsys.readouterr().err
     assert num_entries(tmp_path / "out") == 0
-    assert speak(monkeypatch, *words[:-2]) == 0  # what was never spoken keeps no output
+    assert local(*words[:-2]) == 0  # what was never spoken keeps no output
 
 
 def test_a_corpus_of_bad_lines_alone_is_no_success(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], local: Local
 ) -> None:
     source = tmp_path / "texts.csv"
     source.write_bytes("text\ncaf\xe9\n".encode("latin-1"))
 
-    assert speak(monkeypatch, source, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 1
+    assert local(source, tmp_path / "out") == 1
 
     told = capsys.readouterr().err
     assert "none of 1 lines could be spoken" in told
@@ -323,16 +320,15 @@ def test_a_voice_that_is_a_recording_still_is_refused_with_the_way_out(tiny: Pat
 def test_the_bar_tells_sound_an_hour_cost_and_time_left_and_changes_no_byte(  # noqa: PLR0917 - fixtures
     whole: Path,
     texts: Path,
-    tiny: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    local: Local,
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "160")
 
-    words = (texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT, "--in-flight", 3, "--price", "3600")
-    assert speak(monkeypatch, *words) == 0
+    assert local(texts, tmp_path / "out", "--in-flight", 3, "--price", "3600") == 0
 
     shown = capsys.readouterr().err
     assert "of 20 texts" in shown

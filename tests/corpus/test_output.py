@@ -17,7 +17,7 @@ import pytest
 from moto import mock_aws
 from pyarrow import parquet
 
-from corpus_room import SHORT, speak, tree
+from corpus_room import Local, speak, tree
 from deployments import BUCKET, REGION
 from s1_mini.cli.corpus import Tally
 from s1_mini.corpus.manifest import Entry, Layout, Spoken, close_manifest, open_manifest, write_shard
@@ -235,12 +235,10 @@ def test_s3_gets_the_same_objects_also_after_a_kill_at_one_of_them(
     ],
 )
 def test_a_corpus_comes_from_s3_and_goes_there(  # noqa: PLR0917 - fixtures
-    bucket: None, whole: Path, texts: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, key: str, source: str
+    bucket: None, whole: Path, texts: Path, key: str, source: str, local: Local
 ) -> None:
     boto3.client("s3").upload_file(str(texts), BUCKET, key)
-    words = (f"s3://{BUCKET}/{source}", f"s3://{BUCKET}/out", "--local", "--checkpoint", tiny, *SHORT)
-
-    assert speak(monkeypatch, *words) == 0
+    assert local(f"s3://{BUCKET}/{source}", f"s3://{BUCKET}/out") == 0
 
     assert objects("out/") == tree(whole)
 

@@ -6,7 +6,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -71,23 +71,23 @@ def apart(
         yield Apart(stack.enter_context(engine), stages)
 
 
+@dataclass
 class Fault:
     """Stands before each stage, and acts in place of the one that it is set to."""
 
-    def __init__(self) -> None:
-        self.stage = ""
-        self.act: Act = be_gone
-        self.num_calls = self.num_left = 0
-        self.is_mute = self.has_lost = False
+    stage: str = ""
+    act: Act | None = None
+    num_calls: int = 0
+    num_left: int = 0
+    is_mute: bool = False
+    has_lost: bool = False
 
-    def set(self, stage: str, act: Act) -> None:
-        self.stage, self.act = stage, act
-        self.num_calls = self.num_left = 0
-        self.is_mute = self.has_lost = False
+    def set(self, stage: str = "", act: Act | None = None) -> None:
+        vars(self).update(vars(Fault(stage, act)))
 
     def wrap(self, name: str, call: Call) -> Call:
         def either(work: Work) -> AsyncGenerator[Piece, None]:
-            if name != self.stage:
+            if name != self.stage or self.act is None:
                 return call(work)
             self.num_calls += 1
             return self.act(self, call, work)
@@ -159,7 +159,7 @@ def opened(cascade: Path, shared: Open) -> Iterator[tuple[Apart, Fault]]:
     """A cascade; afterwards none of its stages has anything in hand."""
     parts, fault = shared(cascade)
     yield parts, fault
-    fault.set("", be_gone)
+    fault.set()
     parts.wait_until_idle()
 
 
