@@ -7,20 +7,18 @@ this installation or this moment.
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class S1MiniError(Exception):
     """Base of all errors of this package."""
 
     code = "s1_mini_error"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle arguments and attributes: the constructors of subclasses take other arguments."""
         return _without_init, (type(self), self.args), self.__dict__
 
 
-def _without_init(kind: type[S1MiniError], arguments: tuple[Any, ...]) -> S1MiniError:
+def _without_init(kind: type[S1MiniError], arguments: tuple[object, ...]) -> S1MiniError:
     return kind.__new__(kind, *arguments)
 
 
