@@ -168,7 +168,7 @@ def test_ray_that_is_not_installed_is_told_with_the_command(
 
 @pytest.fixture(scope="module")
 def with_ray(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Give a PYTHONPATH by which Ray is found."""
+    """Return a PYTHONPATH with Ray."""
     return path_with_ray(tmp_path_factory.mktemp("ray"))
 
 

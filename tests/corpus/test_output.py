@@ -36,7 +36,7 @@ SHARDS = [Shard(number, tuple(rows()[2 * number : 2 * number + 2])) for number i
 
 
 def write_all(output: Output, layout: Layout = "files") -> None:
-    """Do as a run does, with an engine that says a text's bytes."""
+    """Write a corpus whose audio is the bytes of the texts."""
     entries = open_manifest(output, HEADER)
     for shard in SHARDS:
         if shard.number not in entries:
@@ -177,7 +177,7 @@ def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_shard_that_is_missing_at_the_end_is_told(tmp_path: Path) -> None:
-    """As where an actor has written to a disk of its own."""
+    """This happens when an actor has written to a disk of its own."""
     write_all(FolderOutput(tmp_path))
     entries = open_manifest(FolderOutput(tmp_path), HEADER)
     (tmp_path / "manifest" / "000001.json").unlink()

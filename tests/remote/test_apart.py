@@ -123,7 +123,7 @@ async def be_gone(fault: Fault, call: Call, work: Work) -> AsyncGenerator[Piece,
 
 
 async def be_mute(fault: Fault, call: Call, work: Work) -> AsyncGenerator[Piece, None]:
-    """Say nothing behind the first utterance."""
+    """Send nothing after the first utterance."""
     if work.utterance == 0:
         async with aclosing(call(work)) as pieces:
             async for piece in pieces:

@@ -45,7 +45,7 @@ class Served:
         self.url, self.process, self.log = url, process, log
 
     def get(self, path: str) -> Any:
-        """Give what a path answers; None where nobody does."""
+        """Return the answer of a path; None without a server."""
         try:
             answer = httpx2.get(self.url + path, timeout=30)
         except httpx2.TransportError:

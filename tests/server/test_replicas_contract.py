@@ -127,7 +127,7 @@ def client(request: pytest.FixtureRequest, container: Replicas) -> Iterator[http
 
 
 def _tests() -> Iterator[tuple[str, Callable[..., None]]]:
-    """Give the tests of all modules that need no more than a door."""
+    """Yield the tests of all modules that need nothing but a server."""
     for module in MODULES:
         room = module.__name__.rpartition(".")[2].removeprefix("test_")
         for name, test in vars(module).items():

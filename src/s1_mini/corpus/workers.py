@@ -134,7 +134,7 @@ class Team:
         self._why = ""  # the last one was lost
 
     def work(self, shards: Iterator[Shard]) -> Iterator[Entry]:
-        """Give each shard to the worker with the most free places; yield its entry when it is complete."""
+        """Send each shard to the worker with the most free places; yield its entry when it is complete."""
         while self._hand_out(shards) or self._running or self._again:
             if not self._starting and not self._members:
                 raise CorpusError(f"no actor is left: {self._why}; mend that and run the same again")
