@@ -25,6 +25,7 @@ from waiting import wait_until
 ONE_THREAD = {"all": (0, 1, 2)}
 THREE_THREADS = {"text": (0,), "frames": (1,), "vocoder": (2,)}
 numbers = itertools.count()
+STARTED: list[EngineCore] = []  # by the current test
 
 
 def start(
@@ -33,7 +34,15 @@ def start(
     stages = Text(is_overlapped=ahead), Frames(is_overlapped=ahead), Vocoder(is_overlapped=ahead)
     core = EngineCore(policies(slots), stages, WaitingLine(1000), ByteCache(10**6), Threads(threads), **options)
     core.start()
+    STARTED.append(core)
     return core
+
+
+@pytest.fixture(autouse=True)
+def _stop_started() -> Iterator[None]:
+    yield
+    while STARTED:
+        STARTED.pop().stop(drains=False)
 
 
 def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **options: Any) -> OutputQueue:
@@ -66,7 +75,5 @@ def sound(queue: OutputQueue) -> np.ndarray:
 
 
 @pytest.fixture
-def core() -> Iterator[EngineCore]:
-    made = start()
-    yield made
-    made.stop(drains=False)
+def core() -> EngineCore:
+    return start()

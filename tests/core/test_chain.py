@@ -139,7 +139,6 @@ def test_a_stage_begins_before_the_one_before_it_ends(core: EngineCore) -> None:
     next(listener)
 
     assert core.scheduler.stages[0].running
-    listener.close()
 
 
 def test_what_is_shared_is_read_once(core: EngineCore) -> None:
@@ -152,7 +151,6 @@ def test_what_is_shared_is_read_once(core: EngineCore) -> None:
     assert text.num_read == len(shared) + 3 * (len("Text 0.") - 1)
     fresh = start()
     assert all(np.array_equal(wave, sound(ask(fresh, [f"{shared}Text {i}."]))) for i, wave in enumerate(waves))
-    fresh.stop()
 
 
 def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind() -> None:
@@ -207,8 +205,6 @@ def test_a_step_that_is_late_is_asked_for_again_and_changes_nothing() -> None:
     settle(core)
     rows = [each.scheduler.ledger.metrics.stage_rows["text"] for each in (core, plain)]
     assert rows[0] == rows[1]
-    core.stop()
-    plain.stop()
 
 
 def test_only_a_stage_whose_work_is_done_elsewhere_is_told_of_what_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +261,6 @@ def test_a_thread_that_dies_is_an_error_to_all(stage: int, ahead: bool) -> None:
         with pytest.raises(S1MiniError, match=r"has (died|failed)"):  # of who was taken in, or of who asks
             sound(ask(core))
     assert not core.is_alive
-    core.stop()
 
 
 @pytest.mark.parametrize("drains", [True, False])
@@ -309,9 +304,6 @@ def test_reading_is_put_off_for_who_runs_dry_but_not_for_ever(monkeypatch: pytes
 
     assert len(sound(ask(core, ["A long prompt. " * 100], max_steps=10)))
 
-    endless.close()
-    core.stop()
-
 
 def test_a_stage_that_put_out_nothing_ends_the_utterance() -> None:
     core = start()
@@ -321,7 +313,6 @@ def test_a_stage_that_put_out_nothing_ends_the_utterance() -> None:
     assert len(sound(ask(core, ["One.", "Two."]))) == 0
 
     settle(core)
-    core.stop()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -368,7 +359,6 @@ def test_bookkeeping_that_is_broken_leaves_no_listener_alone() -> None:
     for listener in listeners[1:]:
         with pytest.raises(S1MiniError, match="has died"):
             list(listener)
-    core.stop()
 
 
 def test_the_garbage_collector_may_let_go_of_a_listener_in_any_thread(core: EngineCore) -> None:
@@ -404,4 +394,3 @@ def test_every_item_becomes_sound_once_whatever_their_number(profile: str, monke
     lengths = [len(sound(ask(core, max_steps=steps, temperature=0.0, profile=profile))) for steps in range(1, 44)]
 
     assert lengths == [steps * SAMPLES for steps in range(1, 44)]
-    core.stop()

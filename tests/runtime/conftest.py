@@ -19,6 +19,7 @@ from s1_mini.types import SamplingParams, Voice
 from voice_formats import BOOKS
 
 Equip = Callable[[EngineCore], None]
+STARTED: list[Synthesizer] = []  # by the current test
 
 
 @pytest.fixture(scope="session")
@@ -28,14 +29,20 @@ def speaker(tiny: Path) -> LoadedCheckpoint:
 
 def start(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
     values = {"device": "cpu", "max_batch_size": 4, "max_columns": 512, "max_queue_size": 1000} | settings
-    return Synthesizer(speaker, EngineConfig(**values))
+    STARTED.append(Synthesizer(speaker, EngineConfig(**values)))
+    return STARTED[-1]
+
+
+@pytest.fixture(autouse=True)
+def _close_started() -> Iterator[None]:
+    yield
+    while STARTED:
+        STARTED.pop().close(drains=False)
 
 
 @pytest.fixture
-def synthesizer(speaker: LoadedCheckpoint) -> Iterator[Synthesizer]:
-    synthesizer = start(speaker)
-    yield synthesizer
-    synthesizer.close(drains=False)
+def synthesizer(speaker: LoadedCheckpoint) -> Synthesizer:
+    return start(speaker)
 
 
 def random_voice(frames: int = 20, *, seed: int = 1) -> Voice:

@@ -173,7 +173,6 @@ def test_a_codec_slower_than_the_model_fills_the_queue_and_no_hidden_one(
     released.set()
     for queue in accepted:
         assert len(sound(queue)) == 6 * 2048
-    synthesizer.close()
 
 
 @pytest.mark.parametrize("profile", ["ttfa", "balanced"])
@@ -196,8 +195,6 @@ def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(
 
     assert all(np.array_equal(sound(queue), alone[seed % 4]) for seed, queue in enumerate(queues))
     assert left < 16 * 30  # not all of a batch waits at once
-    for each in (plain, synthesizer):
-        each.close()
 
 
 def start_alone(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
@@ -226,7 +223,6 @@ def test_a_chunk_that_is_made_again_is_made_once(speaker: LoadedCheckpoint) -> N
     assert calls[0] > 20
     synthesizer.close()
     assert leaks(synthesizer.core.scheduler) == []
-    plain.close()
 
 
 def test_pieces_follow_each_other_in_order_however_slowly_the_engine_turns(speaker: LoadedCheckpoint) -> None:
@@ -239,8 +235,6 @@ def test_pieces_follow_each_other_in_order_however_slowly_the_engine_turns(speak
     scheduler._end_utterance = lambda one: (time.sleep(0.03), plain_end(one))[1]  # type: ignore[method-assign,assignment,func-returns-value]
 
     assert np.array_equal(sound(ask(synthesizer, *texts, seed=3, frames=20)), expected)
-    for each in (plain, synthesizer):
-        each.close()
 
 
 def test_memory_that_runs_out_while_encoding_is_tried_again_and_else_a_capacity_error(
@@ -264,7 +258,6 @@ def test_memory_that_runs_out_while_encoding_is_tried_again_and_else_a_capacity_
     with pytest.raises(CapacityError, match="out of memory"):
         synthesizer.encode(wave)
     assert len(sound(ask(synthesizer))) > 0
-    synthesizer.close()
 
 
 def test_a_start_that_fails_leaves_no_thread_behind(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:

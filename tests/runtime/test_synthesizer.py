@@ -44,7 +44,6 @@ def test_another_engine_says_the_same(synthesizer: Synthesizer, speaker: LoadedC
     other = start(speaker)
 
     assert np.array_equal(sound(ask(other)), sound(ask(synthesizer)))
-    other.close()
 
 
 def test_a_cached_voice_sounds_as_one_read_anew(speaker: LoadedCheckpoint) -> None:
@@ -55,8 +54,6 @@ def test_a_cached_voice_sounds_as_one_read_anew(speaker: LoadedCheckpoint) -> No
     assert np.array_equal(sound(ask(cached, voices=(voice,))), sound(ask(fresh, voices=(voice,))))
     assert cached.core.prefixes.stats.hits == 1
     assert fresh.core.prefixes.stats.entries == 0
-    for each in (fresh, cached):
-        each.close()
 
 
 def test_requests_that_share_a_voice_read_it_once(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
@@ -131,7 +128,6 @@ def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: LoadedChe
     assert refusals
     assert min(refusals) >= 1
     assert all(len(sound(queue)) for queue in queues)
-    synthesizer.close()
 
 
 def test_an_encoding_that_raises_a_timeout_error_ends_with_it(
@@ -256,7 +252,6 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
     assert len(survivors) > 0.6 * NUM_STORM
     for i in chance.sample(survivors, 60):
         assert np.array_equal(outcomes[i], sound(ask(plain, *texts[i], **asked[i]))), asked[i]
-    plain.close()
 
 
 def exhaust_memory(synthesizer: Synthesizer, chance: random.Random) -> list[str]:
