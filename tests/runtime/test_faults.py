@@ -120,7 +120,7 @@ def test_an_engine_that_dies_while_its_sound_hangs_tells_all(
     assert hangs.wait(EVENTUALLY_S)
     synthesizer.core.scheduler.stages[0].plan = die  # type: ignore[method-assign,assignment]
     wait_until(lambda: synthesizer.core.failure)  # before the watchdog reports the hanging decoder
-    synthesizer.core._watchdog._on_stuck("the thread of sound", 60.0)
+    synthesizer.core._watchdog._on_stuck("sound", 60.0)
 
     with pytest.raises(EngineNotReadyError, match="has died"):
         sound(queue)

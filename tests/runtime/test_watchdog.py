@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
-from s1_mini.runtime.engine_core import Heartbeat, Watchdog
+from s1_mini.runtime.engine_core import Watchdog
 
 
 class Looks:
@@ -20,47 +22,46 @@ class Looks:
         return self._left < 0
 
 
-def reported(heartbeats: Mapping[str, Heartbeat], limit_s: float, looks: Looks) -> list[tuple[str, float]]:
+def worker(name: str, turn: int | None) -> Any:
+    return SimpleNamespace(name=name, current_turn=turn)
+
+
+def reported(workers: list[Any], limit_s: float, looks: Looks) -> list[tuple[str, float]]:
     """Return what a watchdog reports in some looks, each a quarter of the limit after the last."""
     calls: list[tuple[str, float]] = []
-    watchdog = Watchdog(heartbeats, limit_s, lambda name, seconds: calls.append((name, seconds)))
+    watchdog = Watchdog(workers, limit_s, lambda name, seconds: calls.append((name, seconds)))
     watchdog._over = looks  # type: ignore[assignment]
     watchdog._run()
     return calls
 
 
 def test_a_thread_that_does_one_thing_for_too_long_is_reported_once() -> None:
-    heartbeats = {"good": Heartbeat(), "bad": Heartbeat()}
-
-    with heartbeats["bad"]:
-        calls = reported(heartbeats, 0.2, Looks(20, lambda: None))
+    calls = reported([worker("good", None), worker("bad", 0)], 0.2, Looks(20, lambda: None))
 
     assert [name for name, _ in calls] == ["bad"]
     assert calls[0][1] >= 0.2
 
 
 def test_a_thread_that_does_many_things_or_nothing_is_left_alone() -> None:
-    heartbeat = Heartbeat()
+    busy = worker("busy", 0)
 
     def work() -> None:
-        heartbeat.__exit__()
-        heartbeat.__enter__()
+        busy.current_turn += 1
 
-    assert reported({"busy": heartbeat, "idle": Heartbeat()}, 0.3, Looks(20, work)) == []
+    assert reported([busy, worker("idle", None)], 0.3, Looks(20, work)) == []
 
 
 def test_a_hanging_thread_is_reported_by_the_watchdogs_own_thread() -> None:
-    heartbeat, is_reported = Heartbeat(), threading.Event()
-    watchdog = Watchdog({"bad": heartbeat}, 0.2, lambda *_: is_reported.set())
+    is_reported = threading.Event()
+    watchdog = Watchdog([worker("bad", 0)], 0.2, lambda *_: is_reported.set())
     watchdog.start()
 
-    with heartbeat:
-        is_reported.wait()
+    is_reported.wait()
     watchdog.stop()
 
 
 def test_a_watch_that_was_stopped_ends() -> None:
-    watch = Watchdog({}, 0.1, lambda *_: None)
+    watch = Watchdog([], 0.1, lambda *_: None)
     before = set(threading.enumerate())
     watch.start()
     watch.stop()

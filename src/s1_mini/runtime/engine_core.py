@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Protocol, TypeVar
 
 import torch
@@ -91,61 +92,6 @@ class Core(Protocol):
     def slots(self) -> SlotCounts: ...
 
 
-class Heartbeat:
-    """Marks a thread as busy: each `with` block is one piece of work."""
-
-    def __init__(self) -> None:
-        self._number = 0
-        self._is_busy = False
-
-    def __enter__(self) -> None:
-        self._number += 1
-        self._is_busy = True
-
-    def __exit__(self, *_: object) -> None:
-        self._is_busy = False
-
-    @property
-    def doing(self) -> int | None:
-        """Number of the current piece of work, or None if idle."""
-        return self._number if self._is_busy else None
-
-
-class Watchdog:
-    """Polls threads by name; calls `on_stuck` once if one does the same piece of work for `limit_s`.
-
-    Time is counted in polls, so that a suspended machine counts as one poll.
-    """
-
-    def __init__(
-        self, heartbeats: Mapping[str, Heartbeat], limit_s: float, on_stuck: Callable[[str, float], None]
-    ) -> None:
-        self._heartbeats, self._limit_s, self._on_stuck = heartbeats, limit_s, on_stuck
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="s1_mini watchdog", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        pause = min(WATCH_S, self._limit_s / 4)
-        seen: dict[str, int | None] = {}
-        same_s = dict.fromkeys(self._heartbeats, 0.0)
-        while not self._over.wait(pause):
-            for name, heartbeat in self._heartbeats.items():
-                now = heartbeat.doing
-                same_s[name] = 0.0 if now is None or now != seen.get(name) else same_s[name] + pause
-                seen[name] = now
-                if same_s[name] >= self._limit_s:
-                    self._on_stuck(name, same_s[name])
-                    return
-
-
 class StageWorker:
     """A thread that carries out the plans of some stages in turn. `on_end` gets the error that ended it, or None.
 
@@ -166,7 +112,8 @@ class StageWorker:
         helps: tuple[int, StageRunner] | None = None,
     ) -> None:
         """`helps` is a stage of another thread for which this one may generate first audio."""
-        self.name, self.heartbeat = name, Heartbeat()
+        self.name = name
+        self.current_turn: int | None = None  # its number; None while waiting
         self._scheduler, self._runners, self._tasks, self._helps = scheduler, runners, tasks, helps
         self._enter, self._on_end = enter, on_end
         self._in_flight: dict[int, tuple[Plan, Callable[[], Report]]] = {}  # by stage
@@ -178,12 +125,14 @@ class StageWorker:
             self._enter()
             for runner in self._runners.values():
                 runner.stage.capture()
-            stages = list(self._runners)
+            stages, numbers = list(self._runners), count()
             while self._in_flight or self._scheduler.wait(stages, self._has_tasks):
-                with self.heartbeat:
-                    self.turn()
+                self.current_turn = next(numbers)
+                self.turn()
+                self.current_turn = None
         except BaseException as error:  # the end of a thread: `on_end` gets any error
             failure = error
+        self.current_turn = None
         for runner in self._runners.values():
             runner.stage.close()
         self._on_end(failure)
@@ -240,6 +189,38 @@ class StageWorker:
         return self._tasks is not None and len(self._tasks) > 0
 
 
+class Watchdog:
+    """Polls workers; calls `on_stuck` once with the name of one whose turn takes `limit_s`.
+
+    Time is counted in polls, so that a suspended machine counts as one poll.
+    """
+
+    def __init__(self, workers: Sequence[StageWorker], limit_s: float, on_stuck: Callable[[str, float], None]) -> None:
+        self._workers, self._limit_s, self._on_stuck = workers, limit_s, on_stuck
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="s1_mini watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause = min(WATCH_S, self._limit_s / 4)
+        seen: dict[str, tuple[int | None, float]] = {}  # turn of each worker, and its seconds
+        while not self._over.wait(pause):
+            for worker in self._workers:
+                turn, (last, seconds) = worker.current_turn, seen.get(worker.name, (None, 0.0))
+                seconds = seconds + pause if turn is not None and turn == last else 0.0
+                seen[worker.name] = turn, seconds
+                if seconds >= self._limit_s:
+                    self._on_stuck(worker.name, seconds)
+                    return
+
+
 class EngineCore(Core):
     """A core whose stages are in this process."""
 
@@ -276,8 +257,7 @@ class EngineCore(Core):
         self._num_ended, self._ending = 0, threading.Lock()
         self._over = threading.Event()  # every request and task has ended
         self._is_stuck = False
-        heartbeats = {f"the thread of {worker.name}": worker.heartbeat for worker in self.workers}
-        self._watchdog = Watchdog(heartbeats, stuck_after_s, self._on_stuck)
+        self._watchdog = Watchdog(self.workers, stuck_after_s, self._on_stuck)
 
     def start(self) -> None:
         for worker in self.workers:
@@ -357,13 +337,13 @@ class EngineCore(Core):
             self._watchdog.stop()
             self._over.set()
 
-    def _on_stuck(self, thread: str, seconds: float) -> None:
+    def _on_stuck(self, worker: str, seconds: float) -> None:
         """End all requests when a thread hangs, from the watchdog's thread; the memory of the thread is not touched."""
-        self.failure = self.failure or EngineError(f"{thread} has not come back for {seconds:.4g} s")
+        self.failure = self.failure or EngineError(f"the thread of {worker} has not come back for {seconds:.4g} s")
         self._is_stuck = True
         try:
             self.scheduler.tell_all(EngineNotReadyError("the engine has died while this was being spoken"))
             self._tasks.end(EngineNotReadyError("the engine has died"), tells_only=True)
         finally:
             self._over.set()
-        logger.critical("%s has not come back for %.4g s; the engine is given up", thread, seconds)
+        logger.critical("the thread of %s has not come back for %.4g s; the engine is given up", worker, seconds)
