@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from s1_mini.cli.verb import Checkpoint, DeviceName, FormatName, engine_config, open_checkpoint
+from s1_mini.cli.verb import Checkpoint, DeviceName, FormatName, engine_config, named_checkpoint
 from s1_mini.exceptions import EngineError, ParameterError
 from s1_mini.types import ChunkProfile
 
@@ -68,7 +68,7 @@ def bench(
         max_new_tokens=max_new_tokens,
         seed=seed,
         has_baseline=baseline == "sequential",
-        checkpoint=open_checkpoint(checkpoint).directory,
+        checkpoint=named_checkpoint(checkpoint).directory,
         device=device,
     )
     result = measure(test)
@@ -150,7 +150,7 @@ def profile(
     from s1_mini.runtime.loader import load
 
     chosen = check_format(audio_format)
-    directory = open_checkpoint(checkpoint or config.checkpoint_path).directory
+    directory = named_checkpoint(checkpoint or config.checkpoint_path).directory
     speaker = load(config.model_copy(update={"checkpoint_path": directory}))
     facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
     sections, frames = measure_sections(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from s1_mini.cli.verb import DEVICES, Checkpoint, DeviceName, completing, engine_config, open_checkpoint, print_table
+from s1_mini.cli.verb import DEVICES, Checkpoint, DeviceName, completing, engine_config, named_checkpoint, print_table
 from s1_mini.exceptions import ConfigurationError, PackageError, ParameterError, VerificationError
 from s1_mini.extras import require
 from s1_mini.families.base import CodecPrecision, Form, ModelPrecision
@@ -38,7 +38,7 @@ def convert(
     """
     from s1_mini.packaging.write import convert_checkpoint
 
-    directory = open_checkpoint(checkpoint).directory
+    directory = named_checkpoint(checkpoint).directory
     tell_origin(directory)
     sizes = convert_checkpoint(
         directory, output, precision=precision, codec_precision=codec_precision, decode_only=decode_only
@@ -78,7 +78,7 @@ def verify(
 
     from s1_mini.checkpoint.verify import verify_checkpoint
 
-    directory = open_checkpoint(checkpoint).directory
+    directory = named_checkpoint(checkpoint).directory
     checks = list(verify_checkpoint(directory, oracle, tolerance=tolerance, device=device))
     rows = [
         (
@@ -186,7 +186,7 @@ def package(
 def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
     from s1_mini.packaging.write import lay_out, write_archive, write_prefix
 
-    directory = open_checkpoint(checkpoint).directory
+    directory = named_checkpoint(checkpoint).directory
     origin = tell_origin(directory)
     members = lay_out(directory, **choices)
     write = write_archive if layout == "archive" else write_prefix

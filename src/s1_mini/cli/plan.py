@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from s1_mini.capacity.sizes import MAX_SLOTS
-from s1_mini.cli.verb import engine_config, open_checkpoint
+from s1_mini.cli.verb import engine_config, named_checkpoint
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +80,7 @@ def plan(
     placed = engine_config(placement=placement).placement if placement else {}
     wish = Wish(columns, context, weights, kv, codec, max_slots, efficiency, placed)
     cards = [find_card(gpu)] if gpu else [card for card in CARDS.values() if card.has_fp8 or not wish.needs_fp8]
-    named = open_checkpoint(checkpoint, with_weights=False) if checkpoint else None
+    named = named_checkpoint(checkpoint, with_weights=False) if checkpoint else None
     family = named.family if named else get_family()
     measure = partial(family.sizes, named.directory if named else None)
     if machine:

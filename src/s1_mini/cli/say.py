@@ -21,7 +21,7 @@ from s1_mini.cli.verb import (
     check_pipe,
     completing,
     engine_config,
-    open_checkpoint,
+    named_checkpoint,
 )
 from s1_mini.exceptions import ConfigurationError, ParameterError, TextError
 from s1_mini.extras import require
@@ -120,7 +120,7 @@ def say(
     text = _read_stdin() if text == PIPE else text
     words = tidied(text, config.max_text_length)
     request = TTSRequest.of(text, **options)
-    checkpoint = open_checkpoint(config.checkpoint_path)
+    checkpoint = named_checkpoint(config.checkpoint_path)
     check_request(request, config, checkpoint)
     config = config.model_copy(update={"checkpoint_path": checkpoint.directory})
 

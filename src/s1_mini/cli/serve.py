@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s1_mini.cli.verb import Checkpoint, Device, Precision, completing, engine_config, open_checkpoint
+from s1_mini.cli.verb import Checkpoint, Device, Precision, completing, engine_config, named_checkpoint
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
@@ -64,7 +64,7 @@ def serve(
     from s1_mini.server.run import check_address, run
 
     check_address(settings.host, settings.port)
-    checkpoint = open_checkpoint(config.checkpoint_path, checks=False).directory  # the engine checks it
+    checkpoint = named_checkpoint(config.checkpoint_path, checks=False).directory  # the engine checks it
     if settings.replicas != 1:
         plan = _plan_replicas(settings, config, checkpoint, local_endpoint, async_store)
         if plan is not None:

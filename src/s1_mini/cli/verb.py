@@ -100,7 +100,7 @@ def engine_config(**given: object) -> EngineConfig:
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 
 
-def open_checkpoint(path: Path | None, *, checks: bool = True, with_weights: bool = True) -> FoundCheckpoint:
+def named_checkpoint(path: Path | None, *, checks: bool = True, with_weights: bool = True) -> FoundCheckpoint:
     """Find the checkpoint that an option or a setting names, and check that no file is missing, unless told otherwise.
 
     Raises `CheckpointError` or `ConfigurationError`; loads no torch.

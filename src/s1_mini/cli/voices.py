@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s1_mini.cli.verb import Checkpoint, Group, Verb, VoicesPath, engine_config, open_checkpoint, print_table
+from s1_mini.cli.verb import Checkpoint, Group, Verb, VoicesPath, engine_config, named_checkpoint, print_table
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.types import Reference
 
@@ -73,7 +73,7 @@ def add_voice(
 
     from s1_mini.checkpoint.requests import check_reference, list_voices
 
-    checkpoint = open_checkpoint(config.checkpoint_path)
+    checkpoint = named_checkpoint(config.checkpoint_path)
     with list_voices(checkpoint, config.voices_path).adding(voice, replace=replace):
         check_reference(Reference(reference_audio, reference_text), config, checkpoint)
     config = config.model_copy(update={"checkpoint_path": checkpoint.directory})
@@ -100,7 +100,7 @@ def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: V
 def _registry(config: EngineConfig) -> VoiceRegistry:
     from s1_mini.checkpoint.requests import list_voices
 
-    return list_voices(open_checkpoint(config.checkpoint_path), config.voices_path)
+    return list_voices(named_checkpoint(config.checkpoint_path), config.voices_path)
 
 
 def _seconds(info: VoiceInfo) -> str:
