@@ -130,6 +130,7 @@ def inside(running: Running) -> int:
 def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(tiny: Path, tmp_path: Path) -> None:
     """What was loaded is frozen, so that the garbage collector does not look at it."""
     with held(tiny, tmp_path, "-c", FROZEN) as (running, file):
+        wait_until(lambda: any("frozen" in line for line in running.lines))
         threads, results = speak_many(running, 6, max_new_tokens=30)
         wait_until(lambda: inside(running) == 6)
 
