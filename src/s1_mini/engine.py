@@ -251,12 +251,12 @@ class _Voices(_Lifecycle):
     def pin_voice(self, name: str) -> VoiceInfo:
         """Keep a voice in the caches until `unpin_voice` or `stop`, and prefill it soon.
 
-        Raises as `describe_voice`, and `CapacityError` if it does not fit beside the other pinned voices.
+        Raises as `describe_voice`, and `CapacityError` if it does not fit with the other pinned voices.
         """
         return self._ready().voices.pin(name)
 
     def unpin_voice(self, name: str) -> VoiceInfo:
-        """Make a voice evictable again. Raises as `describe_voice`."""
+        """Unpin a voice. Raises as `describe_voice`."""
         return self._ready().voices.unpin(name)
 
 

@@ -84,7 +84,7 @@ class Files:
         self._insist(path.unlink)
 
     def publish(self, path: Path, content: bytes, *, replace: bool = True) -> None:
-        """Write a file beside its place and rename it: readers see the old file, none, or the whole new one.
+        """Write a temporary file and rename it: readers see the old file, none, or the whole new one.
 
         That holds after a crash, too. Raises `OSError`, and without `replace` `FileExistsError`.
         """

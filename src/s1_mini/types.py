@@ -201,7 +201,7 @@ class AudioChunk:
     finish_reason: FinishReason | None = None  # set on the last chunk only
     timing: Timing | None = None  # set on the last chunk only
     spoken_text: str | None = None  # of the whole request; set on the first chunk only
-    warning: str | None = None  # skipped characters, or a text in another language; likewise
+    warning: str | None = None  # skipped characters, or another language; set on the first chunk only
 
     @property
     def wave(self) -> np.ndarray:

@@ -17,4 +17,4 @@ class Prompt:
     num_shared: int = 0  # leading items that depend on the voice alone, not on the text
     prefix_key: str = ""  # the same for prompts that share those items
     facts: Mapping[str, int] = field(default_factory=dict)  # that policies go by, such as the length of a history
-    voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that stages are conditioned on beside it
+    voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that condition the stages

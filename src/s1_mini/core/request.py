@@ -75,7 +75,7 @@ class StageSequence:
         self.items = Items(output)  # that it has put out, unless the stage is the last
         self.available = self.consumed = self.produced = self.units = 0
         self.is_final = self.is_done = False
-        self.asks_at = 0  # items that must be there before the stage's policy is asked for a unit
+        self.asks_at = 0  # available items from which the policy is called for a unit
         self.slot: int | None = None
         self.next_unit: Unit | None = None  # that can be begun
         self.unit: Unit | None = None  # that is begun
@@ -151,7 +151,7 @@ class Request:
         return queue.reports_takes
 
     def take_later(self, count: int) -> list[Callable[[], Utterance]]:
-        """Remove and return what builds the next `count` utterances, if there are so many.
+        """Remove and return the builders of up to `count` next utterances.
 
         The caller runs these without the scheduler's lock; meanwhile nothing more is returned.
         """

@@ -198,7 +198,7 @@ class Pipeline:
                 self._wake(queue.index)
 
     def _continue(self, utterance: Utterance) -> None:
-        """Set the voice of the later utterances from the first, if none was asked for, and build the next."""
+        """Set the voice of later utterances from the first, if the request has none, and build the next."""
         request = utterance.request
         set_voice, request.set_voice = request.set_voice, None
         if set_voice is not None:

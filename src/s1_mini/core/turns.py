@@ -23,7 +23,7 @@ class Turns(Generic[Flow]):
     """The round of each waiting flow's next turn."""
 
     def __init__(self) -> None:
-        self.round = 0.0  # of the last turn that was taken in order
+        self.round = 0.0  # of the last turn in order
         self._next: dict[Flow, float] = {}
         self._left: dict[Flow, float] = {}  # of flows that left with turns that are charged beyond the next round
 

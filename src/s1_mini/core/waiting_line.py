@@ -111,7 +111,7 @@ class WaitingLine:
             return taken
 
     def wakes(self, now: float, free: int) -> float | None:
-        """Return the seconds until `take` returns something for so many free slots; None if it will not."""
+        """Return the seconds until `take` returns something for `free` slots; None if it will not."""
         if free <= 0 or not self._waiting:
             return None
         with self._lock:

@@ -1,1 +1,1 @@
-"""The engine room: what is loaded, where it runs, and the loop that makes frames into sound."""
+"""Load a checkpoint, run its stages in threads, and serve requests with it."""

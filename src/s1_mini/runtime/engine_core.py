@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Threads:
-    """Which stages share a thread, by the threads' names; the first thread runs tasks, too."""
+    """Which stages share a thread, by the threads' names; the first thread also runs tasks."""
 
     stages: Mapping[str, Sequence[int]]
     helps: bool = False  # whether the first thread generates first audio while the last stage's thread is busy

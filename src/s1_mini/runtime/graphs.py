@@ -29,7 +29,7 @@ from s1_mini.layers.staging import stage
 WARM_UPS = 2  # before a capture: kernels are compiled, workspaces made
 STREAMS = 8  # of a GPU, one for each stage that captures; torch's pool has more
 
-# One capture at a time, warm-ups included: work of another engine on the capturing stream would be captured, too.
+# One capture at a time, warm-ups included: a capture includes work of other engines on its stream.
 one_capture = threading.RLock()
 # Torch refuses to replay a graph during a capture, because both touch the state of its random numbers.
 _replays = threading.Lock()

@@ -1,7 +1,7 @@
-"""References of requests: decoded and encoded, which takes seconds, a few at once; more are queued, others refused.
+"""References of requests: a few at once are decoded and encoded, which takes seconds; more are queued or refused.
 
 Clients take turns, and one client holds at most its `client_share` of the places. Requests without a recording never
-wait here. Cancelled work leaves the queue at once, with what it holds, and ends soon if it has begun, by its `Check`.
+wait here. Cancelled work leaves the queue at once and frees its memory; work in progress ends soon, by its `Check`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Recordings:
         return future
 
     def close(self, *, drains: bool, timeout_s: float | None = None) -> None:
-        """Take in nothing more; finish what was taken in, or end it, as after `timeout_s`, with an error."""
+        """Accept nothing more; finish accepted work, or end it with an error, also after `timeout_s`."""
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True

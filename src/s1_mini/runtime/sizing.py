@@ -39,7 +39,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int,
 
 
 def slots_for(rooms: Sequence[Room], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:
-    """Return slots and their positions for the memory that is free beside the weights, as `s1-mini plan` does.
+    """Return slots and their positions for the memory that the weights leave free, as `s1-mini plan` does.
 
     `rooms` are the devices that have stages. Raises `ConfigurationError` if one of them has no room for one slot.
     """

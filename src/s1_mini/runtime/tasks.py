@@ -34,7 +34,7 @@ class _Task:
     def step(self) -> bool:
         """Do the next bit; return whether it was the last. Raises its error, and can be called again then."""
         steps = self._make() if self._steps is None else self._steps
-        self._steps = None  # it begins anew if this fails
+        self._steps = None  # start again if this fails
         try:
             next(steps)
         except StopIteration as end:
@@ -65,7 +65,7 @@ class Tasks:
         self._max_size, self._free_memory, self._clock = max_size, free_memory, clock
         self._tasks: deque[_Task] = deque()
         self._is_open, self._lock = True, threading.Lock()
-        self._next = 0.0  # earliest time of the next bit beside generation
+        self._next = 0.0  # earliest time of the next bit during generation
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -82,7 +82,7 @@ class Tasks:
         return task.future
 
     def step(self, *, beside_speech: bool) -> None:
-        """Do the next bit of the first task; beside generation only for a share of the time."""
+        """Do the next bit of the first task; during generation only for a share of the time."""
         if not self._tasks or (beside_speech and self._clock() < self._next):
             return
         task, started = self._tasks[0], self._clock()

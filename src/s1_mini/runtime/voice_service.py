@@ -222,7 +222,7 @@ class Preloader:
             return None
 
     def _take_in(self, recording: Recording) -> None:
-        """Make a voice of a recording in the directory of voices. Raises `S1MiniError` or `OSError`."""
+        """Convert a recording in the directory of voices to a voice. Raises `S1MiniError` or `OSError`."""
         if not recording.transcript.exists():
             raise ParameterError("reference_text", f"{recording.transcript.name} is missing: what is said in it?")
         with open_regular(recording.transcript) as file:
