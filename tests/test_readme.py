@@ -181,7 +181,7 @@ def test_the_readme_installs_from_a_checkout_and_has_a_line_for_torch_without_cu
     assert [page.name for page in pages if re.search(r'pip install "?s1-mini', page.read_text(encoding="utf-8"))] == []
 
 
-FOLDERS = ("", "docs/", "infra/", "recipes/voice/")
+FOLDERS = ("", "docs/", "docs/internals/", "infra/", "recipes/voice/")
 PAGES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in ROOT.glob(f"{folder}*.md")]
 
 
