@@ -29,7 +29,8 @@ from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, write_voice
 
-# Logits are multiplied by these, of the slow transformer and of the depth transformer (docs/voice.md).
+# Logits are multiplied by these, of the slow transformer and of the depth transformer
+# (docs/internals/voice_measured.md).
 SLOW_COLDER, COLDER = 1.25, 1.6
 LOUDER_DB = 0.2  # than what it was trained on comes out
 # With these (`DacConfig`) all voices are at -16.0 to -16.7 LUFS, and no sample is beyond -1.1 dB.
