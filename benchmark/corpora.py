@@ -35,7 +35,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.corpus.job import Job, for_many, make_header
 from s1_mini.corpus.manifest import Layout, open_manifest
 from s1_mini.corpus.output import open_output
-from s1_mini.corpus.rows import Defaults, Row
+from s1_mini.corpus.rows import CorpusRow, Defaults
 from s1_mini.corpus.source import Source, open_source
 from s1_mini.corpus.workers import Worker, work_by
 from s1_mini.engine import ProductionTTSEngine
@@ -99,10 +99,10 @@ def write_texts(path: Path, count: int, frames: int, seed: int) -> None:
 def speak(worker: Worker, source: Source) -> None:
     """Generate all texts from as many threads as a corpus uses, and discard the audio."""
 
-    def generate(row: Row) -> None:
+    def generate(row: CorpusRow) -> None:
         worker.engine.generate(row.text, voice=row.voice, **asdict(row.sampling), chunk_profile="throughput")
 
-    rows = [line for shard in source.shards() for line in shard.lines if isinstance(line, Row)]
+    rows = [line for shard in source.shards() for line in shard.lines if isinstance(line, CorpusRow)]
     with ThreadPoolExecutor(worker.in_flight) as pool:
         list(pool.map(generate, rows))
 

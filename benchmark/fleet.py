@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from benchmark.command import make_parser, numbers, report, run
 from s1_mini.bench.report import table
 from s1_mini.capacity.cards import find_card
-from s1_mini.capacity.plan import Wish, make_plans
+from s1_mini.capacity.plan import PlanOptions, make_plans
 from s1_mini.families.registry import get_family
 
 Counts = NDArray[np.int64]  # of requests, [fleets, engines]
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--engines", type=numbers, default=(1, 4, 40, 400, 4000), help="[1,4,40,400,4000]")
     parser.add_argument("--price", type=float, help="of a GPU an hour")
     options = parser.parse_args()
-    (plan,) = make_plans(partial(get_family().sizes, None), [find_card(options.gpu)], Wish())
+    (plan,) = make_plans(partial(get_family().sizes, None), [find_card(options.gpu)], PlanOptions())
     slots = min(plan.likely.rows, plan.likely.count)  # more would each be slower than real time
     full_s = slots * plan.sizes.frame_s / plan.likely.audio_per_s
     engine = Engine(slots, plan.expected[0].total_ms / 1000, full_s, plan.sizes.frame_s, options.sound)

@@ -20,7 +20,7 @@ from benchmark.command import make_parser, numbers, report, run
 from s1_mini.bench.profile import submit, unthreaded
 from s1_mini.bench.report import describe_machine
 from s1_mini.core.messages import Begin, StepResult
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
 from s1_mini.runtime.stage import Pending, Stage
 
@@ -75,7 +75,7 @@ def measure_scheduler(rows: int, turns: int = 500) -> float:
         NullStage(np.zeros(SAMPLES, np.float32), is_over=True),
     )
     core = unthreaded(policies(rows), stages, rows)
-    prompt = Prompt(np.zeros((40, CODEBOOKS + 1), np.int64))
+    prompt = PromptTokens(np.zeros((40, CODEBOOKS + 1), np.int64))
     queues = [submit(core, SAMPLE_RATE, prompt, max_steps=FOREVER, seed=row) for row in range(rows)]
     turn, running = core.workers[0].turn, core.scheduler.stages[0].running
     while len(running) < rows:

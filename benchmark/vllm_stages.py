@@ -23,7 +23,7 @@ from benchmark.cascade import random_checkpoint
 from benchmark.command import make_parser, numbers, report, run
 from s1_mini.bench.report import load_average
 from s1_mini.core.messages import Begin, Conditions, Prefill
-from s1_mini.families.base import Chain, Placement
+from s1_mini.families.base import Placement, StageChain
 from s1_mini.families.cascade.config import CascadeConfig
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.on_vllm.stage import WorkedStage
@@ -103,7 +103,7 @@ def main() -> None:
     placement = Placement(torch.device("cpu"), torch.float32, torch.float32)
     figures: dict[str, list[Figures]] = {}
     with random_checkpoint(options.size) as directory:
-        chains: dict[str, Chain] = {}
+        chains: dict[str, StageChain] = {}
         for name, chosen in (("ours", ()), ("vLLM", STAGES)):
             settings = CascadeSettings(vllm_stages=chosen, vllm_python=options.vllm_python)
             loaded, begun = LoadedCascade(directory, placement, settings), time.perf_counter()

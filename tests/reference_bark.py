@@ -13,7 +13,7 @@ from transformers import BarkModel
 from transformers.models.bark import generation_configuration_bark as bark
 from transformers.utils import logging
 
-from s1_mini.families.base import Chain
+from s1_mini.families.base import StageChain
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.random import random_voice
@@ -94,7 +94,7 @@ PIECES = ([5, 9, 77, 30, 2], [30, 2], [8, 8, 1, 60], [1, 2, 3])  # token ids of 
 
 
 def coarse_runs(
-    loaded: LoadedCascade, chain: Chain, bark: Reference, lengths: Sequence[int], *, num_semantic: int
+    loaded: LoadedCascade, chain: StageChain, bark: Reference, lengths: Sequence[int], *, num_semantic: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the coarse ids [frames, 2] of the chain and the codes of transformers for voices of some lengths."""
     for length in lengths:
@@ -105,7 +105,9 @@ def coarse_runs(
         yield made, bark.coarse_codes(semantic, voice).T.numpy()
 
 
-def piece_runs(loaded: LoadedCascade, chain: Chain, bark: Reference, first_length: int) -> Iterator[tuple[Tensor, ...]]:
+def piece_runs(
+    loaded: LoadedCascade, chain: StageChain, bark: Reference, first_length: int
+) -> Iterator[tuple[Tensor, ...]]:
     """Yield, for each piece of a text, the coarse codes [2, frames] of the chain and of transformers.
 
     The first piece has `first_length` semantic tokens, and its tokens are the voice of the others, as in the engine.

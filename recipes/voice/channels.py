@@ -2,7 +2,7 @@
 
 cuDNN turns the layout of every one-dimensional convolution to and fro and finds slow ways for few channels. Where there
 are many channels and few steps, torch's compiler makes one graph of everything between.
-The weights are those of a `Dac`; whole streams only, as with `NoCarry`.
+The weights are those of a `Dac`; whole streams only, as with `NoState`.
 Shapes: B rows, T steps, I inputs, O outputs, K taps, S stride.
 """
 
@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recipes.voice import units
-from s1_mini.codecs.carry import NoCarry
 from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, Chain, ConvNeXtBlock, ResidualUnit, Snake
 from s1_mini.codecs.dac.model import Dac, DecoderBlock, EncoderBlock
+from s1_mini.codecs.stream_state import NoState
 from s1_mini.kernels.backend import runs_triton
 
 PIECE = 2048  # steps of which one product gives a share of a weight's gradient
@@ -233,7 +233,7 @@ def apply(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
         elif isinstance(layer, (EncoderBlock, DecoderBlock)):
             x = apply(layer.block, x)
         else:
-            x = layer(x, NoCarry())
+            x = layer(x, NoState())
     return x
 
 
@@ -264,8 +264,8 @@ class ChannelsLast:
 
     def _latents_of(self, x: Tensor) -> Tensor:
         x = apply([*self._wide, self._quantizer.downsample], x).transpose(1, 2)
-        return self._quantizer.pre_module(x, NoCarry())
+        return self._quantizer.pre_module(x, NoState())
 
     def _start(self, vectors: Tensor) -> Tensor:
-        x = self._quantizer.post_module(vectors, NoCarry()).transpose(1, 2)
+        x = self._quantizer.post_module(vectors, NoState()).transpose(1, 2)
         return apply([self._quantizer.upsample, *self._wide_first], x)

@@ -22,7 +22,7 @@ from s1_mini.audio.container import check_format
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import AudioStream, OutputQueue
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
-from s1_mini.metrics import EngineMetrics, Family
+from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
@@ -158,12 +158,15 @@ class _Lifecycle:
         running = self._running
         return {"status": "stopped", "ready": False, "vram": vram(None)} if running is None else running.health()
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """Return all current metrics (`metrics.py`)."""
         running = self._running
         gigabytes = vram(None if running is None else running.speaker.device.value)
         memory = {name.removesuffix("_gb"): 2**30 * value for name, value in gigabytes.items()}
-        families = [*self.metrics.families(), Family("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part")]
+        families = [
+            *self.metrics.families(),
+            MetricFamily("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part"),
+        ]
         return families if running is None else [*families, *running.synthesizer.families()]
 
     def _deadline(self) -> float:

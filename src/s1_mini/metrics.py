@@ -47,7 +47,7 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricFamily:
     """One metric: a value, values by one label, or a histogram."""
 
     name: str
@@ -86,22 +86,22 @@ class EngineMetrics:
         self.stage_steps[name] += rows > 0
         self.stage_rows[name] += rows
 
-    def families(self) -> Iterator[Family]:
+    def families(self) -> Iterator[MetricFamily]:
         """Yield every metric."""
-        yield Family("queue_seconds", "histogram", "From arrival to the first slot", self.queue_s)
-        yield Family("prefill_seconds", "histogram", "From the slot until the prompt is read", self.prefill_s)
-        yield Family("first_chunk_seconds", "histogram", "From arrival to the first sound", self.first_chunk_s)
-        yield Family("request_seconds", "histogram", "From arrival to the end", self.total_s)
-        yield Family("real_time_factor", "histogram", "Seconds of work a second of sound", self.real_time_factor)
-        yield Family("batch_rows", "histogram", "Rows that made a frame in one step", self.rows)
-        yield Family("frames_total", "counter", "Frames made", float(self.frames))
-        yield Family("audio_seconds_total", "counter", "Seconds of sound delivered", self.audio_s)
-        yield Family("underruns_total", "counter", "Listeners who had heard all before more came", self.underruns)
-        yield Family("requests_total", "counter", "Requests by how they ended", dict(self.ends), label="end")
+        yield MetricFamily("queue_seconds", "histogram", "From arrival to the first slot", self.queue_s)
+        yield MetricFamily("prefill_seconds", "histogram", "From the slot until the prompt is read", self.prefill_s)
+        yield MetricFamily("first_chunk_seconds", "histogram", "From arrival to the first sound", self.first_chunk_s)
+        yield MetricFamily("request_seconds", "histogram", "From arrival to the end", self.total_s)
+        yield MetricFamily("real_time_factor", "histogram", "Seconds of work a second of sound", self.real_time_factor)
+        yield MetricFamily("batch_rows", "histogram", "Rows that made a frame in one step", self.rows)
+        yield MetricFamily("frames_total", "counter", "Frames made", float(self.frames))
+        yield MetricFamily("audio_seconds_total", "counter", "Seconds of sound delivered", self.audio_s)
+        yield MetricFamily("underruns_total", "counter", "Listeners who had heard all before more came", self.underruns)
+        yield MetricFamily("requests_total", "counter", "Requests by how they ended", dict(self.ends), label="end")
         for name, figures, description in (
             ("seconds", self.stage_seconds, "Seconds of work of each stage"),
             ("steps", self.stage_steps, "Steps that each stage made"),
             ("rows", self.stage_rows, "Rows of the steps of each stage"),
         ):
-            yield Family(f"stage_{name}_total", "counter", description, dict(figures), label="stage")
-        yield Family("out_of_memory_total", "counter", "Times that memory ran out", float(self.out_of_memory))
+            yield MetricFamily(f"stage_{name}_total", "counter", description, dict(figures), label="stage")
+        yield MetricFamily("out_of_memory_total", "counter", "Times that memory ran out", float(self.out_of_memory))

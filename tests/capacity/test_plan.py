@@ -11,15 +11,15 @@ from typing import Any, Literal
 import pytest
 
 from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card, find_machine
-from s1_mini.capacity.plan import COPY_SHARE, REPLICA_SHARE, Efficiency, Floors, Wish, make_plans, plan_machine
+from s1_mini.capacity.plan import COPY_SHARE, REPLICA_SHARE, Efficiency, Floors, PlanOptions, make_plans, plan_machine
 from s1_mini.capacity.sizes import (
     CONTEXT_BYTES,
     GIB,
     Cost,
-    Demand,
     Formats,
-    Room,
+    MemoryRequirement,
     Sizes,
+    SlotPool,
     StageSizes,
     count_slots,
     fit_slots,
@@ -36,7 +36,7 @@ from s1_mini.runtime.loader import load
 Run = Callable[..., tuple[str, dict[str, Any]]]
 
 S1_MINI = cache(partial(get_family().sizes, None))  # by formats
-DEMAND = Demand(position=100, stream_row=1000, frame=10)
+DEMAND = MemoryRequirement(position=100, stream_row=1000, frame=10)
 
 
 @pytest.fixture(scope="module")
@@ -87,20 +87,20 @@ def test_the_sizes_of_a_checkpoint_are_those_of_its_loaded_weights(tiny: Path) -
 
     assert sizes.weight_bytes("memory") == speaker.loaded.model.num_bytes / 2  # which is float32 on a CPU
     assert sizes.weight_bytes("compute") == 4 * count(speaker.loaded.codec)
-    assert step(1, 1).num_bytes - step(1, 0).num_bytes == speaker.loaded.model.column_bytes / 2
+    assert step(1, 1).num_bytes - step(1, 0).num_bytes == speaker.loaded.model.position_bytes / 2
 
 
 def fit(free: float, wanted: int) -> tuple[int, int]:
-    return fit_slots([Room(free, DEMAND)], wanted=wanted, positions=8192, needed=2048)
+    return fit_slots([SlotPool(free, DEMAND)], wanted=wanted, positions=8192, needed=2048)
 
 
 def test_slots_fill_the_memory_and_fewer_columns_are_chosen_before_fewer_slots() -> None:
     free = 1.2 * GIB
-    rich, poor = (count_slots([Room(free, DEMAND)], columns) for columns in (8192, 2048))
+    rich, poor = (count_slots([SlotPool(free, DEMAND)], columns) for columns in (8192, 2048))
 
     room = 0.98 * free - DEMAND.fixed
     assert poor * DEMAND.slot(2048) <= room < (poor + 1) * DEMAND.slot(2048)
-    assert count_slots([Room(GIB / 2, DEMAND)], 2048) == 0
+    assert count_slots([SlotPool(GIB / 2, DEMAND)], 2048) == 0
     assert [fit(free, wanted) for wanted in (rich, rich + 1, 10 * poor)] == [
         (rich, 8192),
         (rich + 1, 2048),
@@ -118,37 +118,41 @@ def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
         return StageSizes(weights, lambda rows, _: Cost(weights, 2 * rows * weights), bound)
 
     weights = (stage(4e8, "memory"), stage(2e8, "memory"), stage(2e8, "compute"), stage(3e7, "compute"))
-    demand = Demand(stream_row=1000, frame=10, fixed_slot=GIB // 4)
+    demand = MemoryRequirement(stream_row=1000, frame=10, fixed_slot=GIB // 4)
     stages = dict(zip("abcd", weights, strict=True))
-    demands = {"a": demand, **dict.fromkeys("bcd", Demand())}
+    demands = {"a": demand, **dict.fromkeys("bcd", MemoryRequirement())}
     sizes = Sizes(stages, demands, frame_s=1 / 75, max_positions=1024, needed_positions=lambda *_: 1024)
     card = find_card("l4")
 
-    (plan,) = make_plans(lambda *_: sizes, [card], Wish())
+    (plan,) = make_plans(lambda *_: sizes, [card], PlanOptions())
 
     free = card.memory_bytes - CONTEXT_BYTES - 8.3e8
     assert plan.free_bytes == pytest.approx(free)
     assert (plan.slots, plan.columns) == (int((0.98 * free - demand.fixed) // demand.slot(1024)), 1024)
     assert plan.floors[0].model_ms == pytest.approx(6e8 / (COPY_SHARE * card.bandwidth_gb_s * 1e6))
     assert plan.data()["codec_bytes"] == 230_000_000
-    assert fit_slots([Room(0, demand)], wanted=4, positions=1024, needed=1024) == (1, 0)
+    assert fit_slots([SlotPool(0, demand)], wanted=4, positions=1024, needed=1024) == (1, 0)
 
 
 def test_of_several_devices_the_fullest_decides() -> None:
-    keeps, sounds, nothing = Demand(position=100), Demand(stream_row=1_000_000), Demand(copies=GIB)
-    roomy, tight = Room(1.5 * GIB, keeps), Room(GIB + 50e6, sounds)
+    keeps, sounds, nothing = (
+        MemoryRequirement(position=100),
+        MemoryRequirement(stream_row=1_000_000),
+        MemoryRequirement(copies=GIB),
+    )
+    roomy, tight = SlotPool(1.5 * GIB, keeps), SlotPool(GIB + 50e6, sounds)
     slots = count_slots([tight], 2048)
 
     assert 0 < slots < count_slots([roomy], 2048)
-    assert count_slots([roomy, tight, Room(3 * GIB, nothing)], 2048) == slots
-    assert fit_slots([roomy, Room(GIB, sounds)], wanted=4, positions=2048, needed=64) == (1, 0)
-    assert count_slots([roomy, Room(GIB, nothing)], 2048) == 0
+    assert count_slots([roomy, tight, SlotPool(3 * GIB, nothing)], 2048) == slots
+    assert fit_slots([roomy, SlotPool(GIB, sounds)], wanted=4, positions=2048, needed=64) == (1, 0)
+    assert count_slots([roomy, SlotPool(GIB, nothing)], 2048) == 0
 
 
 def test_what_is_placed_elsewhere_leaves_room_and_time_for_the_rest(full: Sizes) -> None:
     l4 = find_card("l4")
     (together,), (apart,) = (
-        make_plans(S1_MINI, [l4], Wish(placement=placement)) for placement in ({}, {"codec": "cuda:1"})
+        make_plans(S1_MINI, [l4], PlanOptions(placement=placement)) for placement in ({}, {"codec": "cuda:1"})
     )
 
     assert together.slots < apart.slots
@@ -157,12 +161,12 @@ def test_what_is_placed_elsewhere_leaves_room_and_time_for_the_rest(full: Sizes)
         "cuda:0": ("language_model",),
         "cuda:1": ("codec",),
     }
-    assert full.demand == sum(full.demands.values(), Demand())
+    assert full.demand == sum(full.demands.values(), MemoryRequirement())
 
 
 def test_a_machine_speaks_with_all_its_gpus() -> None:
     machine = find_machine("G6.12xlarge")
-    plan = plan_machine(S1_MINI, machine, find_card(machine.card), Wish(), None)
+    plan = plan_machine(S1_MINI, machine, find_card(machine.card), PlanOptions(), None)
 
     assert plan.whole["replicas"] == 4
     assert plan.whole["slots"] == 4 * plan.slots
@@ -171,8 +175,8 @@ def test_a_machine_speaks_with_all_its_gpus() -> None:
 
 def test_more_memory_bandwidth_and_smaller_numbers_never_make_it_worse() -> None:
     a100, h100, h200 = (find_card(name) for name in ("a100", "h100", "h200"))
-    plans = make_plans(S1_MINI, [a100, h100, h200], Wish())
-    (small,) = make_plans(S1_MINI, [h200], Wish(weights="fp8", kv="fp8"))
+    plans = make_plans(S1_MINI, [a100, h100, h200], PlanOptions())
+    (small,) = make_plans(S1_MINI, [h200], PlanOptions(weights="fp8", kv="fp8"))
 
     assert [plan.likely.count for plan in plans] == sorted(plan.likely.count for plan in plans)
     assert all(plan.likely.count < plan.most.count for plan in plans)
@@ -241,7 +245,7 @@ def test_the_machines_are_those_that_deployment_knows() -> None:
 
 def test_the_table_for_choosing_a_machine_is_the_plan() -> None:
     text = (Path(__file__).parents[2] / "docs/machines.md").read_text(encoding="utf-8")
-    for plan in make_plans(S1_MINI, list(CARDS.values()), Wish()):
+    for plan in make_plans(S1_MINI, list(CARDS.values()), PlanOptions()):
         (line,) = [line for line in text.splitlines() if line.startswith("| `ml.") and f"({plan.card.title})" in line]
         cells = [cell.strip().removesuffix(" a GPU").replace(",", "") for cell in line.split("|")[4:7]]
 
@@ -271,6 +275,6 @@ def test_what_an_engine_keeps_in_eight_bits_is_counted_as_such(tiny: Path) -> No
     wide, small = (as_s1(speaker.loaded).model for speaker in speakers)
 
     columns = [step(1, 1).num_bytes - step(1, 0).num_bytes for step in steps]
-    assert columns == [wide.column_bytes, small.column_bytes] == [wide.column_bytes, wide.column_bytes / 4]
+    assert columns == [wide.position_bytes, small.position_bytes] == [wide.position_bytes, wide.position_bytes / 4]
     saved = steps[0](1, 0).num_bytes - steps[1](1, 0).num_bytes
     assert saved == pytest.approx(wide.num_bytes - small.num_bytes, rel=0.05)

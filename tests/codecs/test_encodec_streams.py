@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.encodec.carry import StreamChunk
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.lanes import DecodeLanes, EncodeLanes, Lanes
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.codecs.encodec.stage import EncodecDecoder, chunk_sizes
+from s1_mini.codecs.encodec.stream_state import StreamChunk
 from s1_mini.codecs.encodec.weights import TINY, random_encodec
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks, Progress, Spec
@@ -159,7 +159,7 @@ def test_after_the_first_call_no_memory_is_made_for_states_and_chunks() -> None:
 
     def addresses() -> list[int]:
         host = [each for call in lanes._calls for each in (*call.inputs, call.output)]
-        return [each.data_ptr() for each in (*lanes._carry._past.values(), *lanes._inputs, lanes._output, *host)]
+        return [each.data_ptr() for each in (*lanes._state._past.values(), *lanes._inputs, lanes._output, *host)]
 
     before, size = addresses(), lanes.num_bytes
     lanes.all(CODES)
@@ -300,7 +300,7 @@ def test_a_slot_that_begins_anew_hears_nothing_of_what_was_not_finite() -> None:
     plan = policy(7, 4, 10)
     stage = open_stage(plan, is_captured=False)
     speak(stage, plan, {0: UTTERANCES[0]})
-    pasts = list(stage._carry._past.values())
+    pasts = list(stage._state._past.values())
     assert len(pasts) == 2 + 2 + 4 + 4  # first and last, LSTM, transposed ones, residual ones
     for past in pasts:
         past.fill_(torch.nan)
@@ -314,7 +314,7 @@ def test_samples_that_are_not_finite_are_told_of_the_slot_that_made_them() -> No
     speak(stage, plan, {0: random_codes(7), 1: random_codes(7)})
     for slot in (0, 1):
         stage.begin([Begin(slot, slot, random_codes(7), None, 0, 1, 7, 0, 7, ASKED)])
-    for past in stage._carry._past.values():
+    for past in stage._state._past.values():
         past[1] = torch.nan  # slot 1 goes on from there, slot 0 begins
 
     assert stage.step([0, 1], 7)().valid == [True, False]

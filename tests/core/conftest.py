@@ -13,7 +13,7 @@ import pytest
 from leaks import leaks
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.output_queue import OutputQueue
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
@@ -58,7 +58,7 @@ def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **o
     shared = options.get("shared", "")
     for index, text in enumerate(texts):
         items = np.array([[ord(each)] for each in shared + text])
-        prompt = Prompt(items, len(shared), shared, voice)
+        prompt = PromptTokens(items, len(shared), shared, voice)
         request.utterances.append(Utterance(request, index, prompt, options["max_steps"]))
     core.submit(request)
     return queue

@@ -12,7 +12,7 @@ from s1_mini.byte_cache import ByteCache
 from s1_mini.core.items import Items
 from s1_mini.core.messages import Begin
 from s1_mini.core.output_queue import OutputQueue
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import Outlet
 from s1_mini.core.waiting_line import WaitingLine
@@ -35,7 +35,7 @@ def make(stage: Stage, index: int, parts: Sequence[np.ndarray] | None, utterance
     outlet = Outlet(queue, policy.output, arrived=now, is_streamed=True)
     request = Request(next(numbers), outlet, SamplingParams(), 1, now, float("inf"), front=utterance)
     arriving = None if parts is None else Items(policy.input)
-    said = Utterance(request, utterance, Prompt(PROMPT), 400, arriving=arriving, has_arrived=parts is None)
+    said = Utterance(request, utterance, PromptTokens(PROMPT), 400, arriving=arriving, has_arrived=parts is None)
     request.utterances.append(said)
     core.submit(request)
     for part in parts or ():

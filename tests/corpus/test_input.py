@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from corpus_room import speak
-from s1_mini.corpus.rows import BadLine, CorpusError, Defaults, Row, seed_of
+from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Defaults, seed_of
 from s1_mini.corpus.source import open_source
 from s1_mini.types import SamplingParams
 
@@ -43,7 +43,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def read(place: Path, asked: dict[str, str | None] | None = None, **defaults: object) -> list[Row | BadLine]:
+def read(place: Path, asked: dict[str, str | None] | None = None, **defaults: object) -> list[CorpusRow | BadLine]:
     with open_source(str(place), asked or {}, Defaults(**defaults), 2) as source:  # type: ignore[arg-type]
         lines = [line for shard in source.shards() for line in shard.lines]
         assert len(lines) == source.num_lines
@@ -57,10 +57,10 @@ def test_every_format_gives_the_same_rows(suffix: str, tmp_path: Path) -> None:
 
     first, second = read(path, ASKED, voice="anna", seed=5, sampling=SamplingParams(top_p=0.3))  # type: ignore[misc]
 
-    assert isinstance(first, Row)
+    assert isinstance(first, CorpusRow)
     assert (first.number, first.id, first.text, first.voice) == (0, "a", "One.", "clara")
     assert first.sampling == SamplingParams(temperature=0.5, top_p=0.3, top_k=3, seed=7)
-    assert isinstance(second, Row)
+    assert isinstance(second, CorpusRow)
     assert (second.number, second.id, second.text, second.voice) == (1, "b", "Two, in\nlines.", "anna")
     assert second.sampling == SamplingParams(top_p=0.3, seed=seed_of("b", 5))
 
@@ -71,8 +71,8 @@ def test_the_usual_names_are_taken_if_they_are_there_and_left_if_they_are_not_wa
 
     first, second = read(path, {"voice": "", "id": ""})
 
-    assert isinstance(first, Row)
-    assert isinstance(second, Row)
+    assert isinstance(first, CorpusRow)
+    assert isinstance(second, CorpusRow)
     assert (first.id, first.voice, first.sampling.seed) == ("0", None, 4)
     assert (second.id, second.sampling.seed) == ("1", seed_of("1", 0))
 
@@ -86,8 +86,8 @@ def test_a_line_may_skip_unsupported_characters(tmp_path: Path) -> None:
 
     first, second, third = read(path)
 
-    assert isinstance(first, Row)
-    assert isinstance(second, Row)
+    assert isinstance(first, CorpusRow)
+    assert isinstance(second, CorpusRow)
     assert isinstance(third, BadLine)
     assert (first.on_unsupported, second.on_unsupported) == (None, "skip")
     assert third.reason == "on_unsupported: 1 is not known; there are error, skip"
@@ -137,7 +137,7 @@ def test_a_line_longer_than_any_text_is_told_and_the_next_is_read(tmp_path: Path
 
     assert isinstance(first, BadLine)
     assert first.reason == "has more than 4,194,304 bytes, which is the most that is read"
-    assert isinstance(second, Row)
+    assert isinstance(second, CorpusRow)
     assert second.line == 2
 
 
@@ -149,9 +149,9 @@ def test_no_line_of_a_table_with_gaps_in_its_numbers_is_lost(tmp_path: Path) -> 
 
     first, second = read(path)
 
-    assert isinstance(first, Row)
+    assert isinstance(first, CorpusRow)
     assert (first.sampling.seed, first.sampling.top_p) == (3, 1)
-    assert isinstance(second, Row)
+    assert isinstance(second, CorpusRow)
     assert second.sampling.seed == seed_of("1", 0)
 
 

@@ -19,29 +19,31 @@ from pyarrow import parquet
 
 from corpus_room import Local, speak, tree
 from deployments import BUCKET, REGION
-from s1_mini.cli.corpus import Tally
+from s1_mini.cli.corpus import CorpusTally
 from s1_mini.corpus.manifest import Entry, Layout, Spoken, close_manifest, open_manifest, write_shard
-from s1_mini.corpus.output import FolderOutput, Output, S3Output, open_output
-from s1_mini.corpus.rows import BadLine, CorpusError, Row, Shard
+from s1_mini.corpus.output import FolderOutput, S3Output, StageOutput, open_output
+from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Shard
 from s1_mini.types import SamplingParams
 
 HEADER = {"input": {"lines": 4}, "columns": {"text": "text"}}
 
 
-def rows() -> list[Row]:
-    return [Row(i, "a.csv", i + 2, f"id-{i}", f"Text {i}.", None, SamplingParams(seed=i)) for i in range(4)]
+def rows() -> list[CorpusRow]:
+    return [CorpusRow(i, "a.csv", i + 2, f"id-{i}", f"Text {i}.", None, SamplingParams(seed=i)) for i in range(4)]
 
 
 SHARDS = [Shard(number, tuple(rows()[2 * number : 2 * number + 2])) for number in range(2)]
 
 
-def write_all(output: Output, layout: Layout = "files") -> None:
+def write_all(output: StageOutput, layout: Layout = "files") -> None:
     """Write a corpus whose audio is the bytes of the texts."""
     entries = open_manifest(output, HEADER)
     for shard in SHARDS:
         if shard.number not in entries:
             results: list[Spoken | BadLine] = [
-                Spoken(row, row.text.encode() * 9, 0.25, 16_000, "stop") for row in shard.lines if isinstance(row, Row)
+                Spoken(row, row.text.encode() * 9, 0.25, 16_000, "stop")
+                for row in shard.lines
+                if isinstance(row, CorpusRow)
             ]
             if shard.number == 1:
                 results[0] = BadLine(2, "a.csv", 4, "id-2", "nothing to say")
@@ -271,7 +273,7 @@ def test_what_s3_refuses_is_a_sentence(  # noqa: PLR0917 - fixtures
 
 def test_sound_an_hour_cost_and_time_left_are_of_this_run() -> None:
     now = [100.0]
-    tally = Tally(total=100, price=7.2, clock=lambda: now[0])
+    tally = CorpusTally(total=100, price=7.2, clock=lambda: now[0])
     entry = Entry(shard=0, texts=20, spoken=19, cut=1, seconds=900, files={}, errors=[{"line": 1}])
     tally.add(entry)
     tally.begin()

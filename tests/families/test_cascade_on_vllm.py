@@ -20,7 +20,7 @@ from leaks import leaks
 from reference_bark import Reference, coarse_runs, piece_runs
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
-from s1_mini.families.base import Chain
+from s1_mini.families.base import StageChain
 from s1_mini.families.cascade.config import read_cascade_config
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.on_vllm import stage as worked
@@ -253,7 +253,7 @@ def test_stages_are_named_with_commas_between(
 
 
 @pytest.fixture(scope="module")
-def one_slot(cascade: Path, python: Path) -> Iterator[tuple[LoadedCascade, Chain]]:
+def one_slot(cascade: Path, python: Path) -> Iterator[tuple[LoadedCascade, StageChain]]:
     """Stages for one utterance at a time."""
     settings = CascadeSettings(vllm_stages=BOTH, vllm_python=python)
     loaded = LoadedCascade(cascade, CPU, settings)
@@ -265,7 +265,7 @@ def one_slot(cascade: Path, python: Path) -> Iterator[tuple[LoadedCascade, Chain
 
 @with_vllm
 def test_coarse_codes_equal_transformers_for_voices_of_20_consecutive_lengths(
-    one_slot: tuple[LoadedCascade, Chain], bark: Reference
+    one_slot: tuple[LoadedCascade, StageChain], bark: Reference
 ) -> None:
     lengths = [0, 60, *range(190, 210)]  # of which every third or so makes an odd number of codes in the prompt
 
@@ -278,7 +278,7 @@ def test_coarse_codes_equal_transformers_for_voices_of_20_consecutive_lengths(
 @with_vllm
 @pytest.mark.parametrize("first_length", [60, 61])  # an odd and an even number of codes in the prompts of the others
 def test_each_of_four_pieces_of_a_text_has_the_coarse_codes_of_transformers(
-    one_slot: tuple[LoadedCascade, Chain], bark: Reference, first_length: int
+    one_slot: tuple[LoadedCascade, StageChain], bark: Reference, first_length: int
 ) -> None:
     runs = piece_runs(*one_slot, bark, first_length)
 
@@ -287,7 +287,7 @@ def test_each_of_four_pieces_of_a_text_has_the_coarse_codes_of_transformers(
 
 @with_vllm
 def test_a_semantic_stage_of_one_slot_generates_up_to_the_last_position(
-    one_slot: tuple[LoadedCascade, Chain], cascade: Path
+    one_slot: tuple[LoadedCascade, StageChain], cascade: Path
 ) -> None:
     loaded, chain = one_slot
     ours = LoadedCascade(cascade, CPU, CascadeSettings()).chain(1, loaded.max_positions)

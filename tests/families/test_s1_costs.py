@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.stream_state import StreamState
 from s1_mini.config import EngineConfig
 from s1_mini.families.s1.costs import stream_bytes
 from s1_mini.families.s1.loaded import as_s1
@@ -21,7 +21,7 @@ def test_costs_are_those_of_the_checkpoint(tiny: Path) -> None:
     model = as_s1(speaker.loaded).model
     step = speaker.sizes(0).stages["language_model"].step
 
-    assert step(1, 65).num_bytes - step(1, 64).num_bytes == model.column_bytes
+    assert step(1, 65).num_bytes - step(1, 64).num_bytes == model.position_bytes
     assert step(4, 64).operations == 4 * step(1, 64).operations
     weights = 2 * step(1, 0).num_bytes - step(2, 0).num_bytes
     passes = model.num_codebooks - 1
@@ -30,7 +30,7 @@ def test_costs_are_those_of_the_checkpoint(tiny: Path) -> None:
 
 def test_the_counted_state_of_a_stream_is_what_a_stream_allocates(tiny: Path) -> None:
     loaded = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded)
-    state = Carry()
+    state = StreamState()
 
     with torch.inference_mode():
         loaded.codec.push(torch.zeros(1, loaded.codec.num_codebooks, 1, dtype=torch.int64), state)

@@ -15,7 +15,7 @@ import torch
 from kernel_checks import needs_gpu, randn
 from s1_mini.kernels.convolution import DILATED, POINTWISE, TRANSPOSED, UNITS, ConvolutionTile, is_many, tile_of
 from s1_mini.kernels.convolution_chain import (
-    Ending,
+    Epilogue,
     UnitWeights,
     _exchange_past_triton,
     convolve_on,
@@ -63,9 +63,9 @@ def needs_chain() -> None:
 
 def ending_of(
     outputs: int, channels: int, context: int, dtype: torch.dtype = torch.float16, *, snakes: bool = True
-) -> Ending:
+) -> Epilogue:
     table = snake_table(0.5 + randn(channels).abs()).repeat(1, outputs // channels)
-    return Ending(channels, randn(outputs, dtype=dtype), table if snakes else None, context, keeps_total=True)
+    return Epilogue(channels, randn(outputs, dtype=dtype), table if snakes else None, context, keeps_total=True)
 
 
 def unit_of(channels: int, dilation: int, dtype: torch.dtype = torch.float16) -> UnitWeights:
@@ -106,7 +106,7 @@ def test_a_convolution_and_its_ending(
     assert_near(ours[1][:, 6:].cpu(), theirs[1][:, 6:], dtype)
 
 
-def on_cpu(ending: Ending) -> Ending:
+def on_cpu(ending: Epilogue) -> Epilogue:
     assert ending.bias is not None
     assert ending.snake is not None
     return replace(ending, bias=ending.bias.cpu(), snake=ending.snake.cpu())

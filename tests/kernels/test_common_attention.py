@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernel_checks import assert_close
 from s1_mini.kernels import common_attention, decode_attention
-from s1_mini.kernels.backend import HAS_TRITON, one_order
+from s1_mini.kernels.backend import HAS_TRITON, batch_invariance
 from s1_mini.kernels.common_attention import CommonPrefixes
 from s1_mini.kernels.rope import HeadNorms
 from s1_mini.runtime.rows import SharedPrefixes
@@ -135,7 +135,7 @@ def ragged(dtype: torch.dtype) -> Room:
 def test_groups_of_any_kind_give_what_each_row_gives_by_torch(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, ordered: bool
 ) -> None:
-    with one_order(ordered):
+    with batch_invariance(ordered):
         room = ragged(dtype)
         ours = room.together()
 
@@ -149,7 +149,7 @@ def test_in_one_order_a_row_gives_the_same_bits_whether_it_shares_or_not(
 ) -> None:
     if dtype == torch.float32 and DEVICE == "cuda":
         pytest.skip("float32 has no such order on a GPU: the engine refuses")
-    with one_order():
+    with batch_invariance():
         room = ragged(dtype)
         shared, apart = room.together(), room.step(None)
         assert torch.equal(shared, apart)
@@ -164,7 +164,7 @@ def test_a_group_that_rests_may_have_more_in_common_than_all_that_step_attend_to
     dtype: torch.dtype, ordered: bool
 ) -> None:
     voices = [2, 1, 1, 1, 1, 2, 2, 2]  # those of voice 1 rest
-    with one_order(ordered):
+    with batch_invariance(ordered):
         room = Room(voices, dtype, {1: 224, 2: 64})
         apart = room.step(None)
         room.span = 128
@@ -181,7 +181,7 @@ def test_a_group_that_rests_may_have_more_in_common_than_all_that_step_attend_to
 @formats
 @orders
 def test_rows_join_and_their_leader_leaves(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, ordered: bool) -> None:
-    with one_order(ordered):
+    with batch_invariance(ordered):
         room = Room([1] * 6 + [0] * 3, dtype, {1: 96, 2: 64})
         room.together()
         assert room.shared.tables.groups[0, :2].tolist() == [0, 96]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernel_checks import dtypes, needs_gpu, randn
 from s1_mini.kernels import decode_attention
-from s1_mini.kernels.backend import one_order
+from s1_mini.kernels.backend import batch_invariance
 from s1_mini.kernels.convolution import convolve
 from s1_mini.kernels.linear import branch_sum, linear, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm, add_norm
@@ -26,14 +26,14 @@ def test_any_number_of_rows_that_look_any_distance_adds_up_columns_in_the_same_b
         return {decode_attention._split(rows, 8, span)[0] for rows in COUNTS for span in (64, 100, 512, 8192)}
 
     free = blocks()
-    with one_order():
+    with batch_invariance():
         assert len(blocks()) == 1
     assert len(free) > 1
 
 
 def assert_same_bits(call: Callable[[Tensor], Tensor], counts: tuple[int, ...] = COUNTS) -> None:
     """What `call` gives of some of `ROWS` rows, the first ones or the last, is what it gives of all."""
-    with one_order():
+    with batch_invariance():
         whole = call(torch.arange(ROWS, device="cuda"))
         for count in counts:
             for first in (0, ROWS - count):

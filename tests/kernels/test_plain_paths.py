@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.decode_attention import step_attention, used_columns
+from s1_mini.kernels.decode_attention import step_attention, used_positions
 from s1_mini.kernels.linear import branch_sum, linear, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm
 from s1_mini.kernels.rope import HeadNorms
@@ -87,7 +87,7 @@ def test_rows_that_name_one_slot_attend_as_a_block_of_its_tokens(normed: bool) -
         rope[columns[order]],
         norms,
         span=COLUMNS,
-        mask=used_columns(columns[order], COLUMNS, SIZE),
+        mask=used_positions(columns[order], COLUMNS, SIZE),
         slots=slots[order],
     )
 

@@ -44,7 +44,7 @@ def test_any_number_of_rows_walks_through_inputs_in_the_same_steps(
     limit: int, item_size: int, outputs: int, inputs: int, gated: bool
 ) -> None:
     sizes = {"gated": gated, "item_size": item_size, "limit": limit}
-    tiles = [many_tile(rows, outputs, inputs, one_order=True, **sizes) for rows in (*ROWS, 5000)]
+    tiles = [many_tile(rows, outputs, inputs, batch_invariance=True, **sizes) for rows in (*ROWS, 5000)]
 
     assert len({tile.inputs for tile in tiles}) == 1
     assert all(tile.shared_bytes(item_size, gated) <= limit for tile in tiles)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from s1_mini.kernels.weight import QuantizedWeight
-from s1_mini.layers.kv_cache import Columns, KVCache
+from s1_mini.layers.kv_cache import CachePositions, KVCache
 from s1_mini.layers.quantized import QuantizedLinear, quantize_linears
 from s1_mini.layers.transformer import BlockConfig, FeedForward, TransformerBlock, rope_table
 
@@ -52,7 +52,7 @@ def test_a_prompt_and_a_step_are_as_with_the_kept_weights_in_full(dtype: torch.d
     for block in pair(dtype):
         kept = cache()
         block_out = block(x, rope[:5].unsqueeze(0), mask, kept.block_store(0, slice(1), 0))
-        step, branch = block.step(x[0, :1], None, kept.rows(0), Columns(one, one, 6, rope[one], None))
+        step, branch = block.step(x[0, :1], None, kept.rows(0), CachePositions(one, one, 6, rope[one], None))
         outs.append((block_out, step if branch is None else step + branch))
 
     bound = {"rtol": 2**-5, "atol": 2**-5} if dtype == torch.int8 else {}  # a CPU multiplies int8 in bf16

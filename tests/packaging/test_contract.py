@@ -12,7 +12,7 @@ from s1_mini.cli.app import run
 from s1_mini.packaging.verify import verify_directory
 from s1_mini.packaging.write import lay_out, write_prefix
 from s1_mini.sagemaker import contract
-from s1_mini.sagemaker.contract import CTRL_BREAK, SIGTERM, Ending, stop
+from s1_mini.sagemaker.contract import CTRL_BREAK, SIGTERM, StopSignal, stop
 
 
 def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -100,7 +100,7 @@ class Process:
 
 
 @pytest.mark.parametrize(("ending", "number"), [(CTRL_BREAK, 1), (SIGTERM, 15)])
-def test_a_container_is_asked_to_end_in_a_way_that_it_can_answer(ending: Ending, number: int) -> None:
+def test_a_container_is_asked_to_end_in_a_way_that_it_can_answer(ending: StopSignal, number: int) -> None:
     process = Process(0)
 
     step = stop(process, ending)

@@ -16,10 +16,10 @@ from recipes.voice.channels import ChannelsLast
 from recipes.voice.codec import SpeechPool, initialise
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_utterances
-from s1_mini.codecs.carry import NoCarry
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.layers import ResidualUnit
 from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.stream_state import NoState
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -64,7 +64,7 @@ def test_training_computes_what_the_engine_computes_and_its_gradients() -> None:
     waves, vectors = 0.1 * torch.randn(2, 1, 8 * codec.samples_per_frame), torch.randn(2, 16, 8)
     both = []
     for latents, sound in (
-        (codec.latents(waves, NoCarry()), codec.synthesise(vectors, NoCarry())),
+        (codec.latents(waves, NoState()), codec.synthesise(vectors, NoState())),
         (halves.latents(waves), halves.synthesise(vectors)),
     ):
         codec.zero_grad()

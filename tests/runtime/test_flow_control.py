@@ -11,7 +11,7 @@ import pytest
 
 from leaks import leaks
 from s1_mini.core.output_queue import OutputQueue
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import MAX_QUEUED, Request
 from s1_mini.exceptions import CapacityError, EngineError
 from s1_mini.runtime.loader import LoadedCheckpoint
@@ -37,7 +37,7 @@ def prompts(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> list[
     built: list[tuple[int, str]] = []
     plain = speaker.loaded.prompt
 
-    def prompt(text: str, voices: Any) -> Prompt:
+    def prompt(text: str, voices: Any) -> PromptTokens:
         built.append((threading.get_ident(), text))
         return plain(text, voices)
 
@@ -96,7 +96,7 @@ def test_a_later_prompt_that_fails_ends_its_request_alone(
 ) -> None:
     expected, plain = sound(ask(synthesizer, *PIECES[:6], voices=[VOICE])), speaker.loaded.prompt
 
-    def prompt(text: str, voices: Any) -> Prompt:
+    def prompt(text: str, voices: Any) -> PromptTokens:
         if text == "Bad.":
             raise RuntimeError("a bad prompt")
         return plain(text, voices)

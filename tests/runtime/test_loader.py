@@ -244,7 +244,7 @@ def test_an_engine_with_narrow_weights_speaks_and_tells_what_it_chose(
     assert (health["weights_dtype"]["value"], health["kv_dtype"]["value"]) == chosen
     assert weights == chosen[0] or "fp8 was asked for, but cpu has no fp8" in health["weights_dtype"]["reason"]
     assert model.num_bytes < full.num_bytes
-    assert model.column_bytes == full.column_bytes * share
+    assert model.position_bytes == full.position_bytes * share
     assert {weight.dtype for weight in model.network.fast_layers.parameters()} == {torch.float32}
 
 

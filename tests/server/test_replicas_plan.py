@@ -14,15 +14,15 @@ import pytest
 from replica_room import needs_proxy
 from s1_mini import EngineConfig
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.remote.devices import Machine, assign_device, count_replicas
+from s1_mini.remote.devices import LocalMachine, assign_device, count_replicas
 from s1_mini.remote.proxy import ADDRESSES, STATES, describe_proxy, find_proxy
 from s1_mini.server.member import ReplicaInfo, trusted_peers
 from s1_mini.server.settings import ServerSettings
 from tests.cli.conftest import Call
 from tests.cli.conftest import call as call  # noqa: PLC0414 - a fixture of these tests, too
 
-GPUS = Machine(num_gpus=4, num_cores=32, free_bytes=200e9)
-CORES = Machine(num_gpus=0, num_cores=2, free_bytes=4e9)
+GPUS = LocalMachine(num_gpus=4, num_cores=32, free_bytes=200e9)
+CORES = LocalMachine(num_gpus=0, num_cores=2, free_bytes=4e9)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ CORES = Machine(num_gpus=0, num_cores=2, free_bytes=4e9)
         ("auto", "cuda:1", GPUS, 1),
         ("auto", "cpu", GPUS, 1),
         ("auto", "auto", CORES, 1),
-        ("auto", "auto", Machine(4, 32, 200e9, is_windows=True), 1),
+        ("auto", "auto", LocalMachine(4, 32, 200e9, is_windows=True), 1),
         (1, "auto", GPUS, 1),
         (3, "auto", GPUS, 3),
         (2, "cpu", CORES, 2),
@@ -41,7 +41,7 @@ CORES = Machine(num_gpus=0, num_cores=2, free_bytes=4e9)
     ],
 )
 def test_there_is_one_replica_for_each_gpu_or_as_many_as_are_asked_for(
-    wanted: int, device: str, machine: Machine, count: int
+    wanted: int, device: str, machine: LocalMachine, count: int
 ) -> None:
     assert count_replicas(wanted, EngineConfig(device=device), machine, 40_000_000) == count
 
@@ -50,14 +50,20 @@ def test_there_is_one_replica_for_each_gpu_or_as_many_as_are_asked_for(
     ("wanted", "device", "machine", "checkpoint", "sentence"),
     [
         (5, "auto", GPUS, 4e7, "replicas=5: each has a GPU of its own, and 4 GPUs are here; auto takes all of them"),
-        (2, "auto", Machine(1, 8, 9e9), 4e7, "replicas=2: each has a GPU of its own, and 1 GPU is here;"),
+        (2, "auto", LocalMachine(1, 8, 9e9), 4e7, "replicas=2: each has a GPU of its own, and 1 GPU is here;"),
         (2, "cuda:1", GPUS, 4e7, "replicas=2: device=cuda:1 is one device; say auto, cuda or cpu"),
         (2, "auto", CORES, 2e9, "replicas=2: each takes about 4.5 GB of memory, and 4.0 GB are free: enough for 0"),
-        (2, "auto", Machine(4, 32, 9e9, is_windows=True), 4e7, "replicas=2: several replicas need Linux or macOS;"),
+        (
+            2,
+            "auto",
+            LocalMachine(4, 32, 9e9, is_windows=True),
+            4e7,
+            "replicas=2: several replicas need Linux or macOS;",
+        ),
     ],
 )
 def test_what_has_no_place_is_told(
-    wanted: int, device: str, machine: Machine, checkpoint: float, sentence: str
+    wanted: int, device: str, machine: LocalMachine, checkpoint: float, sentence: str
 ) -> None:
     with pytest.raises(ConfigurationError) as told:
         count_replicas(wanted, EngineConfig(device=device), machine, int(checkpoint))
@@ -74,7 +80,7 @@ def test_more_replicas_than_cores_get_a_warning(caplog: pytest.LogCaptureFixture
 def test_each_replica_sees_its_own_gpu_only_or_its_share_of_the_cores() -> None:
     assert [assign_device(index, 2, GPUS, {})["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["0", "1"]
     assert assign_device(1, 2, GPUS, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
-    assert assign_device(1, 2, Machine(0, 8, 9e9), {}) == {"OMP_NUM_THREADS": "4"}
+    assert assign_device(1, 2, LocalMachine(0, 8, 9e9), {}) == {"OMP_NUM_THREADS": "4"}
     assert assign_device(1, 2, CORES, {"OMP_NUM_THREADS": "1"}) == {}
 
 
@@ -168,6 +174,6 @@ def test_one_address_holds_no_more_than_its_share_of_the_connections_unless_it_i
 def test_stages_on_devices_of_their_own_and_several_replicas_exclude_each_other() -> None:
     apart = EngineConfig(device="cuda", placement="codec=cuda:1")
 
-    assert count_replicas("auto", apart, Machine(4, 8, 1e12), 0) == 1
+    assert count_replicas("auto", apart, LocalMachine(4, 8, 1e12), 0) == 1
     with pytest.raises(ConfigurationError, match="replicas=2: S1_MINI_PLACEMENT gives stages to devices"):
-        count_replicas(2, apart, Machine(4, 8, 1e12), 0)
+        count_replicas(2, apart, LocalMachine(4, 8, 1e12), 0)

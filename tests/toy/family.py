@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
-from s1_mini.core.prompt import Prompt
-from s1_mini.families.base import Chain, Check, Conversion, Description, Placement
+from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
+from s1_mini.core.prompt import PromptTokens
+from s1_mini.families.base import Check, Conversion, Description, Placement, StageChain
 from s1_mini.types import Voice
 from s1_mini.voices.format import TensorFormat, VoiceFormat
-from s1_mini.weights.write import Member, copied
+from s1_mini.weights.write import ArchiveEntry, copied
 from tests.toy.stages import FRAMES, SAMPLE_RATE, WIDTH, Frames, Text, Vocoder, policies
 
 NAME = "toy"
@@ -36,16 +36,18 @@ class LoadedToy:
     num_bytes, position_bytes, max_positions = 1000, 8, MAX_POSITIONS
     networks = ()
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
         items = np.frombuffer(text.encode(), np.uint8).astype(np.int64)[:, None]
-        return Prompt(items, voice={"speaker": voices[0].tensors["speaker"].numpy()} if voices else {})
+        return PromptTokens(items, voice={"speaker": voices[0].tensors["speaker"].numpy()} if voices else {})
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
         return Voice({"speaker": torch.from_numpy(made[1].mean(0)) / 2}, text)
 
-    def chain(self, slots: int, positions: int) -> Chain:
+    def chain(self, slots: int, positions: int) -> StageChain:
         made = policies(slots)
-        return Chain(made, (Text(), Frames(), Vocoder()), SAMPLE_RATE, lambda prompt: positions - len(prompt.items))
+        return StageChain(
+            made, (Text(), Frames(), Vocoder()), SAMPLE_RATE, lambda prompt: positions - len(prompt.items)
+        )
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         yield
@@ -74,14 +76,14 @@ class Toy:
         reads = StageSizes(1e6, lambda rows, _: Cost(1e6, 2e6 * rows), "memory")
         sounds = StageSizes(1e5, lambda rows, _: Cost(1e5, 1e7 * rows), "compute")
         stages = {"text": reads, "frames": reads, "vocoder": sounds}
-        text = Demand(LoadedToy.position_bytes, prefix_cache=prefix_cache_bytes)
-        demands = {"text": text, "frames": Demand(), "vocoder": Demand(frame=1280)}
+        text = MemoryRequirement(LoadedToy.position_bytes, prefix_cache=prefix_cache_bytes)
+        demands = {"text": text, "frames": MemoryRequirement(), "vocoder": MemoryRequirement(frame=1280)}
         return Sizes(stages, demands, 1 / FRAMES.rate, MAX_POSITIONS, lambda _, text_bytes: 4 * text_bytes)
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedToy:  # noqa: ARG002
         return LoadedToy()
 
-    def files(self, directory: Path, conversion: Conversion) -> list[Member]:  # noqa: ARG002 - nothing to convert
+    def files(self, directory: Path, conversion: Conversion) -> list[ArchiveEntry]:  # noqa: ARG002 - nothing to convert
         return [copied(directory / "config.json", "config.json")]
 
     def verify(self, *_: Any) -> Iterator[Check] | None:

@@ -20,7 +20,7 @@ from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Prefill, StepResult
 from s1_mini.core.output_queue import OutputQueue
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import StagePolicy
@@ -192,7 +192,7 @@ class Profiler:
         for _ in self._loaded.condition(torch.from_numpy(recording)):
             pass
 
-    def _prompt(self) -> Prompt:
+    def _prompt(self) -> PromptTokens:
         return self._loaded.prompt(tidied(self._text, MAX_CHARACTERS), self._voices)
 
 
@@ -229,7 +229,7 @@ def unthreaded(policies: Sequence[StagePolicy], stages: Sequence[Stage], slots: 
     return core
 
 
-def submit(core: EngineCore, sample_rate: int, prompt: Prompt, *, max_steps: int, seed: int) -> OutputQueue:
+def submit(core: EngineCore, sample_rate: int, prompt: PromptTokens, *, max_steps: int, seed: int) -> OutputQueue:
     """Submit one utterance; return the queue of its audio."""
     queue, now = OutputQueue(lambda: core.cancel(request)), time.monotonic()
     speech = AudioOutput(queue, sample_rate=sample_rate, arrived=now, is_streamed=True)

@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Card:
+class Gpu:
     """One GPU. A card without bfloat16 computes in float16, at the same speed."""
 
     name: str
@@ -40,7 +40,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Machine:
+class InstanceType:
     """A type of instance and its GPUs."""
 
     instance_type: str
@@ -51,18 +51,18 @@ class Machine:
 CARDS = {
     card.name: card
     for card in (
-        Card("t4", "T4", 15_360, 320, 65, 8.1, (7, 5), has_bfloat16=False, has_fp8=False),
-        Card("a10g", "A10G", 23_028, 600, 70, 35, (8, 6), has_bfloat16=True, has_fp8=False),
-        Card("l4", "L4", 23_034, 300, 121, 30.3, (8, 9), has_bfloat16=True, has_fp8=True),
-        Card("l40s", "L40S", 46_068, 864, 362, 91.6, (8, 9), has_bfloat16=True, has_fp8=True),
-        Card("a100", "A100", 40_960, 1_555, 312, 19.5, (8, 0), has_bfloat16=True, has_fp8=False),
-        Card("h100", "H100", 81_559, 3_350, 989, 67, (9, 0), has_bfloat16=True, has_fp8=True),
-        Card("h200", "H200", 143_771, 4_800, 989, 67, (9, 0), has_bfloat16=True, has_fp8=True),
+        Gpu("t4", "T4", 15_360, 320, 65, 8.1, (7, 5), has_bfloat16=False, has_fp8=False),
+        Gpu("a10g", "A10G", 23_028, 600, 70, 35, (8, 6), has_bfloat16=True, has_fp8=False),
+        Gpu("l4", "L4", 23_034, 300, 121, 30.3, (8, 9), has_bfloat16=True, has_fp8=True),
+        Gpu("l40s", "L40S", 46_068, 864, 362, 91.6, (8, 9), has_bfloat16=True, has_fp8=True),
+        Gpu("a100", "A100", 40_960, 1_555, 312, 19.5, (8, 0), has_bfloat16=True, has_fp8=False),
+        Gpu("h100", "H100", 81_559, 3_350, 989, 67, (9, 0), has_bfloat16=True, has_fp8=True),
+        Gpu("h200", "H200", 143_771, 4_800, 989, 67, (9, 0), has_bfloat16=True, has_fp8=True),
     )
 }
 
 MACHINES = tuple(
-    Machine(f"ml.{family}.{size}", card, num_gpus)
+    InstanceType(f"ml.{family}.{size}", card, num_gpus)
     for family, card, sizes in (
         ("g4dn", "t4", {"xlarge": 1, "2xlarge": 1, "12xlarge": 4}),
         ("g5", "a10g", {"xlarge": 1, "2xlarge": 1, "12xlarge": 4, "24xlarge": 4, "48xlarge": 8}),
@@ -77,7 +77,7 @@ MACHINES = tuple(
 )
 
 
-def find_card(name: str) -> Card:
+def find_card(name: str) -> Gpu:
     """Return the GPU of a name, in any case. Raises `ParameterError` if it is unknown."""
     card = CARDS.get(name.lower())
     if card is None:
@@ -85,7 +85,7 @@ def find_card(name: str) -> Card:
     return card
 
 
-def find_machine(instance_type: str) -> Machine:
+def find_machine(instance_type: str) -> InstanceType:
     """Return an instance type, with or without `ml.`. Raises `ParameterError` if it is unknown."""
     wanted = instance_type.lower().removeprefix("ml.")
     found = next((machine for machine in MACHINES if machine.instance_type.removeprefix("ml.") == wanted), None)
@@ -95,12 +95,12 @@ def find_machine(instance_type: str) -> Machine:
     return found
 
 
-def card_in(device_name: str) -> Card | None:
+def card_in(device_name: str) -> Gpu | None:
     """Return the GPU by the name that its driver reports ("NVIDIA A100-SXM4-40GB"), or None."""
     words = device_name.lower().replace("-", " ").split()
     return next((card for card in CARDS.values() if card.name in words), None)
 
 
-def machines_with(card: Card) -> list[Machine]:
+def machines_with(card: Gpu) -> list[InstanceType]:
     """Return the machines that have this card, the smallest first."""
     return [machine for machine in MACHINES if machine.card == card.name]

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from s1_mini.capacity.cards import CARDS, MACHINES, Card, Machine, machines_with
+from s1_mini.capacity.cards import CARDS, MACHINES, Gpu, InstanceType, machines_with
 from s1_mini.capacity.sizes import (
     AUTO_SLOTS,
     CONTEXT_BYTES,
     SPAN,
     Formats,
-    Room,
     Sizes,
+    SlotPool,
     StageSizes,
     count_slots,
     fit_slots,
@@ -93,7 +93,7 @@ class Floors:
     `devices` are the names of the stages that are on each of several such cards.
     """
 
-    def __init__(self, sizes: Sizes, card: Card, context: int, devices: Sequence[Sequence[str]] = ()) -> None:
+    def __init__(self, sizes: Sizes, card: Gpu, context: int, devices: Sequence[Sequence[str]] = ()) -> None:
         self._sizes, self._card, self._context = sizes, card, context
         self._devices = [[sizes.stages[name] for name in names] for names in devices or (tuple(sizes.stages),)]
         self._bytes_per_ms = COPY_SHARE * card.bandwidth_gb_s * 1e6
@@ -125,7 +125,7 @@ class Floors:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlanOptions:
     """Options of a plan. `columns` of a slot: None lets the engine choose; `context` of them are in use.
 
     `placement` names the devices of stages that are not on the first GPU, as the setting does.
@@ -169,21 +169,21 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapacityPlan:
     """One card's figures, or those of several such cards that one engine uses; memory in bytes."""
 
-    card: Card
-    wish: Wish
+    card: Gpu
+    wish: PlanOptions
     sizes: Sizes
     stages: Mapping[str, tuple[str, ...]]  # on each GPU, by its name
-    rooms: tuple[Room, ...]  # of each GPU, besides weights and the driver's context
+    rooms: tuple[SlotPool, ...]  # of each GPU, besides weights and the driver's context
     slots: int
     columns: int
     floors: tuple[StepTime, ...]  # at `ROWS`, then at all slots
     expected: tuple[StepTime, ...]
     most: Streams  # by the floor
     likely: Streams
-    machine: Machine | None = None
+    machine: InstanceType | None = None
     replicas: int = 1  # on that machine
 
     @property
@@ -229,7 +229,7 @@ class Plan:
             "model_bytes": round(self.sizes.weight_bytes("memory")),
             "codec_bytes": round(self.sizes.weight_bytes("compute")),
             "fixed_bytes": sum(room.demand.fixed for room in self.rooms),  # whatever the number of slots
-            "column_bytes": demand.position,
+            "position_bytes": demand.position,
             "stream_row_bytes": demand.stream_row,
             "free_bytes": round(self.free_bytes),
             "slots": self.slots,
@@ -246,7 +246,7 @@ class Plan:
         }
 
 
-def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Card], wish: Wish) -> list[Plan]:
+def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish: PlanOptions) -> list[CapacityPlan]:
     """Plan for each card; `measure` returns the sizes of the checkpoint for formats and bytes of the prefix cache.
 
     Raises `ParameterError` for invalid columns, formats or placements, and for a single card without room.
@@ -270,8 +270,8 @@ def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Card], wish
 
 
 def plan_machine(
-    measure: Callable[[Formats, int], Sizes], machine: Machine, card: Card, wish: Wish, replicas: int | None
-) -> Plan:
+    measure: Callable[[Formats, int], Sizes], machine: InstanceType, card: Gpu, wish: PlanOptions, replicas: int | None
+) -> CapacityPlan:
     """Plan for a machine with `replicas`; None is one for each of its GPUs, or one if `wish` places stages.
 
     Raises `ParameterError` if they do not fit, naming what does.
@@ -292,14 +292,14 @@ def plan_machine(
     return replace(plan, machine=machine, replicas=replicas)
 
 
-def _larger(machine: Machine, num_gpus: int, way: str) -> str:
+def _larger(machine: InstanceType, num_gpus: int, way: str) -> str:
     """Return the ways out of too few GPUs, for an error message."""
     larger = [each for each in MACHINES if each.card == machine.card and each.num_gpus >= num_gpus]
     least = min(larger, key=lambda each: each.num_gpus, default=None)
     return way if least is None else f"{way}, or take {least.instance_type}, which has {least.num_gpus}"
 
 
-def _no_room(plan: Plan) -> str:
+def _no_room(plan: CapacityPlan) -> str:
     """Return an error message that names the stages that do not fit, and cards on which they do."""
     columns = plan.wish.columns or SPAN
     room = next(room for room in plan.rooms if room.count(columns) < 1)
@@ -320,11 +320,11 @@ def _no_room(plan: Plan) -> str:
     return message + (f"there is room on {', '.join(fits)}" if fits else "narrower formats need less (--weights int8)")
 
 
-def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:
+def _plan(sizes: Sizes, card: Gpu, wish: PlanOptions) -> CapacityPlan:
     gpus = {name: wish.gpu_of(name) for name in sizes.stages}
     stages = {f"cuda:{gpu}": tuple(name for name in gpus if gpus[name] == gpu) for gpu in sorted({*gpus.values()})}
     rooms = tuple(
-        Room(
+        SlotPool(
             card.memory_bytes - CONTEXT_BYTES - sum(sizes.stages[name].weight_bytes for name in names),
             sum_demands(sizes.demands[name] for name in names),
             device,
@@ -340,7 +340,7 @@ def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:
         slots = slots if columns else 0
     floors = Floors(sizes, card, wish.context, list(stages.values()))
     rows = (*ROWS, max(1, slots))
-    return Plan(
+    return CapacityPlan(
         card=card,
         wish=wish,
         sizes=sizes,

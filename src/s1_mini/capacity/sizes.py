@@ -25,7 +25,7 @@ SAFE_SHARE = 0.02  # of the free memory, for what falls between blocks
 
 
 @dataclass(frozen=True)
-class Demand:
+class MemoryRequirement:
     """Memory of one stage, or of several on one device, besides the weights, in bytes."""
 
     position: int = 0  # of one position of one slot: keys and values, random numbers
@@ -39,8 +39,10 @@ class Demand:
     copies: int = 0
     fixed_slot: int = 0  # of one slot, whatever its length
 
-    def __add__(self, other: Demand) -> Demand:
-        return Demand(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Demand)))
+    def __add__(self, other: MemoryRequirement) -> MemoryRequirement:
+        return MemoryRequirement(
+            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(MemoryRequirement))
+        )
 
     @property
     def fixed(self) -> int:
@@ -54,11 +56,11 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Room:
+class SlotPool:
     """A device: free bytes besides weights and context, and the demand of its stages."""
 
     free_bytes: float
-    demand: Demand
+    demand: MemoryRequirement
     name: str = ""
 
     @property
@@ -74,17 +76,17 @@ class Room:
         return int(self.for_slots // each)
 
 
-def sum_demands(demands: Iterable[Demand]) -> Demand:
+def sum_demands(demands: Iterable[MemoryRequirement]) -> MemoryRequirement:
     """Return the sum of the demands of stages on one device."""
-    return sum(demands, Demand())
+    return sum(demands, MemoryRequirement())
 
 
-def count_slots(rooms: Sequence[Room], positions: int) -> int:
+def count_slots(rooms: Sequence[SlotPool], positions: int) -> int:
     """Return the slots of `positions` positions that fit on all devices."""
     return min(room.count(positions) for room in rooms)
 
 
-def fit_slots(rooms: Sequence[Room], *, wanted: int, positions: int, needed: int) -> tuple[int, int]:
+def fit_slots(rooms: Sequence[SlotPool], *, wanted: int, positions: int, needed: int) -> tuple[int, int]:
     """Choose slots and their positions: the wanted number with all `positions`, if there is room for it.
 
     Else as many slots, at most `wanted`, as there is room for with the `needed` positions of a piece of speech, in
@@ -139,7 +141,7 @@ class Sizes:
     """The sizes of one checkpoint. Stages are in the order of the chain, and named as `placement` names them."""
 
     stages: Mapping[str, StageSizes]
-    demands: Mapping[str, Demand]
+    demands: Mapping[str, MemoryRequirement]
     frame_s: float  # seconds of sound of one frame
     max_positions: int  # of a slot
     needed_positions: Callable[[float, int], int]  # for a reference of seconds, and a piece of bytes of text
@@ -149,6 +151,6 @@ class Sizes:
         return sum(stage.weight_bytes for stage in self.stages.values() if stage.bound == bound)
 
     @cached_property
-    def demand(self) -> Demand:
+    def demand(self) -> MemoryRequirement:
         """Demand of all stages on one device."""
         return sum_demands(self.demands.values())

@@ -27,7 +27,7 @@ HOUR_S = 3600
 
 
 @dataclass
-class Tally:
+class CorpusTally:
     """Figures of a corpus of `total` lines; `price` is that of an hour of all machines. Rates are those of this run."""
 
     total: int
@@ -163,7 +163,7 @@ def corpus(
     with open_source(source, asked, defaults, shard_size) as texts:
         header = make_header(texts, config, layout, format_)
         entries = open_manifest(place, header)
-        tally = Tally(texts.num_lines, price)
+        tally = CorpusTally(texts.num_lines, price)
         for entry in entries.values():
             tally.add(entry)
         tally.begin()
@@ -178,7 +178,9 @@ def corpus(
     _check(tally, output, fail_on_error=fail_on_error)
 
 
-def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, actors: int | None) -> Iterator[Entry]:
+def _speak(
+    job: Job, texts: Source, entries: dict[int, Entry], tally: CorpusTally, *, actors: int | None
+) -> Iterator[Entry]:
     """Speak the missing shards, with a progress bar; `actors` is None without Ray, 0 for as many as fit."""
     from s1_mini.corpus.workers import work_here, work_on_ray
 
@@ -193,7 +195,7 @@ def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, 
 
 
 @contextmanager
-def _shown(tally: Tally) -> Iterator[tuple[Show, Say]]:
+def _shown(tally: CorpusTally) -> Iterator[tuple[Show, Say]]:
     """Yield functions that show the tally and a message: a bar on a terminal, a line a minute elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -218,7 +220,7 @@ def _shown(tally: Tally) -> Iterator[tuple[Show, Say]]:
         )
 
 
-def _report(tally: Tally, output: str) -> None:
+def _report(tally: CorpusTally, output: str) -> None:
     from s1_mini.corpus.manifest import ERRORS
 
     spoken = tally.done - tally.bad
@@ -230,7 +232,7 @@ def _report(tally: Tally, output: str) -> None:
         typer.echo(f"s1-mini: warning: {tally.cut:,} texts have a sentence cut at max_new_tokens", err=True)
 
 
-def _check(tally: Tally, output: str, *, fail_on_error: bool) -> None:
+def _check(tally: CorpusTally, output: str, *, fail_on_error: bool) -> None:
     """Raise `CorpusError` if all lines failed or, with `fail_on_error`, any."""
     from s1_mini.corpus.manifest import ERRORS
     from s1_mini.corpus.rows import CorpusError

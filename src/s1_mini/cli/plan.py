@@ -13,7 +13,7 @@ from s1_mini.cli.verb import engine_config, named_checkpoint
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from s1_mini.capacity.plan import Plan, Streams
+    from s1_mini.capacity.plan import CapacityPlan, Streams
 
 WIDTH = 160  # of the table with all GPUs, without a terminal
 
@@ -61,7 +61,7 @@ def plan(
     from rich.console import Console
 
     from s1_mini.capacity.cards import CARDS, find_card, find_machine
-    from s1_mini.capacity.plan import Efficiency, Wish, make_plans, plan_machine
+    from s1_mini.capacity.plan import Efficiency, PlanOptions, make_plans, plan_machine
     from s1_mini.exceptions import ParameterError
     from s1_mini.families.registry import get_family
 
@@ -78,7 +78,7 @@ def plan(
     given = {name: value for name, value in shares.items() if value is not None}
     efficiency = replace(Efficiency(), **given, source="as given") if given else Efficiency()
     placed = engine_config(placement=placement).placement if placement else {}
-    wish = Wish(columns, context, weights, kv, codec, max_slots, efficiency, placed)
+    wish = PlanOptions(columns, context, weights, kv, codec, max_slots, efficiency, placed)
     cards = [find_card(gpu)] if gpu else [card for card in CARDS.values() if card.has_fp8 or not wish.needs_fp8]
     named = named_checkpoint(checkpoint, with_weights=False) if checkpoint else None
     family = named.family if named else get_family()
@@ -106,7 +106,7 @@ def plan(
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
 
 
-def _table(plans: list[Plan]) -> Table:
+def _table(plans: list[CapacityPlan]) -> Table:
     """One column a card, one line a figure."""
     from rich.table import Table
 
@@ -119,7 +119,7 @@ def _table(plans: list[Plan]) -> Table:
     return table
 
 
-def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
+def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
     first, data = plans[0], [plan.data() for plan in plans]
 
     def each(figure: object) -> list[str]:

@@ -14,7 +14,7 @@ from s1_mini.cli.verb import Checkpoint, Device, Precision, completing, engine_c
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
-    from s1_mini.remote.supervisor import Plan
+    from s1_mini.remote.supervisor import ServePlan
     from s1_mini.server.settings import ServerSettings
 
 
@@ -90,17 +90,17 @@ def _plan_replicas(
     checkpoint: Path,
     local_endpoint: str | None,
     async_store: str | None,
-) -> Plan | None:
+) -> ServePlan | None:
     """Plan several replicas; return None if one is enough. Raises `ConfigurationError` where they do not fit."""
-    from s1_mini.remote.devices import Machine, count_replicas, measure
+    from s1_mini.remote.devices import LocalMachine, count_replicas, measure
 
-    machine = Machine.here(settings.replicas, counts_gpus=config.device in ("auto", "cuda"))
+    machine = LocalMachine.here(settings.replicas, counts_gpus=config.device in ("auto", "cuda"))
     count = count_replicas(settings.replicas, config, machine, measure(checkpoint))
     if count == 1:
         return None
 
     from s1_mini.remote.proxy import find_proxy
-    from s1_mini.remote.supervisor import Plan
+    from s1_mini.remote.supervisor import ServePlan
     from s1_mini.sagemaker.async_store import open_store
 
     proxy = find_proxy()
@@ -116,7 +116,7 @@ def _plan_replicas(
         "S1_MINI_CHECKPOINT_PATH": str(checkpoint.resolve()) if config.checkpoint_path else "",
         "S1_MINI_MAX_BATCH_SIZE": str(config.max_batch_size or ""),
     }
-    return Plan(count, machine, proxy, config, settings, os.environ | told, local_endpoint, place)
+    return ServePlan(count, machine, proxy, config, settings, os.environ | told, local_endpoint, place)
 
 
 def _log_format(settings: ServerSettings) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptTokens:
     """What the first stage reads of one utterance."""
 
     items: np.ndarray  # [S, *shape] of the first stage's input

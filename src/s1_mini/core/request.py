@@ -13,7 +13,7 @@ import numpy as np
 
 from s1_mini.core.items import Items
 from s1_mini.core.messages import Conditions
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Progress, Spec, Unit
 from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
@@ -30,7 +30,7 @@ class Utterance:
 
     request: Request
     index: int
-    prompt: Prompt
+    prompt: PromptTokens
     max_steps: int
     sequences: list[StageSequence] = field(default_factory=list)  # one a stage, once it is begun
     # What the first stage here takes where another process makes it bit by bit; else that is the prompt.

@@ -26,7 +26,7 @@ _TEMPORARY = re.compile(r"\.s1-mini-[0-9a-f]{16}\.tmp")
 _DELETED_AT_ONCE = 1000  # limit of S3
 
 
-class Output(Protocol):
+class StageOutput(Protocol):
     """A place for files, by names with slashes. All methods raise `CorpusError`."""
 
     def names(self, folder: str) -> set[str]:
@@ -45,7 +45,7 @@ class Output(Protocol):
         """Delete a file, or a folder with its content, if it exists."""
 
 
-def open_output(place: str) -> Output:
+def open_output(place: str) -> StageOutput:
     """Open `s3://bucket/prefix` or a folder, which need not exist. Raises `CorpusError` or `ConfigurationError`."""
     return S3Output(S3Place.parse(place)) if place.startswith("s3://") else FolderOutput(Path(place))
 

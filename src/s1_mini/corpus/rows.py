@@ -25,7 +25,7 @@ class CorpusError(S1MiniError):
 
 
 @dataclass(frozen=True)
-class Columns:
+class CorpusColumns:
     """The names of the columns in use; None for a purpose without a column."""
 
     text: str
@@ -60,7 +60,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Row:
+class CorpusRow:
     """One text: its number in the corpus, from 0, and its place in the input."""
 
     number: int
@@ -89,10 +89,10 @@ class Shard:
     """Lines that are spoken and written together."""
 
     number: int
-    lines: tuple[Row | BadLine, ...]
+    lines: tuple[CorpusRow | BadLine, ...]
 
 
-def check(line: Line, number: int, file: str, columns: Columns, defaults: Defaults) -> Row | BadLine:
+def check(line: Line, number: int, file: str, columns: CorpusColumns, defaults: Defaults) -> CorpusRow | BadLine:
     """Return a line as a row, or with the reason why it is none."""
     identity: str | None = None
     if line.reason:
@@ -114,7 +114,9 @@ def check(line: Line, number: int, file: str, columns: Columns, defaults: Defaul
             raise ParameterError(str(columns.voice), f"{voice!r} is not text")
     except RequestError as error:
         return BadLine(number, file, line.number, identity, str(error))
-    return Row(number, file, line.number, identity, text, voice or defaults.voice, sampling, defaults.on_unsupported)
+    return CorpusRow(
+        number, file, line.number, identity, text, voice or defaults.voice, sampling, defaults.on_unsupported
+    )
 
 
 def _id_of(line: Line, number: int, column: str | None) -> str:

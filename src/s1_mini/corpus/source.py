@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from s1_mini.aws.place import S3Place
-from s1_mini.corpus.rows import BadLine, Columns, CorpusError, Defaults, Line, Row, Shard, check
+from s1_mini.corpus.rows import BadLine, CorpusColumns, CorpusError, CorpusRow, Defaults, Line, Shard, check
 from s1_mini.extras import require
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -46,7 +46,7 @@ class Source:
     """The texts of a corpus."""
 
     files: tuple[InputFile, ...]
-    columns: Columns
+    columns: CorpusColumns
     defaults: Defaults
     shard_size: int
     num_lines: int = 0
@@ -56,7 +56,7 @@ class Source:
     def num_shards(self) -> int:
         return -(-self.num_lines // self.shard_size)
 
-    def rows(self) -> Iterator[Row | BadLine]:
+    def rows(self) -> Iterator[CorpusRow | BadLine]:
         number = count()
         for file in self.files:
             for line in read_lines(file.path, self.columns.names):
@@ -134,7 +134,7 @@ def _download(place: S3Place, folder: Path) -> list[Path]:
         return paths
 
 
-def _choose(asked: Mapping[str, str | None], files: tuple[InputFile, ...]) -> Columns:
+def _choose(asked: Mapping[str, str | None], files: tuple[InputFile, ...]) -> CorpusColumns:
     """Return the columns to use. Raises `CorpusError` for one that was asked for and that a file lacks."""
     names: dict[str, Any] = {}
     found = [(file, _columns_of(file.path)) for file in files]
@@ -148,7 +148,7 @@ def _choose(asked: Mapping[str, str | None], files: tuple[InputFile, ...]) -> Co
                 )
         is_used = purpose == "text" or (wanted != "" and any(name in columns for _, columns in found))
         names[purpose] = name if is_used else None
-    return Columns(**names)
+    return CorpusColumns(**names)
 
 
 def _check_lines(source: Source) -> Source:
@@ -156,7 +156,7 @@ def _check_lines(source: Source) -> Source:
     seen, num_lines = set[bytes](), 0
     voices = {source.defaults.voice} if source.defaults.voice else set[str]()
     for num_lines, row in enumerate(source.rows(), 1):  # noqa: B007 - the last one counts
-        if isinstance(row, Row) and row.voice is not None:
+        if isinstance(row, CorpusRow) and row.voice is not None:
             voices.add(row.voice)
         if source.columns.id is not None and row.id is not None:
             key = hashlib.blake2b(row.id.encode(), digest_size=16).digest()

@@ -22,7 +22,7 @@ from s1_mini.audio.container import rate_in
 from s1_mini.corpus.job import Job, fingerprints
 from s1_mini.corpus.manifest import HEADER, Entry, Spoken, header_bytes, write_shard
 from s1_mini.corpus.output import open_output
-from s1_mini.corpus.rows import BadLine, CorpusError, Row, Shard
+from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Shard
 from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
 
 TRIES = 2  # of a text whose generation failed: memory may have run out because of others
@@ -74,7 +74,7 @@ class Worker:
         finally:
             gc.unfreeze()
 
-    def _speak(self, line: Row | BadLine) -> Spoken | BadLine:
+    def _speak(self, line: CorpusRow | BadLine) -> Spoken | BadLine:
         if isinstance(line, BadLine):
             return line
         for left in reversed(range(TRIES)):
@@ -87,7 +87,7 @@ class Worker:
                     return BadLine(line.number, line.file, line.line, line.id, str(error))
         raise AssertionError
 
-    def _try(self, row: Row) -> Spoken:
+    def _try(self, row: CorpusRow) -> Spoken:
         audio_format = self._job.audio_format
         response = self.engine.generate(
             row.text,

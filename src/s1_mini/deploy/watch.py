@@ -30,7 +30,7 @@ class WentBackError(DeploymentError):
 
 
 @dataclass(frozen=True)
-class State:
+class EndpointState:
     """What is seen at one moment: words for it, whether it is settled, and what went wrong."""
 
     words: str
@@ -78,50 +78,50 @@ class Watch:
                     raise StillGoingError(f"{title}: still {state.words} after {spent:.0f} s; AWS goes on by itself")
                 self.sleep(self.poll_s)
 
-    def _endpoint(self, wait: Wait) -> State:
+    def _endpoint(self, wait: Wait) -> EndpointState:
         seen = self._seen("describe_endpoint", EndpointName=wait.of)
         if seen is None:
-            return State("gone", done=wait.kind == "endpoint gone", failed=_vanished(wait))
+            return EndpointState("gone", done=wait.kind == "endpoint gone", failed=_vanished(wait))
         status, why = seen["EndpointStatus"], seen.get("FailureReason", "")
         words = f"{status}, {_machines(seen)}" if _machines(seen) else str(status)
         if wait.kind == "endpoint gone":
-            return State(words, failed=why if status == "Failed" and "elet" in why else "")
+            return EndpointState(words, failed=why if status == "Failed" and "elet" in why else "")
         if status in {"Failed", "UpdateRollbackFailed"}:
-            return State(words, failed=why or f"it is {status}")
+            return EndpointState(words, failed=why or f"it is {status}")
         if status != "InService":
-            return State(words)
+            return EndpointState(words)
         if seen.get("EndpointConfigName") == wait.content:
-            return State(words, done=True)
-        return State(
+            return EndpointState(words, done=True)
+        return EndpointState(
             words, failed=f"SageMaker went back to what ran before: {why or 'no reason given'}", untouched=True
         )
 
-    def _component(self, wait: Wait) -> State:
+    def _component(self, wait: Wait) -> EndpointState:
         seen = self._seen("describe_inference_component", InferenceComponentName=wait.of)
         if seen is None:
-            return State("gone", done=wait.kind == "component gone", failed=_vanished(wait))
+            return EndpointState("gone", done=wait.kind == "component gone", failed=_vanished(wait))
         status, why = seen["InferenceComponentStatus"], seen.get("FailureReason", "")
         copies = seen.get("RuntimeConfig", {})
         words = f"{status}, {copies.get('CurrentCopyCount', 0)} of {copies.get('DesiredCopyCount', 0)} copies"
         if wait.kind == "component gone":
-            return State(words, failed=why if status == "Failed" and "elet" in why else "")
+            return EndpointState(words, failed=why if status == "Failed" and "elet" in why else "")
         if status == "Failed":
-            return State(words, failed=why or "it is Failed")
+            return EndpointState(words, failed=why or "it is Failed")
         if status != "InService":
-            return State(words)
+            return EndpointState(words)
         if seen.get("Specification", {}).get("ModelName") == wait.content:
-            return State(words, done=True)
-        return State(
+            return EndpointState(words, done=True)
+        return EndpointState(
             words, failed=f"SageMaker went back to what ran before: {why or 'no reason given'}", untouched=True
         )
 
-    def _transform(self, wait: Wait) -> State:
+    def _transform(self, wait: Wait) -> EndpointState:
         seen = self._seen("describe_transform_job", TransformJobName=wait.of)
         if seen is None:
-            return State("gone", failed=_vanished(wait))
+            return EndpointState("gone", failed=_vanished(wait))
         status = str(seen["TransformJobStatus"])
         failed = seen.get("FailureReason") or "it is Failed" if status == "Failed" else ""
-        return State(status, done=status in {"Completed", "Stopped"}, failed=failed)
+        return EndpointState(status, done=status in {"Completed", "Stopped"}, failed=failed)
 
     def _seen(self, operation: str, **which: str) -> dict[str, Any] | None:
         return find(getattr(self.clients["sagemaker"], operation), **which)

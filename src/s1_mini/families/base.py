@@ -1,7 +1,7 @@
 """The interface of a model family.
 
 The registry names a `Family`, which describes a checkpoint from its small files and opens it as a `LoadedModel`. That
-writes prompts, encodes voices, and builds a `Chain` of stages. Other packages use these names only. Importing this
+writes prompts, encodes voices, and builds a `StageChain` of stages. Other packages use these names only. Importing this
 module does not load torch.
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from s1_mini.capacity.sizes import Formats, Sizes
-    from s1_mini.core.prompt import Prompt
+    from s1_mini.core.prompt import PromptTokens
     from s1_mini.core.stage import StagePolicy
     from s1_mini.runtime.stage import Stage
     from s1_mini.types import SamplingParams, Voice
     from s1_mini.voices.format import VoiceFormat
-    from s1_mini.weights.write import Member
+    from s1_mini.weights.write import ArchiveEntry
 
 ModelPrecision = Literal["keep", "float32", "float16", "bfloat16", "int8"]
 CodecPrecision = Literal["float32", "float16", "int8"]
@@ -142,7 +142,7 @@ class Family(Protocol):
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedModel:
         """Open a checkpoint directory; `settings` has the fields of the family's own. Raises `CheckpointError`."""
 
-    def files(self, directory: Path, conversion: Conversion) -> list[Member]:
+    def files(self, directory: Path, conversion: Conversion) -> list[ArchiveEntry]:
         """Return all files of a checkpoint but its voices, in the compact form.
 
         The weights are checked against their config now, and read as their chunks are consumed. Raises
@@ -162,13 +162,15 @@ class Family(Protocol):
 
 
 @dataclass(frozen=True)
-class Chain:
+class StageChain:
     """The stages of one engine: policies for the scheduler, and the networks that carry out its plans."""
 
     policies: tuple[StagePolicy, ...]
     stages: tuple[Stage, ...]
     sample_rate: int
-    room: Callable[[Prompt], int]  # steps that an utterance may make after its prompt; below 1 the prompt is too long
+    room: Callable[
+        [PromptTokens], int
+    ]  # steps that an utterance may make after its prompt; below 1 the prompt is too long
 
 
 class LoadedModel(Protocol):
@@ -178,13 +180,13 @@ class LoadedModel(Protocol):
     position_bytes: int  # that a slot needs for each position of its prompt and its steps
     max_positions: int  # of one utterance
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
         """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
         """Return the voice that is heard in the outputs `made` of `text` by all stages but the last."""
 
-    def chain(self, slots: int, positions: int) -> Chain:
+    def chain(self, slots: int, positions: int) -> StageChain:
         """Build the stages of an engine, for `slots` utterances of up to `positions` positions each."""
 
     @property

@@ -6,7 +6,7 @@ key-value head.
 
 from __future__ import annotations
 
-from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, wait_for_last, widen
+from s1_mini.kernels.backend import HAS_TRITON, dequantize, fetch_ahead, jit, wait_for_last
 from s1_mini.kernels.rope import as_kept
 
 if HAS_TRITON:
@@ -53,7 +53,7 @@ def block_scores(q, keys, start, column, last, scale, SIZE: tl.constexpr, EARLY:
     """Score q [P, SIZE] with the keys of columns [BLOCK]; minus infinity from `last` on."""
     inside, channel = column < last, tl.arange(0, SIZE)
     k = tl.load(keys + start + column[None, :] * SIZE + channel[:, None], mask=inside[None, :], other=0.0)
-    score = tl.dot(q, widen(k, q, EARLY), input_precision="ieee") * scale
+    score = tl.dot(q, dequantize(k, q, EARLY), input_precision="ieee") * scale
     return tl.where(inside[None, :], score, float("-inf"))
 
 
@@ -62,7 +62,7 @@ def block_values(weight, q, values, start, column, last, SIZE: tl.constexpr, EAR
     """Add up the values of columns [BLOCK] by weight [P, BLOCK], which is rounded to q's format; [P, SIZE]."""
     inside, channel = column < last, tl.arange(0, SIZE)
     v = tl.load(values + start + column[:, None] * SIZE + channel[None, :], mask=inside[:, None], other=0.0)
-    return tl.dot(weight.to(q.dtype), widen(v, q, EARLY), input_precision="ieee")
+    return tl.dot(weight.to(q.dtype), dequantize(v, q, EARLY), input_precision="ieee")
 
 
 @jit
@@ -74,7 +74,7 @@ def fetch_block(keys, values, start, column, SIZE: tl.constexpr, LINE: tl.conste
 
 
 @jit
-def part_columns(length, parts, BLOCK: tl.constexpr):
+def part_positions(length, parts, BLOCK: tl.constexpr):
     """Return the number of columns of each part of `length` but the last: whole blocks."""
     return tl.cdiv(tl.cdiv(length, parts), BLOCK) * BLOCK
 
@@ -129,7 +129,7 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are resolved at compile t
     length = tl.load(position + row * position_stride)  # without the new one, which is not stored yet
     if not NEW:
         length = tl.maximum(length + 1, 1)
-    each = part_columns(length, parts, BLOCK)
+    each = part_positions(length, parts, BLOCK)
     own = 0 if starts is None else tl.load(starts + row).to(tl.int64)
     first = part * each if starts is None else own  # rows with something in common have one part
     last = tl.minimum(first + each, length) if starts is None else length
@@ -166,7 +166,7 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are resolved at compile t
     if starts is not None:
         if own > 0:  # add the sums of the columns before, which a group's program has stored
             stored = (row * heads + head) * common_kept
-            count = own // COMMON_BLOCK if BLOCKWISE else tl.cdiv(own, part_columns(own, COMMON_PARTS, COMMON_BLOCK))
+            count = own // COMMON_BLOCK if BLOCKWISE else tl.cdiv(own, part_positions(own, COMMON_PARTS, COMMON_BLOCK))
             for number in range(0, count):  # unrolled, it takes registers of twice as many programs
                 common_top = tl.load(common_tops + 2 * (stored + number), mask=mine, other=float("-inf"))
                 common_total = tl.load(common_tops + 2 * (stored + number) + 1, mask=mine, other=0.0)

@@ -6,9 +6,9 @@ launched so must wait, at the latest before it ends: the next one relies on it. 
 it still run, so before it waits it reads only what no kernel of its frame writes: weights, and the state at the end of
 the frame before. The first kernel of a frame is therefore never launched early.
 
-Sums of the same numbers in another order differ in their last bits. Within `one_order` every kernel adds up a row's
-numbers in an order that depends neither on the number of rows nor on the row's place: reductions are split in one way
-for all; only the number of rows and outputs of a program is free.
+Sums of the same numbers in another order differ in their last bits. Within `batch_invariance` every kernel adds up a
+row's numbers in an order that depends neither on the number of rows nor on the row's place: reductions are split in one
+way for all; only the number of rows and outputs of a program is free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError:  # not on Windows, macOS and CPU builds
 
 HAS_TRITON = triton is not None
 _uses_triton = HAS_TRITON
-_in_one_order: ContextVar[bool] = ContextVar("in_one_order", default=False)
+_is_batch_invariant: ContextVar[bool] = ContextVar("is_batch_invariant", default=False)
 
 
 def runs_triton(x: Tensor) -> bool:
@@ -60,19 +60,19 @@ def without_triton() -> Iterator[None]:
         _uses_triton = before
 
 
-def in_one_order() -> bool:
+def is_batch_invariant() -> bool:
     """Return whether a row's sums must not depend on the other rows."""
-    return _in_one_order.get()
+    return _is_batch_invariant.get()
 
 
 @contextmanager
-def one_order(wanted: bool = True) -> Iterator[None]:
+def batch_invariance(wanted: bool = True) -> Iterator[None]:
     """Run kernels launched by this thread batch-invariantly, if `wanted`."""
-    token = _in_one_order.set(wanted)
+    token = _is_batch_invariant.set(wanted)
     try:
         yield
     finally:
-        _in_one_order.reset(token)
+        _is_batch_invariant.reset(token)
 
 
 def jit(function: Any) -> Any:
@@ -112,7 +112,7 @@ def wait_for_last(EARLY: tl.constexpr):
 
 
 @jit
-def widen(x, like, EARLY: tl.constexpr):
+def dequantize(x, like, EARLY: tl.constexpr):
     """Return int8 or fp8 in the format of `like`. Before capability 9 Triton cannot turn fp8 into bf16 at once."""
     if EARLY:
         return x.to(like.dtype)

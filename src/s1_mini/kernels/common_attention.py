@@ -21,10 +21,10 @@ from s1_mini.kernels.attention_kernels import (
     block_values,
     fetch_block,
     keep_sums,
-    part_columns,
+    part_positions,
     turn_rows,
 )
-from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.backend import HAS_TRITON, is_batch_invariant, jit, launch, runs_triton, wait_for_last
 from s1_mini.kernels.rope import HeadNorms
 
 if HAS_TRITON:
@@ -108,7 +108,7 @@ def attend_common(
     shape = _shape(heads // groups, qkv.dtype)
     assert common.group_rows * (heads // groups) <= shape.lines, "groups were made for products of another shape"
     # A group may have more common columns than the step's span: idle slots may be longer.
-    kept = triton.cdiv(min(keys.shape[2], MOST_COLUMNS), shape.block) if in_one_order() else shape.parts
+    kept = triton.cdiv(min(keys.shape[2], MOST_COLUMNS), shape.block) if is_batch_invariant() else shape.parts
     sums = torch.empty(rows, heads, kept, size, dtype=torch.float32, device=qkv.device)
     tops = torch.empty(rows, heads, kept, 2, dtype=torch.float32, device=qkv.device)
     count = max(1, min(len(common.groups), rows // FEWEST_ROWS))
@@ -135,10 +135,10 @@ def attend_common(
         size,
         shape.block,
         shape.parts,
-        BLOCKWISE=in_one_order(),
+        BLOCKWISE=is_batch_invariant(),
         LINE=128 // keys.element_size(),
         **launch(qkv),
-        enable_fp_fusion=not in_one_order(),
+        enable_fp_fusion=not is_batch_invariant(),
         num_warps=shape.warps,
         num_stages=2,
     )
@@ -147,7 +147,7 @@ def attend_common(
 
 def _shape(shared: int, dtype: torch.dtype) -> Shape:
     """Return the shape for `shared` query heads of a key-value head; float32 lacks registers for the large one."""
-    shape = ORDERED if in_one_order() or dtype == torch.float32 else FREE
+    shape = ORDERED if is_batch_invariant() or dtype == torch.float32 else FREE
     return shape._replace(lines=max(shape.lines, 1 << (shared - 1).bit_length()))
 
 
@@ -183,7 +183,7 @@ def _common_kernel(
     about = table + tl.program_id(0) * (2 + ROWS)
     group, part = tl.program_id(1), tl.program_id(2)
     length = tl.load(about + 1)
-    each = part_columns(length, PARTS, BLOCK)
+    each = part_positions(length, PARTS, BLOCK)
     first = part * each
     last = tl.minimum(first + each, length)
     start = tl.load(about).to(tl.int64) * slot_stride + group * group_stride

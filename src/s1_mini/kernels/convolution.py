@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, is_batch_invariant, jit, runs_triton
 
 if HAS_TRITON:
     import triton
@@ -93,7 +93,7 @@ def convolve(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
     steps = length - (taps - 1) * dilation
     out = x.new_empty(batch, steps, outputs)
     block = next((size for size in (64, 32, 16) if inputs % size == 0), 64)
-    are_many = steps >= MANY_IN_ONE_ORDER if in_one_order() else is_many(batch, steps)
+    are_many = steps >= MANY_IN_ONE_ORDER if is_batch_invariant() else is_many(batch, steps)
     if are_many and x.element_size() <= 2:
         tall, wide, warps, stages = 128, 128 if outputs > 64 else 64, 8, 3
     else:

@@ -77,7 +77,7 @@ def _exchange_kernel(
 
 
 @dataclass(frozen=True)
-class Ending:
+class Epilogue:
     """The epilogue of a convolution."""
 
     channels: int  # N
@@ -99,7 +99,7 @@ def _has_copy_engine(device: torch.device) -> bool:
 
 
 def convolve_on(
-    x: Tensor, weight: Tensor, dilation: int, ending: Ending, skip: Tensor | None = None
+    x: Tensor, weight: Tensor, dilation: int, ending: Epilogue, skip: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Convolve x [B, P + T, C] with `weight` [K, C, O], P being (K - 1) * `dilation`; add bias and `skip` [B, T, O].
 
@@ -126,7 +126,7 @@ def descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
 
 
 def convolve_on_triton(
-    x: Tensor, weight: Tensor, dilation: int, ending: Ending, skip: Tensor | None, tile: ConvolutionTile
+    x: Tensor, weight: Tensor, dilation: int, ending: Epilogue, skip: Tensor | None, tile: ConvolutionTile
 ) -> tuple[Tensor, Tensor]:
     """Compute `convolve_on` with a kernel that works on tiles of this size."""
     batch, length, inputs = x.shape
@@ -272,11 +272,11 @@ class UnitWeights:
 
     dilated: Tensor  # [K, C, C]
     dilation: int
-    between: Ending  # of the dilated convolution, with bias and Snake
+    between: Epilogue  # of the dilated convolution, with bias and Snake
     pointwise: Tensor  # [1, C, C]
 
 
-def residual_unit(joined: Tensor, weights: UnitWeights, ending: Ending, skip: Tensor) -> tuple[Tensor, Tensor]:
+def residual_unit(joined: Tensor, weights: UnitWeights, ending: Epilogue, skip: Tensor) -> tuple[Tensor, Tensor]:
     """Return as `convolve_on`, of both convolutions on `joined` [B, P + T, C] and `skip` [B, T, C].
 
     They are one kernel where a program can have all channels of some steps: intermediate results stay on the chip.
@@ -289,7 +289,7 @@ def residual_unit(joined: Tensor, weights: UnitWeights, ending: Ending, skip: Te
 
 
 def residual_unit_triton(
-    joined: Tensor, weights: UnitWeights, ending: Ending, skip: Tensor, tile: ConvolutionTile
+    joined: Tensor, weights: UnitWeights, ending: Epilogue, skip: Tensor, tile: ConvolutionTile
 ) -> tuple[Tensor, Tensor]:
     """Compute `residual_unit` with one kernel, whose tile has all channels."""
     batch, steps, channels = skip.shape

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.kernels.attention_kernels import join_blocks_kernel, join_kernel, part_kernel
-from s1_mini.kernels.backend import HAS_TRITON, in_one_order, launch, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, is_batch_invariant, launch, runs_triton
 from s1_mini.kernels.common_attention import BLOCK_IN_ONE_ORDER, FEWEST_ROWS, CommonPrefixes, attend_common
 from s1_mini.kernels.rope import HeadNorms, rope_store
 
@@ -28,7 +28,7 @@ MANY_ROWS = 64  # above, smaller blocks are faster
 PROGRAMS = 256  # to fill the GPU, few rows are split into more parts
 
 
-def used_columns(position: Tensor, span: int, size: int) -> Tensor | None:
+def used_positions(position: Tensor, span: int, size: int) -> Tensor | None:
     """Return the mask [B, 1, 1, `span`] of a step, for all layers; None if the kernel, which needs none, will run.
 
     Each row attends to all columns up to its `position` [B], and always to the first. `size` is that of the heads.
@@ -63,7 +63,7 @@ def step_attention(
     [slots, G, S, D], which have qkv's format or fp8. The row then attends to all columns up to its `position` [B];
     without `slots` the new one counts as the last of them wherever it is stored. `slots` [B] are the rows' slots, which
     may repeat; None means the first ones, in order. `rope` [B, D / 2, 2] is each row's part of the table. Every
-    position is below `span`; `mask` is that of `used_columns`. No kernel of a frame may write positions, slots or
+    position is below `span`; `mask` is that of `used_positions`. No kernel of a frame may write positions, slots or
     `common`: they are read before the previous kernel has ended. The columns in `common` are read from one slot of each
     group, where that is faster; this changes rounding only, and in one order nothing.
     """
@@ -84,7 +84,7 @@ def decode_attention(
 ) -> Tensor:
     """Attend from `query` [B, H, D] to each row's columns up to its `position` [B]; [B, H, D].
 
-    Keys and values are [slots, G, S, D]; every position is below `span`. `mask` is that of `used_columns`, or None if
+    Keys and values are [slots, G, S, D]; every position is below `span`. `mask` is that of `used_positions`, or None if
     all rows have `span` columns. `slots` [B] are the rows' slots; None means the first ones, in order.
     """
     if _can_attend(query, query.shape[-1]):
@@ -138,7 +138,7 @@ def _attend_triton(
     rows, heads = len(asked), asked.shape[1] // size - (2 * groups if new else 0)
     shared = heads // groups
     block, parts = _split(rows, groups, span)
-    blockwise = in_one_order()
+    blockwise = is_batch_invariant()
     kept = triton.cdiv(span, block) + 1 if blockwise else parts  # sums to join: blocks and the new token, or parts
     out = torch.empty(rows, heads * size, dtype=asked.dtype, device=asked.device)
     sums = torch.empty(rows, heads, kept if parts > 1 else 0, size, dtype=torch.float32, device=asked.device)
@@ -217,7 +217,7 @@ def _attend_triton(
 def _split(rows: int, groups: int, span: int) -> tuple[int, int]:
     """Return the block of columns of a program, and the number of parts of a row's columns."""
     block = COLUMNS_AT_ONCE // 2 if rows > MANY_ROWS else COLUMNS_AT_ONCE
-    if in_one_order():
+    if is_batch_invariant():
         block = BLOCK_IN_ONE_ORDER
     block = min(block, max(16, 1 << (span - 1).bit_length()))
     return block, max(1, min(-(-span // block), -(-PROGRAMS // (rows * groups))))

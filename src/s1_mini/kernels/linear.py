@@ -1,7 +1,7 @@
 """Matrix products of few rows, fused with residual sum, norm, bias, gate or GELU. Bound by the weights' bandwidth.
 
-`few_rows` computes up to two rows in one kernel: every program holds its weights in registers before the rows are
-ready. `many_rows` uses tensor cores while the weights are fetched into the L2 cache; where there are few outputs, the
+`gemv` computes up to two rows in one kernel: every program holds its weights in registers before the rows are
+ready. `skinny_gemm` uses tensor cores while the weights are fetched into the L2 cache; where there are few outputs, the
 inputs are split between programs, and the next norm sums their parts with the residual.
 int8 weights are dequantized in the kernel, and each output is multiplied by its scale.
 In one order (see `backend`) any number of rows takes tensor cores, and inputs are split as for `TALL` rows.
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from s1_mini.kernels.backend import (
     HAS_TRITON,
+    dequantize,
     fetch_ahead,
-    in_one_order,
+    is_batch_invariant,
     jit,
     launch,
     runs_triton,
     shared_memory,
     wait_for_last,
-    widen,
 )
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.norm import Norm, add_norm
@@ -85,15 +85,15 @@ def num_parts(rows: int, outputs: int, inputs: int) -> int:
 
 
 def many_tile(
-    rows: int, outputs: int, inputs: int, *, gated: bool, item_size: int, limit: int, one_order: bool = False
+    rows: int, outputs: int, inputs: int, *, gated: bool, item_size: int, limit: int, batch_invariance: bool = False
 ) -> Tile:
     """Return the sizes of a program for more rows of numbers of `item_size` bytes, in `limit` bytes of shared memory.
 
     The fastest of some hundred tried on an H200 (docs/kernels.md). A GPU with less memory (A10G, L4 and L40S have
-    99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones; in `one_order` these are as long for all rows.
+    99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones; in `batch_invariance` these are as long for all rows.
     """
     block = min(128, max(16, 1 << (inputs - 1).bit_length()))
-    if one_order:
+    if batch_invariance:
         largest = Tile(2 * TALL, TALL if gated else 2 * TALL, block, warps=8, stages=3)
         block = largest.within(limit, item_size, gated).inputs
         if rows > PROMPT_ROWS:
@@ -104,13 +104,15 @@ def many_tile(
     if rows <= TALL:
         wide = 16 if outputs <= 1024 and inputs <= 1024 and not gated else 32
     else:
-        is_deep = inputs >= 2048 or rows > MAX_ROWS if one_order else inputs > 2048
+        is_deep = inputs >= 2048 or rows > MAX_ROWS if batch_invariance else inputs > 2048
         wide = 64 if gated or outputs > 2048 or is_deep else 32
-        block = min(block, 64) if gated and not one_order else block
+        block = min(block, 64) if gated and not batch_invariance else block
     return Tile(TALL, wide, block, warps=4, stages=5 if item_size <= 2 else 2).within(limit, item_size, gated)
 
 
-def many_rows(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts: int, *, gelu: bool = False) -> Tensor:
+def skinny_gemm(
+    x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts: int, *, gelu: bool = False
+) -> Tensor:
     """Return x [B, K] @ weight.T + bias, gated or with GELU: [B, N], or of several `parts` float32 [P, B, N].
 
     `gated` needs `weight` [2 N, K].
@@ -119,7 +121,9 @@ def many_rows(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts
     outputs = weight.shape[0] // (2 if gated else 1)
     values, scale = values_and_scale(weight)
     limit, item_size = shared_memory(x.device), x.element_size()
-    tile = many_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit, one_order=in_one_order())
+    tile = many_tile(
+        rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit, batch_invariance=is_batch_invariant()
+    )
     part = triton.cdiv(triton.cdiv(inputs, parts), tile.inputs) * tile.inputs
     parts = triton.cdiv(inputs, part)
     shape, kind = ((rows, outputs), x.dtype) if parts == 1 else ((parts, rows, outputs), torch.float32)
@@ -202,10 +206,10 @@ def _many_kernel(  # noqa: C901 - its branches are resolved at compile time
         value = tl.load(x + row[:, None] * INPUTS + k[None, :], mask=present[:, None] & inside[None, :], other=0.0)
         where = at[None, :] * INPUTS + k[:, None]
         there = taken[None, :] & inside[:, None]
-        weights = widen(tl.load(weight + where, mask=there, other=0.0), value, EARLY)
+        weights = dequantize(tl.load(weight + where, mask=there, other=0.0), value, EARLY)
         total = tl.dot(value, weights, total, input_precision="ieee")
         if GATED:
-            others = widen(tl.load(weight + outputs * INPUTS + where, mask=there, other=0.0), value, EARLY)
+            others = dequantize(tl.load(weight + outputs * INPUTS + where, mask=there, other=0.0), value, EARLY)
             second = tl.dot(value, others, second, input_precision="ieee")
     total *= scales[None, :]
     if bias is not None:
@@ -221,7 +225,7 @@ def _many_kernel(  # noqa: C901 - its branches are resolved at compile time
     tl.store(out + to, total.to(out.dtype.element_ty), mask=present[:, None] & taken[None, :])
 
 
-def few_rows(
+def gemv(
     x: Tensor,
     weight: Weight,
     bias: Tensor | None,
@@ -341,10 +345,10 @@ def norm_linear(
     second half; `gelu` returns the exact GELU of the product.
     """
     if _is_few(x) and branch is None:
-        return x, few_rows(x.contiguous(), weight, bias, norm, gated, None, gelu=gelu)
+        return x, gemv(x.contiguous(), weight, bias, norm, gated, None, gelu=gelu)
     x, normal = add_norm(x, branch, norm)
     if _is_many(x, weight):
-        return x, many_rows(normal, weight, bias, gated, parts=1, gelu=gelu)
+        return x, skinny_gemm(normal, weight, bias, gated, parts=1, gelu=gelu)
     out = product(normal, weight, bias)
     if gelu:
         return x, F.gelu(out)
@@ -357,22 +361,22 @@ def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor)
     The second is None, [B, N], or [P, B, N] of parts that are summed first.
     """
     if _is_few(x):
-        return few_rows(x.contiguous(), weight, bias, None, False, residual.contiguous()), None
+        return gemv(x.contiguous(), weight, bias, None, False, residual.contiguous()), None
     if _is_many(x, weight):
-        parts = num_parts(TALL if in_one_order() else len(x), *weight.shape)
-        return residual, many_rows(x.contiguous(), weight, bias, False, parts=parts)
+        parts = num_parts(TALL if is_batch_invariant() else len(x), *weight.shape)
+        return residual, skinny_gemm(x.contiguous(), weight, bias, False, parts=parts)
     return residual, product(x, weight, bias)
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """Return x [..., K] @ weight.T + bias, [..., N], for `weight` [N, K]."""
-    if not runs_triton(x) or not (isinstance(weight, QuantizedWeight) or in_one_order()):
+    if not runs_triton(x) or not (isinstance(weight, QuantizedWeight) or is_batch_invariant()):
         return product(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     if _is_few(rows):
-        out = few_rows(rows, weight, bias, None, False, None)
+        out = gemv(rows, weight, bias, None, False, None)
     else:
-        out = many_rows(rows, weight, bias, False, parts=1)
+        out = skinny_gemm(rows, weight, bias, False, parts=1)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -384,8 +388,8 @@ def branch_sum(x: Tensor, branch: Tensor | None) -> Tensor:
 
 
 def _is_few(x: Tensor) -> bool:
-    return runs_triton(x) and len(x) <= FEW_ROWS and x.shape[1] <= MAX_INPUTS and not in_one_order()
+    return runs_triton(x) and len(x) <= FEW_ROWS and x.shape[1] <= MAX_INPUTS and not is_batch_invariant()
 
 
 def _is_many(x: Tensor, weight: Weight) -> bool:
-    return runs_triton(x) and (len(x) <= MAX_ROWS or isinstance(weight, QuantizedWeight) or in_one_order())
+    return runs_triton(x) and (len(x) <= MAX_ROWS or isinstance(weight, QuantizedWeight) or is_batch_invariant())

@@ -74,7 +74,7 @@ class KVCache:
 
 
 @dataclass(frozen=True)
-class Columns:
+class CachePositions:
     """Place of one token of each of n rows, and the columns that it attends to."""
 
     target: Tensor  # [n] column of its key and value

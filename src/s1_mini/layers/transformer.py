@@ -20,7 +20,7 @@ from s1_mini.kernels.linear import linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm, add_norm, rms_norm
 from s1_mini.kernels.rope import HeadNorms, turn
 from s1_mini.kernels.weight import QuantizedWeight, Weight, product
-from s1_mini.layers.kv_cache import Columns, KVStore
+from s1_mini.layers.kv_cache import CachePositions, KVStore
 
 
 class RMSNorm(nn.Module):
@@ -112,7 +112,7 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))
 
-    def step(self, qkv: Tensor, cached: tuple[Tensor, Tensor], columns: Columns) -> Tensor:
+    def step(self, qkv: Tensor, cached: tuple[Tensor, Tensor], columns: CachePositions) -> Tensor:
         """Attend from one token per row, projected to `qkv` [B, (H + 2 G) D], to its row and itself.
 
         Return the input of `wo`, [B, H D].
@@ -184,7 +184,7 @@ class TransformerBlock(nn.Module):
         return self.feed(x + self.attention_layer_scale(self.attention(self.attention_norm(x), rope, mask, store)))
 
     def step(
-        self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], columns: Columns
+        self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], columns: CachePositions
     ) -> tuple[Tensor, Tensor | None]:
         """Compute `forward` for one token per row x [B, dim], to which `branch` is still to be added.
 

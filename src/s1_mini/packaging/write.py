@@ -39,7 +39,7 @@ from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import SUFFIX, check_name, read_voice
 from s1_mini.weights.hub import ORIGIN_FILE, ORIGIN_KEY, Origin, origin_of
-from s1_mini.weights.write import Chunk, Member, copied, new_directory, write_json, write_member, written
+from s1_mini.weights.write import ArchiveEntry, Chunk, copied, new_directory, write_json, write_member, written
 
 Progress = Callable[[int], None]  # called with the number of bytes written since the last call
 
@@ -70,7 +70,7 @@ def lay_out(
     decode_only: bool = False,
     compile_cache: Path | None = None,
     compile_key: str | None = None,
-) -> list[Member]:
+) -> list[ArchiveEntry]:
     """Return all members of the artifact of a checkpoint directory, in their order.
 
     The weights are checked against their config now, and read when their chunks are requested. Raises
@@ -89,7 +89,7 @@ def lay_out(
     return sorted(members, key=lambda member: member.name)
 
 
-def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Member]:
+def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[ArchiveEntry]:
     if more is not None and not more.is_dir():
         raise VoiceError("voices", f"{more} is no folder")
     if more is not None and not any(more.glob("*.safetensors")):
@@ -111,7 +111,7 @@ def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Memb
     return [copied(path, f"{VOICES}/{path.name}") for path in found.values()]
 
 
-def _compile_cache(folder: Path, key: str) -> list[Member]:
+def _compile_cache(folder: Path, key: str) -> list[ArchiveEntry]:
     if not KEY.fullmatch(key):
         raise PackageError(f"compile cache: {key!r} is not a key; name GPU and torch, as in sm_90-torch2.13.0")
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
@@ -142,7 +142,7 @@ def _pinned(requirement: str) -> str:
 
 
 def write_archive(
-    members: Iterable[Member], output: Path, *, origin: Origin | None = None, progress: Progress = lambda _: None
+    members: Iterable[ArchiveEntry], output: Path, *, origin: Origin | None = None, progress: Progress = lambda _: None
 ) -> Manifest:
     """Write a new `.tar.gz`, the same bytes for the same members. Raises `PackageError`."""
     contents: dict[str, Content] = {}
@@ -158,7 +158,7 @@ def write_archive(
 
 
 def write_prefix(
-    members: Iterable[Member], output: Path, *, origin: Origin | None = None, progress: Progress = lambda _: None
+    members: Iterable[ArchiveEntry], output: Path, *, origin: Origin | None = None, progress: Progress = lambda _: None
 ) -> Manifest:
     """Write a new folder of plain files. Raises `PackageError`."""
     contents: dict[str, Content] = {}
@@ -235,7 +235,7 @@ class _Gzip:
             self._file.write(struct.pack("<II", self._crc, self.size & 0xFFFF_FFFF))
 
 
-def _add(archive: _Gzip, member: Member, chunks: Iterable[Chunk]) -> None:
+def _add(archive: _Gzip, member: ArchiveEntry, chunks: Iterable[Chunk]) -> None:
     header = tarfile.TarInfo(member.name)
     header.size, header.mode, header.mtime = member.size, 0o644, 0
     archive.write(header.tobuf(tarfile.PAX_FORMAT, "utf-8"))
@@ -246,7 +246,7 @@ def _add(archive: _Gzip, member: Member, chunks: Iterable[Chunk]) -> None:
     archive.write(bytes(-member.size % tarfile.BLOCKSIZE))
 
 
-def _hashed(member: Member, contents: dict[str, Content], progress: Progress) -> Iterator[Chunk]:
+def _hashed(member: ArchiveEntry, contents: dict[str, Content], progress: Progress) -> Iterator[Chunk]:
     """Yield the chunks of a member; add its hash and size to `contents` at the end."""
     sha256, size = hashlib.sha256(), 0
     for chunk in member.chunks():

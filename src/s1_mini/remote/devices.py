@@ -29,7 +29,7 @@ Wanted = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
-class Machine:
+class LocalMachine:
     """GPUs, cores and free memory of this machine."""
 
     num_gpus: int
@@ -38,12 +38,12 @@ class Machine:
     is_windows: bool = False
 
     @classmethod
-    def here(cls, wanted: Wanted, *, counts_gpus: bool) -> Machine:
+    def here(cls, wanted: Wanted, *, counts_gpus: bool) -> LocalMachine:
         """Measure this machine; GPUs are counted only where they matter."""
         return cls(_count_gpus(wanted) if counts_gpus else 0, num_cores(), _free_bytes(), os.name == "nt")
 
 
-def count_replicas(wanted: Wanted, config: EngineConfig, machine: Machine, checkpoint_bytes: int) -> int:
+def count_replicas(wanted: Wanted, config: EngineConfig, machine: LocalMachine, checkpoint_bytes: int) -> int:
     """Return the number of replicas. Raises `ConfigurationError` where the machine is too small for them."""
     on_gpu = config.device in ("auto", "cuda") and machine.num_gpus > 0
     if wanted == "auto":
@@ -73,7 +73,7 @@ def count_replicas(wanted: Wanted, config: EngineConfig, machine: Machine, check
     return wanted
 
 
-def assign_device(index: int, count: int, machine: Machine, given: Mapping[str, str]) -> dict[str, str]:
+def assign_device(index: int, count: int, machine: LocalMachine, given: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that give replica `index` of `count` its GPU or cores."""
     if machine.num_gpus:
         visible = [name.strip() for name in given.get(VISIBLE, "").split(",") if name.strip()]

@@ -32,7 +32,7 @@ from s1_mini.exceptions import (
     RequestTimeoutError,
     S1MiniError,
 )
-from s1_mini.families.base import Chain
+from s1_mini.families.base import StageChain
 from s1_mini.families.registry import family_of
 from s1_mini.metrics import EngineMetrics
 from s1_mini.remote.stage_worker import fingerprint
@@ -58,7 +58,14 @@ class RemoteCore:
     """
 
     def __init__(
-        self, chain: Chain, stage_names: Sequence[str], call: Call, config: EngineConfig, *, slots: int, max_open: int
+        self,
+        chain: StageChain,
+        stage_names: Sequence[str],
+        call: Call,
+        config: EngineConfig,
+        *,
+        slots: int,
+        max_open: int,
     ) -> None:
         """`slots` are the first stage's, `max_open` limits the utterances in progress."""
         self.line = make_line(config.model_copy(update={"batch_timeout_ms": 0.0}))

@@ -21,12 +21,12 @@ import numpy as np
 from s1_mini.config import EngineConfig
 from s1_mini.core.items import Items
 from s1_mini.core.output_queue import OutputQueue
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import Outlet
 from s1_mini.core.stage import Progress, StagePolicy
 from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, S1MiniError
-from s1_mini.families.base import Chain
+from s1_mini.families.base import StageChain
 from s1_mini.metrics import EngineMetrics
 from s1_mini.packaging.verify import open_checkpoint
 from s1_mini.remote.work import Call, Facts, LostError, Piece, Work, draw
@@ -43,7 +43,7 @@ WARM_UP_STEPS = 8
 WARM_UP_ITEMS = 16
 
 
-class Wanted:
+class StageSpec:
     """Computes how many items the next stage needs before its next unit, so that no smaller messages are sent."""
 
     def __init__(self, policy: StagePolicy, work: Work) -> None:
@@ -100,7 +100,7 @@ class StageEngine:
         chain = speaker.loaded.chain(slots, positions)
         self._policies = chain.policies
         at = slice(self.index, self.index + 1)
-        own = Chain(chain.policies[at], chain.stages[at], chain.sample_rate, chain.room)
+        own = StageChain(chain.policies[at], chain.stages[at], chain.sample_rate, chain.room)
         self.policy = own.policies[0]
         self.core = make_core(own, speaker, config)
         self._room = chain.room
@@ -160,7 +160,7 @@ class StageEngine:
         )
         arriving = None
         if self.index:
-            prompt = Prompt(np.zeros((0, *self.policy.input.shape)), facts=prompt.facts, voice=prompt.voice)
+            prompt = PromptTokens(np.zeros((0, *self.policy.input.shape)), facts=prompt.facts, voice=prompt.voice)
             arriving = Items(self.policy.input)
         else:
             self._check_room(work)
@@ -197,7 +197,7 @@ class StageEngine:
 
     async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
         """Yield the output, whenever the next stage can begin a unit with it."""
-        wanted = None if self._is_last else Wanted(self._policies[self.index + 1], work)
+        wanted = None if self._is_last else StageSpec(self._policies[self.index + 1], work)
         parts: list[np.ndarray] = []
         own: list[np.ndarray] = []
         count = consumed = 0
@@ -232,7 +232,7 @@ class StageEngine:
         nothing = np.zeros((0, *self.policy.output.shape), self.policy.output.dtype)
         return Piece(nothing, failure=LostError(str(error)) if is_lost else error)
 
-    def _warm_up(self, prompt: Prompt) -> None:
+    def _warm_up(self, prompt: PromptTokens) -> None:
         """Run everything once, so that the first request is not slower."""
         steps = min(WARM_UP_STEPS, max(1, self._room(prompt)))
         sampling = SamplingParams(max_new_tokens=steps)

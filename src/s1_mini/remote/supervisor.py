@@ -36,7 +36,7 @@ from starlette.routing import Route
 
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import EngineNotReadyError
-from s1_mini.remote.devices import Machine, assign_device
+from s1_mini.remote.devices import LocalMachine, assign_device
 from s1_mini.remote.process import Supervised
 from s1_mini.remote.proxy import ADMIN, Proxy, describe_proxy, refuse_all, route
 from s1_mini.remote.replica import Replica
@@ -65,11 +65,11 @@ Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServePlan:
     """Configuration of the supervisor, checked before anything is started."""
 
     count: int
-    machine: Machine
+    machine: LocalMachine
     proxy: str  # path of HAProxy
     config: EngineConfig
     settings: ServerSettings
@@ -78,7 +78,7 @@ class Plan:
     async_store: str | None = None
 
 
-def run_replicas(plan: Plan) -> int:
+def run_replicas(plan: ServePlan) -> int:
     """Serve until a signal, or until no replica can be started; return the exit code."""
     set_up_logging(plan.settings.log_format)
     if not plan.settings.keys and not is_loopback(plan.settings.host):
@@ -91,7 +91,7 @@ def run_replicas(plan: Plan) -> int:
 class Supervisor:
     """Replicas, proxy and admin routes. Belongs to the thread of the event loop."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: ServePlan, folder: Path) -> None:
         self._plan, self._settings, self._folder = plan, plan.settings, folder
         self._replicas = [self._make(index) for index in range(plan.count)]
         self._admin = AdminRoutes(self._replicas, plan.settings, lambda: self._is_draining)

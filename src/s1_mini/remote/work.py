@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from s1_mini.core.items import Items
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Spec
 from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError
 from s1_mini.types import ChunkProfile, SamplingParams
@@ -31,7 +31,7 @@ SAME = 1e-3  # of samples and mel frames: inaudible
 class Work:
     """One utterance, as it is sent to every stage."""
 
-    prompt: Prompt
+    prompt: PromptTokens
     sampling: SamplingParams
     seed: int
     utterance: int  # its index in its request: with the seed it selects the random numbers

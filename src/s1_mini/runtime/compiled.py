@@ -25,7 +25,7 @@ class Compilable:
     use: Callable[[], None]  # loads or compiles it, and checks it; utterances begun later use it
 
 
-class Model(Protocol):
+class CompilableModel(Protocol):
     """The facts of a model that decide whether its steps can be compiled."""
 
     device: torch.device
@@ -33,7 +33,7 @@ class Model(Protocol):
     kv_dtype: torch.dtype  # of its keys and values
 
 
-def can_compile(model: Model, weights: Iterable[Tensor]) -> bool:
+def can_compile(model: CompilableModel, weights: Iterable[Tensor]) -> bool:
     """Whether a model and its weights have a device and formats for compiled steps."""
     is_wide = model.dtype == model.kv_dtype == torch.float32
     return model.device.type == "cpu" and is_wide and {weight.dtype for weight in weights} <= FORMATS
@@ -46,7 +46,9 @@ class CompiledSlots:
         self._step: Step | None = None
         self._slots: set[int] = set()
 
-    def compilable(self, what: str, family: ModuleType, model: Model, make: Callable[[Any], Step]) -> Compilable:
+    def compilable(
+        self, what: str, family: ModuleType, model: CompilableModel, make: Callable[[Any], Step]
+    ) -> Compilable:
         """Return what is to be compiled; `make` returns the step for weights.
 
         A family's module has `MODULE`, `gather(model)`, which returns weights, `formats_of(weights)`, and

@@ -21,13 +21,13 @@ from torch import Tensor
 from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import MAX_QUEUED, Request, Utterance
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError
-from s1_mini.families.base import Chain
-from s1_mini.metrics import EngineMetrics, Family
+from s1_mini.families.base import StageChain
+from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import Core, EngineCore, Threads
 from s1_mini.runtime.loader import LoadedCheckpoint
@@ -62,7 +62,7 @@ class Backend(NamedTuple):
     """The stages of a checkpoint at work."""
 
     core: Core
-    chain: Chain
+    chain: StageChain
     positions: int  # of one utterance
 
 
@@ -73,7 +73,7 @@ def open_here(speaker: LoadedCheckpoint, config: EngineConfig) -> Backend:
     return Backend(make_core(chain, speaker, config), chain, positions)
 
 
-def make_core(chain: Chain, speaker: LoadedCheckpoint, config: EngineConfig) -> EngineCore:
+def make_core(chain: StageChain, speaker: LoadedCheckpoint, config: EngineConfig) -> EngineCore:
     return EngineCore(
         chain.policies,
         chain.stages,
@@ -183,7 +183,7 @@ class Synthesizer:
         self.cancel_prefix()
         return queue
 
-    def prompt(self, voice: Voice) -> Prompt:
+    def prompt(self, voice: Voice) -> PromptTokens:
         """Return a prompt that begins with `voice`, for the length and the key of the shared prefix.
 
         Raises `VoiceError` if it does not fit the model, `CapacityError` if it leaves no room for a text.
@@ -196,7 +196,7 @@ class Synthesizer:
             )
         return prompt
 
-    def prefix_bytes(self, prompt: Prompt) -> int:
+    def prefix_bytes(self, prompt: PromptTokens) -> int:
         """Return the memory of a prompt's shared prefix in the cache."""
         return prompt.num_shared * self._loaded.position_bytes
 
@@ -239,18 +239,18 @@ class Synthesizer:
             "reference_cache": asdict(self.references.stats),
         }
 
-    def families(self) -> Iterator[Family]:
+    def families(self) -> Iterator[MetricFamily]:
         queue, slots = self.core.line.stats, self.core.slots
-        yield Family("queue_waiting", "gauge", "Requests that wait for a slot", queue.waiting)
-        yield Family("queue_refused_total", "counter", "Requests refused since the queue was full", queue.refused)
-        yield Family(
+        yield MetricFamily("queue_waiting", "gauge", "Requests that wait for a slot", queue.waiting)
+        yield MetricFamily("queue_refused_total", "counter", "Requests refused since the queue was full", queue.refused)
+        yield MetricFamily(
             "slots", "gauge", "Slots", {"taken": slots.count - slots.num_free, "free": slots.num_free}, "state"
         )
         stats = {"prefix": self.core.prefixes.stats, "reference": self.references.stats}
         for name, kind, description in CACHE_FAMILIES:
             figures = {cache: float(getattr(values, name)) for cache, values in stats.items()}
             suffix = "_total" if kind == "counter" else ""
-            yield Family(f"cache_{name.removeprefix('num_')}{suffix}", kind, description, figures, "cache")
+            yield MetricFamily(f"cache_{name.removeprefix('num_')}{suffix}", kind, description, figures, "cache")
 
     def _utterance(self, request: Request, index: int, text: str, voices: Sequence[Voice]) -> Utterance:
         prompt = self._loaded.prompt(text, voices)
@@ -279,7 +279,7 @@ class Synthesizer:
                 return
 
 
-def choose_threads(chain: Chain, num_bytes: int) -> Threads:
+def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
     """Return the threads of a chain's stages: one for the models of a device, others for the rest where that pays.
 
     On a CPU with a small model, step and codec keep one core busy each. On a GPU one thread waits for a frame while

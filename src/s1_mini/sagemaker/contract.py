@@ -49,7 +49,7 @@ class Step:
     told: str
 
 
-class Ending(NamedTuple):
+class StopSignal(NamedTuple):
     """The signal that ends a process, and the flags with which the process must be created to receive it."""
 
     name: str
@@ -59,8 +59,8 @@ class Ending(NamedTuple):
 
 # On Windows SIGTERM kills a process, but it can handle Ctrl-Break in a process group of its own. The numbers are
 # signal.CTRL_BREAK_EVENT and subprocess.CREATE_NEW_PROCESS_GROUP, which Python has on Windows only.
-CTRL_BREAK = Ending("Ctrl-Break", 1, 0x200)
-SIGTERM = Ending("SIGTERM", signal.SIGTERM, 0)
+CTRL_BREAK = StopSignal("Ctrl-Break", 1, 0x200)
+SIGTERM = StopSignal("SIGTERM", signal.SIGTERM, 0)
 ENDING = CTRL_BREAK if os.name == "nt" else SIGTERM
 
 
@@ -130,7 +130,7 @@ def _is_json(body: bytes) -> bool:
     return True
 
 
-def stop(process: subprocess.Popen[bytes], ending: Ending) -> Step:
+def stop(process: subprocess.Popen[bytes], ending: StopSignal) -> Step:
     """Send the signal that SageMaker sends, and check that the process ends in time."""
     began = time.monotonic()
     try:

@@ -17,7 +17,7 @@ CHECKPOINT = "S1_MINI_CHECKPOINT_PATH"
 BASE = "SAGEMAKER_BASE_DIR"
 
 
-class Row(NamedTuple):
+class EnvironmentVariable(NamedTuple):
     """A variable of the platform and the one of ours that it sets."""
 
     theirs: str
@@ -26,9 +26,9 @@ class Row(NamedTuple):
 
 
 TABLE = (
-    Row("SAGEMAKER_BIND_TO_PORT", "S1_MINI_SERVER_PORT"),
-    Row("SAGEMAKER_MAX_PAYLOAD_IN_MB", "S1_MINI_SERVER_MAX_BODY_BYTES", 2**20),
-    Row("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "S1_MINI_SERVER_REQUEST_TIMEOUT_S"),
+    EnvironmentVariable("SAGEMAKER_BIND_TO_PORT", "S1_MINI_SERVER_PORT"),
+    EnvironmentVariable("SAGEMAKER_MAX_PAYLOAD_IN_MB", "S1_MINI_SERVER_MAX_BODY_BYTES", 2**20),
+    EnvironmentVariable("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "S1_MINI_SERVER_REQUEST_TIMEOUT_S"),
 )
 
 # The container's defaults.

@@ -31,7 +31,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.metrics import Family, Histogram
+from s1_mini.metrics import Histogram, MetricFamily
 from s1_mini.server import routes, routes_public, websocket
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
@@ -315,7 +315,7 @@ class EngineFigures(Collector):
             yield from map(_shown, self._engine.families())
 
 
-def _shown(family: Family) -> Metric:
+def _shown(family: MetricFamily) -> Metric:
     """Return a metric as the Prometheus client's."""
     name, value = PREFIX + family.name, family.value
     if isinstance(value, Histogram):

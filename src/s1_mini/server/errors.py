@@ -34,7 +34,7 @@ UNSUPPORTED = {"speed": "not supported yet; leave it out, each voice has its own
 INTERNAL_CODE = "internal_error"
 
 
-class Row(NamedTuple):
+class ErrorKind(NamedTuple):
     """How an error is answered."""
 
     status: int
@@ -45,12 +45,12 @@ class ServerError(S1MiniError):
     """Base of errors between a client and the engine, each with its code and status."""
 
     code = "server_error"
-    row = Row(500)
+    row = ErrorKind(500)
 
     def __init_subclass__(cls, code: str = "", status: int = 0, retry_after_s: int | None = None) -> None:
         super().__init_subclass__()
         cls.code = code or cls.code
-        cls.row = Row(status, retry_after_s) if status else cls.row
+        cls.row = ErrorKind(status, retry_after_s) if status else cls.row
 
 
 class BodyError(ServerError, code="body_invalid", status=400):
@@ -141,24 +141,24 @@ class ClientGoneError(Exception):
 
 
 # Errors of the package; the nearest ancestor counts, and all others are 500. A code always has the same status.
-TABLE: Mapping[type[BaseException], Row] = {
-    VoiceNotFoundError: Row(404),
-    VoiceExistsError: Row(409),
-    VoiceReadOnlyError: Row(409),
-    VoiceFileError: Row(500),
-    RequestError: Row(422),
-    CapacityError: Row(422),
-    QueueFullError: Row(503, 1),  # or what the error says
-    EngineNotReadyError: Row(503, 5),
-    RequestTimeoutError: Row(504),
+TABLE: Mapping[type[BaseException], ErrorKind] = {
+    VoiceNotFoundError: ErrorKind(404),
+    VoiceExistsError: ErrorKind(409),
+    VoiceReadOnlyError: ErrorKind(409),
+    VoiceFileError: ErrorKind(500),
+    RequestError: ErrorKind(422),
+    CapacityError: ErrorKind(422),
+    QueueFullError: ErrorKind(503, 1),  # or what the error says
+    EngineNotReadyError: ErrorKind(503, 5),
+    RequestTimeoutError: ErrorKind(504),
 }
 
 
-def row_of(error: BaseException) -> Row:
+def row_of(error: BaseException) -> ErrorKind:
     """Return the status of an exception, and when to retry; 500 for what is not one of ours."""
     if isinstance(error, ServerError):
         return error.row
-    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), Row(500))
+    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), ErrorKind(500))
 
 
 def code_of(error: BaseException) -> str:

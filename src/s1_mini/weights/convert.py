@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.weights.eight import SCALE, SUFFIX, narrowed
+from s1_mini.weights.eight import SCALE, SUFFIX, quantized
 from s1_mini.weights.files import read_tensors
-from s1_mini.weights.write import Chunk, Member
+from s1_mini.weights.write import ArchiveEntry, Chunk
 
 Translate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -171,8 +171,8 @@ def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
     if dtype != torch.int8:
         return [_Entry(target.name, target.shape, dtype, target, lambda piece: piece.to(dtype))]
     return [
-        _Entry(target.name, target.shape, dtype, target, lambda piece: narrowed(piece)[0]),
-        _Entry(target.name + SUFFIX, target.shape[:1], SCALE, target, lambda piece: narrowed(piece)[1]),
+        _Entry(target.name, target.shape, dtype, target, lambda piece: quantized(piece)[0]),
+        _Entry(target.name + SUFFIX, target.shape[:1], SCALE, target, lambda piece: quantized(piece)[1]),
     ]
 
 
@@ -192,8 +192,8 @@ class ConvertedFile:
         self._header = len(text).to_bytes(8, "little") + text
         self.size = len(self._header) + offset
 
-    def member(self, name: str) -> Member:
-        return Member(name, self.size, self.chunks)
+    def member(self, name: str) -> ArchiveEntry:
+        return ArchiveEntry(name, self.size, self.chunks)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the file from its first byte to its last. A chunk must be dropped before the next one."""

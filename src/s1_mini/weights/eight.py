@@ -44,7 +44,9 @@ def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tens
     return {name: tensor for name, tensor in tensors.items() if name not in scales}
 
 
-def widened(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+def dequantized(
+    tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, device: torch.device | None = None
+) -> Tensor:
     """Return one tensor in `dtype` on `device`, dequantized if it is stored in eight bits."""
     weights = tensors[name].to(device)
     if is_eight(name, tensors):
@@ -56,12 +58,12 @@ def widened(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, device
 def all_widened(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     """Return all weights, those in eight bits as float32. Works for tensors on the meta device."""
     return {
-        name: widened(tensors, name, torch.float32) if is_eight(name, tensors) else tensor
+        name: dequantized(tensors, name, torch.float32) if is_eight(name, tensors) else tensor
         for name, tensor in without_scales(tensors, source).items()
     }
 
 
-def narrowed(weights: Tensor) -> tuple[Tensor, Tensor]:
+def quantized(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Round weights [N, …] to eight bits: values of their shape, and scales [N]."""
     quantized = quantize(weights.flatten(1), torch.int8)
     return quantized.values.view(weights.shape), quantized.scale

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.weights.eight import is_eight, widened, without_scales
+from s1_mini.weights.eight import dequantized, is_eight, without_scales
 from s1_mini.weights.files import Tensors
 
 _MOST_NAMED = 6
@@ -57,7 +57,7 @@ def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype,
     Raises as `check_fit` does.
     """
     check_fit(module, tensors, source=source)
-    ready = {name: widened(tensors, name, dtype, device) for name, _ in module.named_parameters()}
+    ready = {name: dequantized(tensors, name, dtype, device) for name, _ in module.named_parameters()}
     module.load_state_dict(ready, strict=True, assign=True)
     module.requires_grad_(False).eval()
 

@@ -24,7 +24,7 @@ _COPY_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveEntry:
     """A file of a checkpoint or an artifact: path, size and content; `packs` if deflating makes it smaller."""
 
     name: str
@@ -33,26 +33,28 @@ class Member:
     packs: bool = False
 
 
-def copied(path: Path, name: str) -> Member:
+def copied(path: Path, name: str) -> ArchiveEntry:
     """Return a member with the content of a file. Raises `CheckpointFileError` unless it is a regular file."""
     if not path.is_file():
         fault = "is not a file" if path.exists() else "is a link to nowhere" if path.is_symlink() else "is missing"
         raise CheckpointFileError(f"{path} {fault}")
-    return Member(name, path.stat().st_size, partial(_read, path), packs=path.suffix not in {".safetensors", ".so"})
+    return ArchiveEntry(
+        name, path.stat().st_size, partial(_read, path), packs=path.suffix not in {".safetensors", ".so"}
+    )
 
 
-def voice_file(name: str, tensors: Mapping[str, Tensor]) -> Member:
+def voice_file(name: str, tensors: Mapping[str, Tensor]) -> ArchiveEntry:
     """Return a member with the tensors of a voice. More metadata would be written in random order."""
     content = save(dict(tensors), metadata={"text": ""})
-    return Member(name, len(content), lambda: iter([content]))
+    return ArchiveEntry(name, len(content), lambda: iter([content]))
 
 
-def written(name: str, text: str) -> Member:
+def written(name: str, text: str) -> ArchiveEntry:
     content = text.encode()
-    return Member(name, len(content), lambda: iter([content]), packs=True)
+    return ArchiveEntry(name, len(content), lambda: iter([content]), packs=True)
 
 
-def write_member(folder: Path, member: Member, chunks: Iterable[Chunk] | None = None) -> None:
+def write_member(folder: Path, member: ArchiveEntry, chunks: Iterable[Chunk] | None = None) -> None:
     """Write a member into a folder, from `chunks` if given."""
     path = folder / member.name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ from s1_mini.codecs.dac.model import Dac, Decoder, DecoderBlock, Quantizer
 from s1_mini.kernels.convolution import convolve
 from s1_mini.kernels.convolution_chain import (
     COPIED,
-    Ending,
+    Epilogue,
     UnitWeights,
     convolve_on,
     exchange_past,
@@ -333,21 +333,21 @@ class _Link:
     dilation: int
     alpha: Tensor | None  # [C], of the Snake before it
     past: Tensor | None  # [rows, P, C]
-    ending: Ending
+    ending: Epilogue
     unit: UnitWeights | None = None
 
     @classmethod
     def of(cls, layer: CausalConv1d, alpha: Tensor | None, rows: int) -> _Link:
         conv = layer.conv
         weight = conv.weight.permute(2, 1, 0).contiguous()
-        ending = Ending(conv.out_channels, conv.bias, None, 0, keeps_total=False)
+        ending = Epilogue(conv.out_channels, conv.bias, None, 0, keeps_total=False)
         return cls(weight, conv.dilation[0], alpha, _no_past(weight, rows, layer.context, conv.in_channels), ending)
 
     @classmethod
     def of_transposed(cls, layer: CausalConvTranspose1d, alpha: Tensor, rows: int) -> _Link:
         """Return a link whose outputs are those of `stride` steps, its taps the steps that they are made of."""
         conv, bias = layer.conv, layer.conv.bias
-        ending = Ending(
+        ending = Epilogue(
             conv.out_channels, None if bias is None else bias.repeat(layer.stride), None, 0, keeps_total=False
         )
         return cls(_by_step(layer), 1, alpha, _no_past(conv.weight, rows, layer.context, conv.in_channels), ending)

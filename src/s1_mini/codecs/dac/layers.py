@@ -1,4 +1,4 @@
-"""Causal layers of the codec. Each takes its input and the carry that holds its past.
+"""Causal layers of the codec. Each takes its input and the state that holds its past.
 
 Parameter names are those of the published checkpoint with weight norm folded.
 Shapes: B rows, C channels, T steps, S = window - 1 + T attended steps.
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.carry import Carry
+from s1_mini.codecs.stream_state import StreamState
 from s1_mini.layers.convolution import conv1d, conv_transpose1d
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import BlockConfig, RMSNorm, TransformerBlock, rope_table
@@ -19,14 +19,14 @@ PADDING = 64  # steps that may be computed beyond the longest stream, to be thro
 
 
 class Chain(nn.ModuleList):
-    """Layers one after another, all with the same carry."""
+    """Layers one after another, all with the same state."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__(layers)
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
         for layer in self:
-            x = layer(x, carry)
+            x = layer(x, state)
         return x
 
 
@@ -40,8 +40,8 @@ class CausalConv1d(nn.Module):
         self.conv = nn.Conv1d(inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups)
         self.context = (kernel - 1) * dilation + 1 - stride
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        x, conv = carry.extend((self, ""), x, self.context), self.conv
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        x, conv = state.extend((self, ""), x, self.context), self.conv
         return conv1d(x, conv.weight, conv.bias, stride=conv.stride[0], dilation=conv.dilation[0], groups=conv.groups)
 
 
@@ -54,9 +54,9 @@ class CausalConvTranspose1d(nn.Module):
         self.stride = stride
         self.context = -(-kernel // stride) - 1  # inputs whose outputs reach into the next step's
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
         start, length = self.context * self.stride, x.shape[-1] * self.stride
-        x = carry.extend((self, ""), x, self.context)
+        x = state.extend((self, ""), x, self.context)
         return conv_transpose1d(x, self.conv.weight, self.conv.bias, stride=self.stride)[..., start : start + length]
 
 
@@ -67,9 +67,9 @@ class Snake(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.empty(1, channels, 1))
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        if carry.snake is not None:
-            return carry.snake(x, self.alpha)
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        if state.snake is not None:
+            return state.snake(x, self.alpha)
         wave = (self.alpha * x).sin()
         return torch.addcmul(x, wave, wave * (1 / (self.alpha + 1e-9)).to(x.dtype))
 
@@ -81,7 +81,7 @@ class Bound(nn.Module):
         super().__init__()
         self._drive, self._ceiling = drive, ceiling
 
-    def forward(self, x: Tensor, _carry: Carry) -> Tensor:
+    def forward(self, x: Tensor, _state: StreamState) -> Tensor:
         return self.bound(x)
 
     def bound(self, x: Tensor) -> Tensor:
@@ -103,8 +103,8 @@ class ResidualUnit(nn.Module):
             CausalConv1d(channels, channels, 1),
         )
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        return x + self.block(x, carry)
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        return x + self.block(x, state)
 
 
 class ConvNeXtBlock(nn.Module):
@@ -118,8 +118,8 @@ class ConvNeXtBlock(nn.Module):
         self.pwconv2 = nn.Linear(4 * channels, channels)
         self.gamma = nn.Parameter(torch.empty(channels))
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        inner = self.norm(self.dwconv(x, carry).transpose(1, 2))
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        inner = self.norm(self.dwconv(x, state).transpose(1, 2))
         inner = self.gamma * self.pwconv2(F.gelu(self.pwconv1(inner)))
         return x + inner.transpose(1, 2)
 
@@ -127,7 +127,7 @@ class ConvNeXtBlock(nn.Module):
 class WindowTransformer(nn.Module):
     """Causal transformer over x [B, C, T]: every step attends to itself and to the window - 1 steps before it.
 
-    Positions count from the start of the stream, so the carry keeps them, and each layer's last keys and values.
+    Positions count from the start of the stream, so the state keeps them, and each layer's last keys and values.
     """
 
     def __init__(self, config: BlockConfig, *, layers: int, window: int, max_steps: int, rope_base: float) -> None:
@@ -142,21 +142,21 @@ class WindowTransformer(nn.Module):
         max_steps, head_dim, base = self.rope_shape
         self.rope = rope_table(max_steps + PADDING, head_dim, base, device, rounded_to=torch.bfloat16)
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
         steps = torch.arange(x.shape[-1], device=x.device)
-        start = carry.advance((self, "position"), len(x), len(steps), x.device)
+        start = state.advance((self, "position"), len(x), len(steps), x.device)
         rope = self.rope[start.unsqueeze(1) + steps]
         mask = window_mask(start, steps, self.window)
         x = x.transpose(1, 2)
         for layer in self.layers:
-            x = layer(x, rope, mask, self._store(layer, carry))
+            x = layer(x, rope, mask, self._store(layer, state))
         return self.norm(x).transpose(1, 2)
 
-    def _store(self, layer: nn.Module, carry: Carry) -> KVStore:
+    def _store(self, layer: nn.Module, state: StreamState) -> KVStore:
         context = self.window - 1
         return lambda key, value: (
-            carry.extend((layer, "key"), key, context, axis=2),
-            carry.extend((layer, "value"), value, context, axis=2),
+            state.extend((layer, "key"), key, context, axis=2),
+            state.extend((layer, "value"), value, context, axis=2),
         )
 
 

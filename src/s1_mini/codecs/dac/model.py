@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.carry import Carry, CarryRows
 from s1_mini.codecs.dac.config import ROPE_BASE, DacConfig
 from s1_mini.codecs.dac.layers import (
     Bound,
@@ -27,6 +26,7 @@ from s1_mini.codecs.dac.layers import (
     Snake,
     WindowTransformer,
 )
+from s1_mini.codecs.stream_state import SelectedStreams, StreamState
 from s1_mini.exceptions import CapacityError
 
 DILATIONS = (1, 3, 9)
@@ -43,8 +43,8 @@ class Block(nn.Module):
         super().__init__()
         self.block = Chain(*layers)
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        return self.block(x, carry)
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        return self.block(x, state)
 
 
 class EncoderBlock(Block):
@@ -102,8 +102,8 @@ class Decoder(nn.Module):
         layers += [Snake(dim), CausalConv1d(dim, 1, 7), Bound(config.drive, config.ceiling)]
         self.model = Chain(*layers)
 
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        return self.model(x, carry)
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        return self.model(x, state)
 
 
 class VectorQuantizer(nn.Module):
@@ -226,10 +226,10 @@ class Dac(nn.Module):
         self.quantizer.post_module = other.quantizer.post_module
         self.quantizer.upsample = other.quantizer.upsample
 
-    def push(self, codes: Tensor, carry: Carry) -> Tensor:
-        """Decode the next frames [B, K, F] of the streams that `carry` holds, to samples [B, T]."""
+    def push(self, codes: Tensor, state: StreamState) -> Tensor:
+        """Decode the next frames [B, K, F] of the streams that `state` holds, to samples [B, T]."""
         vectors = self.quantizer.decode(codes).to(self.quantizer.post_module.norm.weight.dtype)  # may be another's
-        return self.synthesise(vectors, carry).squeeze(1)
+        return self.synthesise(vectors, state).squeeze(1)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes [B, K, F] to samples [B, T]. Raises `CapacityError` beyond `max_frames`."""
@@ -264,18 +264,18 @@ class Dac(nn.Module):
     def _encode_blocks(self, waves: Tensor) -> Iterator[Tensor]:
         assert self.encodes, "this codec was loaded for decoding only"
         self.check_length(-(-waves.shape[-1] // self.samples_per_frame))
-        waves, carry = F.pad(waves, (0, -waves.shape[-1] % self.samples_per_frame)), Carry()
+        waves, state = F.pad(waves, (0, -waves.shape[-1] % self.samples_per_frame)), StreamState()
         for block in waves.unsqueeze(1).split(ENCODE_BLOCK * self.samples_per_frame, dim=-1):
-            yield self.quantizer.encode(self.latents(block, carry))
+            yield self.quantizer.encode(self.latents(block, state))
 
-    def latents(self, waves: Tensor, carry: Carry) -> Tensor:
+    def latents(self, waves: Tensor, state: StreamState) -> Tensor:
         """Vectors [B, C, F] of samples [B, 1, T], ready to be quantised; T is a whole number of frames."""
-        x = self.quantizer.downsample(self.encoder(waves, carry), carry)
-        return self.quantizer.pre_module(x, carry)
+        x = self.quantizer.downsample(self.encoder(waves, state), state)
+        return self.quantizer.pre_module(x, state)
 
-    def synthesise(self, vectors: Tensor, carry: Carry) -> Tensor:
+    def synthesise(self, vectors: Tensor, state: StreamState) -> Tensor:
         """Samples [B, 1, T] of quantised vectors [B, C, F]."""
-        return self.decoder(self.quantizer.upsample(self.quantizer.post_module(vectors, carry), carry), carry)
+        return self.decoder(self.quantizer.upsample(self.quantizer.post_module(vectors, state), state), state)
 
     def check_length(self, frames: int) -> None:
         """Raise `CapacityError` if a stream of this many frames is too long for the codec."""
@@ -293,7 +293,7 @@ class DacStream:
     def __init__(self, codec: Dac, rows: int) -> None:
         self.rows = rows
         self._codec = codec
-        self._carry = Carry()
+        self._state = StreamState()
         self._frames = [0] * rows
 
     def push(
@@ -306,19 +306,19 @@ class DacStream:
         chosen = range(self.rows) if rows is None else rows
         assert codes.shape[:2] == (len(chosen), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
         self._codec.check_length(max(self._frames[row] for row in chosen) + codes.shape[-1])
-        carry = CarryRows(self._carry, self.rows, chosen, codes.device)
-        carry.snake = snake
-        samples = self._codec.push(codes, carry)
-        carry.commit()
+        state = SelectedStreams(self._state, self.rows, chosen, codes.device)
+        state.snake = snake
+        samples = self._codec.push(codes, state)
+        state.commit()
         for row in chosen:
             self._frames[row] += codes.shape[-1]
         return samples
 
     def reset(self, row: int) -> None:
         """Begin a new utterance in one row."""
-        self._carry.reset(row)
+        self._state.reset(row)
         self._frames[row] = 0
 
     @property
     def num_bytes(self) -> int:
-        return self._carry.num_bytes
+        return self._state.num_bytes

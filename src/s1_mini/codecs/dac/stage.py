@@ -17,7 +17,7 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.stage import ChunkStage, Graphs
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
-from s1_mini.kernels.backend import one_order
+from s1_mini.kernels.backend import batch_invariance
 from s1_mini.runtime.compiled import Compilable
 from s1_mini.runtime.graphs import Buffer, Wait
 from s1_mini.runtime.rows import fit
@@ -49,7 +49,7 @@ class DacDecoder(ChunkStage):
         decoder = self._decoder = ChannelsLastDecoder(self._codec, slots, chained=chained)
 
         def call(codes: Tensor, rows: Tensor) -> Tensor:
-            with one_order(self._batch_invariant):
+            with batch_invariance(self._batch_invariant):
                 return decoder.push_where(codes.transpose(1, 2), rows[0], rows[1] == 0).float()
 
         books = self._codec.num_codebooks

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.carry import Carry
-from s1_mini.codecs.encodec.carry import StreamChunk
 from s1_mini.codecs.encodec.model import Encodec
+from s1_mini.codecs.encodec.stream_state import StreamChunk
+from s1_mini.codecs.stream_state import StreamState
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.graphs import capture, one_capture
 
@@ -73,7 +73,7 @@ class Lanes:
                 f"{codec.config.first_frames} frames, since a file's first samples depend on these"
             )
         self.lanes, self._frames, self._codec, self._given = lanes, frames, codec, given
-        self._carry, self.device = Carry(), codec.device
+        self._state, self.device = StreamState(), codec.device
         shapes = [((lanes, *given[0]), given[1]), ((lanes,), torch.bool), ((lanes,), torch.int64)]
         self._inputs = [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in shapes]
         self._output = torch.zeros((lanes, *made[0]), dtype=made[1], device=self.device)
@@ -141,7 +141,7 @@ class Lanes:
 
     @property
     def num_bytes(self) -> int:
-        return self._carry.num_bytes + sum(each.nbytes for each in (*self._inputs, self._output))
+        return self._state.num_bytes + sum(each.nbytes for each in (*self._inputs, self._output))
 
     def _make_call(self) -> _Call:
         is_gpu = self.device.type == "cuda"
@@ -150,7 +150,7 @@ class Lanes:
 
     def _compute(self) -> None:
         x, fresh, lengths = self._inputs
-        chunk = StreamChunk(self._carry, self.lanes, fresh, lengths)
+        chunk = StreamChunk(self._state, self.lanes, fresh, lengths)
         self._output.copy_(self.compute(x, chunk))
         chunk.commit()
 

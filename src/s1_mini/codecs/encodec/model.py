@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.encodec.carry import StreamChunk, WholeStream
 from s1_mini.codecs.encodec.config import EncodecConfig
+from s1_mini.codecs.encodec.stream_state import StreamChunk, WholeStream
 from s1_mini.layers.convolution import conv1d, conv_transpose1d
 
 Past = WholeStream | StreamChunk  # of every layer

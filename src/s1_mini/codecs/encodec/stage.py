@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.carry import Carry
-from s1_mini.codecs.encodec.carry import StreamChunk
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.model import Encodec
+from s1_mini.codecs.encodec.stream_state import StreamChunk
 from s1_mini.codecs.stage import ChunkStage, Graphs
+from s1_mini.codecs.stream_state import StreamState
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
 from s1_mini.exceptions import ConfigurationError
@@ -51,7 +51,7 @@ class EncodecDecoder(ChunkStage):
             )
         super().__init__(codec.device, policy, number=number, rate=codec.samples_per_frame)
         self._codec, self._num_codebooks = codec, policy.input.shape[0]
-        self._carry = Carry()
+        self._state = StreamState()
 
     def make_graphs(self) -> None:
         self._capture(
@@ -66,7 +66,7 @@ class EncodecDecoder(ChunkStage):
         All tensors are on the device, so that it can be captured in a graph.
         """
         chosen, fresh, lengths = rows
-        chunk = StreamChunk(self._carry, self._policy.slots + 1, fresh.bool(), lengths, chosen)
+        chunk = StreamChunk(self._state, self._policy.slots + 1, fresh.bool(), lengths, chosen)
         sound = self._codec.decode(codes, chunk)
         chunk.commit()
         return sound.float()

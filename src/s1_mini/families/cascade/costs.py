@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
+from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, GPTConfig
 from s1_mini.weights.fit import skeleton
@@ -77,16 +77,18 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
             "codec": StageSizes(formats.codec * codec_weights, sound, "compute", is_single=formats.codec == 4),
         },
         demands={
-            "semantic": Demand(
+            "semantic": MemoryRequirement(
                 position=round(kv_bytes(config.semantic, formats.kv)),
                 prefix_cache=prefix_cache_bytes,
                 copies=copies["semantic"],
             ),
-            "coarse": Demand(
+            "coarse": MemoryRequirement(
                 position=round(kv_bytes(config.coarse, formats.kv)) + NUM_COARSE * DRAW_BYTES, copies=copies["coarse"]
             ),
-            "fine": Demand(copies=8 * LIVE_TENSORS * 4 * window_numbers + copies["fine"]),
-            "codec": Demand(stream_row=4 * past, frame=4 * LIVE_TENSORS * codec.samples_per_frame * codec.num_filters),
+            "fine": MemoryRequirement(copies=8 * LIVE_TENSORS * 4 * window_numbers + copies["fine"]),
+            "codec": MemoryRequirement(
+                stream_row=4 * past, frame=4 * LIVE_TENSORS * codec.samples_per_frame * codec.num_filters
+            ),
         },
         frame_s=1 / numbers.coarse_rate,
         max_positions=min(config.semantic.block_size, most),

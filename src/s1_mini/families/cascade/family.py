@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.families.base import Check, Conversion, Form, Placement
     from s1_mini.families.cascade.loaded import LoadedCascade
-    from s1_mini.weights.write import Member
+    from s1_mini.weights.write import ArchiveEntry
 
 BESIDE = (
     *("generation_config.json", "speaker_embeddings_path.json"),
@@ -69,7 +69,7 @@ class Cascade:
 
         return LoadedCascade(directory, placement, settings)
 
-    def files(self, directory: Path, conversion: Conversion) -> list[Member]:
+    def files(self, directory: Path, conversion: Conversion) -> list[ArchiveEntry]:
         from s1_mini.families.cascade.weights import compact_files
 
         return compact_files(directory, conversion)

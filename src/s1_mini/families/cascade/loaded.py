@@ -13,10 +13,10 @@ from torch import Tensor
 from s1_mini.codecs.encodec.stage import MAX_FRAMES, EncodecDecoder, chunk_sizes
 from s1_mini.codecs.encodec.weights import build_encodec
 from s1_mini.codecs.stage import ROWS
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceError, VoiceUnsupportedError
-from s1_mini.families.base import Chain, Placement
+from s1_mini.families.base import Placement, StageChain
 from s1_mini.families.cascade.config import NUM_COARSE
 from s1_mini.families.cascade.costs import kv_bytes
 from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic, check_vllm, start_workers
@@ -109,7 +109,7 @@ class LoadedCascade:
                 known,
             )
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
         if len(voices) > 1:
             raise VoiceError("voice", f"{len(voices)} were given; this model speaks in one at a time")
         return build_prompt(self.config.numbers, self.tokenizer.encode(text), voices[0] if voices else None)
@@ -119,7 +119,7 @@ class LoadedCascade:
         parts = {"semantic_prompt": made[0], "coarse_prompt": codes, "fine_prompt": made[2].T}
         return Voice({name: torch.from_numpy(part.copy()) for name, part in parts.items()}, text)
 
-    def chain(self, slots: int, positions: int) -> Chain:
+    def chain(self, slots: int, positions: int) -> StageChain:
         config, numbers, codec, settings = self.config, self.config.numbers, self.codec, self._settings
         positions = min(positions, self.max_positions)
         elsewhere = settings.vllm_stages
@@ -180,7 +180,7 @@ class LoadedCascade:
         )
         models, kv_dtype = self.models, self._placement.kv_dtype
         temperature = numbers.fine_temperature if settings.fine_temperature is None else settings.fine_temperature
-        return Chain(
+        return StageChain(
             policies=(semantic, coarse, fine, sound),
             stages=(
                 WorkedSemantic(workers["semantic"], config)

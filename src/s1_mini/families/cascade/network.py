@@ -26,7 +26,7 @@ class Where(NamedTuple):
     target: Tensor  # [B] position of its key and value
     position: Tensor  # [B] the last that it attends to
     span: int  # every position is below it
-    mask: Tensor | None  # of `used_columns`
+    mask: Tensor | None  # of `used_positions`
     unturned: Tensor  # [1, D / 2, 2] a rotation by nothing
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from s1_mini.core.messages import Begin
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import GenerationError, TextError
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 from s1_mini.families.cascade.policies import COARSE, FINE, SEMANTIC, CoarseWindows
@@ -16,7 +16,7 @@ from s1_mini.types import Voice
 NUM_DROPPED = 2  # codes that are left out at the end of a voice: suno's, so that it fits in time
 
 
-def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> Prompt:
+def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> PromptTokens:
     """Return the prompt of `ids` of the tokenizer. Raises `TextError` for too many."""
     if len(ids) > numbers.max_text:
         raise TextError(
@@ -35,7 +35,7 @@ def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> P
         seen = _histories(numbers, tensors)
     items[-1] = numbers.semantic_infer
     facts = {SEMANTIC: "semantic", COARSE: "coarse", FINE: "fine"}
-    return Prompt(items, voice=seen, facts={fact: len(seen.get(name, ())) for fact, name in facts.items()})
+    return PromptTokens(items, voice=seen, facts={fact: len(seen.get(name, ())) for fact, name in facts.items()})
 
 
 def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:

@@ -27,7 +27,7 @@ from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE, choose, cho
 from s1_mini.families.cascade.network import CausalGPT, FineGPT, Where
 from s1_mini.families.cascade.policies import CoarseWindows, FinePolicy, FineWindow
 from s1_mini.families.cascade.prompt import window_prompt
-from s1_mini.kernels.decode_attention import used_columns
+from s1_mini.kernels.decode_attention import used_positions
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
@@ -204,7 +204,7 @@ class TokenStage(Stage):
         active = self._active[:rows]
         position = self._position[:rows].clamp_max(self._positions - 1)
         target = torch.where(active, position, self._positions)
-        mask = used_columns(position, span, self._network.config.head_dim)
+        mask = used_positions(position, span, self._network.config.head_dim)
         where = Where(target, position, span, mask, self._unturned)
         logits = self._network.step(self._token[:rows], position, self._cache, where)
         token, made = self._choose(logits, rows)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Conditions, Prefill
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Progress
-from s1_mini.families.base import Chain, Check, Placement
+from s1_mini.families.base import Check, Placement, StageChain
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.settings import CascadeSettings
@@ -83,7 +83,7 @@ def _check_case(
 
 
 @torch.inference_mode()
-def run_stage(chain: Chain, number: int, given: np.ndarray, prompt: Prompt, *, max_steps: int) -> np.ndarray:
+def run_stage(chain: StageChain, number: int, given: np.ndarray, prompt: PromptTokens, *, max_steps: int) -> np.ndarray:
     """Return the items that one stage of a chain makes of one utterance, greedily, alone and with all its input."""
     policy, stage = chain.policies[number], chain.stages[number]
     conditions = Conditions(_GREEDY, 0, 0, max_steps, prompt.voice)

@@ -41,7 +41,7 @@ from s1_mini.weights.directory import MODEL_NAMES
 from s1_mini.weights.files import read_object, read_tensors
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton
 from s1_mini.weights.weight_norm import folded_name
-from s1_mini.weights.write import Member, copied, voice_file, written
+from s1_mini.weights.write import ArchiveEntry, copied, voice_file, written
 
 PREFIXES = {"semantic": "semantic.", "coarse": "coarse_acoustics.", "fine": "fine_acoustics.", "codec": "codec_model."}
 
@@ -252,7 +252,7 @@ def build_models(
     return Models(**built)
 
 
-def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
+def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
     """Return all files in the compact form; the weights are read with their chunks. Raises `CheckpointError`.
 
     Each model has a file of safetensors, and voices are as the engine keeps them. Masks and what only training needs

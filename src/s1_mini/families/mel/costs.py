@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
+from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.codecs.hifigan.config import HifiGanConfig
 from s1_mini.codecs.hifigan.model import Edges, HifiGan
 from s1_mini.families.mel.config import MelConfig, read_configs
@@ -83,13 +83,15 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
             STAGES[1]: StageSizes(vocoder_bytes, sound, "compute", is_single=formats.codec == 4),
         },
         demands={
-            STAGES[0]: Demand(
+            STAGES[0]: MemoryRequirement(
                 position=round(kv_bytes) + config.prenet_layers * config.prenet_units,
                 prefix_cache=prefix_cache_bytes,
                 copies=round(weight_bytes),
                 fixed_slot=config.max_text * round(kv_bytes),
             ),
-            STAGES[1]: Demand(frame=LIVE_TENSORS * formats.codec * widest(vocoder), copies=round(vocoder_bytes)),
+            STAGES[1]: MemoryRequirement(
+                frame=LIVE_TENSORS * formats.codec * widest(vocoder), copies=round(vocoder_bytes)
+            ),
         },
         frame_s=made * vocoder.samples_per_frame / vocoder.sample_rate,
         max_positions=config.max_steps,

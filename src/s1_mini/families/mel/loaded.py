@@ -12,10 +12,10 @@ from torch import Tensor
 from s1_mini.codecs.hifigan.model import HifiGan, build_hifigan
 from s1_mini.codecs.hifigan.stage import Vocoder, context_of
 from s1_mini.codecs.stage import rows_of
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError
-from s1_mini.families.base import Chain, LoadedModel, Placement
+from s1_mini.families.base import LoadedModel, Placement, StageChain
 from s1_mini.families.mel.config import read_configs
 from s1_mini.families.mel.decoder import MelDecoder
 from s1_mini.families.mel.model import MelModel
@@ -47,7 +47,7 @@ class LoadedMel:
         self.num_bytes, self.position_bytes = model.num_bytes, model.step_bytes
         self.max_positions = model.config.max_steps
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
         tokens, config = self.tokenizer.encode(text), self.model.config
         if len(tokens) > config.max_text:
             raise CapacityError(
@@ -62,13 +62,13 @@ class LoadedMel:
                     "voice", f"its vector is {list(vector.shape)}; the model needs [{config.speaker_size}]"
                 )
             speaker = {SPEAKER: vector.float().numpy()}
-        return Prompt(np.array(tokens, np.int64), voice=speaker)
+        return PromptTokens(np.array(tokens, np.int64), voice=speaker)
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002 - it has none of its own
         """Return the default voice, a vector of zeros."""
         return Voice({SPEAKER: torch.zeros(self.model.config.speaker_size)}, text)
 
-    def chain(self, slots: int, positions: int) -> Chain:
+    def chain(self, slots: int, positions: int) -> StageChain:
         model, vocoder, front = self.model, self.vocoder, self.model.network.speech_decoder_postnet
         steps = min(positions, model.config.max_steps)
         rate = vocoder.config.sample_rate
@@ -102,10 +102,10 @@ class LoadedMel:
             Vocoder(vocoder, policies[1], number=1, front=front),
         )
 
-        def room(prompt: Prompt) -> int:
+        def room(prompt: PromptTokens) -> int:
             return min(steps, model.steps_for(len(prompt.items), model.settings.max_length_ratio))
 
-        return Chain(policies=policies, stages=stages, sample_rate=rate, room=room)
+        return StageChain(policies=policies, stages=stages, sample_rate=rate, room=room)
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002
         yield

@@ -15,7 +15,7 @@ from torch import Tensor
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.network import MelNetwork, Pair, Steps, position_table
 from s1_mini.families.mel.settings import MelSettings
-from s1_mini.kernels.decode_attention import used_columns
+from s1_mini.kernels.decode_attention import used_positions
 from s1_mini.kernels.weight import narrow
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.quantized import quantize_linears
@@ -61,8 +61,8 @@ class MelModel:
         self.network, self.config, self.settings, self.dtype = network, config, settings, dtype
         self.kv_dtype = kv_dtype or dtype
         encoder, decoder = network.encoder.wrapped_encoder, network.decoder.wrapped_decoder
-        for narrowed in (encoder.layers, encoder.embed_positions, decoder.layers):
-            narrowed.to(dtype)
+        for quantized in (encoder.layers, encoder.embed_positions, decoder.layers):
+            quantized.to(dtype)
         self.is_quantized = weights_dtype is not None
         if weights_dtype is not None:
             for products in network.products(weights_dtype):
@@ -160,10 +160,10 @@ class MelModel:
             target=torch.where(active, position, state.max_steps),
             position=position,
             span=span,
-            mask=used_columns(position, span, self.config.head_size),
+            mask=used_positions(position, span, self.config.head_size),
             last_token=state.last_token[:width],
             text_span=text_span,
-            text_mask=used_columns(state.last_token[:width], text_span, self.config.head_size),
+            text_mask=used_positions(state.last_token[:width], text_span, self.config.head_size),
         )
         for index, layer in enumerate(self.network.decoder.layers):
             text = (part[:width] for part in state.text.rows(index))

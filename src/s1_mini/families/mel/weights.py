@@ -28,7 +28,7 @@ from s1_mini.voices.library import SUFFIX
 from s1_mini.weights.convert import ConvertedFile, TensorFile, plan
 from s1_mini.weights.directory import find_model, read_json
 from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
-from s1_mini.weights.write import Member, copied, voice_file, written
+from s1_mini.weights.write import ArchiveEntry, copied, voice_file, written
 
 PREFIX = "speecht5."
 INSIDE = "vocoder."  # what begins so is the vocoder's, where it lies in the same file
@@ -111,7 +111,7 @@ def check(config: MelConfig, translated: Mapping[str, Tensor], source: str | Pat
     check_fit(network, fold(translated), source=str(source))
 
 
-def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
+def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
     """Return all files; the weights are read with their chunks. Raises `CheckpointError`."""
     conversion.check_wide("SpeechT5")
     config, vocoder = read_configs(checkpoint)
@@ -130,7 +130,7 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
     ]
 
 
-def _vectors(checkpoint: Path, size: int) -> Iterator[Member]:
+def _vectors(checkpoint: Path, size: int) -> Iterator[ArchiveEntry]:
     """Yield the voices of `.npy` files in the engine's format."""
     for name, voice in vectors_beside(size, checkpoint).items():
         if not (checkpoint / VOICES / f"{name}{SUFFIX}").exists():

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
-from s1_mini.codecs.carry import Carry
+from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, WindowTransformer
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
+from s1_mini.codecs.stream_state import StreamState
 from s1_mini.families.s1.config import S1Config, read_configs
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.random import FULL_MODEL
@@ -71,13 +71,13 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
             "codec": StageSizes(codec_bytes, sound, "compute", is_single=formats.codec == 4),
         },
         demands={
-            "language_model": Demand(
+            "language_model": MemoryRequirement(
                 position=round(position_bytes) + DRAW_BYTES * codec.num_codebooks,
                 prefix_cache=prefix_cache_bytes,
                 encoding=encoding,  # on the model's device, wherever the codec decodes
                 copies=round(model_bytes),
             ),
-            "codec": Demand(
+            "codec": MemoryRequirement(
                 stream_row=stream_bytes(codec),
                 frame=LIVE_TENSORS * formats.codec * widest(dac),
                 copies=round(codec_bytes),
@@ -119,7 +119,7 @@ def codec_operations(codec: Dac) -> float:
     codec.prepare()
     codes = torch.zeros(1, codec.num_codebooks, COUNTED_FRAMES, dtype=torch.int64, device=codec.device)
     with torch.inference_mode(), current(codec.device), FlopCounterMode(display=False) as counter:
-        codec.push(codes, Carry())
+        codec.push(codes, StreamState())
     return counter.get_total_flops() / COUNTED_FRAMES
 
 

@@ -15,10 +15,10 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.codecs.stage import rows_of
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.base import Chain, LoadedModel, Placement
+from s1_mini.families.base import LoadedModel, Placement, StageChain
 from s1_mini.families.s1.config import read_configs
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.model import S1Model
@@ -47,18 +47,22 @@ class LoadedS1:
     def __init__(self, directory: Path, model: S1Model, codec: Dac, encodes_on: torch.device) -> None:
         self.model, self.codec = model, codec
         self.networks = (model.network,)
-        self.num_bytes, self.position_bytes, self.max_positions = model.num_bytes, model.column_bytes, model.max_columns
+        self.num_bytes, self.position_bytes, self.max_positions = (
+            model.num_bytes,
+            model.position_bytes,
+            model.max_columns,
+        )
         self._directory, self._encodes_on = directory, encodes_on
         self._encoder: Dac | None = None
         self._lock = threading.Lock()
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
         return self.model.prompt(text, voices)
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
         return Voice({"codes": torch.from_numpy(made[0].T.copy())}, text)
 
-    def chain(self, slots: int, positions: int) -> Chain:
+    def chain(self, slots: int, positions: int) -> StageChain:
         model, codec = self.model, self.codec
         positions = min(positions, model.max_columns)
         frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
@@ -88,7 +92,7 @@ class LoadedS1:
             LanguageModel(model, slots=slots, positions=positions),
             DacDecoder(codec, policies[1], number=1, batch_invariant=model.batch_invariant),
         )
-        return Chain(
+        return StageChain(
             policies=policies,
             stages=stages,
             sample_rate=codec.sample_rate,

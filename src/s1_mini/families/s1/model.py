@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.core.messages import Saved
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import CapacityError
 from s1_mini.families.s1.kernels.columns import take_frame
 from s1_mini.families.s1.kernels.draw import (
@@ -30,11 +30,11 @@ from s1_mini.families.s1.network import Pairs, S1Network
 from s1_mini.families.s1.prompt import build_prompt
 from s1_mini.families.s1.settings import Heads, RepetitionMode
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from s1_mini.kernels.backend import one_order
+from s1_mini.kernels.backend import batch_invariance
 from s1_mini.kernels.common_attention import CommonPrefixes, allocate_common
-from s1_mini.kernels.decode_attention import looks_at_common, used_columns
+from s1_mini.kernels.decode_attention import looks_at_common, used_positions
 from s1_mini.kernels.linear import branch_sum
-from s1_mini.layers.kv_cache import Columns, KVCache
+from s1_mini.layers.kv_cache import CachePositions, KVCache
 from s1_mini.layers.staging import stage
 from s1_mini.layers.transformer import BlockConfig, FeedForward
 from s1_mini.types import Voice
@@ -96,13 +96,13 @@ class S1Model:
         self.batch_invariant = batch_invariant and self.device.type == "cuda"  # a CPU always is
         self.num_bytes = sum(weight.numel() * weight.element_size() for weight in network.parameters())
         slow = network.config.slow
-        self.column_bytes = 2 * network.config.num_layers * slow.num_kv_heads * slow.head_dim * self.kv_dtype.itemsize
+        self.position_bytes = 2 * network.config.num_layers * slow.num_kv_heads * slow.head_dim * self.kv_dtype.itemsize
         network.prepare(self.device)
         for module in network.modules():
             if isinstance(module, FeedForward):
                 module.merge()
 
-    def prompt(self, text: str, voices: Sequence[Voice] = ()) -> Prompt:
+    def prompt(self, text: str, voices: Sequence[Voice] = ()) -> PromptTokens:
         """Write the prompt for one sentence piece. Raises `CapacityError` if it leaves no position for speech."""
         prompt = build_prompt(self.tokenizer, self.network.config, text, voices)
         if len(prompt.items) >= self.max_columns:
@@ -131,7 +131,7 @@ class S1Model:
             )
 
         slow, weight = config.slow, self.network.norm.weight
-        with one_order(self.batch_invariant):
+        with batch_invariance(self.batch_invariant):
             common = allocate_common(slots, slow.num_heads, slow.num_kv_heads, slow.head_dim, weight)
         return S1State(
             cache=cache(config.num_layers, slow, min(columns, self.max_columns) + 1, self.kv_dtype),
@@ -149,7 +149,7 @@ class S1Model:
 
     def may_share(self, rows: int, span: int) -> bool:
         """Return whether a step of this many rows would read the prefixes in `S1State.common` once."""
-        with one_order(self.batch_invariant):
+        with batch_invariance(self.batch_invariant):
             return looks_at_common(rows, self.network.config.slow.num_kv_heads, span)
 
     def prefill(self, state: S1State, slot: int, columns: Tensor, start: int = 0) -> None:
@@ -168,7 +168,7 @@ class S1Model:
 
         Looks at no value, so it can be captured; a prompt's columns before those must have been read, or be among them.
         """
-        with one_order(self.batch_invariant):
+        with batch_invariance(self.batch_invariant):
             x, where = self._enter(state, columns, positions, span, slots=slots)
             self.network.slow_step(x, state.cache, where)
 
@@ -197,7 +197,7 @@ class S1Model:
         Returns int64 [rows, K + 3], of which only active rows mean anything: main token, K codes, whether this is the
         end of the utterance instead of a frame, whether the logits were finite.
         """
-        with one_order(self.batch_invariant):
+        with batch_invariance(self.batch_invariant):
             return self._step(state, sampling, span, len(state.count) if rows is None else rows)
 
     def _step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int) -> Tensor:
@@ -234,11 +234,11 @@ class S1Model:
         *,
         active: Tensor | None = None,
         slots: Tensor | None = None,
-    ) -> tuple[Tensor, Columns]:
+    ) -> tuple[Tensor, CachePositions]:
         """Embed columns. Return also their places in the cache and the positions that they attend to."""
         x, target, rope = self.network.enter(columns, position, active, state.max_columns, self.semantic)
-        mask = used_columns(position, span, self.network.config.slow.head_dim)
-        return x, Columns(target, position, span, rope, mask, slots)
+        mask = used_positions(position, span, self.network.config.slow.head_dim)
+        return x, CachePositions(target, position, span, rope, mask, slots)
 
     def _width(self, state: S1State, rows: int) -> int:
         """Rows to compute with: on a CPU, products of one to three rows are rounded otherwise than those of more."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.kernels.columns import Embedding, embed, enter_columns
 from s1_mini.kernels.linear import linear, norm_linear
-from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
+from s1_mini.layers.kv_cache import CachePositions, KVCache, KVStore
 from s1_mini.layers.transformer import RMSNorm, TransformerBlock, rope_table
 
 # Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V], embeddings [codes, dim]) -> the
@@ -32,9 +32,9 @@ class Pairs(NamedTuple):
     mask: Tensor  # [2 B, 1, 1, 2]
     slots: Tensor  # [2 B] 0, 0, 1, 1 …
 
-    def columns(self, rows: int) -> Columns:
+    def columns(self, rows: int) -> CachePositions:
         position, rope, mask, slots = (tensor[: 2 * rows] for tensor in self)
-        return Columns(position, position, 2, rope, mask, slots)
+        return CachePositions(position, position, 2, rope, mask, slots)
 
 
 class S1Network(nn.Module):
@@ -94,7 +94,7 @@ class S1Network(nn.Module):
             x = layer(x, rope, mask, store(index))
         return x
 
-    def slow_step(self, x: Tensor, cache: KVCache, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def slow_step(self, x: Tensor, cache: KVCache, columns: CachePositions) -> tuple[Tensor, Tensor | None]:
         """Run one column of each row x [B, dim]. Return the output before the norm, as `branch_sum` takes it."""
         branch: Tensor | None = None
         for index, layer in enumerate(self.blocks(self.layers)):
@@ -130,11 +130,11 @@ class S1Network(nn.Module):
             if codebook + 1 < self.config.num_codebooks:
                 logits = self._fast_step(x, self._fast_columns(codebook + 1, len(first)), cache)
 
-    def _fast_columns(self, position: int, rows: int) -> Columns:
+    def _fast_columns(self, position: int, rows: int) -> CachePositions:
         target = self.steps[position].expand(rows)
-        return Columns(target, target, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
+        return CachePositions(target, target, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
 
-    def _fast_step(self, x: Tensor, columns: Columns, cache: KVCache) -> Tensor:
+    def _fast_step(self, x: Tensor, columns: CachePositions, cache: KVCache) -> Tensor:
         """Run one position of each row, x [B, dim]; logits [B, V] of the codebook that it is about."""
         branch: Tensor | None = None
         for index, layer in enumerate(self.blocks(self.fast_layers)):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from s1_mini.core.prompt import Prompt
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import VoiceError
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.tokenizer import S1Tokenizer
@@ -23,7 +23,7 @@ from s1_mini.types import Voice
 SPEAKER = "<|speaker:0|>"
 
 
-def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Sequence[Voice]) -> Prompt:
+def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Sequence[Voice]) -> PromptTokens:
     """Write the prompt for `text`, spoken like `voices`: items [S, K + 1], main token before codes.
 
     Raises `VoiceError` if codes do not fit the model.
@@ -40,7 +40,7 @@ def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Se
         shared += [speaker, part(tokenizer.encode(voice.text)), _codes_part(tokenizer, config, voice), end]
     prefix = np.concatenate([*shared, speaker])
     key = hashlib.blake2b(prefix.tobytes(), digest_size=16).hexdigest()
-    return Prompt(np.concatenate([prefix, part(tokenizer.encode(text))]), len(prefix), key)
+    return PromptTokens(np.concatenate([prefix, part(tokenizer.encode(text))]), len(prefix), key)
 
 
 def _codes_part(tokenizer: S1Tokenizer, config: S1Config, voice: Voice) -> np.ndarray:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.core.prompt import Prompt
+from s1_mini.codecs.stream_state import StreamState
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.families.base import Check, Placement, check_size
 from s1_mini.families.s1.kernels.draw import MIN_TEMPERATURE, SamplingTensors, penalise, probabilities
 from s1_mini.families.s1.loaded import LoadedS1, open_s1
@@ -101,7 +101,7 @@ def _like(model: S1Model, computed: Tensor, stored: Tensor) -> Tensor:
     return computed
 
 
-def _rebuild_prompt(model: S1Model, columns: Tensor) -> Prompt:
+def _rebuild_prompt(model: S1Model, columns: Tensor) -> PromptTokens:
     """Extract text and references from a prompt's tokens, and build the prompt from them."""
     tokenizer = model.tokenizer
     tokens, end = columns[0].tolist(), tokenizer.control("im_end")
@@ -189,12 +189,12 @@ def _check_sampler(vectors: list[Mapping[str, Any]]) -> Iterator[Check]:
 def _check_codec(codec: Dac, stored: Mapping[str, Tensor], tolerance: float) -> Iterator[Check]:
     computed: dict[str, Tensor] = {}
     if "codes" in stored:
-        codes, carry = stored["codes"].to(codec.device), Carry()
+        codes, codec_state = stored["codes"].to(codec.device), StreamState()
         check_size("num_codebooks", codes.shape[-2], codec.config.num_codebooks)
         computed["zq"] = codec.quantizer.decode(codes)
-        computed["post"] = codec.quantizer.post_module(computed["zq"], carry)
-        computed["z"] = codec.quantizer.upsample(computed["post"], carry)
-        computed["audio"] = codec.decoder(computed["z"], carry)
+        computed["post"] = codec.quantizer.post_module(computed["zq"], codec_state)
+        computed["z"] = codec.quantizer.upsample(computed["post"], codec_state)
+        computed["audio"] = codec.decoder(computed["z"], codec_state)
         computed["prefix20"] = codec.decode(codes[..., :20]).unsqueeze(1)
     if "wav" in stored:
         computed["enc_codes"] = codec.encode(stored["wav"].flatten().to(codec.device)).unsqueeze(0)

@@ -32,7 +32,7 @@ from s1_mini.weights.directory import find_tensors, read_json
 from s1_mini.weights.eight import SUFFIX, all_widened, stem
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
 from s1_mini.weights.weight_norm import folded_name
-from s1_mini.weights.write import Member, copied, written
+from s1_mini.weights.write import ArchiveEntry, copied, written
 
 _NARROW = 2**14  # elements; smaller tensors are not worth eight bits
 _JOINED = ("wq", "wk", "wv")
@@ -164,7 +164,7 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
             named[part] = named[part][rows]
 
 
-def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
+def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
     """Return all files but voices; the weights are read with their chunks. Raises `CheckpointError`."""
     codec = read_dac_config(checkpoint)
     return [

@@ -36,11 +36,11 @@ class Layers(NamedTuple):
     eps: float
 
 
-def widen(_weight):
+def dequantize(_weight):
     """Return a weight in float32; the compiled version stands below."""
 
 
-@overload(widen, inline="always")
+@overload(dequantize, inline="always")
 def _widen(weight):
     if weight == numba.uint16:
         return lambda weight: np.uint32(np.uint32(weight) << np.uint32(16)).view(np.float32)
@@ -84,11 +84,16 @@ def product(x, weight, scale, bias, out):  # noqa: C901 - loops within loops, so
                 x0, x1, x2, x3 = x[row, k], x[row, k + 1], x[row, k + 2], x[row, k + 3]
                 to = out[row, first:last]
                 for n in range(size):
-                    to[n] += x0 * widen(w0[n]) + x1 * widen(w1[n]) + x2 * widen(w2[n]) + x3 * widen(w3[n])
+                    to[n] += (
+                        x0 * dequantize(w0[n])
+                        + x1 * dequantize(w1[n])
+                        + x2 * dequantize(w2[n])
+                        + x3 * dequantize(w3[n])
+                    )
         for k in range(fours, inputs):
             for row in range(rows):
                 for n in range(first, last):
-                    out[row, n] += x[row, k] * widen(weight[k, n])
+                    out[row, n] += x[row, k] * dequantize(weight[k, n])
         for row in range(rows):
             for n in range(first, last):
                 out[row, n] = out[row, n] * scale[n] + bias[n]

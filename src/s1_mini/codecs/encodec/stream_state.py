@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.carry import Carry, CarryRows, NoCarry
+from s1_mini.codecs.stream_state import NoState, SelectedStreams, StreamState
 
 
-class WholeStream(NoCarry):
+class WholeStream(NoState):
     """Every call is a whole stream: nothing is remembered."""
 
     def mirror(self, _layer: nn.Module, x: Tensor, context: int, stride: int) -> Tensor:
@@ -35,7 +35,7 @@ class WholeStream(NoCarry):
         return lstm(x)[0]
 
 
-class StreamChunk(CarryRows):
+class StreamChunk(SelectedStreams):
     """The next chunk of some streams.
 
     `fresh` [n] is true for rows of a new stream. `lengths` [n] are the valid steps of the network's input: all, unless
@@ -43,7 +43,7 @@ class StreamChunk(CarryRows):
     """
 
     def __init__(
-        self, whole: Carry, num_rows: int, fresh: Tensor, lengths: Tensor, chosen: Tensor | None = None
+        self, whole: StreamState, num_rows: int, fresh: Tensor, lengths: Tensor, chosen: Tensor | None = None
     ) -> None:
         super().__init__(whole, num_rows, slice(None) if chosen is None else chosen, fresh.device, fresh)
         self._lengths = lengths

@@ -1,6 +1,6 @@
 """State that a causal network keeps between two chunks, so that any chunking gives the samples of one call.
 
-A causal layer depends on a fixed number of past inputs. Each layer asks the carry to put those before its new
+A causal layer depends on a fixed number of past inputs. Each layer asks the state to put those before its new
 input; at the start they are zeros, which is what a causal layer pads with anyway. So there is one code path for
 whole and streamed work. Tensors are made at first use and changed in place afterwards.
 """
@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-CarryKey = tuple[object, str]  # a layer, and a name for each of the things that it keeps
+StateKey = tuple[object, str]  # a layer, and a name for each of the things that it keeps
 
 
-class Carry:
+class StreamState:
     """Past inputs of every layer for B rows."""
 
     snake: Callable[[Tensor, Tensor], Tensor] | None = None  # activation instead of torch's, compiled for a CPU
 
     def __init__(self) -> None:
-        self._past: dict[CarryKey, Tensor] = {}
+        self._past: dict[StateKey, Tensor] = {}
 
     def extend(
-        self, key: CarryKey, new: Tensor, context: int, axis: int = -1, *, beginning: Tensor | None = None
+        self, key: StateKey, new: Tensor, context: int, axis: int = -1, *, beginning: Tensor | None = None
     ) -> Tensor:
         """Return `new` with the last `context` inputs before it on `axis`, and keep its own end.
 
@@ -39,7 +39,7 @@ class Carry:
         self._write(past, joined.narrow(axis, joined.shape[axis] - context, context))
         return joined
 
-    def advance(self, key: CarryKey, rows: int, count: int, device: torch.device) -> Tensor:
+    def advance(self, key: StateKey, rows: int, count: int, device: torch.device) -> Tensor:
         """Count `count` more inputs and return how many each row had before: int64 [rows]."""
         seen = self._get(key, [rows], torch.int64, device)
         before = self._read(seen).clone()
@@ -55,7 +55,7 @@ class Carry:
     def num_bytes(self) -> int:
         return sum(past.nbytes for past in self._past.values())
 
-    def _get(self, key: CarryKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         past = self._past.get(key)
         if past is None:
             past = self._past[key] = torch.zeros(shape, dtype=dtype, device=device)
@@ -68,8 +68,8 @@ class Carry:
         past.copy_(end)
 
 
-class CarryRows(Carry):
-    """The rows `chosen` of the carry of many streams; the others stay as they are.
+class SelectedStreams(StreamState):
+    """The rows `chosen` of the state of many streams; the others stay as they are.
 
     `chosen` [n] are row numbers, on the host or on the device, or a slice. `fresh` [n] is true for rows that begin a
     new stream; on the device like `chosen`, both may change between replays of a CUDA graph. Nothing is kept before
@@ -78,7 +78,7 @@ class CarryRows(Carry):
 
     def __init__(
         self,
-        whole: Carry,
+        whole: StreamState,
         num_rows: int,
         chosen: Sequence[int] | Tensor | slice,
         device: torch.device,
@@ -99,7 +99,7 @@ class CarryRows(Carry):
             past[self._chosen] = end
         self._ends.clear()
 
-    def _get(self, key: CarryKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         return super()._get(key, [self._num_rows, *shape[1:]], dtype, device)
 
     def _read(self, past: Tensor, beginning: Tensor | None = None) -> Tensor:
@@ -114,10 +114,10 @@ class CarryRows(Carry):
         self._ends.append((past, end.clone()))  # a copy, so that the joined tensor can be freed
 
 
-class NoCarry(Carry):
+class NoState(StreamState):
     """Every call is a whole stream: the past is zeros and nothing is kept. For training, and for single calls."""
 
-    def _get(self, key: CarryKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     def _write(self, past: Tensor, end: Tensor) -> None:
