@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent
 
 
 def long_description() -> str:
-    """Give the README with the release's own address before every link to a file."""
+    """Return the README with absolute links to the files of this release."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     version = re.search(r'__version__ = "(.+)"', (ROOT / "src/s1_mini/version.py").read_text(encoding="utf-8"))[1]

@@ -110,7 +110,7 @@ async def until_ready(place: Place, is_alive: Callable[[], bool]) -> None:
             if (await place.get("/ping"))[0] == 200:
                 return
         await asyncio.sleep(0.1)
-    raise EngineNotReadyError("the server does not come up; `s1-mini serve` tells why")
+    raise EngineNotReadyError("the server does not start; `s1-mini serve` shows the reason")
 
 
 @contextmanager

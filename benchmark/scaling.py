@@ -72,7 +72,7 @@ class Server:
         ends = time.monotonic() + START_LIMIT_S
         while not self._all_ready(starts):
             if self._process.poll() is not None or time.monotonic() > ends:
-                raise EngineNotReadyError("the server does not come up; `s1-mini serve` tells why")
+                raise EngineNotReadyError("the server does not start; `s1-mini serve` shows the reason")
             time.sleep(POLL_INTERVAL_S)
 
     def answers_ping(self) -> bool:

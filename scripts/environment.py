@@ -237,7 +237,7 @@ class Environment:
     def _fault(self, state: State) -> str:
         """Return why the environment must be rebuilt, or an empty string; one made by hand is kept if it works."""
         if not (self.venv / "pyvenv.cfg").exists():
-            return "it is no virtual environment"
+            return "it is not a virtual environment"
         if state.step == "create" or (state.step == "install" and PIP_HAS_BEGUN in self._last_step()):
             return "an earlier run did not finish"
         if state.root not in ("", str(self.root)):

@@ -115,7 +115,7 @@ def test_a_keyword_beats_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"max_batchsize": 4}, "max_batchsize is no setting; did you mean max_batch_size"),
+        ({"max_batchsize": 4}, "max_batchsize is not a setting; did you mean max_batch_size"),
         ({"max_batch_size": 0}, "max_batch_size=0"),
         ({"device": "gpu"}, "device='gpu'"),
         ({"precision": "int8"}, "precision='int8'"),
@@ -137,18 +137,18 @@ def test_what_was_set_is_named_keyword_or_variable(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("S1_MINI_BATCH_SIZE")
     monkeypatch.setenv("S1_MINI_DEVICE", "gpu")
 
-    with pytest.raises(ConfigurationError, match=r"^S1_MINI_DEVICE='gpu': is no device; allowed are auto"):
+    with pytest.raises(ConfigurationError, match=r"^S1_MINI_DEVICE='gpu': is not a device; allowed are auto"):
         EngineConfig()
-    with pytest.raises(ConfigurationError, match=r"^device='tpu': is no device"):
+    with pytest.raises(ConfigurationError, match=r"^device='tpu': is not a device"):
         EngineConfig(device="tpu")
-    with pytest.raises(ConfigurationError, match=r"^device='tpu': is no device"):
+    with pytest.raises(ConfigurationError, match=r"^device='tpu': is not a device"):
         EngineConfig(device="cpu").model_copy(update={"device": "tpu"})
 
 
 def test_an_unknown_variable_is_warned_about_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S1_MINI_COMPLIE", "false")
 
-    with pytest.warns(UserWarning, match="S1_MINI_COMPLIE is no setting of s1_mini; did you mean S1_MINI_COMPILE"):
+    with pytest.warns(UserWarning, match="S1_MINI_COMPLIE is not a setting of s1_mini; did you mean S1_MINI_COMPILE"):
         EngineConfig()
 
 
@@ -168,5 +168,5 @@ def test_a_copy_is_checked_as_the_first_was_and_reads_no_variable(monkeypatch: p
     assert config.model_copy() == config
     with pytest.raises(ConfigurationError, match="checkpoint_path=5: "):
         config.model_copy(update={"checkpoint_path": 5})
-    with pytest.raises(ConfigurationError, match="max_batchsize is no setting; did you mean max_batch_size"):
+    with pytest.raises(ConfigurationError, match="max_batchsize is not a setting; did you mean max_batch_size"):
         config.model_copy(update={"max_batchsize": 4})

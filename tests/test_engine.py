@@ -94,7 +94,7 @@ def test_a_sound_is_saved_in_the_format_that_the_suffix_names(engine: Production
 
     assert soundfile.info(tmp_path / "a.flac").format == "FLAC"
     assert soundfile.info(tmp_path / "b.ogg").subtype == "OPUS"
-    with pytest.raises(ParameterError, match=r"^path: .* ends in .doc, which is no format of sound; allowed are .wav"):
+    with pytest.raises(ParameterError, match=r"^path: .* ends in .doc, which is not an audio format; allowed are .wav"):
         response.save(tmp_path / "c.doc")
     with pytest.raises(ParameterError, match=r"^path: cannot write"):
         response.save(tmp_path / "nowhere" / "d.wav")
@@ -379,7 +379,7 @@ def test_every_path_may_be_text(tiny: Path, tone: np.ndarray, tmp_path: Path) ->
         assert engine.generate("Hi.", voice="me", max_new_tokens=4).success
         with pytest.raises(ConfigurationError, match="checkpoint_path=5: "):
             engine.reload(5)
-        with pytest.raises(CheckpointNotFoundError, match="nowhere is no directory"):
+        with pytest.raises(CheckpointNotFoundError, match="nowhere is not a directory"):
             engine.reload("nowhere")
         assert engine.generate("Hi.", voice="me", max_new_tokens=4).success
 

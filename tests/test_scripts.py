@@ -393,7 +393,7 @@ def test_a_demo_whose_server_does_not_start_says_why(demo, tmp_path, capsys):
     code = demo.main(["Hello.", "-o", str(tmp_path / "a.wav"), "--checkpoint", str(tmp_path / "none")])
 
     assert code != 0
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err
 
 
 # test.py

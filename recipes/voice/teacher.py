@@ -36,7 +36,7 @@ class Spoken(NamedTuple):
     durations: Tensor  # [P] frames of each phoneme, their sum a multiple of SHELF
     style: Tensor  # [256]
     num_frames: int  # before the last phoneme was lengthened
-    num_sounding: int  # of them until the last phoneme ends that is no mark
+    num_sounding: int  # of them until the last phoneme ends that is not a mark
 
 
 def last_sounds(is_silent: Tensor) -> Tensor:

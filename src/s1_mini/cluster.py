@@ -194,7 +194,7 @@ def remote(handle: DeploymentHandle, stage: str) -> Call:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise LostError("it was told to stop") from None
+            raise LostError("it was stopped") from None
         finally:
             if not is_over:
                 pieces.cancel()

@@ -50,14 +50,14 @@ def _placement(value: Any) -> Any:
     for part in filter(None, (part.strip() for part in value.split(","))):
         stage, _, device = (word.strip() for word in part.partition("="))
         if not stage or stage in devices:
-            raise ValueError(f"{part!r} is no stage=device, or names a stage twice")
+            raise ValueError(f"{part!r} is not stage=device, or names a stage twice")
         devices[stage] = device
     return devices
 
 
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
-        raise ValueError("is no device; allowed are auto, cpu, mps, cuda and cuda:N")
+        raise ValueError("is not a device; allowed are auto, cpu, mps, cuda and cuda:N")
     return value
 
 
@@ -109,7 +109,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         "auto",
         description="auto: torch.compile on Linux with a GPU, numba on a CPU in the background; true: before the start",
     )
-    compile_backend: CompileBackend = Field("auto", description="eager runs as written; off likewise, because told so")
+    compile_backend: CompileBackend = Field("auto", description="eager runs as written; off is an alias of eager")
     compile_cache_path: Folder = Field(
         None, description="where compiled kernels are kept for the next start; the first engine of a process decides"
     )
@@ -156,7 +156,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
 
     # How text is read (text/form.py).
     normalize: Literal["auto", "off"] = Field(
-        "auto", description="auto: numbers and signs are said in words, where the checkpoint reads words; off: as sent"
+        "auto", description="auto: numbers and symbols are read as words, if the checkpoint reads words; off: as sent"
     )
     on_unsupported: Literal["error", "skip"] = Field(
         "error",
@@ -170,16 +170,14 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     chunk_length: int = Field(200, ge=50, le=1000, description="UTF-8 bytes of one sentence piece")
     max_reference_s: float = Field(60.0, gt=0, le=190.0, description="of a recording")
     max_reference_bytes: int = Field(64 * 2**20, ge=1024, description="of a recording, as it comes")
-    max_waiting_references: int = Field(
-        32, ge=1, description="recordings in line to be encoded, beside a few that are; more are refused"
-    )
+    max_waiting_references: int = Field(32, ge=1, description="recordings that wait to be encoded; more are refused")
     request_timeout_s: float = Field(300.0, gt=0, description="from the request to its last audio, waiting included")
 
     # Upkeep.
     stuck_after_s: float = Field(
         120.0, gt=0, description="that the engine may be at one thing, such as a frame, before it counts as dead"
     )
-    vram_clear_on_oom: bool = Field(True, description="give unused memory back to the GPU when there is none left")
+    vram_clear_on_oom: bool = Field(True, description="release unused memory to the GPU when it runs out")
     metrics_enabled: bool = Field(True, description="let a server show what the engine counts")
 
     def __init__(self, **values: Any) -> None:
@@ -226,7 +224,7 @@ def _sentence(error: ValidationError, keywords: Container[str]) -> str:
         name = _as_given(".".join(str(part) for part in item["loc"]), keywords)
         if item["type"] == "extra_forbidden":
             near = get_close_matches(name, EngineConfig.model_fields, n=1)
-            parts.append(f"{name} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+            parts.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
         else:
             reason = item["msg"].removeprefix("Value error, ")
             parts.append(f"{name}={item['input']!r}: {reason[:1].lower()}{reason[1:]}")

@@ -85,7 +85,9 @@ class _Lifecycle:
                 new = self._load(config, old.voices)
             except torch.OutOfMemoryError as error:
                 reason = str(error).partition(".")[0]
-                raise CapacityError(f"no memory for a second checkpoint beside the one that speaks: {reason}") from None
+                raise CapacityError(
+                    f"not enough memory to load the new checkpoint while the current one is active: {reason}"
+                ) from None
             self.config, self._running = config, new
             new.voices.preloader.start()
         old.close(drains=True, timeout_s=timeout_s)

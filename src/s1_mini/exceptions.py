@@ -113,7 +113,7 @@ class VoiceError(RequestError):
 
 
 class VoiceNotFoundError(VoiceError):
-    """There is no voice of that name."""
+    """No voice has that name."""
 
     code = "voice_not_found"
 

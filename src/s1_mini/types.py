@@ -160,7 +160,7 @@ class TTSRequest:
         check_choice("normalize", self.normalize, Normalize)
         check_choice("on_unsupported", self.on_unsupported, OnUnsupported)
         if self.voice is not None and self.references:
-            raise ParameterError("voice", "was given beside reference_audio; give one of them")
+            raise ParameterError("voice", "cannot be combined with reference_audio; give one of them")
 
     @classmethod
     def of(cls, text: str, **options: Unpack[SpeechOptions]) -> Self:

@@ -77,7 +77,7 @@ def unknown_variables(environment: Mapping[str, str], prefix: str = ENGINE) -> I
             unknown = [name for name in unknown if name.upper() not in known]
     for name in unknown:
         near = _most_similar(name, known)
-        yield f"{name} is no setting of s1_mini" + (f"; did you mean {near}?" if near else "")
+        yield f"{name} is not a setting of s1_mini" + (f"; did you mean {near}?" if near else "")
 
 
 def _most_similar(name: str, known: list[str]) -> str | None:

@@ -139,7 +139,7 @@ def test_a_recording_given_by_its_path_is_named_and_one_given_by_its_bytes_is_no
 @pytest.mark.parametrize(
     ("audio", "reason"),
     [
-        *((audio, "is no recording; give a path") for audio in (None, 5, ["a.wav"], memoryview(b"RIFF"))),
+        *((audio, "is not a recording; give a path") for audio in (None, 5, ["a.wav"], memoryview(b"RIFF"))),
         (b"", "the file is empty"),
         (
             b"This is a letter.",

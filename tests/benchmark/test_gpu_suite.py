@@ -128,7 +128,7 @@ def test_after_its_time_a_load_asks_no_more(engine: ProductionTTSEngine, monkeyp
 
 
 def test_an_engine_that_does_not_start_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_suite, "START", "raise SystemExit('no file\\nCheckpointError: it is no checkpoint')")
+    monkeypatch.setattr(gpu_suite, "START", "raise SystemExit('no file\\nCheckpointError: it is not a checkpoint')")
 
     with pytest.raises(ConfigurationError, match=r"did not start in a process of its own: CheckpointError: it is no"):
         measure_starts(EngineConfig())

@@ -156,7 +156,7 @@ def test_a_damaged_pickle_in_a_whole_archive_is_read_or_refused(checkpoint: Path
 
 
 def manifest_of(path: Path, files: dict[str, tuple[str, float]]) -> bytes:
-    """Give a manifest that is right but for its files."""
+    """Return a manifest that is correct except for its files."""
     written: Any = {name: Content(sha256, size) for name, (sha256, size) in files.items()}
     with suppress(UnicodeEncodeError):
         return Manifest("1", "2", written).to_bytes()

@@ -149,7 +149,7 @@ BAD_CALLS = {
     "empty text": (["say", " "], " TEXT: it is empty"),
     "unknown suffix": (
         ["say", "Hi.", "-o", "{tmp}/a.doc"],
-        " --output: '{tmp}/a.doc' ends in .doc, which is no format",
+        " --output: '{tmp}/a.doc' ends in .doc, which is not an audio format",
     ),
     "unknown format": (["say", "Hi.", "--format", "aac"], " --format: 'aac' is not known; allowed are wav"),
     "no folder": (["say", "Hi.", "-o", "{tmp}/no/a.wav"], " --output: cannot write"),
@@ -167,20 +167,26 @@ BAD_CALLS = {
         ["say", "猫", "--on-unsupported", "skip", "--checkpoint", str(DEFAULT_MODEL)],
         " TEXT: this voice speaks English; nothing of '猫' is left",
     ),
-    "reference that is no sound": (["say", "Hi.", "--reference", __file__], f" --reference: {__file__!r}: the file is"),
+    "reference that is not a sound": (
+        ["say", "Hi.", "--reference", __file__],
+        f" --reference: {__file__!r}: the file is",
+    ),
     "reference that is not there": (
         ["say", "Hi.", "--reference", "{tmp}/none.wav"],
         " --reference: '{tmp}/none.wav': ",
     ),
-    "what is said in nothing": (["say", "Hi.", "--reference-text", "Ah."], " --reference-text: says what is said in a"),
-    "two voices": (["say", "Hi.", "--reference", "a.wav", "--voice", "me"], " --voice: was given beside --reference"),
+    "what is said in nothing": (["say", "Hi.", "--reference-text", "Ah."], " --reference-text: is the transcript of a"),
+    "two voices": (
+        ["say", "Hi.", "--reference", "a.wav", "--voice", "me"],
+        " --voice: cannot be combined with --reference",
+    ),
     "unknown voice": (["say", "Hi.", "--voice", "nobody"], " --voice: 'nobody' is not a voice here"),
     "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], " --stream: goes down stdout; add `-o -`"),
     "mp3 stream": (["say", "Hi.", "-o", "-", "--stream", "--format", "mp3"], " --format: mp3 cannot be streamed"),
     "output is a folder": (["say", "Hi.", "-o", "{tmp}"], "it is a folder"),
-    "no device": (["say", "Hi.", "--device", "tpu"], " --device='tpu': is no device; allowed are auto"),
+    "no device": (["say", "Hi.", "--device", "tpu"], " --device='tpu': is not a device; allowed are auto"),
     "device that is not here": (["say", "Hi.", "--device", "cuda:99"], " --device='cuda:99': this machine has"),
-    "no checkpoint": (["say", "Hi.", "--checkpoint", "{tmp}"], " {tmp} is no checkpoint: it lacks config.json, tok"),
+    "no checkpoint": (["say", "Hi.", "--checkpoint", "{tmp}"], " {tmp} is not a checkpoint: it lacks config.json, tok"),
 }
 
 
@@ -210,7 +216,7 @@ REFUSED_EARLY = {
     "blank": [" "],
     "sampling": ["Hi.", "--top-k", "3"],
     "missing reference": ["Hi.", "--reference", "{tmp}/none.wav", "--checkpoint", "{tiny}"],
-    "reference that is no sound": ["Hi.", "--reference", "{tmp}/bad.safetensors", "--checkpoint", "{tiny}"],
+    "reference that is not a sound": ["Hi.", "--reference", "{tmp}/bad.safetensors", "--checkpoint", "{tiny}"],
     "long reference": ["Hi.", "--reference", "{tmp}/long.wav", "--checkpoint", "{tiny}"],
     "reference where none is taken": ["Hi.", "--reference", "{tmp}/long.wav"],
 }

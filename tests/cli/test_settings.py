@@ -87,11 +87,11 @@ def test_a_variable_that_means_nothing_is_told_once_with_the_nearest_of_all(
 ) -> None:
     monkeypatch.setenv(wrong, "1")
 
-    with pytest.warns(UserWarning, match="is no setting of s1_mini") as told:
+    with pytest.warns(UserWarning, match="is not a setting of s1_mini") as told:
         list(groups())
 
     suggestion = f"; did you mean {meant}?" if meant else ""
-    assert [str(one.message) for one in told] == [f"{wrong} is no setting of s1_mini{suggestion}"]
+    assert [str(one.message) for one in told] == [f"{wrong} is not a setting of s1_mini{suggestion}"]
 
 
 def test_a_variable_that_means_something_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_a_damaged_voice_of_a_checkpoint_is_named_beside_the_list_of_the_others(
 
 
 CALLS = {
-    "no directory": (["add", "me", "me.wav", "--text", "Ah."], "--voices-path or S1_MINI_VOICES_PATH"),
+    "not a directory": (["add", "me", "me.wav", "--text", "Ah."], "--voices-path or S1_MINI_VOICES_PATH"),
     "no directory to delete from": (["delete", "me"], "--voices-path or S1_MINI_VOICES_PATH"),
     "unknown": (["describe", "nobody"], " NAME: 'nobody' is not a voice here; there are: "),
     "checkpoint's": (["delete", "clara", "--voices-path", "{tmp}"], " NAME: 'clara' is the checkpoint's"),

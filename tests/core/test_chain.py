@@ -228,7 +228,7 @@ def test_only_a_stage_whose_work_is_done_elsewhere_is_told_of_what_is_given_up(m
 
 
 def poison(core: EngineCore) -> None:
-    """Let every step fail in which a text takes part that begins with "Bad"."""
+    """Fail every step with a text that begins with "Bad"."""
     stage = core.runners[0].stage
     plain = stage.step
 

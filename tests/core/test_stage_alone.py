@@ -28,7 +28,7 @@ TOKENS = np.arange(11) * 37
 
 
 def make(stage: Stage, index: int, parts: Sequence[np.ndarray] | None, utterance: int = 3) -> np.ndarray:
-    """Let a stage of the toy work alone, on what arrives in parts, or on the prompt."""
+    """Run one stage of the toy model alone, on input that arrives in parts or on the prompt."""
     policy, queue, now = policies(4)[index], OutputQueue(lambda: None), time.monotonic()
     core = EngineCore([policy], [stage], WaitingLine(9), ByteCache(10**6), Threads({"alone": (0,)}))
     core.start()

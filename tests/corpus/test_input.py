@@ -157,7 +157,7 @@ def test_no_line_of_a_table_with_gaps_in_its_numbers_is_lost(tmp_path: Path) -> 
 
 REFUSED = {
     "missing.csv": (None, "is not there; name a file that ends in .csv, .tsv, .jsonl, .ndjson, .parquet"),
-    "texts.txt": (b"One.", "is no file that is read, nor a folder of such; it must end in"),
+    "texts.txt": (b"One.", "is not a supported file or a folder of such files; it must end in"),
     "sentence.csv": (
         b"id,sentence\n1,One.\n",
         "has no column 'text': there are id, sentence; name one with --text",

@@ -53,8 +53,8 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
             "no permission: sagemaker:CreateEndpoint on arn:b",
             "--profile",
         ),
-        ("NoSuchBucket", "", f"there is no bucket {BUCKET}", "aws s3 mb"),
-        ("404", "Not Found", f"there is no bucket {BUCKET}", "aws s3 mb"),
+        ("NoSuchBucket", "", f"the bucket {BUCKET} does not exist", "aws s3 mb"),
+        ("404", "Not Found", f"the bucket {BUCKET} does not exist", "aws s3 mb"),
         ("403", "Forbidden", f"bucket {BUCKET} belongs to another account", "aws sts get-caller-identity"),
         ("301", "Moved Permanently", f"bucket {BUCKET} is not in eu-west-1", "--region"),
         (
@@ -172,7 +172,7 @@ def failure(act: Callable[[], object]) -> str:
 def test_a_bucket_that_is_missing_is_named_before_anything_is_made(server: SageMakerServer, verbs: Make) -> None:
     sentence = failure(lambda: verbs().create(deployment(artifact="s3://not-there/model.tar.gz")))
 
-    assert "there is no bucket not-there" in sentence
+    assert "the bucket not-there does not exist" in sentence
     assert server.operations("Create") == []
 
 
@@ -191,7 +191,7 @@ def test_a_bucket_for_answers_that_is_missing_is_named_before_anything_is_made(
 ) -> None:
     wanted = replace(deployment(), form=Async("s3://not-there/out"))
 
-    assert "there is no bucket not-there" in failure(lambda: verbs().create(wanted))
+    assert "the bucket not-there does not exist" in failure(lambda: verbs().create(wanted))
     assert server.operations("Create") == []
 
 

@@ -243,7 +243,7 @@ def test_text_becomes_the_ids_that_transformers_gives(published_cascade: Path) -
 def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
     for name in ("vocab.txt", "tokenizer.json"):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(CheckpointFileError, match=f"{name} is no vocabulary"):
+        with pytest.raises(CheckpointFileError, match=f"{name} is not a vocabulary"):
             CascadeTokenizer.from_directory(tmp_path)
 
 

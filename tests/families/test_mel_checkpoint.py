@@ -179,7 +179,7 @@ def test_speakers_vectors_are_read_from_npy_files(published: Path, tmp_path: Pat
     (beside / "voices" / "broken.npy").write_bytes(file(np.ones(3)))
     library = CheckpointVoices.listed(beside, form)
     assert library.summary("slt").name == "slt"
-    with pytest.raises(VoiceFileError, match=r"'broken' cannot be used: broken\.npy is no voice: it holds float64"):
+    with pytest.raises(VoiceFileError, match=r"'broken' cannot be used: broken\.npy is not a voice: it holds float64"):
         library.summary("broken")
 
 
@@ -241,7 +241,7 @@ def narrow_vocoder(directory: Path) -> None:
         (
             lambda path: (path / "spm_char.model").write_bytes(b"\x08\x01 no model"),
             CheckpointFileError,
-            r"spm_char\.model is no sentencepiece model",
+            r"spm_char\.model is not a sentencepiece model",
         ),
         (lambda path: (path / "spm_char.model").unlink(), CheckpointError, r"lacks spm_char\.model"),
         (

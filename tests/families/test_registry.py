@@ -52,7 +52,7 @@ def test_a_checkpoint_is_of_the_family_that_it_names(tiny: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", 7, None, ["dual_ar"], "x" * 10_000])
 def test_a_foreign_checkpoint_is_refused_with_the_names_that_are_known(name: object) -> None:
-    with pytest.raises(CheckpointMismatchError, match="is no family of this engine") as caught:
+    with pytest.raises(CheckpointMismatchError, match="is not a family of this engine") as caught:
         find_family({"model_type": name})
 
     assert all(known in str(caught.value) for known in FAMILIES)
@@ -84,4 +84,4 @@ def test_a_random_checkpoint_is_of_a_family_and_a_size_that_there_is(tmp_path: P
 
     assert made.exit_code == 0
     assert "'bass' is none of s1" in str(foreign.exception)
-    assert "'huge' is no size of S1-mini (tiny: under a megabyte" in str(huge.exception)
+    assert "'huge' is not a size of S1-mini (tiny: under a megabyte" in str(huge.exception)

@@ -34,7 +34,7 @@ orders = pytest.mark.parametrize("ordered", [False, True])
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rows be in one part however few they are, and kernels run wherever Triton does."""
+    """Put rows in one part however few they are, and run kernels wherever Triton runs."""
     monkeypatch.setattr(decode_attention, "PROGRAMS", 1)
     for module in (decode_attention, common_attention):
         monkeypatch.setattr(module, "runs_triton", lambda _: True)
@@ -71,7 +71,7 @@ class Room:
         return self.lengths.get(self.voices[row], 0)
 
     def join(self, row: int, voice: int) -> None:
-        """Let a slot begin, with its voice's prefix copied from who has it."""
+        """Begin a slot with its voice's prefix copied from the slot that has it."""
         self.voices[row] = voice
         self.shared.forget(row)
         if not voice:

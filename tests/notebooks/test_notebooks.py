@@ -120,7 +120,7 @@ def streams(book: Any, name: str) -> str:
 
 
 def check_sounds(book: Any, count: int) -> None:
-    """See that so many players are there, and that each plays something that is no silence."""
+    """See that so many players are there, and that each plays something that is not a silence."""
     players = [page for page in outputs(book, "text/html") if "<audio" in page]
     assert len(players) == count
     for page in players:

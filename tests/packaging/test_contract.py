@@ -55,8 +55,8 @@ def test_a_changed_artifact_is_refused_and_not_started(
         (["-o", "a.tar.gz", "--artifact", "b.tar.gz"], "give one"),
         (["--artifact", "b.tar.gz"], "s3://bucket/prefix"),
         (["-o", "a.tar.gz", "--upload", "bucket/prefix"], "is not s3://bucket/prefix"),
-        (["-o", "a.tar.gz", "--voices", "nowhere"], "nowhere is no folder"),
-        (["-o", "a.tar.gz", "--checkpoint", "nowhere"], "no directory"),
+        (["-o", "a.tar.gz", "--voices", "nowhere"], "nowhere is not a folder"),
+        (["-o", "a.tar.gz", "--checkpoint", "nowhere"], "not a directory"),
         (["--check", "nowhere.tar.gz"], "nowhere.tar.gz is missing"),
     ],
 )

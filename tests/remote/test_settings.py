@@ -36,11 +36,11 @@ def test_variables_and_arguments_set_replicas_and_shares_of_each_stage(monkeypat
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"replicas": "coarse"}, "'coarse' is no stage=number, or names a stage twice"),
+        ({"replicas": "coarse"}, "'coarse' is not stage=number, or names a stage twice"),
         ({"replicas": "coarse=0"}, "'0' is neither a number of replicas from 1 nor a range such as 1-4"),
         ({"replicas": "coarse=4-2"}, "'4-2' is neither a number of replicas"),
         ({"gpus": "coarse=-1"}, "S1_MINI_CLUSTER_GPUS='-1': Input should be greater than or equal to 0"),
-        ({"gpu": "coarse=1"}, "gpu is no setting"),
+        ({"gpu": "coarse=1"}, "gpu is not a setting"),
     ],
 )
 def test_what_is_no_number_is_refused_by_its_name(given: dict[str, str], sentence: str) -> None:

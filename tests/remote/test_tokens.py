@@ -15,7 +15,7 @@ from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, Generati
 from s1_mini.remote.tokens import TokenWorker
 from waiting import EVENTUALLY_S, wait_until
 
-# It counts up from the prompt's number. Some numbers are its end: it dies, hangs, or writes what is no message.
+# It counts up from the prompt's number. Some numbers are its end: it dies, hangs, or writes what is not a message.
 COUNTER = """
 import os, sys, time
 from s1_mini.exceptions import ConfigurationError

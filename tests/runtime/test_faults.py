@@ -130,7 +130,7 @@ def test_an_engine_that_dies_while_its_sound_hangs_tells_all(
 
 
 def patch(synthesizer: Synthesizer, what: str, work: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a stage do other `work`; give what it did."""
+    """Replace a stage's work by `work`; return the calls."""
     model, codec = (runner.stage for runner in synthesizer.core.runners)
     stage, method = (codec, "step") if what == "decode" else (model, what)
     plain: Callable[..., Any] = getattr(stage, method)
@@ -139,7 +139,7 @@ def patch(synthesizer: Synthesizer, what: str, work: Callable[..., Any]) -> Call
 
 
 def hang_in(synthesizer: Synthesizer, what: str, woken: threading.Event) -> threading.Event:
-    """Let a stage's own thread hang until it is woken; give what is set when it does."""
+    """Block a stage's own thread until it is woken; return the event that is set when it blocks."""
     hangs = threading.Event()
     own = synthesizer.core.workers[-1 if what == "decode" else 0].thread
 

@@ -155,10 +155,10 @@ def test_a_codec_whose_codes_the_model_does_not_know_is_refused(books: dict[str,
 CONFIG_FAULTS = {
     "far too large": ({"n_layer": 10**9}, "n_layer=1000000000 is not a positive whole number up to 256"),
     "no base": ({"rope_base": 0}, "rope_base=0 is not a positive number"),
-    "a list for a name": ({"model_type": ["dual_ar"]}, "is no family"),
-    "foreign family": ({"model_type": "llama"}, "model_type='llama' is no family"),
+    "a list for a name": ({"model_type": ["dual_ar"]}, "is not a family"),
+    "foreign family": ({"model_type": "llama"}, "model_type='llama' is not a family"),
     "not a number": ({"dim": "wide"}, "dim='wide' is not a positive whole number"),
-    "heads that do not group": ({"n_local_heads": 3}, "n_head=4 is no multiple of n_local_heads=3"),
+    "heads that do not group": ({"n_local_heads": 3}, "n_head=4 is not a multiple of n_local_heads=3"),
     "a switch that is none": ({"attention_qk_norm": "yes"}, "neither true nor false"),
     "other codebooks than the codec": ({"num_codebooks": 4}, "codebook_embeddings.weight|the codec has 10"),
     "semantic range": ({"semantic_begin_id": 5, "semantic_end_id": 9}, r"semantic tokens at \(5, 9\)"),
@@ -189,7 +189,7 @@ def test_a_missing_file_is_named(name: str, tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFoundError, match="nowhere is no directory"):
+    with pytest.raises(CheckpointNotFoundError, match="nowhere is not a directory"):
         find_checkpoint(tmp_path / "nowhere")
 
 
@@ -242,7 +242,7 @@ def test_an_engine_with_narrow_weights_speaks_and_tells_what_it_chose(
     assert spoken.success
     assert spoken.frames
     assert (health["weights_dtype"]["value"], health["kv_dtype"]["value"]) == chosen
-    assert weights == chosen[0] or "fp8 was asked for, but cpu has no fp8" in health["weights_dtype"]["reason"]
+    assert weights == chosen[0] or "fp8 was requested, but cpu has no fp8" in health["weights_dtype"]["reason"]
     assert model.num_bytes < full.num_bytes
     assert model.position_bytes == full.position_bytes * share
     assert {weight.dtype for weight in model.network.fast_layers.parameters()} == {torch.float32}
@@ -279,8 +279,8 @@ def test_stages_are_placed_by_name_and_a_wrong_placement_is_refused_before_weigh
     }
     assert "no stage vocoder; its stages are language_model, codec" in refusal("vocoder=cpu")
     assert "placement: codec='cuda:7': this machine has 0 CUDA devices" in refusal("codec=cuda:7")
-    assert "is no device" in refusal("codec=gpu")
-    assert "'codec=cpu' is no stage=device, or names a stage twice" in refusal("codec=cpu,codec=cpu")
+    assert "is not a device" in refusal("codec=gpu")
+    assert "'codec=cpu' is not stage=device, or names a stage twice" in refusal("codec=cpu,codec=cpu")
 
 
 def test_weights_that_the_machine_cannot_multiply_stay_in_full_and_health_says_why(

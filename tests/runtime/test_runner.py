@@ -21,7 +21,7 @@ class Clock(SimpleNamespace):
     now = 100.0
 
     def perf_counter(self) -> float:
-        """Give the second."""
+        """Return the second."""
         return self.now
 
 

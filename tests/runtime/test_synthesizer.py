@@ -169,7 +169,7 @@ def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesize
 
 
 def poison(synthesizer: Synthesizer, error: Exception) -> None:
-    """Let every step fail in which a text takes part that begins with "Bad"."""
+    """Fail every step with a text that begins with "Bad"."""
     stage = synthesizer.core.runners[0].stage
     assert isinstance(stage, LanguageModel)
     step = stage.step
@@ -255,7 +255,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
 
 
 def exhaust_memory(synthesizer: Synthesizer, chance: random.Random) -> list[str]:
-    """Let the memory run out three times: in a step, in prefill, in decoding. Give what it happened in."""
+    """Raise out-of-memory errors in a step, in prefill and in decoding; return where they occurred."""
     model, codec = (runner.stage for runner in synthesizer.core.runners)
     happened: list[str] = []
 

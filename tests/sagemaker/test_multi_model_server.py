@@ -77,7 +77,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, oracle: Path) -> Iterator[h
 
 
 def free_port() -> int:
-    """Give a free port that multi-model-server takes: it holds ports in signed 16 bits."""
+    """Return a free port that multi-model-server accepts: it stores ports in signed 16 bits."""
     for port in range(28_080, 32_767):
         with socket.socket() as tried, suppress(OSError):
             tried.bind(("127.0.0.1", port))

@@ -226,7 +226,7 @@ def send_recording(door: Door, recording: bytes) -> socket.socket:
 
 
 def answered(plug: socket.socket) -> bytes:
-    """Give the beginning of the answer, however long it takes."""
+    """Return the beginning of the response, however long it takes."""
     plug.settimeout(120)
     return plug.recv(65_536)
 

@@ -156,7 +156,7 @@ def test_on_a_terminal_a_checkpoint_that_cannot_be_loaded_is_told_as_by_any_verb
 
     assert code == 1
     assert lines()[0].endswith(f"loading {tmp_path} ...")
-    assert lines()[1].startswith(f"s1-mini: {tmp_path} is no checkpoint: it lacks config.json")
+    assert lines()[1].startswith(f"s1-mini: {tmp_path} is not a checkpoint: it lacks config.json")
 
 
 def test_piped_each_line_is_json_and_says_once_where_it_listens_when_it_is_ready_and_who_may_ask(tiny: Path) -> None:

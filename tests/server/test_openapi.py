@@ -78,7 +78,7 @@ def allowed(kind: dict[str, Any]) -> list[Any]:
     values += [
         kind[name] + step for name, step in (("exclusiveMinimum", 0.01), ("exclusiveMaximum", -1024)) if name in kind
     ]
-    values = [int(value) for value in values] if kind["type"] == "integer" else values  # 9e18 is no number of a form
+    values = [int(value) for value in values] if kind["type"] == "integer" else values  # 9e18 is not a number of a form
     if kind["type"] == "array":
         values += [[{"text": " "}] * kind[name] for name in ("minItems", "maxItems") if name in kind]
     return values

@@ -231,8 +231,8 @@ def test_an_engine_that_hangs_is_told_to_all_and_ends_the_process_with_1(tiny: P
     [
         ("127.0.0.1", "5000", "port PORT is taken; choose another with `--port`"),
         ("nonsense.invalid", "5000", "host 'nonsense.invalid' is not known here; choose another with `--host`"),
-        ("192.0.2.1", "5000", "host '192.0.2.1' is no address of this machine; choose another with `--host`"),
-        ("localhost", "5000", "checkpoint nowhere is no directory."),
+        ("192.0.2.1", "5000", "host '192.0.2.1' is not an address of this machine; choose another with `--host`"),
+        ("localhost", "5000", "checkpoint nowhere is not a directory."),
         ("localhost", "much", "S1_MINI_SERVER_MAX_BODY_BYTES='much': "),
     ],
 )

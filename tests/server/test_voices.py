@@ -69,8 +69,8 @@ def test_a_voice_of_the_checkpoint_stays(client: httpx2.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "has_file", "sentence"),
     [
-        ({"name": "../up", "text": "Ah."}, True, "name: '../up' is no name; use up to 64 of a-z"),
-        ({"name": "Anna!", "text": "Ah."}, True, "name: 'Anna!' is no name; use up to 64 of a-z"),
+        ({"name": "../up", "text": "Ah."}, True, "name: '../up' is not a name; use up to 64 of a-z"),
+        ({"name": "Anna!", "text": "Ah."}, True, "name: 'Anna!' is not a name; use up to 64 of a-z"),
         ({"text": "Ah."}, True, "name: is missing"),
         ({"name": "carl", "text": "Ah."}, False, "audio: is missing"),
         ({"name": "carl"}, True, "text: it is empty"),

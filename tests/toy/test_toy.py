@@ -138,7 +138,7 @@ def test_it_is_written_packaged_and_planned_by_the_commands(checkpoint: Path, tm
 def test_without_the_line_it_is_no_family_of_this_engine(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(registry.FAMILIES, NAME)
 
-    with pytest.raises(CheckpointMismatchError, match="model_type='toy' is no family"):
+    with pytest.raises(CheckpointMismatchError, match="model_type='toy' is not a family"):
         ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")).start()
 
 

@@ -100,7 +100,7 @@ def test_a_file_that_is_no_voice_is_named_in_an_error_and_hurts_no_other(damage:
         directory.put(NamedVoice(name, make_voice()), replace=False)
     BROKEN[damage](folder / "bad.safetensors")
 
-    with pytest.raises(VoiceFileError, match=r"'bad' cannot be used: bad\.safetensors is no voice file"):
+    with pytest.raises(VoiceFileError, match=r"'bad' cannot be used: bad\.safetensors is not a voice file"):
         directory.get("bad")
     assert directory.get("good") is not None
 

@@ -112,10 +112,10 @@ def test_an_unknown_voice_is_told_with_twenty_that_there_are(tiny: Path, folder:
 @pytest.mark.parametrize(
     ("changes", "error", "complaint"),
     [
-        ({"name": "Mia"}, VoiceError, "'Mia' is no name"),
-        ({"name": "con"}, VoiceError, "'con' is no name"),
-        ({"name": "../mia"}, VoiceError, "is no name"),
-        ({"name": None}, VoiceError, "is no name"),
+        ({"name": "Mia"}, VoiceError, "'Mia' is not a name"),
+        ({"name": "con"}, VoiceError, "'con' is not a name"),
+        ({"name": "../mia"}, VoiceError, "is not a name"),
+        ({"name": None}, VoiceError, "is not a name"),
         ({"reference_audio": b"no sound"}, ReferenceAudioError, "reference_audio: "),
         ({"reference_text": "\x00"}, TextError, "reference_text: "),
         ({"reference_text": ""}, TextError, "reference_text: it is empty"),
@@ -298,7 +298,7 @@ def test_reading_a_voice_ahead_gives_way_to_who_comes(voiced: Path, monkeypatch:
         read = model.prefill
 
         def slowly(parts: Any) -> None:
-            """Give whoever comes the time to come."""
+            """Wait long enough for other threads to arrive."""
             while reader.is_alive() and core.num_requests < 2:
                 time.sleep(0.001)
             read(parts)

@@ -65,7 +65,7 @@ def test_values_that_cannot_be_are_refused_when_a_voice_is_read(tmp_path: Path) 
     path = write_voice(tmp_path, "anna", Voice({"speaker": torch.full((512,), torch.inf)}, ""), is_default=True)
     library = CheckpointVoices(tmp_path, {"anna": path}, form, {})
 
-    with pytest.raises(CheckpointFileError, match=r"anna\.safetensors is no voice file: it is not finite"):
+    with pytest.raises(CheckpointFileError, match=r"anna\.safetensors is not a voice file: it is not finite"):
         read_voice(path, form)
     with pytest.raises(VoiceFileError, match="'anna' cannot be used"):
         _ = library.default
@@ -85,5 +85,5 @@ def test_tensors_of_another_kind_are_refused_by_name(
     save_file(tensors, tmp_path / "anna.safetensors")
 
     for read in (read_voice, read_summary):
-        with pytest.raises(CheckpointFileError, match=rf"anna\.safetensors is no voice file: .*{told}"):
+        with pytest.raises(CheckpointFileError, match=rf"anna\.safetensors is not a voice file: .*{told}"):
             read(tmp_path / "anna.safetensors", VECTOR)

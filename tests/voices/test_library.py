@@ -47,13 +47,13 @@ def test_the_default_voice_speaks_for_none_and_an_unknown_one_is_an_error_that_l
 
 
 def test_a_voice_and_a_reference_together_are_refused(engine: ProductionTTSEngine, tone: np.ndarray) -> None:
-    with pytest.raises(ParameterError, match="voice: was given beside reference_audio"):
+    with pytest.raises(ParameterError, match="voice: cannot be combined with reference_audio"):
         engine.generate("Hello.", voice="anna", reference_audio=tone)
 
 
 @pytest.mark.parametrize("name", ["", "Anna", "../up", "a" * 65, "-x", "con.aux", "con", "nul", "lpt1"])
 def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(VoiceError, match="is no name"):
+    with pytest.raises(VoiceError, match="is not a name"):
         write_voice(tmp_path, name, Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, ""))
 
     assert list(tmp_path.iterdir()) == []
@@ -63,7 +63,7 @@ def test_a_voice_that_cannot_be_read_is_told_without_the_folder_that_it_lies_in(
     checkpoint = tmp_path / r"back\slash"  # which an error of the system writes twice
     library = CheckpointVoices(checkpoint, {"bert": checkpoint / FOLDER / "bert.safetensors"}, voice_format(), {})
 
-    with pytest.raises(VoiceFileError, match=r"voices.bert\.safetensors is no voice file: ") as caught:
+    with pytest.raises(VoiceFileError, match=r"voices.bert\.safetensors is not a voice file: ") as caught:
         library.summary("bert")
     assert tmp_path.name not in str(caught.value)
 
@@ -73,7 +73,7 @@ def test_a_damaged_voice_is_named_with_what_to_do_and_harms_no_other(
     damage: bytes, voiced: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (voiced / FOLDER / "bert.safetensors").write_bytes(damage)
-    told = r"'bert' cannot be used: voices.bert\.safetensors is no voice file: .*; get this file"
+    told = r"'bert' cannot be used: voices.bert\.safetensors is not a voice file: .*; get this file"
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
         assert engine.voice_names() == ["anna", "bert"]

@@ -109,7 +109,7 @@ def test_a_directory_that_is_no_checkpoint_is_told_with_all_that_it_lacks(tiny: 
     (tmp_path / "config.json").write_text("{}")
 
     lacking = r"tokenizer\.tiktoken, special_tokens\.json, codec\.safetensors \(or codec\.pth\)$"
-    with pytest.raises(CheckpointFileError, match=f"is no checkpoint: it lacks {lacking}"):
+    with pytest.raises(CheckpointFileError, match=f"is not a checkpoint: it lacks {lacking}"):
         Checkpoint(tmp_path).check_files()
     assert Checkpoint(tiny).check_files().directory == tiny
 
@@ -252,7 +252,7 @@ def test_numbers_that_would_be_read_from_another_place_are_refused(saved: Path, 
 
 
 def with_pickle(saved: Path, steps: bytes, *, zipped: bool = True) -> Path:
-    """Give a file with a pickle of our own."""
+    """Return a file with a pickle of our own."""
     if zipped:
         return pack_again(saved, change=lambda name, content: steps if name.endswith("data.pkl") else content)
     saved.write_bytes(b"".join(pickle.dumps(part, 2) for part in OLD_HEAD) + steps)

@@ -54,7 +54,7 @@ def repository(hub: Hub, published: Path) -> Repository:
 def publish(
     hub: Hub, folder: Path, family: str, form: Literal["published", "compact"] = "published", name: str = NAME
 ) -> dict[str, bytes]:
-    """Let the hub have a random checkpoint of a family, beside files that nobody needs; give its own."""
+    """Put a random checkpoint of a family on the hub, with unneeded files; return its own files."""
     found = get_family(family)
     found.write_random(folder, size=next(iter(found.random_sizes)), form=form, seed=0)
     files = files_of(folder)
@@ -285,7 +285,7 @@ def test_a_repository_that_is_no_checkpoint_is_refused_before_its_weights_are_do
 ) -> None:
     files = files_of(published)
     repository.commit({"README.md": CARD})
-    assert "owner/tiny-voice has no config.json: it is no checkpoint of any family" in refusal()
+    assert "owner/tiny-voice has no config.json: it is not a checkpoint of any family" in refusal()
 
     repository.commit({**files, "config.json": b'{"model_type": "llama"}'})
     assert "no checkpoint of any family of this engine (dual_ar" in refusal()

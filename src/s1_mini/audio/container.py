@@ -80,7 +80,7 @@ def format_of(path: str | Path) -> AudioFormat:
     for known in FORMATS:
         if suffix[1:].lower() == known:
             return known
-    end = f"ends in {suffix}, which is no format of sound" if suffix else "has no suffix"
+    end = f"ends in {suffix}, which is not an audio format" if suffix else "has no suffix"
     raise ParameterError("path", f"{str(path)!r} {end}; allowed are .{', .'.join(FORMATS)}")
 
 
@@ -154,7 +154,7 @@ def check_writable(path: str | Path, *, is_windows: bool = os.name == "nt") -> N
             raise ParameterError("path", f"cannot write {str(path)!r}: no permission")
         return  # on Windows its NUL has neither permissions nor a folder
     if not target.parent.is_dir():
-        raise ParameterError("path", f"cannot write {str(path)!r}: there is no folder {str(target.parent)!r}")
+        raise ParameterError("path", f"cannot write {str(path)!r}: the folder {str(target.parent)!r} does not exist")
     if not os.access(target.parent, os.W_OK):
         raise ParameterError("path", f"cannot write {str(path)!r}: no permission")
 

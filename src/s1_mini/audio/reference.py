@@ -102,7 +102,7 @@ def _read(audio: bytes | str | Path, max_bytes: int) -> bytes:
         _check_size(len(audio), max_bytes)
         return audio
     if not isinstance(audio, str | Path):
-        raise _error(f"{type(audio).__name__} is no recording; give a path, the bytes of a file or a float array")
+        raise _error(f"{type(audio).__name__} is not a recording; give a path, the bytes of a file or a float array")
     try:
         return _read_file(Path(audio), max_bytes)
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
@@ -179,7 +179,7 @@ def _check_header(sound: soundfile.SoundFile, max_s: float) -> None:
         allowed = f"{MIN_RATE_HZ} to {MAX_RATE_HZ} Hz are allowed"
         raise _error(f"the file has a sample rate of {sound.samplerate} Hz; {allowed}")
     if sound.frames > _UNKNOWN_FRAMES:
-        raise _error("the file does not state its length, as a recorded stream; save it anew")
+        raise _error("the file does not state its length, like a recorded stream; save it again")
     _check_length(sound.frames, sound.samplerate, max_s)
 
 
@@ -201,7 +201,7 @@ class _Level:
         self.num_samples += len(block)
         _check_length(self.num_samples, self._rate, self._max_s)
         if not np.isfinite(block).all():
-            raise _error("the recording holds samples that are NaN or infinite; export it anew")
+            raise _error("the recording has samples that are NaN or infinite; export it again")
         self._peak = max(self._peak, float(np.abs(block).max(initial=0.0)))
 
     def check(self) -> None:

@@ -150,7 +150,7 @@ _REFUSALS = (
         "the machines of this endpoint scale by themselves, so their type cannot be changed: run "
         "`s1-mini endpoint autoscale {name} --off`, update, and autoscale again",
     ),
-    (r"NoSuchBucket|^404", "there is no bucket {bucket}: make it with `aws s3 mb`, or name another"),
+    (r"NoSuchBucket|^404", "the bucket {bucket} does not exist: create it with `aws s3 mb`, or name another"),
     (
         r"NoSuchKey",
         "nothing is at that place in S3: put it there with `s1-mini package --upload`, or check --artifact",
@@ -180,7 +180,7 @@ _REFUSALS = (
     ),
     (
         r"(could not find|not found|does not exist).*endpoint|endpoint .*not found",
-        "there is no endpoint {name} in {place}: name its region with --region, or make it with "
+        "the endpoint {name} does not exist in {place}: name its region with --region, or make it with "
         "`s1-mini endpoint create {name} …`",
     ),
     (

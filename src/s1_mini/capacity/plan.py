@@ -259,7 +259,7 @@ def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish:
             )
     if unknown := sorted(set(wish.placement) - set(sizes.stages)):
         known = ", ".join(sizes.stages)
-        raise ParameterError("placement", f"there is no stage {', '.join(unknown)}; there are {known}")
+        raise ParameterError("placement", f"unknown stage {', '.join(unknown)}; there are {known}")
     for card in cards:
         if wish.needs_fp8 and not card.has_fp8:
             raise ParameterError("gpu", f"{card.title} (capability {card.capability}) has no fp8; use int8 or half")

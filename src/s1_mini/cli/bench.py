@@ -57,7 +57,7 @@ def bench(
     given = concurrency or ("" if rates else str(DEFAULT_CONCURRENCY))
     many = tuple(_whole("concurrency", number) for number in _numbers("concurrency", given))
     if baseline == "sequential" and not many:
-        raise ParameterError("baseline", "compares with a --concurrency; name one beside --rate")
+        raise ParameterError("baseline", "compares with a --concurrency; give one together with --rate")
     test = LoadTest(
         concurrencies=many,
         rates=rates,
@@ -112,7 +112,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
     try:
         numbers = tuple(float(word) for word in text.split(",")) if text else ()
     except ValueError:
-        raise ParameterError(name, f"{text!r} is no number, nor several with commas between them") from None
+        raise ParameterError(name, f"{text!r} is not a number or a comma-separated list of numbers") from None
     if not all(math.isfinite(number) and number > 0 for number in numbers):
         raise ParameterError(name, f"{text!r} holds a number that is not above 0")
     return numbers

@@ -116,7 +116,7 @@ def random_checkpoint(
     found = get_family(chosen)
     if size not in found.random_sizes:
         allowed = "; ".join(f"{name}: {told}" for name, told in found.random_sizes.items())
-        raise ParameterError("size", f"{size!r} is no size of {found.title} ({allowed})")
+        raise ParameterError("size", f"{size!r} is not a size of {found.title} ({allowed})")
     found.write_random(directory, size=size, form=form, seed=seed)
     typer.echo(f"wrote {directory}", err=True)
 

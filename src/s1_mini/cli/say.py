@@ -161,9 +161,9 @@ def _report(output: str | None, said_s: float, took_s: float | None, loaded_s: f
 
 def _check_voice(voice: str | None, reference: Path | None, transcript: str | None) -> None:
     if reference is None and transcript:
-        raise ParameterError("reference_text", "says what is said in a recording; name that with --reference")
+        raise ParameterError("reference_text", "is the transcript of a recording; give the recording with --reference")
     if reference is not None and voice is not None:
-        raise ParameterError("voice", "was given beside --reference; give one of them")
+        raise ParameterError("voice", "cannot be combined with --reference; give one of them")
 
 
 def _for_one(words: str, config: EngineConfig) -> EngineConfig:

@@ -177,7 +177,9 @@ def _read_entries(output: StageOutput) -> Iterator[Entry]:
             try:
                 yield Entry(**json.loads(content or b""))
             except (ValueError, TypeError):
-                raise CorpusError(f"{ENTRIES}/{name} is no entry; delete it and run the same again") from None
+                raise CorpusError(
+                    f"{ENTRIES}/{name} is not an entry; delete it and run the same command again"
+                ) from None
 
 
 def _sweep(output: StageOutput, entries: Mapping[int, Entry]) -> None:

@@ -85,7 +85,7 @@ class Source:
 def open_source(place: str, asked: Mapping[str, str | None], defaults: Defaults, shard_size: int) -> Iterator[Source]:
     """Open and check a file, a folder, or an object or a prefix of S3.
 
-    `asked` maps `PURPOSES` to columns: None is the usual name if there is such a column, "" is no column. Raises
+    `asked` maps `PURPOSES` to columns: None is the usual name if there is such a column, "" is not a column. Raises
     `CorpusError` for an unreadable file, a missing column or a repeated id.
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-corpus-") as folder:
@@ -102,7 +102,9 @@ def _find(path: Path) -> list[Path]:
         raise CorpusError(f"{path} is not there; name a file that ends in {', '.join(SUFFIXES)}, or a folder of them")
     found = sorted(one for one in path.iterdir() if _is_read(one.name) and one.is_file()) if path.is_dir() else [path]
     if not found or not all(_is_read(one.name) for one in found):
-        raise CorpusError(f"{path} is no file that is read, nor a folder of such; it must end in {', '.join(SUFFIXES)}")
+        raise CorpusError(
+            f"{path} is not a supported file or a folder of such files; it must end in {', '.join(SUFFIXES)}"
+        )
     return found
 
 

@@ -290,7 +290,7 @@ def work_on_ray(
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise CorpusError(f"there is no Ray at RAY_ADDRESS={address!r}: {error}") from None
+        raise CorpusError(f"no Ray cluster answers at RAY_ADDRESS={address!r}: {error}") from None
     try:
         count, needs = actors_for(ray.cluster_resources(), job.config.device, num_actors)
         restarts = {"max_restarts": RESTARTS, "max_task_retries": RETRIES}

@@ -63,7 +63,7 @@ def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Checkpoi
         return Checkpoint(path)
     name = hub_name(path)
     if path.exists() or name is None:
-        kind = "a file, not a directory" if path.exists() else "no directory"
+        kind = "a file, not a directory" if path.exists() else "not a directory"
         raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_WAY_OUT}")
     return Checkpoint(fetch(name, partial(_pick, name, with_weights)))
 
@@ -88,4 +88,4 @@ def _check_missing(checkpoint: str, family: Family, has: Callable[[str], bool]) 
         if not any(has(name) for name in names)
     ]
     if missing:
-        raise CheckpointFileError(f"{checkpoint} is no checkpoint: it lacks {', '.join(missing)}")
+        raise CheckpointFileError(f"{checkpoint} is not a checkpoint: it lacks {', '.join(missing)}")

@@ -91,7 +91,7 @@ def lay_out(
 
 def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[ArchiveEntry]:
     if more is not None and not more.is_dir():
-        raise VoiceError("voices", f"{more} is no folder")
+        raise VoiceError("voices", f"{more} is not a folder")
     if more is not None and not any(more.glob("*.safetensors")):
         raise VoiceError("voices", f"{more} holds no NAME.safetensors")
     found: dict[str, Path] = {}

@@ -38,7 +38,7 @@ def _by_stage(value: Any) -> Any:
     for part in filter(None, (part.strip() for part in value.split(","))):
         stage, _, word = (each.strip() for each in part.partition("="))
         if not stage or not word or stage in words:
-            raise ValueError(f"{part!r} is no stage=number, or names a stage twice")
+            raise ValueError(f"{part!r} is not stage=number, or names a stage twice")
         words[stage] = word
     return words
 
@@ -71,7 +71,7 @@ class ClusterSettings(Settings):
         {}, description="utterances at one replica; without it the slots of the first stage, and many at the others"
     )
     max_open: int = Field(256, ge=1, le=100_000, description="utterances that one ingress has spoken at a time")
-    grows: bool = Field(False, description="the cluster adds machines by itself: what it has now is no bound")
+    grows: bool = Field(False, description="the cluster adds machines by itself, so its present size is not a limit")
 
     def check_names(self, title: str, stages: Sequence[str]) -> None:
         """Raise `ConfigurationError` for a stage that a family has not."""

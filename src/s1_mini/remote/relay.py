@@ -104,7 +104,7 @@ class RemoteCore:
 
     def submit(self, request: Request) -> None:
         if not self._takes_in:
-            raise EngineNotReadyError("the engine is stopping and takes in nothing more")
+            raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
         self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self._max_open))
         request.speech.queue.on_take = partial(self._soon, self._relay.admit)
         self.ledger.add(request)
@@ -257,7 +257,7 @@ class Relay:
             request.front += 1
             request.utterances.remove(utterance)
             if request.set_voice is not None:
-                self._end(request, GenerationError("the stages did not tell what they have made"))
+                self._end(request, GenerationError("the stages did not report what they generated"))
             elif request.has_more:
                 request.speech.end_utterance(now)
                 self._build_later(request)

@@ -211,7 +211,7 @@ class TokenWorker(Supervised):
             try:
                 self._receive(json.loads(line))
             except (ValueError, KeyError, TypeError):
-                self.kill(f"it wrote {line[:80]!r}, which is no message")
+                self.kill(f"it wrote {line[:80]!r}, which is not a message")
 
     def _receive(self, message: dict[str, Any]) -> None:
         """Handle a message. Raises `KeyError`, `TypeError` or `ValueError` for one that is malformed."""

@@ -309,7 +309,7 @@ class EngineCore(Core):
 
     def _check(self) -> None:
         if self.failure is not None:
-            raise EngineError(f"the engine has failed and must be started anew: {self.failure!r}")
+            raise EngineError(f"the engine has failed and must be restarted: {self.failure!r}")
 
     def _free_memory(self) -> None:
         """Evict prefixes, which can be computed again, when memory has run out."""
@@ -317,7 +317,7 @@ class EngineCore(Core):
         freed = self.prefixes.shrink()
         if self._clears_memory:
             torch.cuda.empty_cache()
-        logger.warning("out of memory: let go of %.1f MB of prefixes, trying again", freed / 1e6)
+        logger.warning("out of memory: released %.1f MB of prefixes, trying again", freed / 1e6)
 
     def _on_end(self, failure: BaseException | None) -> None:
         """Record the end of the calling thread; the last thread ends all requests that are left."""

@@ -36,7 +36,7 @@ FP8_CAPABILITY = (8, 9)  # Ada and Hopper have instructions for e4m3
 ELSEWHERE = Choice("elsewhere", "the stage works in another process")
 NO_MEMORY = "meta"  # torch's device of tensors that have shapes and no values
 
-FULL = Choice("full", "as `precision` says; nothing narrower was asked for")
+FULL = Choice("full", "as `precision` says; no smaller format was requested")
 
 
 class Compiler:
@@ -243,7 +243,7 @@ def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
         return FULL
     lack = _lack_of_fp8(device)
     if setting == "fp8" and lack:
-        return Choice("int8", f"fp8 was asked for, but {lack}; int8 has as few bytes")
+        return Choice("int8", f"fp8 was requested, but {lack}; int8 has as few bytes")
     return Choice(setting, "named by the settings")
 
 
@@ -264,7 +264,7 @@ def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
     if setting == "full":
         return FULL
     lack = "" if device == "cpu" else _lack_of_fp8(device)
-    return Choice("full", f"fp8 was asked for, but {lack}") if lack else Choice(setting, "named by the settings")
+    return Choice("full", f"fp8 was requested, but {lack}") if lack else Choice(setting, "named by the settings")
 
 
 def choose_kernels(device: str) -> Choice:

@@ -59,7 +59,7 @@ class Recordings:
         future: Future[Result] = Future()
         with self._changed:
             if self._is_closed:
-                raise EngineNotReadyError("the engine is stopping and takes in nothing more")
+                raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
             num_own = sum(each.client == client for each in self._waiting)
             allowed = max(1.0, client_share(self.max_waiting, len(self._waiting), num_own))
             if len(self._waiting) >= self.max_waiting or (client and num_own + 1 > allowed):

@@ -53,8 +53,8 @@ def slots_for(rooms: Sequence[SlotPool], sizes: Sizes, config: EngineConfig) -> 
     tight = min(rooms, key=lambda room: room.count(SPAN))
     if len(rooms) > 1 and tight.count(SPAN) < 1:
         raise ConfigurationError(
-            f"placement: {tight.name} has {tight.free_bytes / GIB:.2f} GB beside the weights, and its stages need "
-            f"{(tight.demand.fixed + tight.demand.slot(SPAN)) / GIB:.2f} for one slot; `s1-mini plan --placement` "
+            f"placement: {tight.name} has {tight.free_bytes / GIB:.2f} GB free next to the weights, and its stages "
+            f"need {(tight.demand.fixed + tight.demand.slot(SPAN)) / GIB:.2f} for one slot; `s1-mini plan --placement` "
             "computes what fits"
         )
     _check_positions(positions, max(0.0, tight.free_bytes - tight.demand.fixed), tight.demand.position)

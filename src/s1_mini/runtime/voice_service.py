@@ -78,7 +78,7 @@ class VoiceService:
         """
         description = check_description(description)
         if not reference.text and self.registry.added.form.from_arrays is None:
-            raise TextError("reference_text", "it is empty; write word for word what is said in the recording")
+            raise TextError("reference_text", "it is empty; write the exact words of the recording")
         with self.registry.adding(name, replace=replace):
             voice = self._encoder.encode(reference, check)
             self._synthesizer.prompt(voice)  # a voice that fits no slot is refused now, not with every request
@@ -224,7 +224,10 @@ class Preloader:
     def _take_in(self, recording: Recording) -> None:
         """Convert a recording in the directory of voices to a voice. Raises `S1MiniError` or `OSError`."""
         if not recording.transcript.exists():
-            raise ParameterError("reference_text", f"{recording.transcript.name} is missing: what is said in it?")
+            raise ParameterError(
+                "reference_text",
+                f"{recording.transcript.name} is missing: write the exact words of the recording into it",
+            )
         with open_regular(recording.transcript) as file:
             content = file.read(self._max_transcript_bytes)
         try:

@@ -190,7 +190,7 @@ async def _open_session(
     """Open a session; speak the text, if there is one, as the first of the session."""
     client = record_of(request).client
     if body.voice is not None and recording is not None:
-        raise InvalidError("voice", "was given beside reference_audio; give one of them")
+        raise InvalidError("voice", "cannot be combined with reference_audio; give one of them")
     if body.voice is not None:
         await asyncio.to_thread(engine.describe_voice, body.voice)  # an unknown name fails now
     if recording is not None:  # an unreadable one fails now, and the first text need not wait for its encoding

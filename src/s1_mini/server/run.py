@@ -48,8 +48,8 @@ def check_address(host: str, port: int) -> None:
     """Check, before anything is loaded, that the server can listen there. Raises `ConfigurationError`."""
     sentences = {
         errno.EADDRINUSE: f"port {port} is taken; choose another with `--port`",
-        errno.EACCES: f"port {port} is not for this user; choose another with `--port`",
-        errno.EADDRNOTAVAIL: f"host {host!r} is no address of this machine; choose another with `--host`",
+        errno.EACCES: f"port {port} needs other permissions; choose another with `--port`",
+        errno.EADDRNOTAVAIL: f"host {host!r} is not an address of this machine; choose another with `--host`",
     }
     try:
         for listener in bind(host, port):

@@ -108,7 +108,7 @@ class HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse malformed HTTP, in the shape of all errors."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refuse(HttpError(f"this is no HTTP request that is read here: {self._parser.complaint or msg}"))
+            self._refuse(HttpError(f"malformed HTTP request: {self._parser.complaint or msg}"))
         self.transport.close()
 
     def _should_upgrade(self) -> bool:

@@ -173,7 +173,7 @@ class TextForm:
         if values is None:
             return cls()
         if not isinstance(values, Mapping):
-            raise CheckpointMismatchError(f"config.json: text={reprlib.repr(values)} is no object")
+            raise CheckpointMismatchError(f"config.json: text={reprlib.repr(values)} is not an object")
         language, alphabet = values.get("language"), values.get("alphabet")
         if language is not None:
             try:
@@ -181,7 +181,7 @@ class TextForm:
             except ParameterError as error:
                 raise CheckpointMismatchError(f"config.json: text.{error}") from None
         if alphabet is not None and not (isinstance(alphabet, str) and 0 < len(alphabet) <= MAX_ALPHABET):
-            raise CheckpointMismatchError(f"config.json: text.alphabet={reprlib.repr(alphabet)} is no text")
+            raise CheckpointMismatchError(f"config.json: text.alphabet={reprlib.repr(alphabet)} is not a text")
         return cls(language, None if alphabet is None else frozenset(alphabet))
 
     def script(

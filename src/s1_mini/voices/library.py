@@ -165,7 +165,7 @@ def check_name(name: str) -> None:
     """Raise `VoiceError` for a name that cannot be a file's everywhere."""
     if not is_name(name):
         allowed = "use up to 64 of a-z, 0-9, - and _, beginning with a-z or 0-9, and no device of Windows such as con"
-        raise VoiceError("voice", f"{str(name)[:80]!r} is no name; {allowed}")
+        raise VoiceError("voice", f"{str(name)[:80]!r} is not a name; {allowed}")
 
 
 def is_name(name: object) -> bool:
@@ -191,7 +191,7 @@ def _read(path: Path, read: Callable[[Path], Content]) -> Content:
     except (SafetensorError, OSError, ValueError) as error:
         # An error of the system names the whole path, and on Windows writes each backslash of it twice.
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise CheckpointFileError(f"{path} is no voice file: {reason}") from None
+        raise CheckpointFileError(f"{path} is not a voice file: {reason}") from None
 
 
 def write_voice(

@@ -71,7 +71,7 @@ class ReferenceReader:
             try:
                 return self.form.from_file(recording)
             except ValueError as error:
-                raise ReferenceAudioError("reference_audio", f"is no voice of this checkpoint: {error}") from None
+                raise ReferenceAudioError("reference_audio", f"is not a voice of this checkpoint: {error}") from None
         if not self.form.clones:
             raise VoiceUnsupportedError(
                 "reference_audio",

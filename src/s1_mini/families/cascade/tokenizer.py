@@ -42,7 +42,7 @@ class CascadeTokenizer:
                 return cls(Tokenizer.from_str(text))
             return cls(_word_piece({word: number for number, word in enumerate(text.split("\n")) if word}))
         except Exception as error:  # the library raises bare exceptions, and panics of its own kind
-            raise CheckpointFileError(f"{path} is no vocabulary: {str(error)[:200]}") from None
+            raise CheckpointFileError(f"{path} is not a vocabulary: {str(error)[:200]}") from None
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, white space as one space, no special tokens around it."""

@@ -113,7 +113,7 @@ def _read_published(files: Mapping[str, Path], name: str) -> dict[str, np.ndarra
     try:
         return {key: read_arrays(read_whole(file, MAX_BYTES))[""] for key, file in files.items()}
     except (ValueError, KeyError) as error:
-        raise CheckpointFileError(f"the voice {name} beside the checkpoint cannot be read: {error}") from None
+        raise CheckpointFileError(f"the voice {name} next to the checkpoint cannot be read: {error}") from None
 
 
 def _read_shapes(files: Mapping[str, Path], name: str) -> dict[str, tuple[int, ...]]:

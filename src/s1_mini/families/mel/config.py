@@ -58,7 +58,7 @@ class MelConfig:
         config = cls(**read_fields(cls, values))
         if config.eos >= config.vocab_size:
             raise CheckpointMismatchError(
-                f"config.json: eos_token_id={config.eos} is none of vocab_size={config.vocab_size} tokens"
+                f"config.json: eos_token_id={config.eos} is not below vocab_size={config.vocab_size} tokens"
             )
         decoder_heads = values.get("decoder_attention_heads", config.heads)
         if decoder_heads != config.heads or config.width % config.heads or config.width % 2:

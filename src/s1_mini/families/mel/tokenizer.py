@@ -22,7 +22,7 @@ class CharTokenizer:
         try:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, ValueError, OSError) as error:
-            raise CheckpointFileError(f"{source} is no sentencepiece model: {error}") from None
+            raise CheckpointFileError(f"{source} is not a sentencepiece model: {error}") from None
         if self._pieces.get_piece_size() > config.vocab_size:
             raise CheckpointMismatchError(
                 f"{source} has {self._pieces.get_piece_size()} pieces; config.json's vocab_size is {config.vocab_size}"

@@ -69,7 +69,7 @@ def _read(size: int, file: Path) -> np.ndarray:
     try:
         vector = _vector(size, read_arrays(read_whole(file, MAX_BYTES)))
     except ValueError as error:
-        raise CheckpointFileError(f"{file.name} is no voice: {error}") from None
+        raise CheckpointFileError(f"{file.name} is not a voice: {error}") from None
     if not np.isfinite(vector).all():
         raise CheckpointFileError(f"{file.name} {NOT_FINITE}")
     return vector

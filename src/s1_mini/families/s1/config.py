@@ -79,7 +79,9 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
     is_ungrouped = values.get(f"{prefix}n_local_heads") == -1
     kv_heads = heads if is_ungrouped else read_size(*given("n_local_heads", "num_kv_heads", heads))
     if heads % kv_heads:
-        raise CheckpointMismatchError(f"config.json: {prefix}n_head={heads} is no multiple of n_local_heads={kv_heads}")
+        raise CheckpointMismatchError(
+            f"config.json: {prefix}n_head={heads} is not a multiple of n_local_heads={kv_heads}"
+        )
     # Upstream's field is 64 when left out and dim / n_head when null.
     head_dim = read_size(*given("head_dim", "head_dim", dim // heads if "head_dim" in values else 64))
     if head_dim % 2:

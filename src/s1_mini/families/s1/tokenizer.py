@@ -135,7 +135,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
                 count += 1
     except (ValueError, binascii.Error) as error:
-        raise CheckpointFileError(f"{path} is no tiktoken vocabulary: {error}") from None
+        raise CheckpointFileError(f"{path} is not a tiktoken vocabulary: {error}") from None
     if not ranks or len(ranks) != count:
         raise CheckpointFileError(f"{path} is empty or names a token twice")
     return ranks

@@ -87,7 +87,7 @@ def marker(module: str, formats: Sequence[str]) -> Path:
     """
     spec = importlib.util.find_spec(module)
     assert spec is not None, f"module {module} does not exist"
-    assert spec.origin is not None, f"{module} is no file"
+    assert spec.origin is not None, f"{module} is not a file"
     source = Path(spec.origin)
     name = f"{source.resolve()} {source.stat().st_mtime_ns} {' '.join(formats)}"
     folder = cache_folder(source)
