@@ -1,7 +1,7 @@
 """Check a checkpoint: the output of the original implementation compared with that of this engine's own stages.
 
-An oracle is a flat file of tensors `CASE.NAME`; docs/cascade_measured.md lists the names and what they mean. Everything
-is done greedily and in fp32.
+An oracle is a flat file of tensors `CASE.NAME`; docs/internals/cascade_measured.md lists the names and what they
+mean. Everything is done greedily and in fp32.
 """
 
 from __future__ import annotations
