@@ -29,7 +29,8 @@ from s1_mini.exceptions import ParameterError
 
 COPY_SHARE = 4.29 / 4.80  # of the data sheet's bandwidth that a copy reaches: measured on an H200 (2026-11)
 ROWS = (1, 16, 64, 128)
-# Of one server's sound, for each of several behind one port: two H200 gave 1.75 times one (docs/scale.md).
+# Of one server's sound, for each of several behind one port: two H200 gave 1.75 times one
+# (docs/internals/scale_measured.md).
 REPLICA_SHARE = 0.875
 
 WeightFormat = Literal["half", "int8", "fp8"]
