@@ -261,7 +261,7 @@ class Proxy(Supervised):
                 fields = json.loads(text)
             except ValueError:
                 if text:
-                    logger.info("proxy", extra={"fields": {"said": text}})
+                    logger.info("proxy", extra={"fields": {"text": text}})
                 continue
             if not fields["state"].startswith("C"):  # aborted by the client: the replica logs it
                 fields["route"] = fields["route"].partition("?")[0][:200]
