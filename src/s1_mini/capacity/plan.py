@@ -44,14 +44,15 @@ class Efficiency:
 
     Of the streams that these two allow it holds `engine_share`: prompts, bookkeeping and a burst take the rest. The
     defaults are what an H200 reached, taken for every card: 1.19, 2.44, 3.47 and 5.60 ms at 1, 64, 128 and 256 rows of
-    350 columns, 1,900 seconds of sound a second by the codec alone, 640 streams held (docs/performance.md, 2026-11).
+    350 columns, 1,900 seconds of sound a second by the codec alone, 640 streams held (docs/internals/performance.md,
+    2026-11).
     """
 
     fixed_ms: float = 0.4
     memory_share: float = 0.525
     compute_share: float = 0.28
     engine_share: float = 0.65
-    source: str = "docs/performance.md, H200, 2026-11"
+    source: str = "docs/internals/performance.md, H200, 2026-11"
 
 
 IDEAL = Efficiency(fixed_ms=0, memory_share=1, compute_share=1, engine_share=1, source="the floor")

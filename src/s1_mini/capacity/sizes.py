@@ -1,7 +1,7 @@
 """The memory and work of a checkpoint, as its family counts them, and the slots that fit a memory.
 
 The engine computes its slots from free memory once the checkpoint is loaded; `s1-mini plan` from the memory of a GPU,
-less weights and context. `docs/complexity.md` has the formulas of S1 in words. Bytes, and operations: a multiplication
+less weights and context. `docs/internals/complexity.md` has the formulas of S1. Bytes, and operations: a multiplication
 and an addition are two. Small parts (norms, random numbers, embeddings) are not counted.
 """
 
