@@ -89,8 +89,9 @@ def many_tile(
 ) -> Tile:
     """Return the sizes of a program for more rows of numbers of `item_size` bytes, in `limit` bytes of shared memory.
 
-    The fastest of some hundred tried on an H200 (docs/internals/kernels.md). A GPU with less memory (A10G, L4 and L40S have
-    99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones; in `batch_invariance` these are as long for all rows.
+    The fastest of some hundred tried on an H200 (docs/internals/kernels.md). A GPU with less memory (A10G, L4 and L40S
+    have 99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones; with `batch_invariance` these are as long for
+    all rows.
     """
     block = min(128, max(16, 1 << (inputs - 1).bit_length()))
     if batch_invariance:
