@@ -86,6 +86,13 @@ def test_headers_before_headers_have_an_end(tmp_path: Path) -> None:
         verify_archive(archive)
 
 
+def test_a_manifest_that_is_too_large_is_named(tmp_path: Path) -> None:
+    archive = write_packed(tmp_path / "large.tar.gz", header("manifest.json", 20 * MEBI), zeros=20)
+
+    with pytest.raises(PackageError, match=r"manifest\.json is larger than 16,777,216 bytes"):
+        verify_archive(archive)
+
+
 def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
     """It has a gigabyte and takes none in the archive."""
     info = tarfile.TarInfo("model.safetensors")

@@ -245,6 +245,8 @@ def verify_archive(archive: Path) -> Manifest:
         for member, file in read_members(archive):
             if member.name == MANIFEST:
                 text = file.read(MAX_MANIFEST_BYTES + 1)
+                if len(text) > MAX_MANIFEST_BYTES:
+                    break  # its rest is more than may stand before the next file
             else:
                 contents[member.name] = Content(hashlib.file_digest(file, "sha256").hexdigest(), member.size)
     manifest = _parse_manifest(text, archive)
