@@ -1,4 +1,4 @@
-"""The worker's side of the pipes of `token_worker.py`, which describes the messages.
+"""The worker's side of the pipes of `tokens.py`, which describes the messages.
 
 It runs in an environment of its own, which may have other versions of all packages: it imports as little as it can.
 """

@@ -227,7 +227,7 @@ class Steps:
     target: Tensor  # [B]
     position: Tensor  # [B]
     span: int
-    mask: Tensor | None  # as `decode_attention.used_columns` gives it, and so the other
+    mask: Tensor | None  # as `decode_attention.used_positions` gives it, and so the other
     last_token: Tensor  # [B]
     text_span: int
     text_mask: Tensor | None
