@@ -414,12 +414,8 @@ def _refuse(request: Request, error: Exception) -> Response:
     """Return an error of the framework in the format of all errors."""
     assert isinstance(error, HTTPException)
     allowed = (error.headers or {}).get("Allow", "")
-    response = error_response(
-        misaddressed(request.method, request.url.path, allowed), request.headers.get("x-request-id")
-    )
-    if allowed:
-        response.headers["Allow"] = allowed
-    return response
+    refused = misaddressed(request.method, request.url.path, allowed)
+    return error_response(refused, request.headers.get("x-request-id"))
 
 
 def num_under_way(healths: Iterable[dict[str, Any]]) -> int:

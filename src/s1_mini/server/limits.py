@@ -34,7 +34,6 @@ from s1_mini.server.record import RequestLog, record_of
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
-    from s1_mini.server.record import RequestLog
     from s1_mini.server.settings import ServerSettings
     from s1_mini.types import EngineState
 
