@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -43,8 +43,13 @@ def _by_stage(value: Any) -> Any:
     return words
 
 
-def _count(word: Any) -> Any:
-    found = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", str(word))
+def _counts(value: Any) -> Any:
+    words = _by_stage(value)
+    return {stage: _count(str(word)) for stage, word in words.items()} if isinstance(words, Mapping) else words
+
+
+def _count(word: str) -> Count:
+    found = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", word)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:
         raise ValueError(f"{word!r} is neither a number of replicas from 1 nor a range such as 1-4")
@@ -52,7 +57,7 @@ def _count(word: Any) -> Any:
 
 
 ByStage = BeforeValidator(_by_stage)
-Counts = Annotated[dict[str, Annotated[Count, BeforeValidator(_count)]], ByStage, NoDecode]
+Counts = Annotated[dict[str, Count], BeforeValidator(_counts), NoDecode]  # its errors quote the whole value
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0, le=64)]], ByStage, NoDecode]
 Numbers = Annotated[dict[str, Annotated[int, Field(ge=1, le=100_000)]], ByStage, NoDecode]
 
