@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +116,15 @@ def test_an_existing_directory_is_never_written_over(tiny: Path, tmp_path: Path)
         convert_checkpoint(tiny, tmp_path / "mine")
 
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_directory_that_cannot_be_made_is_named_with_the_reason_alone(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(CheckpointFileError) as raised:
+        convert_checkpoint(tiny, tmp_path / "file" / "new")
+
+    assert str(raised.value) == f"{tmp_path / 'file' / 'new'} cannot be written: {os.strerror(errno.EEXIST)}"
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -79,7 +79,11 @@ def new_directory(directory: Path) -> Iterator[Path]:
     prefix, parent = f".{directory.name}-", directory.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
+        temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise CheckpointFileError(f"{directory} cannot be written: {error.strerror}") from None
+    try:
+        with temporary as name:
             target = Path(name)
             yield target
             for path in (target, *target.rglob("*")):  # tempfile and safetensors make private files
