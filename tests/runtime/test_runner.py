@@ -1,14 +1,17 @@
-"""Plans of a stage: seconds of work are counted once, however reads and steps overlap."""
+"""Plans of a stage: seconds of work are counted once, however reads and steps overlap; failures hold no memory."""
 
 from __future__ import annotations
 
+import gc
+import logging
+import weakref
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from s1_mini.core.messages import Begin, Conditions, Plan, StepResult
+from s1_mini.core.messages import Begin, Conditions, Plan, Prefill, StepResult
 from s1_mini.runtime import runner as module
 from s1_mini.runtime.runner import StageRunner
 from s1_mini.runtime.stage import Pending, Stage
@@ -79,3 +82,50 @@ def test_what_is_begun_alone_is_counted_to_its_end(clock: Clock) -> None:
     clock.now += 4.0
 
     assert look().seconds == 1.0
+
+
+class Scratch:
+    """Stands for the tensors of a call."""
+
+
+class OutOfMemoryTogether(Slow):
+    """Works on one slot at a time; counts what failed calls still hold when the next one begins."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.made: list[weakref.ref[Scratch]] = []
+        self.num_held = 0
+
+    def work(self, count: int) -> None:
+        """Fail for several slots, while tensors are alive."""
+        self.num_held += sum(each() is not None for each in self.made)
+        scratch = Scratch()
+        self.made.append(weakref.ref(scratch))
+        if count > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a lot.")
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """Fail for several slots."""
+        self.work(len(parts))
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:
+        """Fail for several slots."""
+        self.work(len(slots))
+        return super().step(slots, size)
+
+
+def test_a_call_that_failed_holds_no_memory_while_its_slots_are_tried_alone(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, logger=module.__name__)  # a record that pytest keeps would hold it, too
+    stage = OutOfMemoryTogether(clock)
+    runner = StageRunner(stage, lambda: None)
+    plan = Plan(0, 0, is_autoregressive=False, prefills=[Prefill(0, 0, 4), Prefill(1, 0, 4)], steps=[0, 1])
+
+    gc.disable()  # the collector would free it later
+    try:
+        report = runner.run(plan)
+    finally:
+        gc.enable()
+
+    assert (report.errors, len(stage.made), stage.num_held) == ({}, 8, 0)

@@ -126,7 +126,8 @@ class StageRunner:
     def _try(self, work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
         failures: list[Exception] = []
         result = attempt(lambda: with_memory(work, self._free_memory), failures.append)
-        return result, failures[0] if failures else None
+        # Taken out of the list, which the error's traceback refers to: such a cycle would hold device memory.
+        return result, failures.pop() if failures else None
 
     def _step(self, plan: Plan, report: Report) -> list[Part]:
         rows = [row for row, slot in enumerate(plan.steps) if slot not in report.errors]
