@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from s1_mini.exceptions import EngineNotReadyError, QueueFullError
-from s1_mini.runtime.recordings import Recordings
+from s1_mini.exceptions import EngineNotReadyError, QueueFullError, RequestTimeoutError
+from s1_mini.runtime.recordings import Prepared, Recordings
+from s1_mini.text.form import NormalizedText
+from s1_mini.types import Voice
 from s1_mini.voices.reference import Check
 from waiting import EVENTUALLY_S, wait_until
 
@@ -136,3 +139,24 @@ def test_clients_take_turns_and_one_client_leaves_places_to_others() -> None:
 
     assert done.index(("other", 0)) <= 1
     assert [number for client, number in done if client == "hog"] == list(range(6))
+
+
+class EndsAtTheDeadline(Future[Voice]):
+    """Has its result as soon as who waits for it has given up."""
+
+    def result(self, timeout: float | None = None) -> Voice:
+        """Time out first."""
+        if timeout is not None:
+            self.set_result(Voice({}, "Hello."))
+            raise TimeoutError
+        return super().result()
+
+
+def test_a_reference_that_is_late_is_an_error_but_not_one_that_ends_at_the_deadline() -> None:
+    never, just_now = Future[Voice](), EndsAtTheDeadline()
+
+    with pytest.raises(RequestTimeoutError, match="the reference was not encoded in time"):
+        Prepared(NormalizedText("Hi."), ["Hi."], [never]).voices(time.monotonic())
+
+    assert never.cancelled()
+    assert Prepared(NormalizedText("Hi."), ["Hi."], [just_now]).voices(time.monotonic()) == [just_now.result()]

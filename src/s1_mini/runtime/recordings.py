@@ -190,8 +190,8 @@ def _wait(reference: Future[Voice], deadline: float) -> Voice:
     try:
         return reference.result(_left_s(deadline))
     except TimeoutError:
-        if reference.done():  # the encoding itself raised it
-            raise
+        if reference.done():  # the encoding itself raised it, or it has ended just now
+            return reference.result()
         raise RequestTimeoutError(LATE) from None
 
 
