@@ -199,6 +199,7 @@ def test_one_card_and_a_checkpoint_of_ones_own(run: Run, tiny: Path) -> None:
     (plan,) = data["plans"]
     assert "ml.g6.xlarge" in table
     assert (plan["slots"], plan["columns"]) == (256, 512)
+    assert plan["slots_bytes"] == 256 * 513 * plan["column_bytes"]
     assert [time["rows"] for time in plan["floor"]] == [1, 16, 64, 128, 256]
 
 

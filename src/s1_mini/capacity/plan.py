@@ -231,7 +231,7 @@ class CapacityPlan:
             "model_bytes": round(self.sizes.weight_bytes("memory")),
             "codec_bytes": round(self.sizes.weight_bytes("compute")),
             "fixed_bytes": sum(room.demand.fixed for room in self.rooms),  # whatever the number of slots
-            "position_bytes": demand.position,
+            "column_bytes": demand.position,
             "stream_row_bytes": demand.stream_row,
             "free_bytes": round(self.free_bytes),
             "slots": self.slots,
