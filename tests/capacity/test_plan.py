@@ -16,10 +16,10 @@ from s1_mini.capacity.sizes import (
     CONTEXT_BYTES,
     GIB,
     Cost,
+    DeviceMemory,
     Formats,
     MemoryRequirement,
     Sizes,
-    SlotPool,
     StageSizes,
     count_slots,
     fit_slots,
@@ -91,16 +91,16 @@ def test_the_sizes_of_a_checkpoint_are_those_of_its_loaded_weights(tiny: Path) -
 
 
 def fit(free: float, wanted: int) -> tuple[int, int]:
-    return fit_slots([SlotPool(free, DEMAND)], wanted=wanted, positions=8192, needed=2048)
+    return fit_slots([DeviceMemory(free, DEMAND)], wanted=wanted, positions=8192, needed=2048)
 
 
 def test_slots_fill_the_memory_and_fewer_columns_are_chosen_before_fewer_slots() -> None:
     free = 1.2 * GIB
-    rich, poor = (count_slots([SlotPool(free, DEMAND)], columns) for columns in (8192, 2048))
+    rich, poor = (count_slots([DeviceMemory(free, DEMAND)], columns) for columns in (8192, 2048))
 
     room = 0.98 * free - DEMAND.fixed
     assert poor * DEMAND.slot(2048) <= room < (poor + 1) * DEMAND.slot(2048)
-    assert count_slots([SlotPool(GIB / 2, DEMAND)], 2048) == 0
+    assert count_slots([DeviceMemory(GIB / 2, DEMAND)], 2048) == 0
     assert [fit(free, wanted) for wanted in (rich, rich + 1, 10 * poor)] == [
         (rich, 8192),
         (rich + 1, 2048),
@@ -131,7 +131,7 @@ def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
     assert (plan.slots, plan.columns) == (int((0.98 * free - demand.fixed) // demand.slot(1024)), 1024)
     assert plan.floors[0].model_ms == pytest.approx(6e8 / (COPY_SHARE * card.bandwidth_gb_s * 1e6))
     assert plan.data()["codec_bytes"] == 230_000_000
-    assert fit_slots([SlotPool(0, demand)], wanted=4, positions=1024, needed=1024) == (1, 0)
+    assert fit_slots([DeviceMemory(0, demand)], wanted=4, positions=1024, needed=1024) == (1, 0)
 
 
 def test_of_several_devices_the_fullest_decides() -> None:
@@ -140,13 +140,13 @@ def test_of_several_devices_the_fullest_decides() -> None:
         MemoryRequirement(stream_row=1_000_000),
         MemoryRequirement(copies=GIB),
     )
-    roomy, tight = SlotPool(1.5 * GIB, keeps), SlotPool(GIB + 50e6, sounds)
+    roomy, tight = DeviceMemory(1.5 * GIB, keeps), DeviceMemory(GIB + 50e6, sounds)
     slots = count_slots([tight], 2048)
 
     assert 0 < slots < count_slots([roomy], 2048)
-    assert count_slots([roomy, tight, SlotPool(3 * GIB, nothing)], 2048) == slots
-    assert fit_slots([roomy, SlotPool(GIB, sounds)], wanted=4, positions=2048, needed=64) == (1, 0)
-    assert count_slots([roomy, SlotPool(GIB, nothing)], 2048) == 0
+    assert count_slots([roomy, tight, DeviceMemory(3 * GIB, nothing)], 2048) == slots
+    assert fit_slots([roomy, DeviceMemory(GIB, sounds)], wanted=4, positions=2048, needed=64) == (1, 0)
+    assert count_slots([roomy, DeviceMemory(GIB, nothing)], 2048) == 0
 
 
 def test_what_is_placed_elsewhere_leaves_room_and_time_for_the_rest(full: Sizes) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from s1_mini.capacity.cards import Gpu
 from s1_mini.capacity.plan import PlanOptions, make_plans
-from s1_mini.capacity.sizes import AUTO_SLOTS, CONTEXT_BYTES, GIB, Formats, SlotPool, sum_demands
+from s1_mini.capacity.sizes import AUTO_SLOTS, CONTEXT_BYTES, GIB, DeviceMemory, Formats, sum_demands
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import SHORT_NAMES, get_family
@@ -41,7 +41,7 @@ def config(**settings: object) -> EngineConfig:
 def slots_for(free_bytes: float, speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
     """Of one device that has all stages."""
     sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
-    return slots_in([SlotPool(free_bytes, sizes.demand)], sizes, config)
+    return slots_in([DeviceMemory(free_bytes, sizes.demand)], sizes, config)
 
 
 @pytest.mark.parametrize("memory_mib", [2500, 2600, 3000, 16_000])
@@ -93,11 +93,11 @@ def test_too_little_memory_is_told_with_what_is_needed(speaker: LoadedCheckpoint
 
 def test_each_device_of_a_placement_has_to_have_room(speaker: LoadedCheckpoint, scarce: float) -> None:
     model, codec = speaker.sizes(256_000_000).demands.values()
-    rooms = [SlotPool(scarce, model, "cuda:0"), SlotPool(PLENTY, codec, "cuda:1")]
+    rooms = [DeviceMemory(scarce, model, "cuda:0"), DeviceMemory(PLENTY, codec, "cuda:1")]
 
     assert slots_in(rooms, speaker.sizes(0), config())[0] > 50
     with pytest.raises(ConfigurationError, match=r"placement: cuda:1 has 0\.50 GB beside the weights"):
-        slots_in([rooms[0], SlotPool(GIB / 2, codec, "cuda:1")], speaker.sizes(0), config())
+        slots_in([rooms[0], DeviceMemory(GIB / 2, codec, "cuda:1")], speaker.sizes(0), config())
 
 
 def test_an_engine_looks_at_every_gpu_that_its_stages_are_on(

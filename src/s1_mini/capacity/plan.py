@@ -16,9 +16,9 @@ from s1_mini.capacity.sizes import (
     AUTO_SLOTS,
     CONTEXT_BYTES,
     SPAN,
+    DeviceMemory,
     Formats,
     Sizes,
-    SlotPool,
     StageSizes,
     count_slots,
     fit_slots,
@@ -178,7 +178,7 @@ class CapacityPlan:
     wish: PlanOptions
     sizes: Sizes
     stages: Mapping[str, tuple[str, ...]]  # on each GPU, by its name
-    rooms: tuple[SlotPool, ...]  # of each GPU, besides weights and the driver's context
+    rooms: tuple[DeviceMemory, ...]  # of each GPU, besides weights and the driver's context
     slots: int
     columns: int
     floors: tuple[StepTime, ...]  # at `ROWS`, then at all slots
@@ -326,7 +326,7 @@ def _plan(sizes: Sizes, card: Gpu, wish: PlanOptions) -> CapacityPlan:
     gpus = {name: wish.gpu_of(name) for name in sizes.stages}
     stages = {f"cuda:{gpu}": tuple(name for name in gpus if gpus[name] == gpu) for gpu in sorted({*gpus.values()})}
     rooms = tuple(
-        SlotPool(
+        DeviceMemory(
             card.memory_bytes - CONTEXT_BYTES - sum(sizes.stages[name].weight_bytes for name in names),
             sum_demands(sizes.demands[name] for name in names),
             device,

@@ -56,7 +56,7 @@ class MemoryRequirement:
 
 
 @dataclass(frozen=True)
-class SlotPool:
+class DeviceMemory:
     """A device: free bytes besides weights and context, and the demand of its stages."""
 
     free_bytes: float
@@ -81,12 +81,12 @@ def sum_demands(demands: Iterable[MemoryRequirement]) -> MemoryRequirement:
     return sum(demands, MemoryRequirement())
 
 
-def count_slots(rooms: Sequence[SlotPool], positions: int) -> int:
+def count_slots(rooms: Sequence[DeviceMemory], positions: int) -> int:
     """Return the slots of `positions` positions that fit on all devices."""
     return min(room.count(positions) for room in rooms)
 
 
-def fit_slots(rooms: Sequence[SlotPool], *, wanted: int, positions: int, needed: int) -> tuple[int, int]:
+def fit_slots(rooms: Sequence[DeviceMemory], *, wanted: int, positions: int, needed: int) -> tuple[int, int]:
     """Choose slots and their positions: the wanted number with all `positions`, if there is room for it.
 
     Else as many slots, at most `wanted`, as there is room for with the `needed` positions of a piece of speech, in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from s1_mini.capacity.sizes import AUTO_SLOTS, GIB, SPAN, Sizes, SlotPool, fit_slots, sum_demands
+from s1_mini.capacity.sizes import AUTO_SLOTS, GIB, SPAN, DeviceMemory, Sizes, fit_slots, sum_demands
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.loader import LoadedCheckpoint, free_bytes_of, gpus_of
@@ -24,7 +24,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int,
     if on_gpu and config.kv_cache_gb is None:
         sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
         rooms = [
-            SlotPool(free_bytes_of(device), sum_demands(sizes.demands[stage] for stage in names), device)
+            DeviceMemory(free_bytes_of(device), sum_demands(sizes.demands[stage] for stage in names), device)
             for device, names in stages.items()
         ]
         return slots_for(rooms, sizes, config)
@@ -38,7 +38,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int,
     return slots, positions
 
 
-def slots_for(rooms: Sequence[SlotPool], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:
+def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:
     """Return slots and their positions for the memory that the weights leave free, as `s1-mini plan` does.
 
     `rooms` are the devices that have stages. Raises `ConfigurationError` if one of them has no room for one slot.

@@ -61,8 +61,8 @@ class MelModel:
         self.network, self.config, self.settings, self.dtype = network, config, settings, dtype
         self.kv_dtype = kv_dtype or dtype
         encoder, decoder = network.encoder.wrapped_encoder, network.decoder.wrapped_decoder
-        for quantized in (encoder.layers, encoder.embed_positions, decoder.layers):
-            quantized.to(dtype)
+        for part in (encoder.layers, encoder.embed_positions, decoder.layers):
+            part.to(dtype)
         self.is_quantized = weights_dtype is not None
         if weights_dtype is not None:
             for products in network.products(weights_dtype):
