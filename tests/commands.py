@@ -1,4 +1,4 @@
-"""Runs a command of ours in this process, as from a shell, and reads what it printed."""
+"""Runs an s1_mini command in this process, as a shell would, and reads its output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 class Ran(NamedTuple):
-    """What a command left: exit code, standard output but its last line, that line of JSON, and standard error."""
+    """Result of a command: exit code, standard output without its last line, that line as JSON, and standard error."""
 
     code: int
     lines: list[str]

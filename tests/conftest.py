@@ -17,14 +17,14 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from voice_formats import BOOKS
 
-# What tests compute themselves, and not engines, which choose their threads: tiny models take twice as long on two.
+# Threads for what tests compute themselves (engines choose their own): tiny models are twice as slow on two.
 torch.set_num_threads(1)
 settings.register_profile("s1_mini", deadline=None)  # no test depends on speed
 settings.load_profile("s1_mini")
-gc.disable()  # until all tests are collected: what is imported stays, and was looked through again and again
+gc.disable()  # disabled during collection: imported objects stay alive, and each collection would scan them again
 LOADER = botocore.loaders.Loader()
 ASSETS = Path(__file__).parent / "assets"
-# Noise, where it does not matter which: frames of ten codebooks take twice as long. The oracle's have ten.
+# For tests that accept any noise: frames of ten codebooks take twice as long. The oracle's have ten.
 TINY = RECIPES["tiny"]
 NOISE = Recipe(TINY.model | {"num_codebooks": BOOKS}, TINY.codec | {"n_codebooks": BOOKS - 1}, num_semantic=64)
 
@@ -36,13 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Shorten the names of tests whose parameters are long."""
+    """Shorten the names of tests with long parameters."""
     text = str(val)
     return f"{text[:40]}..{len(text)}" if isinstance(val, (str, dict, list, tuple)) and len(text) > 80 else None
 
 
 def pytest_collection_finish() -> None:
-    """Turn the garbage collector on, for objects of the tests themselves."""
+    """Enable the garbage collector for objects of the tests themselves."""
     gc.freeze()
     gc.enable()
 
@@ -59,7 +59,7 @@ def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def oracle() -> Path:
-    """Directory of the original's tiny checkpoint; `oracle.pt` beside it holds what the original computed."""
+    """Directory of the original's tiny checkpoint; `oracle.pt` in it holds the original's output."""
     return ASSETS / "s1_tiny"
 
 
@@ -103,7 +103,7 @@ def no_grad() -> Iterator[None]:
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    """Placeholder credentials and a region instead of this machine's; botocore reads its service models once."""
+    """Set placeholder credentials and a region; botocore reads its service models once."""
     monkeypatch.setattr("botocore.session.create_loader", lambda *_: LOADER)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)

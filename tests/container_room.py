@@ -1,4 +1,4 @@
-"""A real container on a real socket, for the tests of the AWS edge."""
+"""A real container on a real socket, for the SageMaker tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def running(
     endpoint: str = ENDPOINT,
     **settings: Any,
 ) -> Iterator[Door]:
-    """Serve `engine` as SageMaker's container until the block ends."""
+    """Serve `engine` as the SageMaker container until the block ends."""
     app = make_container_app(
         engine,
         ServerSettings(host="127.0.0.1", port=0, **settings),

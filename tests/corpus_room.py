@@ -1,4 +1,4 @@
-"""Small corpora for tests: texts of a file, the verb that speaks them, and what it leaves."""
+"""Small corpora for tests: an input file, the command that synthesizes it, and its output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 
 def write_texts(path: Path, num_texts: int = NUM_TEXTS) -> Path:
-    """Write lines with an id and a text of their own, short and longer ones."""
+    """Write lines, each with a unique id and text, of various lengths."""
     lines = [{"id": f"text-{i}", "text": f"Number {i}. " * (1 + i % 3)} for i in range(num_texts)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
@@ -33,19 +33,19 @@ def speak(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
 
 
 def begin(*words: object, log: Path, **variables: str) -> subprocess.Popen[bytes]:
-    """Begin `s1-mini corpus` in a process of its own."""
+    """Start `s1-mini corpus` as a subprocess."""
     command = [sys.executable, "-m", "s1_mini", "corpus", *map(str, words)]
     with log.open("ab") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT | variables)
 
 
 def num_entries(output: Path) -> int:
-    """Count the shards that are whole."""
+    """Count the complete shards."""
     return len([*(output / "manifest").glob("[0-9]*.json")])
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder, hidden ones too."""
+    """Return every file below a folder, including hidden ones."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
@@ -56,7 +56,7 @@ def lines_of(content: bytes) -> list[dict[str, object]]:
 
 
 def metadata(output: Path) -> list[dict[str, object]]:
-    """Return the lines of all shards of sound files, in order."""
+    """Return the metadata lines of all audio shards, in order."""
     return [line for path in sorted(output.glob("shards/*/metadata.jsonl")) for line in lines_of(path.read_bytes())]
 
 

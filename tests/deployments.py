@@ -1,4 +1,4 @@
-"""Deployments of every form, for tests that hold for all of them."""
+"""Deployments of every form, for tests that apply to all of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def deployment(
     artifact: str = "",
     rollout: Rollout | None = None,
 ) -> Deployment:
-    """Return a deployment of `form`, minimal or `full` with every option."""
+    """Return a deployment of `form`, minimal, or `full` with every option."""
     machine = machine or ("ml.c5.xlarge" if form == "multi-model" else "ml.g4dn.xlarge")
     artifact = artifact or (PREFIX if form == "multi-model" else ARCHIVE)
     if not full:

@@ -1,4 +1,4 @@
-"""A real server on a real socket, in a thread of the tests' process."""
+"""A real server on a real socket, in a thread of the test process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from waiting import EVENTUALLY_S, wait_until
 
 
 class Address:
-    """Where a server listens."""
+    """Address of a server."""
 
     port: int
 
@@ -49,11 +49,11 @@ class Door(Address):
     engine: ProductionTTSEngine
     thread: threading.Thread
     loop: asyncio.AbstractEventLoop
-    store: Path = Path()  # of a container: inputs and answers of asynchronous requests
+    store: Path = Path()  # container only: inputs and responses of asynchronous requests
 
 
 def raw_post(body: object, *lines: str, path: str = "/v1/tts", version: str = "1.1") -> bytes:
-    """Return the bytes of a request with a JSON body and further lines of its head."""
+    """Return the bytes of a request with a JSON body and additional header lines."""
     content = json.dumps(body).encode()
     head = [f"POST {path} HTTP/{version}", "Host: localhost", "Content-Type: application/json"]
     return "\r\n".join([*head, f"Content-Length: {len(content)}", *lines, "", ""]).encode() + content
@@ -70,9 +70,9 @@ def read_all(plug: socket.socket) -> bytes:
 
 @contextmanager
 def listening(app: FastAPI, engine: ProductionTTSEngine, *, waits: bool = True) -> Iterator[Door]:
-    """Serve an application of `engine` until the block ends; wait until it accepts requests, unless told not to."""
+    """Serve an application of `engine` until the block ends; by default, wait until it accepts requests."""
     config = make_config(app)
-    config.ws_ping_interval = None  # a test that moves the clock would time out a pong that is on its way
+    config.ws_ping_interval = None  # a test that moves the clock would time out a pong in transit
     server = uvicorn.Server(config)
     loops: list[asyncio.AbstractEventLoop] = []
 

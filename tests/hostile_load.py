@@ -12,11 +12,11 @@ every answer with the one that they received from the idle server; 60 % disconne
 Attackers connect from another address (127.0.0.2) or, with --attackers-from 127.0.0.1, from the same one. A refused
 client (429, 503) waits for Retry-After and tries again: refusals are counted, and are not losses.
 
-Without attacks it is a soak test; --each runs one attack after the other against a server that does nothing else.
+Without attacks it is a soak test; --each runs one attack after the other against an otherwise idle server.
 
-Prints a table by minutes and one line of JSON. The exit code is 1 if an answer was lost, doubled or different, or none
-was received; the other figures are for you to judge. `/ping` of the server is measured beside `/ping` of an idle
-control process, so that stalls of the machine can be told from stalls of the server. Clients, attackers and the watcher
+Prints a table by minutes and one line of JSON. The exit code is 1 if an answer was lost, duplicated or different, or none
+was received; judge the other figures yourself. `/ping` of the server is compared with `/ping` of an
+idle control process, which separates stalls of the machine from stalls of the server. Clients, attackers and the watcher
 are processes of their own with a lower priority than the server's. Linux only: 127.0.0.2 exists only there without
 being configured, and cores are assigned to processes.
 """
@@ -52,7 +52,7 @@ import psutil
 import soundfile
 import websockets
 
-if not __package__:  # started as a file
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmark.command import quantile_ms
@@ -60,10 +60,10 @@ from benchmark.http_load import Answer, Place
 
 JSON = "application/json"
 HONEST_HOST = "127.0.0.1"
-DISCONNECTING = 0.6  # of the honest clients' requests
+DISCONNECTING = 0.6  # share of the honest clients' requests
 NICENESS = 5  # of clients and attackers, which would run on other machines
 WATCH_INTERVAL_S = 0.1
-ANSWER_TIMEOUT_S = 300  # an answer that takes longer is lost
+ANSWER_TIMEOUT_S = 300  # an answer that takes longer counts as lost
 EXIT_TIMEOUT_S = 60  # after SIGTERM
 FRAMES = 12
 TEXT = "The morning train was late again, and nobody knew why."
@@ -75,7 +75,7 @@ KINDS = ("whole", "flac", "stream", "batch", "lines", "reference", "websocket", 
 
 
 def recording(seconds: float, rate: int, seed: int | None = None, kind: str = "WAV") -> bytes:
-    """Return a recording of soft noise: the same for the same seed, another each time without."""
+    """Return a recording of soft noise: the same for the same seed, a different one each time without a seed."""
     buffer = io.BytesIO()
     soundfile.write(buffer, np.random.default_rng(seed).uniform(-0.4, 0.4, int(seconds * rate)), rate, format=kind)
     return buffer.getvalue()
@@ -99,7 +99,7 @@ def request_of(kind: str, seed: int) -> tuple[str, str, bytes]:
 
 
 class Outcome(NamedTuple):
-    """What a client received: a status, the bytes to compare, and the seconds to wait if it was refused."""
+    """A client's result: status, comparable bytes, and the seconds to wait after a refusal."""
 
     status: int
     content: bytes = b""
@@ -107,7 +107,7 @@ class Outcome(NamedTuple):
 
 
 async def send(place: Place, kind: str, seed: int, *, leaves: str | None = None) -> Outcome:
-    """Send one request and read its answer. `leaves` is "before" or "middle" of the answer, or None."""
+    """Send one request and read its answer. `leaves` is when the client disconnects: "before" or "middle", or None."""
     if kind == "websocket":
         return await speak_in_session(place, seed, leaves=leaves)
     path, content_type, body = request_of(kind, seed)
@@ -149,7 +149,7 @@ def comparable(kind: str, status: int, content: bytes) -> tuple[int, bytes]:
 
 
 async def body_of(answer: Answer) -> bytes:
-    """Read an answer to its end. Raises if a stream ends without its end mark."""
+    """Read an answer to its end. Raises if a stream lacks its terminating chunk."""
     if answer.headers.get("transfer-encoding") == "chunked":
         parts = []
         while part := await answer.chunk():
@@ -163,7 +163,7 @@ def session_url(place: Place) -> str:
 
 
 async def speak_in_session(place: Place, seed: int, *, leaves: str | None) -> Outcome:
-    """Speak two sentences over a WebSocket; their order and texts are compared, too."""
+    """Synthesize two sentences over a WebSocket, and return their order and texts with the audio."""
     audio, sentences = b"", []
     try:
         async with websockets.connect(session_url(place), proxy=None, open_timeout=60, close_timeout=1) as session:
@@ -197,7 +197,7 @@ async def speak_in_session(place: Place, seed: int, *, leaves: str | None) -> Ou
 
 @dataclass
 class Tally:
-    """What the honest clients received."""
+    """Counts of what the honest clients received."""
 
     whole: Counter[str] = field(default_factory=Counter)
     left: int = 0
@@ -209,7 +209,7 @@ class Tally:
 
     @property
     def num_whole(self) -> int:
-        """Answers that were received whole."""
+        """Number of complete answers."""
         return sum(self.whole.values())
 
 
@@ -221,7 +221,7 @@ class Honest:
         self._expected: dict[tuple[str, int], bytes] = {}
 
     async def run(self, clients: int) -> Tally:
-        """Learn the expected answers, then keep `clients` requests under way until it is over."""
+        """Record the expected answers, then keep `clients` requests in flight until the run is over."""
         for kind in KINDS:
             for seed in range(SEEDS):
                 outcome = await send(self._place, kind, seed)
@@ -247,7 +247,7 @@ class Honest:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 outcome = await send(self._place, kind, seed, leaves=leaves)
-        except Exception as error:  # whatever a client meets is counted
+        except Exception as error:  # every exception of a client is counted
             if leaves is None:
                 self._lose(f"{kind} {type(error).__name__}: {error}")
             return 0.1
@@ -324,7 +324,7 @@ def form(parts: dict[str, bytes], *, files: dict[str, bytes] | None = None, char
 
 
 def one_request(content: Callable[[], bytes], stays_s: float = 60.0) -> Callable[[Target], Awaitable[Any]]:
-    """Return the attack that sends one request and stays for `stays_s`, or until it is answered."""
+    """Return the attack that sends one request and stays connected for `stays_s`, or until the answer."""
 
     async def attack(target: Target) -> None:
         async with asyncio.timeout(stays_s):
@@ -351,7 +351,7 @@ DIGITS = b'{"text":"Hi.","seed":' + b"9" * 15_000_000 + b"}"
 ESCAPES = b'{"text":"' + b"\\n" * 7_000_000 + b'"}'
 MARKS = json.dumps({"text": "a" + "\u0301\u0323" * 9_900}).encode()
 TEXT_16MB = json.dumps({"text": "a" * 16_000_000}).encode()
-LONG_TEXT = "One two three four. " * 990  # just below the 20,000 characters that are allowed
+LONG_TEXT = "One two three four. " * 990  # just below the limit of 20,000 characters
 LONG = {"text": LONG_TEXT, "seed": 1, "max_new_tokens": 200}
 HANDSHAKE = (
     f"GET /v1/audio/speech/stream HTTP/1.1\r\nHost: {HONEST_HOST}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -373,13 +373,13 @@ def zip_bomb() -> bytes:
 
 
 async def gone_recordings(target: Target) -> None:
-    """Recordings of ten megabytes whose clients disconnect after a quarter of a second."""
+    """Upload recordings of ten megabytes, each disconnecting after a quarter of a second."""
     kind, content = form({"text": b"Hi."}, files={"reference_audio": recording(50, 96_000)})
     await one_request(lambda: post("/v1/tts", content, kind), stays_s=0.25)(target)
 
 
 async def rates(target: Target) -> None:
-    """A minute at 384 kHz in a small FLAC file."""
+    """Upload a minute at 384 kHz in a small FLAC file."""
     buffer = io.BytesIO()
     wave = np.zeros(60 * 384_000, np.int16)
     wave[:: random.randint(300, 400)] = 20_000
@@ -389,7 +389,7 @@ async def rates(target: Target) -> None:
 
 
 async def unread(target: Target) -> None:
-    """Three streams that are never read."""
+    """Open three streams that are never read."""
     content = post("/v1/tts", json.dumps(LONG | {"stream": True, "format": "pcm"}).encode())
     writers = []
     try:
@@ -404,7 +404,7 @@ async def unread(target: Target) -> None:
 
 
 async def read_slowly(target: Target) -> None:
-    """Eight streams, each read at 4 kB a second, so that none counts as stalled."""
+    """Open eight streams, each read at 4 kB a second, so that none counts as stalled."""
     content = post("/v1/tts", json.dumps(LONG | {"stream": True, "format": "pcm"}).encode())
 
     async def one() -> None:
@@ -424,7 +424,7 @@ async def read_slowly(target: Target) -> None:
 
 
 async def hold_open(target: Target, count: int, first: bytes, seconds: float) -> None:
-    """Open connections, send the same first bytes on each, and keep them."""
+    """Open connections, send the same first bytes on each, and keep them open."""
     writers = []
     try:
         with suppress(OSError):
@@ -437,17 +437,17 @@ async def hold_open(target: Target, count: int, first: bytes, seconds: float) ->
 
 
 async def idle(target: Target) -> None:
-    """Three hundred connections on which nothing is sent."""
+    """Open three hundred connections on which nothing is sent."""
     await hold_open(target, 300, b"", 15)
 
 
 async def silent_sessions(target: Target) -> None:
-    """200 WebSocket sessions in which nothing is sent."""
+    """Open 200 WebSocket sessions in which nothing is sent."""
     await hold_open(target, 200, HANDSHAKE, 30)
 
 
 async def new_sessions(target: Target) -> None:
-    """256 SageMaker sessions that are never closed."""
+    """Open 256 SageMaker sessions that are never closed."""
     content = post("/invocations", b'{"requestType": "NEW_SESSION"}', **{"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"})
     for _ in range(256):
         await one_request(lambda: content, stays_s=10)(target)
@@ -455,7 +455,7 @@ async def new_sessions(target: Target) -> None:
 
 
 async def pipelined(target: Target) -> None:
-    """A whole answer whose client disconnects after the first bytes of another request."""
+    """Request a whole answer, send the first bytes of another request, and disconnect."""
     _, writer = await target.send(post("/v1/tts", json.dumps(LONG).encode()))
     await asyncio.sleep(0.5)
     writer.write(post("/v1/tts", b"{}"))
@@ -465,7 +465,7 @@ async def pipelined(target: Target) -> None:
 
 
 async def session_recordings(target: Target) -> None:
-    """Recordings of 6 MB in a WebSocket session, each replaced by the next."""
+    """Send recordings of 6 MB in a WebSocket session, each replaced by the next."""
     coded = base64.b64encode(os.urandom(6 * 2**20)).decode()
     async with target.session() as session:
         for _ in range(8):
@@ -477,7 +477,7 @@ async def session_recordings(target: Target) -> None:
 
 
 async def drip(target: Target) -> None:
-    """A body of one byte every five seconds."""
+    """Send a body at one byte every five seconds."""
     _, writer = await target.send(post("/v1/tts", b"")[:-2].replace(b"Length: 0", b"Length: 1000") + b"\r\n")
     for _ in range(10):
         await asyncio.sleep(5)
@@ -487,20 +487,20 @@ async def drip(target: Target) -> None:
 
 
 async def crumbs(target: Target) -> None:
-    """A body in chunks of one byte."""
+    """Send a body in chunks of one byte."""
     head = f"POST /v1/tts HTTP/1.1\r\nHost: {HONEST_HOST}\r\nContent-Type: {JSON}\r\nTransfer-Encoding: chunked\r\n\r\n"
     _, writer = await target.send(head.encode() + b"1\r\na\r\n" * 200_000)
     writer.close()
 
 
 async def noise(target: Target) -> None:
-    """Random bytes instead of HTTP."""
+    """Send random bytes instead of HTTP."""
     _, writer = await target.send(os.urandom(20_000) + b"\r\n\r\n")
     writer.close()
 
 
 async def chatter(target: Target) -> None:
-    """A WebSocket session that sends a letter ten times a second and never reads."""
+    """Send a letter ten times a second in a WebSocket session that is never read."""
     async with asyncio.timeout(30), target.session() as session:
         while True:
             await session.send(json.dumps({"type": "input.text", "text": "a"}))
@@ -531,7 +531,7 @@ PUNYCODE = form({"text-": b"b" * 120_000}, charset="; charset=punycode")
 GZIPPED = gzip.compress(bytes(100 * 2**20))
 
 Attacks = dict[str, Callable[[Target], Awaitable[Any]]]
-HOLDING: Attacks = {  # what the server holds for a client: turns, memory, connections, sessions
+HOLDING: Attacks = {  # attacks on resources that the server holds for a client: turns, memory, connections, sessions
     "a batch of 32 texts of 20 kB": body("/v1/tts/batch", BATCH),
     "a text of 20 kB": body("/v1/tts", json.dumps(LONG).encode()),
     "a form in punycode": body("/v1/tts", PUNYCODE[1], PUNYCODE[0]),
@@ -545,7 +545,7 @@ HOLDING: Attacks = {  # what the server holds for a client: turns, memory, conne
     "recordings of clients that disconnect": gone_recordings,
     "300 idle connections": idle,
 }
-ATTACKS: Attacks = HOLDING | {  # and bodies that take long to read
+ATTACKS: Attacks = HOLDING | {  # and bodies that are slow to parse
     "100 MB of zeros, gzipped": one_request(lambda: post("/v1/tts", GZIPPED, Content_Encoding="gzip")),
     "a flood of /v1/voices": flood("/v1/voices", 20),
     "a flood of /metrics": flood("/metrics", 10),
@@ -569,13 +569,13 @@ ATTACKER_PROCESSES = 4
 
 
 def run_attacks(target: Target, names: list[str], begun: Any, over: Any, results: Any) -> None:
-    """Repeat some attacks, each as soon as it has ended, until it is over; send how often each was begun."""
+    """Repeat attacks, each as soon as it has ended, until `over` is set; send how often each was started."""
     made: Counter[str] = Counter()
 
     async def again(name: str) -> None:
         while not over.is_set():
             made[name] += 1
-            with suppress(Exception):  # refused, reset, timed out: the attack has ended
+            with suppress(Exception):  # refused, reset or timed out: the attack has ended
                 await ATTACKS[name](target)
             await asyncio.sleep(0.2)
 
@@ -597,17 +597,17 @@ def run_attacks(target: Target, names: list[str], begun: Any, over: Any, results
 
 
 class Look(NamedTuple):
-    """One look at the server and at the control process."""
+    """One sample of the server and the control process."""
 
     at: float
     ping_s: float
-    status: int  # 0 if there was no answer
+    status: int  # 0 without an answer
     control_s: float
     resident: int  # bytes of the server's processes
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Return a process and all that it has started."""
+    """Return a process and all its descendants."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -616,7 +616,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def resident_bytes(processes: list[psutil.Process]) -> int:
-    """Return the memory of those processes that are still there."""
+    """Return the resident memory of those processes that still run."""
     total = 0
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -625,15 +625,15 @@ def resident_bytes(processes: list[psutil.Process]) -> int:
 
 
 class Pinger:
-    """Sends `GET /ping` on a connection that is kept; connects again once it was closed."""
+    """Sends `GET /ping` on a persistent connection; reconnects once it was closed."""
 
     def __init__(self, place: Place) -> None:
         self._place, self._plug = place, None
 
     def ping(self) -> tuple[float, int]:
-        """Return the seconds that an answer took, and its status: 0 if there was none in a minute."""
+        """Return the seconds until an answer, and its status: 0 without an answer within a minute."""
         began, status = time.monotonic(), 0
-        for _ in range(2):  # the server may have closed a connection at rest
+        for _ in range(2):  # the server may have closed an idle connection
             is_kept = self._plug is not None
             try:
                 if self._plug is None:
@@ -651,7 +651,7 @@ class Pinger:
 
 
 def run_watcher(places: tuple[Place, Place], pid: int, begun: Any, over: Any, results: Any) -> None:
-    """Ping the server and the control process ten times a second until it is over; send all looks."""
+    """Ping the server and the control process ten times a second until `over` is set; send all samples."""
     server, idle_server = map(Pinger, places)
     looks: list[Look] = []
     begun.wait()
@@ -667,7 +667,7 @@ def run_watcher(places: tuple[Place, Place], pid: int, begun: Any, over: Any, re
 
 
 def run_control(ports: Any) -> None:
-    """Answer `/ping` in a process that does nothing else."""
+    """Answer `/ping` in a process without other work."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -688,7 +688,7 @@ def run_control(ports: Any) -> None:
 
 @contextmanager
 def served(options: argparse.Namespace) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
-    """Start a server, or several replicas, in processes of their own."""
+    """Start a server, or several replicas, as subprocesses."""
     with socket.socket() as free:
         free.bind((HONEST_HOST, 0))
         port = free.getsockname()[1]
@@ -725,7 +725,7 @@ def is_ready(place: Place, replicas: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and all that it has started."""
+    """Return the CPU time of a process and all its descendants."""
     total = 0.0
     for process in family(pid):
         with suppress(psutil.NoSuchProcess):
@@ -734,14 +734,14 @@ def cpu_s(pid: int) -> float:
 
 
 class Helpers:
-    """Processes beside the server, and what each of them sends back at its end."""
+    """Processes next to the server, and the result that each of them sends at its end."""
 
     def __init__(self) -> None:
         self._running: list[tuple[Any, Any]] = []
-        self.pids_of: defaultdict[str, list[int]] = defaultdict(list)  # process numbers by what they do
+        self.pids_of: defaultdict[str, list[int]] = defaultdict(list)  # process ids by kind
 
     def start(self, run: Callable[..., None], *arguments: Any) -> Any:
-        """Start a process; return the pipe on which it sends."""
+        """Start a process; return the pipe on which it sends its result."""
         receives, sends = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.Process(target=run, args=(*arguments, sends), daemon=True)
         process.start()
@@ -755,7 +755,7 @@ class Helpers:
         return {name: sum(map(cpu_s, pids)) for name, pids in self.pids_of.items()}
 
     def end(self) -> None:
-        """End all of them."""
+        """Terminate all of them."""
         for process, receives in self._running:
             process.kill()
             process.join()
@@ -838,7 +838,7 @@ def minutes_of(looks: list[Look], began: float) -> list[dict[str, float]]:
 
 
 def mixed(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the honest clients alone, then with everything at once on a fresh server."""
+    """Run the honest clients alone, then with all attacks at once on a fresh server."""
     attacks: Attacks = {"all": ATTACKS, "holding": HOLDING, "none": {}}[options.attacks]
     facts: dict[str, Any] = {
         "clients": options.clients,
@@ -895,7 +895,7 @@ async def run_one(attack: Callable[[Target], Awaitable[Any]], target: Target) ->
 
     async def timed() -> float:
         began = time.monotonic()
-        with suppress(Exception):  # refused, reset, timed out: the attack has ended
+        with suppress(Exception):  # refused, reset or timed out: the attack has ended
             async with asyncio.timeout(30):
                 await attack(target)
         return time.monotonic() - began

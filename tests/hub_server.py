@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on a loopback socket: what its library asks when it resolves and downloads."""
+"""A stand-in for the Hugging Face hub on a loopback socket: the API calls that resolve and download files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TOKEN = "hf_may_read"
 
 @dataclass
 class Repository:
-    """The commits of a repository, each with its files, and what its branches and tags name."""
+    """The commits of a repository with their files, and the targets of its branches and tags."""
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     is_gated: bool = False
-    told_sizes: dict[str, int] = field(default_factory=dict)  # what the listing says, where it is not the truth
+    told_sizes: dict[str, int] = field(default_factory=dict)  # sizes in the listing that differ from the real ones
 
     def commit(self, files: dict[str, bytes], ref: str = "main") -> str:
-        """Add a commit that `ref` names from now on; give its hash."""
+        """Add a commit that `ref` points to from now on; return its hash."""
         content = b"".join(name.encode() + hashlib.sha256(data).digest() for name, data in sorted(files.items()))
         sha = hashlib.sha1(content).hexdigest()
         self.commits[sha] = files
@@ -34,7 +34,7 @@ class Repository:
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    """Read what a repository of this directory would have."""
+    """Return the files that a repository of this directory would have."""
     paths = [path for path in directory.rglob("*") if path.is_file()]
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
@@ -52,7 +52,7 @@ class Hub(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Base URL of the server."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def downloads(self, repository: str = "") -> set[str]:
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, b"", {"X-Error-Message": "Invalid credentials in Authorization header"})
         elif repository is None and token:
             self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
-        elif repository is None:  # as the hub answers those whom it does not know
+        elif repository is None:  # as the hub answers unauthorised clients
             self._send(401, b"", {"X-Error-Message": "Invalid username or password."})
         elif kind == "resolve":
             self._send_file(repository, rest[0], "/".join(rest[1:]).strip("/"))

@@ -1,4 +1,4 @@
-"""What tests of kernels share: numbers on a GPU, a kernel beside its plain reference, how near they must be."""
+"""Helpers for kernel tests: random tensors on a GPU, kernels next to plain references, and tolerances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of the interpreter
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # for Triton's interpreter
 needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
@@ -27,7 +27,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def by_both(
     monkeypatch: pytest.MonkeyPatch, modules: ModuleType | Sequence[ModuleType], call: Callable[[], Any]
 ) -> tuple[Any, Any]:
-    """What the kernels of these modules give, and their references."""
+    """Return the output of these modules' kernels, and of their references."""
     ours = call()
     with monkeypatch.context() as patch:
         for module in [modules] if isinstance(modules, ModuleType) else modules:
@@ -41,6 +41,6 @@ def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
 
 
 def assert_near(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
-    """As sums of many numbers are: relative to the largest."""
+    """Compare with a tolerance relative to the largest value, as suits long sums."""
     bound = theirs.float().abs().max() * (1e-5 if dtype == torch.float32 else 2**-6)
     assert (ours.float() - theirs.float()).abs().max() <= bound

@@ -1,4 +1,4 @@
-"""What a scheduler still holds when no request is open: nothing, if all is well."""
+"""Resources that a scheduler still holds when no request is open; there should be none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that see what a plain install brings, and none of the extras' packages."""
+"""Processes that see the dependencies of a plain install, but none of the extras' packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from s1_mini.extras import MODULES
 
-# Python runs a `sitecustomize` before all else: this one takes the extras' packages out of sight.
+# Python runs a `sitecustomize` first: this one hides the extras' packages.
 BLIND = """
 import sys
 from importlib.machinery import PathFinder
@@ -23,9 +23,9 @@ LACKING = {*(name for names in MODULES.values() for name in names), "botocore", 
 
 
 def plain_environment(folder: Path, *, with_path: bool = True) -> dict[str, str]:
-    """Return the variables of such a process; what hides the packages is written into `folder`.
+    """Return the variables of such a process; the module that hides the packages is written into `folder`.
 
-    `with_path` keeps `PYTHONPATH`, by which a checkout may be found.
+    `with_path` keeps `PYTHONPATH`, which may point to a checkout.
     """
     (folder / "sitecustomize.py").write_text(BLIND.format(names=LACKING), encoding="utf-8")
     ours = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}

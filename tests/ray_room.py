@@ -1,4 +1,4 @@
-"""Ray for tests: this environment's, or a folder of its own beside it."""
+"""Ray for tests: from this environment, or installed into a separate folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single runs of a cascade by transformers, next to ours: its batches of unequal length differ in the fine stage."""
+"""Single cascade runs by transformers, as a reference: its batches of unequal length differ in the fine stage."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ logging.disable_progress_bar()
 
 @dataclass(frozen=True)
 class Spoken:
-    """What each stage gave for one text."""
+    """Output of each stage for one text."""
 
     tokens: list[int]
     voice: dict[str, Tensor] | None
-    semantic: Tensor  # [n], without the end
+    semantic: Tensor  # [n], without the end token
     coarse: Tensor  # [2, frames]
     fine: Tensor  # [8, frames]
     wave: Tensor  # [samples]
@@ -74,7 +74,7 @@ class Reference:
         most: int = 768,
         eos_p: float | None = None,
     ) -> Spoken:
-        """Speak the tokens of a text greedily, `most` semantic tokens at most."""
+        """Synthesize the tokens of a text greedily, at most `most` semantic tokens."""
         ids, mask = torch.zeros(1, 256, dtype=torch.long), torch.zeros(1, 256, dtype=torch.long)
         ids[0, : len(tokens)], mask[0, : len(tokens)] = torch.tensor(tokens), 1
         shared = {"semantic_generation_config": self.semantic, "history_prompt": voice}
@@ -90,7 +90,7 @@ class Reference:
         return Spoken(tokens, voice, made, frames, fine[0].long(), wave)
 
 
-PIECES = ([5, 9, 77, 30, 2], [30, 2], [8, 8, 1, 60], [1, 2, 3])  # token ids of each piece of a text
+PIECES = ([5, 9, 77, 30, 2], [30, 2], [8, 8, 1, 60], [1, 2, 3])  # token ids of each chunk of a text
 
 
 def coarse_runs(
@@ -108,7 +108,7 @@ def coarse_runs(
 def piece_runs(
     loaded: LoadedCascade, chain: StageChain, bark: Reference, first_length: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield, for each piece of a text, the coarse codes [2, frames] of the chain and of transformers.
+    """Yield, for each chunk of a text, the coarse codes [2, frames] of the chain and of transformers.
 
     The first piece has `first_length` semantic tokens, and its tokens are the voice of the others, as in the engine.
     """

@@ -1,4 +1,4 @@
-"""The S1 network written down once more, as plainly as possible: whole sequence, no cache, no batch, no slicing.
+"""A second, plain implementation of the S1 network: whole sequence, no cache, no batch, no slicing.
 
 Tests hold the real one against it, for switches that the original's oracle does not have. Works on published names.
 """
@@ -60,7 +60,7 @@ def block(x: Tensor, weights: Weights, prefix: str, config: BlockConfig, base: f
 
 
 def slow(config: S1Config, weights: Weights, columns: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
-    """Hidden state [T, dim] before the norm, and logits [T, vocab], of columns [K + 1, T]."""
+    """Return the hidden state [T, dim] before the norm, and logits [T, vocab], of columns [K + 1, T]."""
     rows = []
     for main, *codes in columns.T.tolist():
         x = weights["embeddings.weight"][main]
@@ -78,7 +78,7 @@ def slow(config: S1Config, weights: Weights, columns: Tensor, begin: int, end: i
 
 
 def fast(config: S1Config, weights: Weights, hidden: Tensor, codes: list[int]) -> Tensor:
-    """Logits [K - 1, codebook] of codebooks 1 … K-1, given the slow output [dim] and all codes of the frame."""
+    """Return logits [K - 1, codebook] of codebooks 1 … K-1, given the slow output [dim] and all codes of the frame."""
     if config.norm_fastlayer_input:
         hidden = rms_norm(hidden, weights["norm.weight"], config.slow.norm_eps)
     if "fast_project_in.weight" in weights:

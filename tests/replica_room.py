@@ -1,4 +1,4 @@
-"""Several replicas behind one port, started by the command line as anybody starts them, for the tests of the door."""
+"""Several replicas behind one port, started by the command line, for the server tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 
 def lacks_proxy() -> bool:
-    """Whether several replicas cannot be started here."""
+    """Return whether several replicas cannot be started here."""
     if sys.platform == "win32":
         return True
     try:
@@ -42,7 +42,7 @@ needs_proxy = pytest.mark.skipif(lacks_proxy(), reason="several replicas need HA
 
 @dataclass
 class Replicas(Address):
-    """A running door, by its process."""
+    """A running replicated server, by its process."""
 
     process: subprocess.Popen[str]
     port: int
@@ -50,7 +50,7 @@ class Replicas(Address):
     lines: list[str] = field(default_factory=list)
 
     def told(self, **fields: Any) -> list[dict[str, Any]]:
-        """Log lines that have these fields."""
+        """Return log lines with these fields."""
         parsed = [json.loads(line) for line in list(self.lines) if line.startswith("{")]
         return [line for line in parsed if fields.items() <= line.items()]
 
@@ -67,7 +67,7 @@ class Replicas(Address):
             return 0
 
     def pids(self) -> list[int]:
-        """The processes of the replicas, by their numbers."""
+        """Process ids of the replicas, by number."""
         found: dict[int, int] = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -83,7 +83,7 @@ class Replicas(Address):
 
 @contextmanager
 def replicated(checkpoint: Path, store: Path, *options: str, count: int = 2, **environment: str) -> Iterator[Replicas]:
-    """Serve with several replicas until the block ends; all of them speak when it begins."""
+    """Serve with several replicas until the block ends; all of them are ready when it begins."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,6 +1,6 @@
-"""A SageMaker on a local socket: it speaks AWS's JSON protocol, keeps what it is told, and fails as it is told.
+"""A SageMaker stand-in on a local socket: it speaks AWS's JSON protocol, stores resources, and fails on request.
 
-It knows what moto does not: updates, inference components, states that take their time, refusals.
+It covers what moto does not: updates, inference components, states that take time, refusals.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Refused(Exception):  # noqa: N818 - an answer, not a mistake
 
 
 class SageMakerServer:
-    """`kept` is what exists; `course` what the next looks at an endpoint or a component will show, the last for ever.
+    """`kept` has the resources; `course` the next states of an endpoint or a component, the last one permanent.
 
-    `refuse` maps an operation to what is raised instead; `drop` names operations after which the line is cut.
+    `refuse` maps an operation to an error response; after an operation in `drop` the connection is closed.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class SageMakerServer:
             def handle(self) -> None:
                 try:
                     super().handle()
-                except (OSError, ValueError):  # we cut the line ourselves
+                except (OSError, ValueError):  # closed by the `drop` option
                     self.close_connection = True
 
             def finish(self) -> None:
@@ -96,7 +96,7 @@ class SageMakerServer:
         return [operation for operation, _ in self.seen if operation.startswith(beginnings)]
 
     def names(self) -> dict[str, list[str]]:
-        """Return the names of what exists, by kind."""
+        """Return the names of all resources, by kind."""
         return {kind: sorted(things) for kind, things in self.kept.items() if things}
 
     def answer(self, operation: str, given: Answer) -> Answer:

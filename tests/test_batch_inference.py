@@ -1,4 +1,4 @@
-"""The examples that the batch interface was specified by run as they stand, and batching does what it is for."""
+"""The examples of the batch interface's specification run unchanged, and batching saves steps."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ SEEDED = """
 """
 
 
-# Of a slot: it ends what random weights would say for ever.
+# Of a slot: it ends random models, which would not stop.
 POSITIONS = 96
 
 
@@ -107,7 +107,7 @@ def run(example: str, **names: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def desk(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the checkpoint that the examples name; engines that they start are stopped."""
+    """A directory with the checkpoint that the examples name; engines that they start are stopped."""
     monkeypatch.setenv("S1_MINI_MAX_COLUMNS", str(POSITIONS))
     shutil.copytree(tiny, tmp_path / "checkpoints" / "openaudio-s1-mini")
     monkeypatch.chdir(tmp_path)
@@ -120,7 +120,7 @@ def desk(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 class TestBatchIntegration:
-    """The examples."""
+    """Examples of the specification."""
 
     def test_a_batch_is_spoken_into_files(self, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
         response = run(BATCH)["response"]
@@ -175,7 +175,7 @@ class TestBatchIntegration:
 
 
 class TestBatchPerformance:
-    """Batching saves steps; how much time that is, `s1-mini bench` tells."""
+    """Batching saves steps; `s1-mini bench` measures the time."""
 
     def test_a_batch_of_four_takes_few_more_steps_than_one(self, tiny: Path) -> None:
         config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4, batch_timeout_ms=500)
@@ -185,5 +185,5 @@ class TestBatchPerformance:
             model.step = lambda slots, size: (steps.append(len(slots)), step(slots, size))[1]
             engine.generate_batch(texts=["One.", "Two.", "Three.", "Four."], max_new_tokens=20, seed=1)
 
-        assert 20 <= len(steps) <= 26  # 20, and a few while the prompts are read one after the other
+        assert 20 <= len(steps) <= 26  # 20, and a few while the prompts are prefilled one after the other
         assert sum(steps) > 2.5 * len(steps)  # utterances in a step

@@ -1,4 +1,4 @@
-"""With `batch_invariance` a GPU gives a request the same sound, to the last bit, whatever else it is speaking."""
+"""With `batch_invariance` a GPU gives a request the same audio, to the last bit, in any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache keeps to its bytes, lets the least used go, and never what is pinned."""
+"""The cache stays within its byte limit, evicts the least recently used entry, and never a pinned one."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def put_cost(entries: int, pinned: float) -> tuple[int, int]:
     finally:
         sys.settrace(before)
     peaks = []
-    for key in ("newer", "newest", "last"):  # one of them may fall on the growth of a dictionary
+    for key in ("newer", "newest", "last"):  # one of them may resize a dictionary
         tracemalloc.start()
         try:
             cache.put(key, 0, 1)

@@ -1,4 +1,4 @@
-"""Settings: both seeds' variables are read, nothing is silently ignored, the list does not grow unnoticed."""
+"""Settings: all supported variables are read, unknown ones are reported, and the list of settings is fixed."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from s1_mini import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.variables import ENGINE, known_variables
 
-# A new setting means a better default was not found; whoever adds one changes this list and says why.
+# A new setting means that no good default was found; add it to this list with the reason.
 FIELDS = [
     "checkpoint_path",
     "device",
     "placement",
     "precision",
-    "codec_dtype",  # float16 and bfloat16 differ in sound; whose codec overflows the one takes the other
-    "weights_dtype",  # what is heard is no longer what was trained: its owner decides
+    "codec_dtype",  # float16 and bfloat16 sound different; if a codec overflows in one, choose the other
+    "weights_dtype",  # changes the audio away from the training data: the deployment decides
     "kv_dtype",
-    "prenet_dropout",  # a mel model was trained with it on; off gives one sound whatever the seed
-    "stop_threshold",  # a mel model's end is a probability, and where it lies differs between trainings
-    "min_length_ratio",  # how long speech may be for its text: by language, and by how slowly a voice speaks
+    "prenet_dropout",  # a mel model was trained with it on; off gives one result whatever the seed
+    "stop_threshold",  # a mel model's end is a probability, and its threshold differs between trainings
+    "min_length_ratio",  # speech length per text: depends on the language and on the speaking rate of a voice
     "max_length_ratio",
     "min_eos_p",  # of the cascade: the original and transformers end speech by different rules
-    "fine_temperature",  # of the cascade: likewise, and what is heard differs
-    "vllm_stages",  # which engine makes tokens its owner chooses: sampled ones differ, and so does what it takes
-    "vllm_python",  # where an environment of its own lies only the machine's owner knows
+    "fine_temperature",  # of the cascade: as above, and the audio differs audibly
+    "vllm_stages",  # the engine that generates tokens: sampled tokens differ between them, as do their requirements
+    "vllm_python",  # the location of a separate environment depends on the machine
     "heads",
     "repetition_mode",
-    "batch_invariance",  # the same tokens in any company cost time: who needs them knows
+    "batch_invariance",  # identical tokens in any batch cost time: opt in where they are needed
     "compile",
     "compile_backend",
-    "compile_cache_path",  # where something may be kept between starts only the machine's owner knows
+    "compile_cache_path",  # the directory that survives restarts depends on the machine
     "enable_batching",
     "max_batch_size",
     "batch_timeout_ms",
     "batch_grouping",
-    "max_queue_size",  # a full queue refuses at once; how long a queue is useful depends on the client
-    "kv_cache_gb",  # the memory that is shared with others on the device
-    "max_columns",  # more slots of less, or fewer of more
+    "max_queue_size",  # a full queue refuses at once; the useful queue length depends on the client
+    "kv_cache_gb",  # the memory that is shared with other processes on the device
+    "max_columns",  # more small slots, or fewer large ones
     "prefix_cache_mb",
     "kv_cache_size",
     "reference_cache_size",
     "reference_cache_path",
-    "reference_cache_disk_mb",  # what else the disk is for only its owner knows
-    "voices_path",  # what clients add has to outlive the process, and only its owner knows where
-    "warm_voices",  # which voices are asked for first only the owner knows
-    "normalize",  # whether a voice should read numbers by itself is its owner's choice, as unknown letters are
+    "reference_cache_disk_mb",  # disk space for the cache depends on what else uses the disk
+    "voices_path",  # added voices have to outlive the process, in a directory that the deployment provides
+    "warm_voices",  # the most requested voices depend on the deployment
+    "normalize",  # whether numbers are normalized for a voice depends on the deployment, as with unsupported characters
     "on_unsupported",
     "max_text_length",
     "chunk_length",

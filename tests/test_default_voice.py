@@ -1,4 +1,4 @@
-"""The voice that ships can be understood and stops: the floor below which no change may let it fall."""
+"""Quality floor of the default voice: it is intelligible, and stops in time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if str(Path(__file__).parents[1]) not in sys.path:  # recipes/ is not installed
 from recipes.voice.texts import held_out_sentences
 from recipes.voice.words import compare
 
-# Sentences that are in no training text, and the seconds that voices need for them on average.
+# Sentences that are in no training text, and the average seconds of the voices for them.
 SENTENCES = (
     ("The door was open when I came home.", 2.7),
     ("We had soup and bread for lunch.", 2.4),
@@ -41,21 +41,21 @@ SENTENCES = (
         11.1,
     ),
 )
-MIN_TOLD_APART = 9  # of ten; all voices saying all sentences gave 89 of 90
-MAX_WORD_ERROR_RATE = 0.35  # of a recogniser that gave 0.05 to 0.33 by voice, 0.20 in all
+MIN_TOLD_APART = 9  # of ten; all voices with all sentences passed 89 of 90
+MAX_WORD_ERROR_RATE = 0.35  # of a recogniser whose rate was 0.05 to 0.33 by voice, 0.20 in all
 MAX_BYTES = 40_000_000
 EAR_RATE = 16_000  # Hz
 
 
 @pytest.fixture(scope="module")
 def voice() -> Iterator[ProductionTTSEngine]:
-    """The engine as it is when nothing is said about it."""
+    """An engine with default settings."""
     with ProductionTTSEngine(EngineConfig(device="cpu")) as engine:
         yield engine
 
 
 class Ear:
-    """Pocketsphinx, which knows English as it is written anywhere, or only the held-out sentences."""
+    """Pocketsphinx with its general English model, or with the held-out sentences only."""
 
     def __init__(self) -> None:
         import pocketsphinx
@@ -71,18 +71,18 @@ class Ear:
         return re.findall(r"[a-z']+", spoken(text).lower())
 
     def hears(self, wave: np.ndarray, rate: int) -> str:
-        """Words of any text."""
+        """Recognise words of any text."""
         return self._heard(self._english, wave, rate)
 
     def chooses(self, wave: np.ndarray, rate: int) -> list[str]:
-        """Words of that held-out sentence which is likest."""
+        """Recognise the words of the most similar held-out sentence."""
         return self._heard("held out", wave, rate).split()
 
     def _heard(self, search: str, wave: np.ndarray, rate: int) -> str:
         silence = np.zeros(round(0.3 * EAR_RATE), np.float32)
         padded = np.concatenate((silence, soxr.resample(wave, rate, EAR_RATE), silence))
         self._decoder.activate_search(search)
-        self._decoder.reinit_feat()  # forgets what it heard before
+        self._decoder.reinit_feat()  # forgets the audio before
         self._decoder.start_utt()
         self._decoder.process_raw((padded.clip(-1, 1) * 32767).astype(np.int16).tobytes(), full_utt=True)
         self._decoder.end_utt()

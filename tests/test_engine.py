@@ -1,4 +1,4 @@
-"""The engine's promises to its callers, kept with a random voice."""
+"""The engine's public behaviour, tested with a random checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files get their names and go away, also on a system that refuses while somebody looks."""
+"""Files are renamed and deleted reliably, also on Windows while another process has them open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from s1_mini.files import WAITS_S, Files, name_of_open, open_regular
 
 
 class Held:
-    """A file that others hold open for a while; `Files.sleep` is the time that passes."""
+    """A file that other processes hold open for a while; `Files.sleep` advances the time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, refusals: int) -> None:
         self.waited: list[float] = []

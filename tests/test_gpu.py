@@ -1,4 +1,4 @@
-"""What only a GPU can show: the same tokens, and the original's tensors, there as well."""
+"""GPU tests: the same tokens as on a CPU, and the original's tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXTS = [f"Sentence number {number}." for number in range(12)]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random checkpoint of ten codebooks, as the published one: kernels and graphs are made for their number."""
+    """A random checkpoint of ten codebooks, as published: kernels and graphs depend on their number."""
     directory = tmp_path_factory.mktemp("ten") / "tiny"
     write_random_checkpoint(directory, RECIPES["tiny"])
     return directory
@@ -137,7 +137,7 @@ def test_a_request_in_company_says_what_it_says_alone(gpu: ProductionTTSEngine) 
     together = [result.audio for result in gpu.generate_batch(TEXTS, seed=5, max_new_tokens=30).results]
 
     same = [a.shape == b.shape and np.abs(a - b).max() < 1e-3 for a, b in zip(alone, together, strict=True)]
-    assert sum(same) >= 0.9 * len(same)  # products of other widths round otherwise, and may tip a draw
+    assert sum(same) >= 0.9 * len(same)  # GEMMs of other widths round differently, and may tip a sample
 
 
 def test_speaking_compiles_and_captures_nothing_more(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_streamed_sound_is_the_whole_sound(gpu: ProductionTTSEngine) -> None:
 
 
 def test_chunks_of_a_captured_call_sound_as_they_do_alone(oracle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of any length, filled up at the end, in batches of any company."""
+    """Chunks of any length, padded at the end, in any batch."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     codec = open_dac(oracle, encodes=False, device=torch.device("cuda"))
     codes = torch.randint(0, 32, (5, 10, 30), generator=torch.Generator().manual_seed(1))
@@ -225,7 +225,7 @@ def _decode(stage: DacDecoder, codes: torch.Tensor, slots: list[int], begin: int
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nobody_waits_for_the_gpu_but_for_a_frame_and_its_sound(gpu: ProductionTTSEngine) -> None:
-    """Torch raises where an operation would wait by the way, in the thread of frames and in that of sound."""
+    """Torch raises if the threads of frames or of audio synchronise anywhere else."""
     gpu.generate("Hello there.", seed=2, max_new_tokens=20)
 
     try:
@@ -238,10 +238,10 @@ def test_nobody_waits_for_the_gpu_but_for_a_frame_and_its_sound(gpu: ProductionT
 
 
 def test_stages_are_captured_on_streams_of_their_own_however_many_others_there_are() -> None:
-    """On one they share what cuBLAS counts in, and a saturated engine waits for ever."""
+    """Stages on one stream share cuBLAS's workspace, and a saturated engine would hang."""
     streams = [graph_stream(torch.device("cuda"), number) for number in range(STREAMS)]
     later = []
-    for _ in range(40):  # torch has 32, and gives them in turn
+    for _ in range(40):  # torch has 32, and assigns them round-robin
         torch.cuda.Stream()
         later.append([graph_stream(torch.device("cuda", 0), number) for number in range(STREAMS)])
 

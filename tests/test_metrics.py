@@ -1,4 +1,4 @@
-"""What the engine counts is what has happened, and counting goes on over a reload."""
+"""The engine's counters are correct, and survive a reload."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_request_is_counted_once_by_its_end(own: ProductionTTSEngine) -> N
     with own:
         for seed in range(3):
             own.generate("Hello.", seed=seed, max_new_tokens=6)
-        stream = iter(own.stream("Hello there, all of you. " * 60, seed=14))  # minutes of noise: never over by itself
+        stream = iter(own.stream("Hello there, all of you. " * 60, seed=14))  # minutes of noise without an end
         next(stream)
         stream.close()
         own.stop()
@@ -44,7 +44,7 @@ def test_every_request_is_counted_once_by_its_end(own: ProductionTTSEngine) -> N
         assert own.metrics.total_s.count == 4
         assert own.metrics.queue_s.count == own.metrics.prefill_s.count == own.metrics.first_chunk_s.count == 4
         assert own.metrics.frames >= 18
-        assert own.metrics.rows.count >= own.metrics.frames  # a step may find the end instead
+        assert own.metrics.rows.count >= own.metrics.frames  # a step may reach the end instead
 
 
 def test_families_name_the_queue_the_slots_and_the_caches(own: ProductionTTSEngine) -> None:

@@ -1,4 +1,4 @@
-"""What users may rely on: the names, their keywords, and how little importing costs."""
+"""The public API: names, keywords, and the cost of importing the package."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ except S1MiniError as error:
 
 @pytest.mark.slow
 def test_a_program_that_uses_the_package_passes_mypy_strict(tmp_path: Path) -> None:
-    """And not because all is Any: a name that is not there and a text where a number belongs are found."""
+    """Types are not just Any: a missing name and a text in place of a number are reported."""
     wrong = 'ProductionTTSEngine().generate("Hello.", seed="1").loudness\n'
     (tmp_path / "good.py").write_text(CONSUMER, encoding="utf-8")
     (tmp_path / "bad.py").write_text(CONSUMER + wrong, encoding="utf-8")
-    # the types of the package name those of numpy; mypy takes half a minute for torch's and others'
+    # the types of the package use those of numpy; mypy takes half a minute for torch's and others'
     only = "[mypy]\nstrict = True\nfollow_imports = skip\n[mypy-s1_mini.*,numpy.*]\nfollow_imports = normal\n"
     (tmp_path / "mypy.ini").write_text(only)
     command = [sys.executable, "-m", "mypy", "--cache-dir", os.devnull, "--no-error-summary", "good.py", "bad.py"]
@@ -114,7 +114,7 @@ def test_a_program_that_uses_the_package_passes_mypy_strict(tmp_path: Path) -> N
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    """Torch takes seconds, pydantic half of one; neither is loaded before it is needed."""
+    """Torch takes seconds to import, pydantic half a second; neither is imported before it is needed."""
     code = "import s1_mini, sys; print([m for m in ('torch', 'numpy', 'pydantic', 'typer') if m in sys.modules])"
 
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

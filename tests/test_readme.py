@@ -1,4 +1,4 @@
-"""The README is true, and so are pages that it sends to: code runs, links lead somewhere."""
+"""The README and the pages that it links are correct: code runs, links resolve."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def section(title: str) -> str:
 
 @pytest.fixture
 def desk(tiny: Path, tone: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with what the README supposes: a checkpoint and a recording."""
+    """A directory with the files that the README assumes: a checkpoint and a recording."""
     shutil.copytree(tiny, tmp_path / "openaudio-s1-mini")
     soundfile.write(tmp_path / "me.wav", tone, 44_100)
     shutil.copytree(ROOT / "tests" / "assets", tmp_path / "tests" / "assets")
-    monkeypatch.setenv("S1_MINI_MAX_COLUMNS", "256")  # it ends what random weights would say for ever
+    monkeypatch.setenv("S1_MINI_MAX_COLUMNS", "256")  # ends random models, which would not stop
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -74,7 +74,7 @@ def commands(text: str) -> list[str]:
 def follow(
     command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Do what a line of a console says."""
+    """Execute one console line."""
     words, _, target = command.partition(" > ")
     if words.startswith("export "):
         monkeypatch.setenv(*words.removeprefix("export ").split("=", 1))
@@ -114,8 +114,8 @@ def test_commands_run_in_order(
 def test_the_way_to_an_endpoint_and_back_runs_in_order(
     desk: Path, tiny: Path, account: None, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """AWS is moto, which knows no endpoint that speaks: that one is the container on a socket."""
-    monkeypatch.setenv("S1_MINI_AWS_INSTANCE_TYPE", "ml.g4dn.xlarge")  # of those that moto knows
+    """AWS is moto, which cannot invoke an endpoint: the container on a socket replaces it."""
+    monkeypatch.setenv("S1_MINI_AWS_INSTANCE_TYPE", "ml.g4dn.xlarge")  # a machine that moto supports
     with mock_aws(), ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
         boto3.client("s3", "eu-west-1").create_bucket(
             Bucket="my-bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}

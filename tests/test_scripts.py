@@ -1,4 +1,4 @@
-"""Promises of scripts/ and of the files of pins. Nothing here reaches an index or starts pip."""
+"""scripts/ and the lock files. No test here uses an index or starts pip."""
 
 import ast
 import importlib.util
@@ -29,7 +29,7 @@ environment = load("environment")
 
 @pytest.fixture
 def script(monkeypatch):
-    """Return the loader of scripts, which import `environment` from beside them."""
+    """Return the loader of scripts, which import `environment` from their own directory."""
     monkeypatch.setitem(sys.modules, "environment", environment)
     return load
 
@@ -41,7 +41,7 @@ def check(script):
 
 @pytest.fixture
 def demo(script, monkeypatch):
-    """Return the demo, which runs in this environment and with slots that end what random weights would go on with."""
+    """Return the demo, which runs in this environment with bounded slots, because random models do not stop."""
     demo = script("demo")
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "S1_MINI_MAX_COLUMNS": "96"}
     monkeypatch.setattr(demo.environment, "ensure", lambda _: Path(sys.executable))
@@ -51,7 +51,7 @@ def demo(script, monkeypatch):
 
 @pytest.fixture
 def root(tmp_path):
-    """Return a checkout in small."""
+    """Return a minimal checkout."""
     (tmp_path / "requirements.lock.txt").write_text("# a==b\none==1 \\\n    --hash=sha256:0\n    # via two\ntwo==2\n")
     (tmp_path / "requirements-torch.lock.txt").write_text("torch==2\n")
     (tmp_path / "requirements-test.lock.txt").write_text("three==3\n")
@@ -65,15 +65,15 @@ def root(tmp_path):
 
 
 class Machine:
-    """A machine without a network: it writes down each step, and a step goes wrong if it was told so."""
+    """A machine without a network: it records each step, and fails those that a test selects."""
 
     def __init__(self, root, recipe=environment.ENGINE):
         self.root = root
         self.recipe = recipe
         self.steps = []  # "probe", "venv", "pip", "pins", "torch" or "checkout"
         self.commands = []
-        self.output = {}  # step → what it says
-        self.failure = {}  # step → exit code, or what it raises, until a venv is made anew
+        self.output = {}  # step → its output
+        self.failure = {}  # step → exit code, or exception, until a venv is recreated
         self.free_bytes = 10**12
 
     def run(self, command, log):
@@ -106,7 +106,7 @@ class Machine:
         (self.root / self.recipe.folder / "pyvenv.cfg").touch()
 
     def ensure(self, extras=()):
-        """Return the steps that it took, a python that was only looked at left out."""
+        """Return the steps taken, except probing a Python."""
         self.steps.clear()
         environment.Environment(self.root, self.run, lambda _: self.free_bytes, self.recipe).ensure(extras)
         return [step for step in self.steps if step != "probe"]
@@ -291,7 +291,7 @@ def test_a_run_that_waits_too_long_says_which_lock_is_held(tmp_path):
         pass
 
 
-# Sentences
+# Error messages
 
 
 CAUSES = {
@@ -357,7 +357,7 @@ def test_an_old_python_reads_the_scripts_far_enough_to_say_so():
         assert all(isinstance(hint, quoted) for hint in hints), "quote what 3.6 cannot compute"
 
 
-# What the programs in .venv see
+# Environment of the programs in .venv
 
 
 def test_children_see_their_own_packages_in_utf_8_and_without_colour_in_a_file():
@@ -530,9 +530,9 @@ MACHINES = [
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_pins_bring_all_that_they_need_on_every_system_at_versions_that_suit_each_other(count):
-    """With hashes pip takes nothing that is not pinned."""
+    """With hashes pip refuses packages that are not pinned."""
     pins = pins_of(*ALL_LOCKS[:count], TORCH_LOCK)
-    cuda = ("cuda-", "nvidia-", "triton")  # torch pins these itself, where it comes with CUDA
+    cuda = ("cuda-", "nvidia-", "triton")  # torch with CUDA pins these itself
 
     for machine in MACHINES:
         for name in pins:
@@ -570,7 +570,7 @@ def test_a_requirement_whose_pin_does_not_name_its_file_is_found(script, monkeyp
 
 
 def needs_of(name, machine):
-    """Return the requirements of an installed package that count on a machine; of one not installed, none."""
+    """Return the requirements of an installed package that apply to a machine; none if it is not installed."""
     return [need for need in requirements_of(name) if need.marker is None or need.marker.evaluate(machine)]
 
 

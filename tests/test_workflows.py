@@ -1,4 +1,4 @@
-"""CI and releases: the systems and tests that CI runs, what a release checks first, and the rights of every job."""
+"""CI and releases: tested systems, release checks, and permissions of every job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "python scripts/test.py"
-NO_JOB = {"slow", "gpu"}  # `slow` is part of the plain command; hosted machines have no GPU
+NO_JOB = {"slow", "gpu"}  # `slow` is part of the plain command; hosted runners have no GPU
 MATRIX = re.compile(r"\$\{\{ matrix\.(\w+) \}\}")
 
 TEXTS = {

@@ -1,13 +1,13 @@
-"""What voices are made of in tests that open no checkpoint: codes, as S1's are, at ten frames a second."""
+"""Voice formats for tests without a checkpoint: codes as in S1, at ten frames a second."""
 
 from __future__ import annotations
 
 from s1_mini.voices.format import TensorFormat, VoiceFormat
 
-BOOKS = 3  # of the checkpoint that speaks noise
+BOOKS = 3  # of the checkpoint that generates noise
 
 
 def voice_format(encoder: str = "codec", *, books: int = BOOKS) -> VoiceFormat:
-    """The format of voices that an encoder of this fingerprint made."""
+    """Return the voice format of an encoder with this fingerprint."""
     codes = TensorFormat((books, None), is_integer=True)
     return VoiceFormat({"codes": codes}, encoder, sample_rate=44_100, seconds=lambda shapes: shapes["codes"][1] / 10)

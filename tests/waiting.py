@@ -1,4 +1,4 @@
-"""Wait for something that happens eventually, however slow or busy the machine is."""
+"""Polling for conditions that eventually hold, on machines of any speed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic  # by name: tests that move `time.monotonic` forward do not shorten this wait
+from time import monotonic  # by name: tests that advance `time.monotonic` do not shorten this wait
 from typing import Any
 
-EVENTUALLY_S = 120.0  # no promise of speed: it only keeps a failed test from hanging
+EVENTUALLY_S = 120.0  # not a performance requirement: it only keeps a failed test from hanging
 
 
 def wait_until(

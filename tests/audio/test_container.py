@@ -1,4 +1,4 @@
-"""Promises of audio/container: what is encoded, whole or as a stream, can be read back; files are whole or missing."""
+"""Encoding to every audio format, whole or streamed, can be decoded again, and files are written atomically."""
 
 import io
 import os
@@ -88,7 +88,7 @@ def test_a_single_sample_can_be_encoded(name):
 )
 def test_what_is_no_sound_is_refused(name, wave, reason):
     if name == "pcm" and not len(wave):
-        return  # bare samples may be none
+        return  # bare samples may be empty
     with pytest.raises(GenerationError, match=reason):
         encode(wave.astype(np.float32), 44_100, name)
 
@@ -192,7 +192,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path):
     resource = pytest.importorskip("resource", reason="Windows does not limit the size of files")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # the system refuses byte 4097 of any file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # writing byte 4097 of any file fails
     try:
         with pytest.raises(ParameterError, match="File too large"):
             write(path, tone(24_000), 24_000, "wav")
@@ -218,7 +218,7 @@ def test_a_broken_wave_leaves_no_file(tmp_path):
     [
         ([1.0, 0.0, -1.0], [32767, 0, -32767]),  # symmetric
         ([1.5, 1e30, -1.00001, -1e30], [32767, 32767, -32767, -32767]),  # clipped, not wrapped round
-        ([0.6 / 32767, 0.4 / 32767, -0.6 / 32767], [1, 0, -1]),  # rounded to the nearest
+        ([0.6 / 32767, 0.4 / 32767, -0.6 / 32767], [1, 0, -1]),  # rounded to nearest
     ],
 )
 def test_float_waves_become_16_bit_samples_and_stay_as_they_are(wave, samples):
@@ -264,7 +264,7 @@ def test_pieces_decode_to_the_samples_of_the_whole(form, rate, size):
     content += encoder.finish()
 
     got, wanted = decoded(content, form), decoded(encode(wave, rate, form), form)
-    if form == "mp3":  # of another bit rate, and with the silence that an encoder puts around it
+    if form == "mp3":  # at another bit rate, and with the encoder's padding
         assert 0 <= len(got) - len(wanted) < 4000
     else:
         assert np.array_equal(got, wanted)

@@ -1,4 +1,4 @@
-"""Promises of audio/reference: any recording becomes one mono wave, and what is none is refused with a reason."""
+"""Any recording is decoded to one mono wave; invalid recordings are refused with a reason."""
 
 import io
 import os
@@ -29,7 +29,7 @@ def file_of(wave, rate, container="WAV", coding=None):
 
 
 def wav_of(channels, rate, data=b"\1\2" * 50_000):
-    """Write a wav header by hand, so that it can say what soundfile would not."""
+    """Write a wav header by hand, with values that soundfile would not write."""
     layout = struct.pack("<HHIIHH", 1, channels, rate, (2 * channels * rate) % 2**32, 2 * channels, 16)
     chunks = b"fmt " + struct.pack("<I", 16) + layout + b"data" + struct.pack("<I", len(data)) + data
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
@@ -78,7 +78,7 @@ def test_any_format_and_rate_becomes_a_wave_at_the_wanted_rate(tmp_path, contain
 
 
 def test_a_path_as_text_a_path_and_the_bytes_give_the_same_wave(tmp_path):
-    path = tmp_path / "recording.raw"  # a suffix that soundfile by itself would not open
+    path = tmp_path / "recording.raw"  # a suffix that soundfile would not open on its own
     path.write_bytes(file_of(tone(24_000), 24_000))
 
     waves = [load_reference(audio, **LIMITS) for audio in (str(path), path, path.read_bytes())]
@@ -154,7 +154,7 @@ def test_what_is_no_recording_is_refused(audio, reason):
 def test_a_file_over_the_limit_is_refused_before_it_is_read(tmp_path):
     path = tmp_path / "huge.wav"
     with path.open("wb") as file:
-        file.truncate(2**40)  # a hole: takes no disk, and reading it would take all memory
+        file.truncate(2**40)  # sparse: takes no disk space, but reading it would exhaust memory
 
     assert_refused(path, "1099511627776 bytes; at most 4194304 are allowed; .*S1_MINI_MAX_REFERENCE_BYTES")
     assert_refused(b"x" * 1025, "1025 bytes; at most 1024", max_bytes=1024)
@@ -176,7 +176,7 @@ def test_a_recording_after_an_id3_tag_is_read():
         assert len(load_reference(tag + file_of(tone(RATE), RATE, container), **LIMITS)) == pytest.approx(RATE, abs=2)
 
 
-@pytest.mark.parametrize("container", ["FLAC", "MP3"])  # wav and ogg cannot be told from shorter whole files
+@pytest.mark.parametrize("container", ["FLAC", "MP3"])  # truncated wav and ogg look like shorter complete files
 def test_a_file_cut_in_half_is_refused(container):
     data = file_of(tone(48_000, 4.0), 48_000, container)
 

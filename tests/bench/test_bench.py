@@ -1,4 +1,4 @@
-"""A benchmark tells machine, commit and workload, a table, then one line of JSON."""
+"""`s1-mini bench` reports machine, commit and workload, then a table and one line of JSON."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_what_fails_is_counted_by_its_code(tiny: Path) -> None:
 def test_a_load_of_which_all_failed_makes_the_exit_code_1_and_is_told_all_the_same(
     bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("S1_MINI_MAX_TEXT_LENGTH", "10")  # no sentence is as short
+    monkeypatch.setenv("S1_MINI_MAX_TEXT_LENGTH", "10")  # no sentence is that short
 
     done = bench("--voice-state", "none", "--requests", 2, "-o", tmp_path / "results.json")
 
@@ -131,7 +131,7 @@ def test_requests_that_failed_among_others_are_counted_in_a_warning(
     bench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks = make_workload(2 + 8 + 2 + 4, 0, 2)
-    lengths = [len(ask.text) for ask in (*asks[2:10], *asks[12:])]  # but those that warm up
+    lengths = [len(ask.text) for ask in (*asks[2:10], *asks[12:])]  # except for the warm-up
     monkeypatch.setenv("S1_MINI_MAX_TEXT_LENGTH", str(max(lengths) - 1))
 
     done = bench("--voice-state", "none", "--requests", 4)

@@ -1,4 +1,4 @@
-"""What a listener hears, from times and samples alone."""
+"""Latency and underruns are computed from chunk times and samples alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile tells where an utterance's time goes: a table, then one line of JSON."""
+"""`s1-mini profile` reports the time of each section of an utterance as a table, then one line of JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, s1_mini: Comm
 
     assert code == 0
     assert {section["name"] for section in facts["sections"]} == set(SECTIONS)
-    assert errors.splitlines() == [  # whether a person looks or a file is written
+    assert errors.splitlines() == [  # on a terminal or into a file
         "measuring: warm-up",
         "measuring: repetition 1 of 2",
         "measuring: repetition 2 of 2",
@@ -133,7 +133,7 @@ def test_a_text_that_cannot_be_said_or_an_unknown_format_is_an_error(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_every_stage_is_timed_while_the_device_works(tiny: Path) -> None:
-    """A step that is only launched takes some microseconds of the host; one that is waited for, as long as it takes."""
+    """Launching a step takes microseconds on the host; a synchronised step takes as long as its kernels."""
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cuda"))
 
     sections, frames = measure_sections(speaker, "Hello.", repeats=2, rows=2, max_frames=4)

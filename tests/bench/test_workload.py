@@ -1,4 +1,4 @@
-"""A workload is the same for the same seed, and asks nothing twice."""
+"""A workload is the same for the same seed and repeats no sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command of the benchmarks, run as from a shell."""
+"""Runs a benchmark command as a shell would."""
 
 from __future__ import annotations
 

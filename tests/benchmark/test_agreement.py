@@ -1,4 +1,4 @@
-"""Shares of the same tokens: all on a CPU, where every way computes the same bits; fewer where something differs."""
+"""Token agreement between execution modes: complete on a CPU, where all compute the same bits; partial otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model(tiny: Path) -> S1Model:
 
 
 def test_every_way_says_the_same_on_a_cpu(model: S1Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, capturing makes frames by the way."""
+    """As on a GPU, graph capture also generates frames."""
     prepare, captured = StepGraphs._prepare, []
 
     def capture(*given: Any) -> Any:
@@ -54,7 +54,7 @@ def test_who_follows_another_goes_its_way_but_chooses_for_himself(model: S1Model
     noise = NoiseRows(context=40, frames=12)
     other = open_model(tiny)
     spoken = noise.speak(model, range(4))
-    other.network.output.weight[::5] = 0.0  # every fifth main token is as likely as any
+    other.network.output.weight[::5] = 0.0  # every fifth main token gets the same logit
 
     followed = Agreement.between(spoken, noise.speak(other, range(4), along=spoken))
     free = Agreement.between(spoken, noise.speak(other, range(4)))
@@ -66,6 +66,6 @@ def test_who_follows_another_goes_its_way_but_chooses_for_himself(model: S1Model
 def test_a_code_counts_where_those_before_it_are_the_same() -> None:
     ours = torch.zeros(1, 2, 5, dtype=torch.int64)
     theirs = ours.clone()
-    theirs[0, 0, 2], theirs[0, 1, 4] = 1, 1  # the second code of one row, and the last of the other
+    theirs[0, 0, 2], theirs[0, 1, 4] = 1, 1  # the second code of one row, and the last code of the other
 
     assert Agreement.between(ours, theirs) == Agreement(1.0, 2 / 4, 2)

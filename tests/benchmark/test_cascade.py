@@ -1,4 +1,4 @@
-"""The cascade and its original are measured with one workload, and all of it is told."""
+"""The cascade benchmark measures the engine and the reference implementation with the same workload."""
 
 from __future__ import annotations
 

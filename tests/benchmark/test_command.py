@@ -1,4 +1,4 @@
-"""Options that several benchmarks share."""
+"""Options shared by several benchmarks."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The benchmark of corpora speaks the same texts in each way, and tells what each gave."""
+"""The corpus benchmark synthesizes the same texts in each mode and reports each result."""
 
 from __future__ import annotations
 

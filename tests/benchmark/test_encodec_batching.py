@@ -1,4 +1,4 @@
-"""Encodec's ways of batching are measured on the same work, and told with how much they agree."""
+"""Encodec's batching modes are measured on the same workload and reported with their agreement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_work_is_as_long_as_test_clean_and_a_share_of_it_is_alike() -> None:
 
 
 def test_the_command_measures_all_ways_and_they_agree(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encodec_batching, "SHORTEST_S", 0.1)  # or it would take half a minute
+    monkeypatch.setattr(encodec_batching, "SHORTEST_S", 0.1)  # otherwise the test would take half a minute
     monkeypatch.setattr(encodec_batching, "BIN_S", 0.2)
 
     done = command(main, "--device cpu --size tiny --share 0.003 --lanes 3 --chunk 15 --batch 4 --single-share 0.5")

@@ -1,4 +1,4 @@
-"""The simulation of a fleet gives what queueing theory says where that has a formula."""
+"""The fleet simulation agrees with queueing theory where there is a closed formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A frame's time is told by the model alone: no request is forged, and nothing is left in the way of the next."""
+"""Frame times are measured on the model alone, without requests, and leave its state clean."""
 
 from __future__ import annotations
 

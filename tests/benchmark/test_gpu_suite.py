@@ -1,4 +1,4 @@
-"""The figures that the engine is held to come of one command, in small where there is no GPU."""
+"""The GPU suite produces all published figures with one command; without a GPU it runs at reduced size."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import LoadedCheckpoint, formats_of, load
 
 KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200.json"
-NEWER = ["same_alone", "same_cached", "same_torch"]  # than what is kept
+NEWER = ["same_alone", "same_cached", "same_torch"]  # than the saved report
 TINIER = replace(SMALL, rows=(1, 2), frames=3, max_new_tokens=4, rate_s=1.0, saturated_s=0.5, most_streams=2)
 
 
 def fields(data: dict[str, Any]) -> dict[str, Any]:
-    """Names of everything that the suite tells, however much it measured."""
+    """Names of all figures in the report, whether or not they were measured."""
     details = data["details"]
     figures = details["loads"]["idle"]
     return {
@@ -120,7 +120,7 @@ def test_a_listener_asks_again_when_he_has_heard_it_all(engine: ProductionTTSEng
 
 
 def test_after_its_time_a_load_asks_no_more(engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.count()  # one more at each look at the clock
+    seconds = itertools.count()  # advances by one at each reading
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
     load = Clients(engine, lambda _: {}, "ttfa").closed("", make_workload(50, 0, 2), concurrency=1, limit_s=20)
 

@@ -1,4 +1,4 @@
-"""Listeners count the sound that they were given, and nothing else."""
+"""The HTTP load test counts only the audio that its clients received."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from benchmark.http_load import Place, Traffic, run_load
 
-SECOND = bytes(88_200)  # of pcm
+SECOND = bytes(88_200)  # of PCM
 
 
 class _Server(BaseHTTPRequestHandler):
-    """Refuses, or answers at once with two seconds of audio in chunks."""
+    """Refuses requests, or answers at once with two seconds of audio in chunks."""
 
     protocol_version = "HTTP/1.1"
 

@@ -1,4 +1,4 @@
-"""Baseline and engine of the mel family say the same, and the command tells all that it promises."""
+"""Baseline and engine of the mel family produce the same output, and the command reports all figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_baseline_says_what_the_engine_says(checkpoint: Path) -> None:
 
 
 def test_the_derived_figures_are_those_counted_of_the_real_size() -> None:
-    """By others, with a coarser formula: 12.6 TMAC without caches and 37.5 GMAC with them, for 20 s of 307 tokens."""
+    """The reference counts more coarsely: 12.6 TMAC without caches and 37.5 GMAC with them, for 20 s of 307 tokens."""
     config = MelConfig(max_text=600, max_steps=1876)
 
     assert decoder_macs(config, 625, 307, cached=True) == pytest.approx(37.5e9, rel=0.15)

@@ -1,4 +1,4 @@
-"""Narrow formats of a mel model are held against float32 along the same frames."""
+"""Reduced-precision formats of a mel model are compared with float32 on the same frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of replicas loads each number of them, loses one, and tells and draws what each gave."""
+"""The replica benchmark loads each number of replicas, kills one, and reports and plots the results."""
 
 from __future__ import annotations
 

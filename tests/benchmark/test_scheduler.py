@@ -1,4 +1,4 @@
-"""What a turn of the scheduler costs is measured without a model."""
+"""The cost of a scheduler step is measured without a model."""
 
 from __future__ import annotations
 

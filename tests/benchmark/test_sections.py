@@ -1,4 +1,4 @@
-"""What the sections of a request are told to take."""
+"""Kernel and host times are attributed to the sections of a request."""
 
 from __future__ import annotations
 

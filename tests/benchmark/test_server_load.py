@@ -1,4 +1,4 @@
-"""The load that finds what is lost."""
+"""The server load test detects lost and duplicated responses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_server_that_cannot_start_is_told_at_once(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "s1_mini.py").write_text("raise SystemExit('no checkpoint')", encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the server's, which ends sooner than one with a bad checkpoint
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # makes the server process exit at once
 
     done = command(main, "--seconds 1")
 

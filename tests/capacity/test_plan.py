@@ -1,4 +1,4 @@
-"""A plan is counted from sizes, agrees with what was counted by hand, and is told as a table and a line of JSON."""
+"""Capacity plans follow from model sizes, agree with hand-computed values, and print as a table and a line of JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from s1_mini.runtime.loader import load
 
 Run = Callable[..., tuple[str, dict[str, Any]]]
 
-S1_MINI = cache(partial(get_family().sizes, None))  # by formats
+S1_MINI = cache(partial(get_family().sizes, None))  # by format
 DEMAND = MemoryRequirement(position=100, stream_row=1000, frame=10)
 
 
@@ -58,14 +58,14 @@ def test_s1_mini_has_the_sizes_that_were_counted_of_the_original(full: Sizes) ->
     step, sound = (stage.step for stage in full.stages.values())
     assert step(1, 301).num_bytes - step(1, 300).num_bytes == 114_688
     assert sound(1, 0).operations / full.frame_s == pytest.approx(145.8e9, rel=1e-3)
-    # 860.2 M parameters less the head rows that nothing is drawn from: 155,776 - 4,097 and 4,096 - 1,024, of 1,024
+    # 860.2 M parameters less the unsampled head rows: 155,776 - 4,097 and 4,096 - 1,024, of 1,024
     assert full.weight_bytes("memory") == pytest.approx(2 * (860.2e6 - (151_679 + 3_072) * 1024), rel=1e-3)
 
 
 @pytest.mark.parametrize(("rows", "counted_ms"), [(1, 0.467), (64, 0.977), (128, 1.496)])
 def test_the_floor_of_an_h200_is_the_one_that_was_counted_by_hand(full: Sizes, rows: int, counted_ms: float) -> None:
     floor = Floors(full, find_card("h200"), 300).time(rows).model_ms
-    # That one has a tenth pass of the fast layers, and its head nine times with 4,096 rows instead of 1,024.
+    # The hand count has a tenth pass of the fast layers, and nine passes of their head with 4,096 rows, not 1,024.
     more = 2 * (4 * 12.58e6 + 9 * 3072 * 1024) / 4.29e9
 
     assert floor + more == pytest.approx(counted_ms, rel=0.02)
@@ -85,7 +85,7 @@ def test_the_sizes_of_a_checkpoint_are_those_of_its_loaded_weights(tiny: Path) -
     sizes = get_family().sizes(tiny, Formats(codec=4), 0)
     step = sizes.stages["language_model"].step
 
-    assert sizes.weight_bytes("memory") == speaker.loaded.model.num_bytes / 2  # which is float32 on a CPU
+    assert sizes.weight_bytes("memory") == speaker.loaded.model.num_bytes / 2  # float32 on a CPU
     assert sizes.weight_bytes("compute") == 4 * count(speaker.loaded.codec)
     assert step(1, 1).num_bytes - step(1, 0).num_bytes == speaker.loaded.model.position_bytes / 2
 
@@ -106,13 +106,13 @@ def test_slots_fill_the_memory_and_fewer_columns_are_chosen_before_fewer_slots()
         (rich + 1, 2048),
         (poor, 2048),
     ]
-    # One slot with the columns that fit.
+    # One slot with as many columns as fit.
     assert fit((DEMAND.fixed + DEMAND.slot(200)) / 0.98 + 1, 4) == (1, 192)
     assert fit(0, 4) == (1, 0)
 
 
 def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
-    """Two that read their weights at every step, one that computes, one that makes sound; slots of a fixed size."""
+    """Two autoregressive stages, one compute stage and one audio stage; slots of a fixed size."""
 
     def stage(weights: float, bound: Literal["memory", "compute"]) -> StageSizes:
         return StageSizes(weights, lambda rows, _: Cost(weights, 2 * rows * weights), bound)
@@ -267,7 +267,7 @@ def test_a_card_is_known_by_what_its_driver_calls_it(said: str, card: str) -> No
 
 
 def test_what_an_engine_keeps_in_eight_bits_is_counted_as_such(tiny: Path) -> None:
-    """Bytes of weights that a step reads less are those that the model has less, but for scales and norms."""
+    """The saving per step equals the saving in model size, except for scales and norms."""
     speakers = [
         load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype=weights, kv_dtype=kv))
         for weights, kv in (("full", "full"), ("int8", "fp8"))

@@ -1,4 +1,4 @@
-"""Converting: smaller, the same voice, and nothing half-written."""
+"""Conversion makes a checkpoint smaller, keeps its audio, and never leaves a partial file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of a checkpoint, whatever has become of it, is read or refused in a sentence; nothing else is raised."""
+"""Damaged checkpoint files are either read or refused with a clear error; no other exception is raised."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from s1_mini.weights.convert import TensorFile
 from s1_mini.weights.files import read_tensors
 from voice_formats import BOOKS, voice_format
 
-MUTATIONS = 150  # of each kind of file; with 3,000 of each and other seeds nothing more was found
+MUTATIONS = 150  # cases per kind of file; 3,000 of each with other seeds found nothing more
 
 
 def damage(content: bytes, draw: random.Random) -> bytes:
-    """Flip, change, cut, repeat, drop or insert bytes; most often near the ends, where a file tells its form."""
+    """Flip, change, cut, repeat, drop or insert bytes; most often near the ends, where formats keep their headers."""
     damaged = bytearray(content)
     for _ in range(draw.choice((1, 1, 2, 4))):
         size = len(damaged)
@@ -128,7 +128,7 @@ def test_damaged_bytes_are_read_or_refused(kind: str, checkpoint: Path) -> None:
     refused = 0
 
     for _ in range(MUTATIONS):
-        path.unlink()  # a mapped file must not change
+        path.unlink()  # a memory-mapped file must not change
         path.write_bytes(damage(content, draw))
         try:
             read(path)
@@ -139,7 +139,7 @@ def test_damaged_bytes_are_read_or_refused(kind: str, checkpoint: Path) -> None:
 
 
 def test_a_damaged_pickle_in_a_whole_archive_is_read_or_refused(checkpoint: Path) -> None:
-    """With the right checksum, so that it comes as far as torch."""
+    """The checksum is correct, so the damaged bytes reach torch."""
     path = pth(checkpoint)
     with zipfile.ZipFile(path) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
@@ -151,7 +151,7 @@ def test_a_damaged_pickle_in_a_whole_archive_is_read_or_refused(checkpoint: Path
             for name, content in records.items():
                 archive.writestr(name, damage(content, draw) if name.endswith(".pkl") else content)
         with suppress(CheckpointError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of protocols
+            warnings.simplefilter("ignore")  # torch warns about protocols
             read_tensors(path)
 
 

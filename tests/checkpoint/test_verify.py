@@ -1,4 +1,4 @@
-"""The proof that a port kept the original's output: it holds, and it fails where it should."""
+"""`s1-mini verify` passes when the output matches the original, and fails when it does not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_oracle_may_be_a_safetensors_file(oracle: Path, tmp_path: Path) -> No
 def changed(
     oracle: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object] = lambda _: None, *, only: str = ""
 ) -> Path:
-    """Write the oracle, or what it has of one case, with something changed."""
+    """Write the oracle, or one case of it, with a change."""
     content = torch.load(oracle / "oracle.pt", weights_only=True)
     content = {only: content[only]} if only else content
     change(content)
@@ -82,7 +82,7 @@ def changed(
 def test_what_is_stored_but_not_recomputed_fails(
     case: str, change: Callable[[dict[str, Any]], object], row: str, oracle: Path, tmp_path: Path
 ) -> None:
-    """Nothing is passed over in silence."""
+    """Nothing is skipped silently."""
     path = changed(oracle, tmp_path, change, only=case)
     checks = {check.name: check for check in verify_checkpoint(oracle, path)}
 
@@ -144,7 +144,7 @@ def test_an_oracle_of_another_checkpoint_is_told_by_the_size_that_differs(
 
 @pytest.mark.parametrize("projected", [False, True])
 def test_hidden_states_may_be_stored_before_or_behind_the_projection(projected: bool, tmp_path: Path) -> None:
-    """Where fast_dim differs from dim; the reference is the plain one of the tests."""
+    """Where fast_dim differs from dim; the tests' plain reference implementation supplies the expected values."""
     recipe = Recipe(RECIPES["tiny"].model | {"fast_dim": 24, "fast_n_head": 2}, RECIPES["tiny"].codec, num_semantic=64)
     write_random_checkpoint(tmp_path / "c", recipe)
     config = S1Config.from_json(recipe.model)

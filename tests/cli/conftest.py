@@ -1,4 +1,4 @@
-"""The command line in the tests' process, which has torch loaded already."""
+"""Runs the command line in the test process, which has already loaded torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from s1_mini.cli.app import run
 
 
 class Result(NamedTuple):
-    """What a call printed, and its exit code."""
+    """Output and exit code of a command."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: real processes, real files, exit codes that tell the truth."""
+"""The command line end to end: real processes, real files, correct exit codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_say_writes_a_file_and_names_it_on_stderr(tiny: Path, tmp_path: Path) ->
     assert (result.returncode, result.stdout) == (0, b"")
     *warned, wrote = result.stderr.decode().splitlines()
     assert wrote == f"wrote {tmp_path / 'a.wav'}"
-    assert ["reached --max-new-tokens" in line for line in warned] == [True]  # see below: a random voice has no end
+    assert ["reached --max-new-tokens" in line for line in warned] == [True]  # see below: a random model has no end
     wave, rate = soundfile.read(tmp_path / "a.wav")
     assert rate == 44_100
     assert len(wave) > 0
@@ -222,7 +222,7 @@ REFUSED_EARLY = {
 }
 
 
-# One process for all: none of them loads torch, so that the last one shows it for all before it, too.
+# One process for all commands: if torch is not loaded after the last, no command loaded it.
 RUN_ALL = """
 import contextlib, io, json, sys
 from s1_mini.cli.app import run
@@ -291,7 +291,7 @@ def test_sound_is_not_sent_to_a_terminal(verb: tuple[str, ...]) -> None:
 
 
 def test_a_text_that_reaches_the_limit_is_reported(call: Call, tiny: Path, tmp_path: Path) -> None:
-    limited = ("--max-new-tokens", "4", "--seed", "1")  # a random voice may stop by itself with another seed
+    limited = ("--max-new-tokens", "4", "--seed", "1")  # with another seed a random model may stop by itself
 
     assert (
         "reached --max-new-tokens" in call("say", "Hi.", "--checkpoint", tiny, "-o", tmp_path / "a.wav", *limited).err
@@ -344,7 +344,7 @@ def test_a_pipe_that_nobody_reads_is_known_by_what_each_system_says() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="a device of Linux and macOS stands for NUL")
 def test_sound_may_go_to_the_device_that_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     check_writable("/dev/null", is_windows=False)
-    monkeypatch.setattr("os.access", lambda *_: False)  # as Windows says of its NUL
+    monkeypatch.setattr("os.access", lambda *_: False)  # as Windows reports for NUL
 
     check_writable("/dev/null", is_windows=True)
     with pytest.raises(ParameterError, match="no permission"):

@@ -1,4 +1,4 @@
-"""`s1-mini endpoint` as a person meets it."""
+"""`s1-mini endpoint`: planning, listing and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking for help, the version or a completion costs next to nothing: what is heavy is loaded by who works with it."""
+"""Help, version and shell completion are fast: commands import heavy modules only when they need them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from s1_mini.config import EngineConfig, Precision
 HEAVY = {"boto3", "botocore", "fastapi", "numpy", "pydantic", "rich", "safetensors", "soundfile", "torch", "uvicorn"}
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 
-# Asks every verb, however deep, for its help, and tells what is loaded after each.
+# Runs --help for every command and subcommand, and records the imported modules after each.
 ASK_ALL = """
 import contextlib, io, json, sys
 from typer.main import get_command
@@ -66,7 +66,7 @@ def test_neither_the_version_nor_a_call_without_a_verb_loads_anything_heavy(aske
     assert not HEAVY & set(python("-c", code).split("\n")[-2].split())
 
 
-# Each is wrong, and so quickly told that no torch was loaded for it.
+# Each call is invalid, and is refused before torch is imported.
 WRONG = """
 import contextlib, io, json, os, sys
 from s1_mini.cli.app import run

@@ -1,6 +1,6 @@
-"""`say --play`: what is heard is what would be written, while it is made; and what is missing is told with the way out.
+"""`say --play` plays the same audio that it would write, as it is generated, and reports missing dependencies.
 
-A stand-in for the package sounddevice: nothing that runs tests has a loudspeaker.
+A stand-in replaces the package sounddevice, since test machines have no audio output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PortAudioError(Exception):
 
 
 class Speaker(ModuleType):
-    """The package, with one loudspeaker that writes down what it plays."""
+    """The package, with one output device that records the samples."""
 
     PortAudioError = PortAudioError
 
@@ -49,7 +49,7 @@ class Speaker(ModuleType):
         return self
 
     def __exit__(self, *given: object) -> None:
-        """The real one waits until all was heard."""
+        """The real stream waits until everything has been played."""
 
     def write(self, wave: np.ndarray) -> bool:
         assert wave.dtype == np.float32
@@ -115,7 +115,7 @@ def test_a_loudspeaker_that_does_not_play_is_told_in_one_sentence(
 
 
 def test_a_package_that_is_missing_is_told_with_the_command_that_brings_it(play: Call, tmp_path: Path) -> None:
-    code, _, said = play(None, tmp_path / "nowhere")  # told before anything is loaded
+    code, _, said = play(None, tmp_path / "nowhere")  # reported before anything is loaded
 
     assert code == 1
     assert 'pip install "s1-mini[play]"' in said

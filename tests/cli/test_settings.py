@@ -1,4 +1,4 @@
-"""Every setting is shown with what it is and what it means, on the page as in the terminal."""
+"""Every setting is listed with its value and its meaning, in the docs and in the terminal."""
 
 from __future__ import annotations
 

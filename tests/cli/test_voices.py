@@ -1,4 +1,4 @@
-"""`s1-mini voices` on real directories: what was added is listed, heard by another process, and gone when deleted."""
+"""`s1-mini voices` on real directories: added voices are listed, visible to other processes, and deletable."""
 
 from __future__ import annotations
 

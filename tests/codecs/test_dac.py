@@ -1,4 +1,4 @@
-"""The codec: streamed equals whole, whatever the chunking; limits and clamps."""
+"""The DAC codec: streamed output equals whole output for any chunking; limits and clamps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_bound_that_cannot_be_is_refused_with_what_is_allowed(given: dict[str,
 
 @cache
 def shared() -> Dac:
-    """One codec for all tests that leave it as it is."""
+    """One codec for all tests that do not modify it."""
     return build()
 
 
@@ -73,7 +73,7 @@ def in_chunks(codec: Dac, codes: torch.Tensor, sizes: list[int]) -> torch.Tensor
 @pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_stream_gives_the_samples_of_one_call(name: str, oracle: Path) -> None:
-    """Beyond the transformers' window and the convolutions' reach; ≤ 1e-5 in fp32 for the order of sums."""
+    """Longer than the attention window and the receptive field; ≤ 1e-5 in fp32 because sums are ordered differently."""
     codec, codes = open_dac(oracle, encodes=False), random_codes(40)
 
     streamed = in_chunks(codec, codes, SCHEDULES[name])
@@ -111,12 +111,12 @@ def test_encoding_in_blocks_gives_the_codes_of_one_block(monkeypatch: pytest.Mon
     monkeypatch.setattr(dac_model, "ENCODE_BLOCK", 5)
 
     assert torch.equal(shared().encode(wave), whole)
-    assert whole.shape == (10, 22)  # 44100 samples, the last frame filled up
+    assert whole.shape == (10, 22)  # 44100 samples; the last frame is padded
 
 
 @pytest.mark.usefixtures("no_grad")
 def test_codes_past_a_book_mean_its_last_entry() -> None:
-    """Upstream clamps them; the model's residual head may be wider than the codec's books."""
+    """Upstream clamps them; the model's residual head may be wider than the codebooks."""
     high, last = random_codes(4), random_codes(4)
     high[:, 3], last[:, 3] = 1000, 31
 
@@ -196,7 +196,7 @@ chained = pytest.mark.parametrize("chained", [False, True])
 
 
 def decode_where(turns: list[dict[int, tuple[int, int]]], codes: torch.Tensor, *, chained: bool) -> torch.Tensor:
-    """Decode by turns in batches of four, filled up with a scratch row: samples [rows, T] of all."""
+    """Decode rows in turn in batches of four, padded with a scratch row: samples [rows, T] of all."""
     rows, stream = len(codes), ChannelsLastDecoder(shared(), 4, chained=chained)
     heard = [[torch.zeros(0)] for _ in range(rows)]
     for turn in turns:
@@ -268,5 +268,5 @@ def test_capturing_the_calls_of_a_stage_never_reaches_the_end_of_the_longest_str
     stage.make_graphs()
     assert stage._graphs is not None
 
-    for _ in range(1 + (16 + PADDING) // 8):  # as warm-ups of many sizes do: with buffers of zeros
+    for _ in range(1 + (16 + PADDING) // 8):  # as warm-ups of many sizes do: with zeroed buffers
         stage._graphs._call((1, 8), torch.zeros(1, 8, 10, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64))

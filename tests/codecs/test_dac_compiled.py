@@ -1,4 +1,4 @@
-"""The codec with its compiled activation sounds as with torch's, and a stream that has begun keeps what it has."""
+"""The codec sounds the same with compiled activations, and a stream in progress keeps its activation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRAMES, RATE = 4, 2048
 
 
 def decode(stage: DacDecoder, slot: int, number: int) -> np.ndarray:
-    """Decode one chunk of a stream, the same codes in every slot."""
+    """Decode one chunk of a stream, with the same codes in every slot."""
     codes = np.random.default_rng(number).integers(0, 64, (FRAMES, BOOKS))
     asked = Conditions(SamplingParams(), seed=0, utterance=0, max_steps=FRAMES, voice={})
     stage.begin([Begin(slot, number, codes, None, number * FRAMES * RATE, 1, FRAMES, 0, FRAMES, conditions=asked)])

@@ -1,4 +1,4 @@
-"""Encodec equals transformers' EncodecModel, whatever the length, and says what is wrong with a checkpoint."""
+"""Encodec matches transformers' EncodecModel at any length, and reports what is wrong with a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from s1_mini.exceptions import CheckpointMismatchError
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
-# Samples: shorter than a frame, than a convolution's reach, than the mirrored seven frames; whole frames and others.
+# Lengths: below a frame, the receptive field and the seven mirrored frames; whole and partial frames.
 LENGTHS = (1, 2, 5, 100, 319, 320, 321, 640, 1999, 2240, 2241, 7_999, 24_001)
 
 

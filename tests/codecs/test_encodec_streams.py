@@ -1,4 +1,4 @@
-"""Streams of Encodec, as a stage of an engine and as lanes of files: each is as whole and alone, captured or not."""
+"""Encodec streams, as an engine stage and as file lanes, match isolated whole-file output, captured or not."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from s1_mini.types import SamplingParams
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 BOOKS, LANES, SLOTS = 8, 4, 4
-TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}  # a GPU's sums go another way than the CPU's that they are compared with
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}  # a GPU sums in another order than the CPU reference
 RATE = TINY.samples_per_frame
-# Samples: of many chunks and of one, whole chunks and frames, shorter than a frame and than the mirrored beginning.
+# Lengths: many chunks and one, whole chunks and frames, below a frame and below the mirrored beginning.
 LENGTHS = (30_000, 1, 9_600, 4_801, 320, 14_399, 2_239, 100, 9_601, 25_000, 5_000, 7_777)
 gpu = [
     pytest.mark.gpu,
@@ -35,7 +35,7 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=g
 
 
 class LatentLanes(Lanes):
-    """Waves to what is quantized."""
+    """Encodes waves to latents before quantization."""
 
     def __init__(self, codec: Encodec, *, lanes: int, frames: int) -> None:
         given, made = ((frames * RATE,), torch.float32), ((TINY.hidden_size, frames), torch.float32)
@@ -68,7 +68,7 @@ def latents(wave: np.ndarray) -> np.ndarray:
 
 
 def is_near_tie(wave: np.ndarray, codes: np.ndarray, book: int, frame: int, share: float) -> bool:
-    """Whether another entry of a book is as near as that of `codes`, but for a small share."""
+    """Return whether another codebook entry is almost as near as that of `codes`."""
     rest = torch.from_numpy(latents(wave)[:, frame])
     for at in range(book):
         rest = rest - CPU.quantizer.books[at].embed[codes[at, frame]]
@@ -92,7 +92,7 @@ def test_files_in_lanes_are_encoded_as_they_are_alone(codec: Encodec, frames: in
         assert code.shape == (BOOKS, -(-len(wave) // RATE))
         assert np.abs(vector - latents(wave)).max() <= TOLERANCE[device]
         for frame in np.flatnonzero((code != alone).any(0)):
-            book = int(np.flatnonzero(code[:, frame] != alone[:, frame])[0])  # later books code another rest
+            book = int(np.flatnonzero(code[:, frame] != alone[:, frame])[0])  # later codebooks encode another residual
             assert is_near_tie(wave, alone, book, frame, 10 * TOLERANCE[device])
         same, total = same + (code == alone).sum(), total + code.size
     assert same / total >= 0.998
@@ -149,8 +149,8 @@ def test_files_are_asked_for_when_a_lane_is_free_and_given_when_they_are_over() 
     lanes = EncodeLanes(CPU, lanes=2, frames=10, codebooks=BOOKS)
     number, _ = next(lanes.run(ask()))
 
-    assert number == 1  # the short one; the long one before it is still in its lane
-    assert asked == [0, 1, 2]  # the next call has begun by then
+    assert number == 1  # the short file; the long one before it is still in its lane
+    assert asked == [0, 1, 2]  # the next call has already begun
 
 
 def test_after_the_first_call_no_memory_is_made_for_states_and_chunks() -> None:
@@ -222,7 +222,7 @@ def random_codes(frames: int, seed: int = 0) -> np.ndarray:
 
 
 def open_stage(plan: Chunks, *, is_captured: bool, device: str = "cpu") -> EncodecDecoder:
-    """Make a stage; on a CPU its captured calls run step by step."""
+    """Build a stage; on a CPU its captured calls run eagerly."""
     codec = random_encodec(TINY).to(device)
     codec.prepare()
     stage = EncodecDecoder(codec, plan, number=1)
@@ -235,7 +235,7 @@ def open_stage(plan: Chunks, *, is_captured: bool, device: str = "cpu") -> Encod
 def speak(
     stage: EncodecDecoder, plan: Chunks, utterances: dict[int, np.ndarray], starts: dict[int, int] | None = None
 ) -> dict[int, np.ndarray]:
-    """Decode utterances by slot, as the scheduler plans it; `starts` are the turns at which they begin."""
+    """Decode utterances by slot, as the scheduler plans them; `starts` are the steps at which they begin."""
     progress = {slot: Progress(len(codes), True, 0, 0, 0, 0, "balanced") for slot, codes in utterances.items()}
     heard: dict[int, list[np.ndarray]] = {slot: [np.zeros(0, np.float32)] for slot in utterances}
     turn = 0
@@ -301,7 +301,7 @@ def test_a_slot_that_begins_anew_hears_nothing_of_what_was_not_finite() -> None:
     stage = open_stage(plan, is_captured=False)
     speak(stage, plan, {0: UTTERANCES[0]})
     pasts = list(stage._state._past.values())
-    assert len(pasts) == 2 + 2 + 4 + 4  # first and last, LSTM, transposed ones, residual ones
+    assert len(pasts) == 2 + 2 + 4 + 4  # first and last convolution, LSTM, transposed ones, residual ones
     for past in pasts:
         past.fill_(torch.nan)
 
@@ -315,7 +315,7 @@ def test_samples_that_are_not_finite_are_told_of_the_slot_that_made_them() -> No
     for slot in (0, 1):
         stage.begin([Begin(slot, slot, random_codes(7), None, 0, 1, 7, 0, 7, ASKED)])
     for past in stage._state._past.values():
-        past[1] = torch.nan  # slot 1 goes on from there, slot 0 begins
+        past[1] = torch.nan  # slot 1 continues from there, slot 0 begins
 
     assert stage.step([0, 1], 7)().valid == [True, False]
 

@@ -1,4 +1,4 @@
-"""The vocoder: windows give the samples of one call, however they are cut, filled up, or laid out."""
+"""The vocoder: windows match the samples of one call for any split, padding or memory layout."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def policy(vocoder: HifiGan) -> Chunks:
 
 
 def begins_of(policy: Chunks, frames: Tensor, profile: ChunkProfile) -> list[tuple[Begin, int]]:
-    """All units of an utterance, with their sizes, as the scheduler makes them."""
+    """All units of an utterance with their sizes, as the scheduler builds them."""
     made, consumed = [], 0
     while consumed < len(frames):
         unit = policy.next_unit(Progress(len(frames), True, consumed, consumed * RATE, len(made), 1, profile))

@@ -1,4 +1,4 @@
-"""What tests of the scheduler share: an engine core with the toy family's stages."""
+"""Shared by scheduler tests: an engine core with the toy family's stages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **o
 
 
 def settle(core: EngineCore) -> None:
-    """Wait until nothing is open, and look that nothing is held."""
+    """Wait until no request is open, and check that nothing is held."""
     wait_until(lambda: not core.num_requests and not any(queue.in_flight for queue in core.scheduler.stages))
     assert leaks(core.scheduler) == []
 

@@ -1,4 +1,4 @@
-"""Requests for tests of the bookkeeping: no model, no clock, no device."""
+"""Requests for bookkeeping tests: no model, no clock, no device."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def request(
 
 
 def sequence(made: Request, stage: int = 0, index: int = 0) -> StageSequence:
-    """An utterance's sequence at a stage; the others it has, too."""
+    """The sequence of an utterance at a stage, and its other sequences."""
     utterance = made.utterances[index]
     utterance.sequences = utterance.sequences or [StageSequence(utterance, each, CODES) for each in range(2)]
     return utterance.sequences[stage]
 
 
 def with_items(made: Request, count: int, *, ended: bool = False) -> StageSequence:
-    """The sequence at the codec of a request whose first utterance has made `count` frames."""
+    """The codec sequence of a request whose first utterance has generated `count` frames."""
     model, codec = sequence(made, 0), sequence(made, 1)
     model.items.extend(np.zeros((count, 2), np.int64))
     codec.available, codec.is_final = count, ended

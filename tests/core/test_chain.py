@@ -1,4 +1,4 @@
-"""A chain of three stages, however it is placed: as alone, whole or streamed, and nothing left behind."""
+"""A chain of three stages in any placement: the same output alone, whole or streamed, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_sound_is_the_same_in_chunks_of_any_size(core: EngineCore, profile: str)
 
 
 def test_sound_is_given_out_while_the_next_call_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And that call is chosen when the one before is over: by then, another may be more in need of sound."""
+    """The next call is planned when the previous one is done: by then another request may be more urgent."""
     *others, last = policies(4)
     vocoder, events = Vocoder(is_overlapped=True), list[str]()
     threads = Threads({"model": (0, 1), "vocoder": (2,)})
@@ -188,7 +188,7 @@ def test_a_step_that_is_late_is_asked_for_again_and_changes_nothing() -> None:
     step = text.step
 
     def halting(slots: Sequence[int], size: int) -> Pending:
-        """Make the step of every third slot that is asked for."""
+        """Delay the step of every third requested slot."""
         ready = [slot for slot in slots if next(calls) % 3 == 0]
         made = step(ready, size)()
         rows = {slot: row for row, slot in enumerate(ready)}
@@ -258,7 +258,7 @@ def test_a_thread_that_dies_is_an_error_to_all(stage: int, ahead: bool) -> None:
 
     core.runners[stage].prepare = die
     for _ in range(3):
-        with pytest.raises(S1MiniError, match=r"has (died|failed)"):  # of who was taken in, or of who asks
+        with pytest.raises(S1MiniError, match=r"has (died|failed)"):  # of accepted or new requests
             sound(ask(core))
     assert not core.is_alive
 
@@ -290,13 +290,13 @@ def test_a_stop_at_once_does_not_wait_for_the_last_step(threads: dict, ahead: bo
 
     core.stop(drains=False)
 
-    assert core.scheduler.stages[0].policy.slots  # it has come back
+    assert core.scheduler.stages[0].policy.slots  # it has returned
     with pytest.raises(EngineNotReadyError, match="was stopped"):
         list(listener)
 
 
 def test_reading_is_put_off_for_who_runs_dry_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one thread for all: somebody is always about to run dry, and a long prompt is read all the same."""
+    """With one thread for everything, some stream is always near an underrun; prompts are prefilled all the same."""
     monkeypatch.setattr("s1_mini.core.stage_queue.RESERVE_S", 1e6)
     core = start(ONE_THREAD)
     endless = iter(ask(core, max_steps=10**6, temperature=0.0, profile="ttfa"))
@@ -337,7 +337,7 @@ def test_memory_that_runs_out_in_a_batch_costs_one_request_at_most(stage: int) -
             outcomes.append(None)
     assert False not in outcomes
     assert True in outcomes
-    assert stage < 2 or None not in outcomes  # what is not autoregressive is tried alone
+    assert stage < 2 or None not in outcomes  # non-autoregressive stages are retried individually
     for each in (core, plain):
         settle(each)
         each.stop()
@@ -362,7 +362,7 @@ def test_bookkeeping_that_is_broken_leaves_no_listener_alone() -> None:
 
 
 def test_the_garbage_collector_may_let_go_of_a_listener_in_any_thread(core: EngineCore) -> None:
-    """Even in one that holds the scheduler's lock."""
+    """Even in a thread that holds the scheduler's lock."""
     listener = iter(ask(core, max_steps=10**6, temperature=0.0))
     next(listener)
 

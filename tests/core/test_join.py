@@ -1,4 +1,4 @@
-"""Pieces meet without clicks, and how they were chunked cannot be heard."""
+"""Utterances are joined without clicks, and the output does not depend on the chunking."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def joiner():
 
 
 def joined(pieces):
-    """Join pieces, each a list of chunks."""
+    """Join utterances, each a list of chunks."""
     stream, out = joiner(), []
     for chunks in pieces:
         out += [stream.push(chunk) for chunk in chunks]

@@ -1,4 +1,4 @@
-"""What the engine delivers arrives in order, once, in threads and event loops, and a listener's leaving is told."""
+"""The output queue delivers chunks in order, once, to threads and event loops, and cancels when its consumer stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Availability decides when a stage works, never what it makes."""
+"""The availability of input decides when a stage runs, never what it computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLICIES = [MODEL, CODEC, *policies(4)]
 def units_of(
     policy: StagePolicy, total: int, arrivals: list[int], profile: str, facts: Mapping[str, int] = MappingProxyType({})
 ) -> list[Unit]:
-    """All units of an utterance whose input of `total` items comes in the given parts."""
+    """All units of an utterance whose input of `total` items arrives in the given parts."""
     made, available, consumed, produced = [], 0, 0, 0
     parts = iter(arrivals)
     while True:

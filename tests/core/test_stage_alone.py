@@ -1,4 +1,4 @@
-"""One stage of a chain in an engine of its own: it makes what it makes among the others."""
+"""A single stage of a chain, run in an engine of its own, generates the same output as in the full chain."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Short(Frames):
     """A stage whose units stop after two steps."""
 
     def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:
-        """Make frames, and tell when that is enough."""
+        """Generate frames, and report when the unit is complete."""
         return super().make(begin, step, slot)[0], step == 1
 
 
@@ -61,7 +61,7 @@ class Short(Frames):
 def test_what_it_makes_does_not_depend_on_how_its_input_arrives(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = make(Frames(is_overlapped=ahead), 1, np.split(TOKENS, [1, 4, 5, 9]))
 
-    monkeypatch.setattr(stages, "WINDOW", len(TOKENS))  # all in one unit, which needs nothing of one before
+    monkeypatch.setattr(stages, "WINDOW", len(TOKENS))  # one unit, which does not depend on an earlier one
     whole = make(Frames(), 1, [TOKENS])
     assert len(whole) == 2 * len(TOKENS)
     assert np.array_equal(parts, whole)

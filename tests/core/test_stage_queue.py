@@ -1,4 +1,4 @@
-"""The next plan of a stage: bounded reading, the urgent first, nobody put off for ever, slots never lost."""
+"""Plans of a stage: bounded prefill, urgent streams first, no starvation, no lost slots."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def codec_of(*sequences: StageSequence) -> StageQueue:
 
 
 def reads(queue: StageQueue) -> list[int]:
-    """What the next plan reads, by lengths; what it saves is there afterwards."""
+    """Prefill lengths of the next plan; prefixes that it saves are available afterwards."""
     plan = queue.plan(0.0)
     for part in plan.prefills:
         if part.key:
@@ -49,7 +49,7 @@ def reads(queue: StageQueue) -> list[int]:
 
 
 def chosen(queue: StageQueue, now: float, **options: bool) -> list[StageSequence]:
-    """Whose chunk the next plan makes; they are ready for another at once."""
+    """The sequences whose chunk the next plan decodes; each is ready for another at once."""
     plan = queue.plan(now, **options)
     sequences = [queue.in_flight[plan.number].owners[slot][0] for slot in plan.steps]
     for each in sequences:
@@ -88,7 +88,7 @@ def test_what_is_shared_is_read_once_and_the_others_wait_for_it() -> None:
     queue = model_of(*(request(positions=20, shared=10, prefix_key="anna") for _ in range(2)))
 
     assert [reads(queue) for _ in range(2)] == [[8], [2, 6]]
-    assert reads(queue) == [3, 5]  # the second begins behind what the first has left
+    assert reads(queue) == [3, 5]  # the second begins after the first one's remainder
 
 
 def test_a_prefix_for_which_there_is_no_memory_is_read_by_each() -> None:

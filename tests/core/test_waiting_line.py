@@ -1,4 +1,4 @@
-"""The queue is bounded, fair, groups by voice, holds nothing back longer than allowed and loses nothing."""
+"""The queue is bounded and fair, groups by voice within a maximum delay, and loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A corpus that was spoken once, without any interruption."""
+"""A corpus synthesized once, without interruption."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def whole(texts: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Their sound in seven shards."""
+    """Their audio in seven shards."""
     output = tmp_path_factory.mktemp("whole") / "spoken"
     with pytest.MonkeyPatch.context() as patch:
         assert speak(patch, texts, output, "--local", "--checkpoint", tiny, *SHORT) == 0

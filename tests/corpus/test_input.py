@@ -1,4 +1,4 @@
-"""What a corpus reads: CSV, TSV, JSON lines and Parquet with columns of any name, and what is wrong with them."""
+"""Corpus input: CSV, TSV, JSON lines and Parquet with columns of any name, and error messages for bad input."""
 
 from __future__ import annotations
 

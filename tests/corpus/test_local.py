@@ -1,4 +1,4 @@
-"""A corpus by one engine: complete, each text once, the same bytes whatever happens on the way."""
+"""A corpus on one engine: complete, each text once, the same bytes whatever interrupts the run."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_shard_is_begun_when_all_texts_of_the_one_before_have_begun(
         return original(self, *arguments, **more)  # type: ignore[arg-type]
 
     def slowly(self: ThreadPoolExecutor, *arguments: Any, **more: Any) -> object:
-        time.sleep(0.002)  # as where many threads are started, and others have their turn between
+        time.sleep(0.002)  # as when many threads are started and others run in between
         return submit(self, *arguments, **more)
 
     numbers: dict[object, int] = {seed_of(f"text-{number}", 0): number for number in range(NUM_TEXTS)}
@@ -117,7 +117,7 @@ def test_a_shard_is_begun_when_all_texts_of_the_one_before_have_begun(
 
     assert speak(monkeypatch, *words, "--shard-size", 10, "--in-flight", 1) == 0
     assert sorted(begun) == [*range(NUM_TEXTS)]
-    assert len({number // 10 for number in begun[:10]}) == 1  # whichever's thread was first
+    assert len({number // 10 for number in begun[:10]}) == 1  # of whichever thread was first
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
@@ -131,7 +131,7 @@ def test_what_is_killed_in_the_middle_and_run_again_ends_with_the_same_bytes(
         wait_until(lambda output=output: num_entries(output) > 0, every_s=0.005, process=process, log=log)  # type: ignore[misc]
         process.kill()
         process.wait()
-        if num_entries(output) < 7:  # a machine may be so fast, or so busy, that it was whole
+        if num_entries(output) < 7:  # a fast or busy machine may have finished it
             break
     stood = {path: path.stat().st_mtime_ns for path in (output / "manifest").glob("[0-9]*.json")}
     assert 0 < len(stood) < 7
@@ -260,7 +260,7 @@ def test_a_voice_that_is_not_there_is_told_before_anything_is_spoken(
 
     assert "nobody" in capsys.readouterr().err
     assert num_entries(tmp_path / "out") == 0
-    assert local(*words[:-2]) == 0  # what was never spoken keeps no output
+    assert local(*words[:-2]) == 0  # texts that were never synthesized leave no output
 
 
 def test_a_corpus_of_bad_lines_alone_is_no_success(

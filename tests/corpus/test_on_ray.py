@@ -1,4 +1,4 @@
-"""A corpus by Ray's actors: as one engine speaks it, whoever is killed meanwhile. What needs no Ray comes first."""
+"""A corpus on Ray actors equals that of one engine, whichever actor is killed. Tests without Ray come first."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_more_actors_than_there_is_room_for_are_refused(
 
 @pytest.fixture
 def job(tiny: Path, tmp_path: Path) -> Job:
-    """A job whose output has begun."""
+    """A job with an initialised output."""
     config = EngineConfig(checkpoint_path=tiny, device="cpu")
     header = fingerprints(config, ())
     (tmp_path / HEADER).write_bytes(header_bytes(header))
@@ -82,7 +82,7 @@ class KilledError(Exception):
 
 
 class StandIn:
-    """An actor that speaks eight shards at a time, each when it is told to."""
+    """An actor that synthesizes eight shards at a time, each when the test releases it."""
 
     def __init__(self) -> None:
         self.shards: dict[int, Future[Entry | S1MiniError]] = {}
@@ -182,7 +182,7 @@ def test_two_actors_give_the_bytes_of_one_engine(
     process = begin(texts, tmp_path / "out", *words, log=log, PYTHONPATH=with_ray)
 
     assert process.wait(300) == 0, log.read_text()
-    assert re.findall(r"process (\d+) on", log.read_text())  # two, if the first has left any to the second
+    assert re.findall(r"process (\d+) on", log.read_text())  # two, if the first left any to the second
     assert tree(tmp_path / "out") == tree(whole)
 
 

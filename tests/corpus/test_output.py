@@ -1,4 +1,4 @@
-"""What a corpus leaves: whole shards or none, wherever it is killed; and never anything of somebody else's lost."""
+"""Corpus output: shards are complete or absent wherever the run is killed, and foreign files are never deleted."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def write_all(output: StageOutput, layout: Layout = "files") -> None:
 
 
 class Killed(BaseException):
-    """What no code catches."""
+    """An exception that no code catches."""
 
 
 @contextmanager
 def killed_at(step: int) -> Iterator[None]:
-    """End everything at the n-th time that something is written to the disk, made, renamed or deleted."""
+    """Abort at the n-th disk operation: write, create, rename or delete."""
     steps = count(1)
 
     def ending(original: Callable[..., object]) -> Callable[..., object]:
@@ -179,7 +179,7 @@ def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_shard_that_is_missing_at_the_end_is_told(tmp_path: Path) -> None:
-    """This happens when an actor has written to a disk of its own."""
+    """This happens when an actor wrote to its own disk."""
     write_all(FolderOutput(tmp_path))
     entries = open_manifest(FolderOutput(tmp_path), HEADER)
     (tmp_path / "manifest" / "000001.json").unlink()
@@ -190,7 +190,7 @@ def test_a_shard_that_is_missing_at_the_end_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bucket(account: None) -> Iterator[None]:
-    """A bucket of moto's."""
+    """A moto bucket."""
     with mock_aws():
         boto3.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
         yield

@@ -1,4 +1,4 @@
-"""AWS for tests: moto for what it knows, a SageMaker on a local socket for the rest; no request leaves the machine."""
+"""AWS for tests: moto where it supports the service, a local SageMaker stand-in for the rest; no external traffic."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def server(aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SageMakerServ
 
 @pytest.fixture
 def said() -> io.StringIO:
-    """What is shown on stderr."""
+    """Text shown on stderr."""
     return io.StringIO()
 
 
 @pytest.fixture
 def verbs(aws: None, said: io.StringIO) -> Callable[..., Verbs]:
-    """Make the verbs; nobody sleeps."""
+    """Build the verbs with waits that return at once."""
 
     def make(**more: object) -> Verbs:
         display = Display(Console(file=said, width=1000))

@@ -1,4 +1,4 @@
-"""A sentence is said at an endpoint over a socket: whole, in parts, later; and what goes wrong is told."""
+"""Invoking an endpoint over a socket: whole, streamed and asynchronous responses, and errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BROKEN = frame(
 
 
 class Runtime:
-    """What the next call is answered, and what was asked."""
+    """The response to the next call, and the recorded request."""
 
     status, headers, body = 200, dict[str, str](), b""
     path, asked, given = "", dict[str, Any](), dict[str, str]()
@@ -76,7 +76,7 @@ def runtime(aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
 
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, bytes | None]]:
-    """Run `s1-mini endpoint invoke hello "Good morning."`; give its exit code and the sound."""
+    """Run `s1-mini endpoint invoke hello "Good morning."`; return its exit code and the audio."""
 
     def act(*options: str) -> tuple[int, bytes | None]:
         file = tmp_path / "a.wav"

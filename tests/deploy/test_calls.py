@@ -1,4 +1,4 @@
-"""What is wanted becomes the right calls, named by what they hold."""
+"""A deployment spec becomes the right API calls, with resource names derived from their content."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_machines_follow_a_share_of_the_engines_slots() -> None:
 def test_every_gpu_of_a_machine_is_counted_where_its_engines_are(
     form: str, machine: str, environment: dict[str, str], replicas: int
 ) -> None:
-    """In what scales, in how many requests a machine gets, and in a variable that tells."""
+    """In the scaling target, in the concurrency per instance, and in an environment variable."""
     wanted = deployment(form, machine=machine)
     wanted = replace(wanted, model=replace(wanted.model, environment=environment))
     made = {call.operation: call.parameters for call in create_calls(wanted)}

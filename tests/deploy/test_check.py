@@ -1,4 +1,4 @@
-"""Every request of every form is one that AWS's own description of its services allows; and the checker bites."""
+"""Every generated API request is valid against AWS's own service models, and the checker detects invalid ones."""
 
 from __future__ import annotations
 

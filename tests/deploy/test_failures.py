@@ -1,4 +1,4 @@
-"""Whatever goes wrong between here and AWS is one sentence with the cause and the next command."""
+"""Every AWS failure is reported in one sentence with the cause and the next command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ABOUT = About("hello", REGION, "create hello", BUCKET)
 
 @pytest.fixture(autouse=True)
 def _somewhere(account: None) -> None:
-    """Nothing here asks the machine that runs the tests for its account."""
+    """Keep tests from querying this machine's AWS account."""
 
 
 def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str:
@@ -213,7 +213,7 @@ def test_an_artifact_larger_than_the_volume_is_refused_before_anything_is_made(
     wanted = deployment(artifact=artifact, machine="ml.c5.xlarge")
     wanted = replace(wanted, fleet=replace(wanted.fleet, volume_gb=3, kms_key=KEY))
 
-    if needs is None:  # as they are, the objects need no second place
+    if needs is None:  # the objects are valid without a second location
         verbs().create(wanted)
         return
     sentence = failure(lambda: verbs().create(wanted))

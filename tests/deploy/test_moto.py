@@ -1,4 +1,4 @@
-"""The life of an endpoint, from `create` to nothing left, on moto, for each form that moto knows."""
+"""The life cycle of an endpoint, from `create` to complete removal, on moto, for each form that moto supports."""
 
 from __future__ import annotations
 

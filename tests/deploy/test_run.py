@@ -1,4 +1,4 @@
-"""Over a socket: updates and components come or go back, and what fails leaves nothing, or is listed exactly."""
+"""Over a socket: updates and components succeed or roll back; a failure leaves nothing, or lists what is left."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_interrupted_while_aws_works_it_says_what_goes_on(server: SageMakerServe
 
     here = verbs()
     here._watch.sleep = interrupt
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when tests run in the background
     try:
         sentence = failure(lambda: here.create(deployment()))
     finally:
@@ -144,7 +144,7 @@ def test_an_update_waits_for_the_new_config_and_keeps_the_number_of_machines(
     sent = next(given for operation, given in server.seen if operation == "UpdateEndpoint")
     assert sent["RetainAllVariantProperties"] is True
     assert sent["EndpointConfigName"] == would_stand(after).config
-    assert len(server.names()["EndpointConfig"]) == 2  # the old one is kept until `delete`
+    assert len(server.names()["EndpointConfig"]) == 2  # the old config is kept until `delete`
     assert not here.update(after)
 
 

@@ -1,4 +1,4 @@
-"""Random cascades and what transformers makes of them: once for all tests of a process."""
+"""Random cascades and transformers' output for them, created once per process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def published_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same as transformers publishes it."""
+    """The same cascade in the form that transformers publishes."""
     directory = tmp_path_factory.mktemp("cascade_published") / "tiny"
     write_random_checkpoint(directory, RECIPES["tiny"], form="published")
     return directory
@@ -38,7 +38,7 @@ def published_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of another size, seed and kind: its linear layers have biases."""
+    """A cascade of another size, seed and kind: its linear layers have biases."""
     directory = tmp_path_factory.mktemp("cascade_other") / "other"
     other = recipe(3, 4, 32, TINY)
     for name in ("semantic", "coarse_acoustics", "fine_acoustics"):
@@ -49,21 +49,21 @@ def other_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def loaded_cascade(cascade: Path) -> LoadedCascade:
-    """The random cascade, open."""
+    """The random cascade, loaded."""
     return LoadedCascade(cascade, CPU, CascadeSettings())
 
 
 @pytest.fixture(scope="session")
 def bark(published_cascade: Path) -> Reference:
     """transformers' model of the random cascade."""
-    from reference_bark import Reference  # transformers takes seconds to load, and not all tests here need it
+    from reference_bark import Reference  # transformers takes seconds to import, and not all tests here need it
 
     return Reference(published_cascade)
 
 
 @pytest.fixture(scope="session")
 def other_bark(other_cascade: Path) -> Reference:
-    """transformers' model of the other."""
+    """transformers' model of the other cascade."""
     from reference_bark import Reference
 
     return Reference(other_cascade)

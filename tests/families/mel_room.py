@@ -1,4 +1,4 @@
-"""The original SpeechT5: `transformers` with the same random weights, its dropout off or by given masks."""
+"""Reference SpeechT5: `transformers` with the same random weights, dropout disabled or with given masks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TEXT = "Hello there, this is a small test."
 
 
 def original(size: str, seed: int) -> SpeechT5ForTextToSpeech:
-    """The original with the weights of a random checkpoint."""
-    with no_init_weights():  # the full one draws for 2 s
+    """The reference model with the weights of a random checkpoint."""
+    with no_init_weights():  # the full model initialises for 2 s
         model = SpeechT5ForTextToSpeech(SpeechT5Config(**SIZES[size][0])).eval()
     lacking = model.load_state_dict(random_model(SIZES[size][0], seed), strict=False)
     assert not lacking.missing_keys
@@ -36,14 +36,14 @@ def original(size: str, seed: int) -> SpeechT5ForTextToSpeech:
 
 
 def original_vocoder(size: str, seed: int) -> SpeechT5HifiGan:
-    """The original vocoder of the same checkpoint."""
+    """The reference vocoder of the same checkpoint."""
     vocoder = SpeechT5HifiGan(SpeechT5HifiGanConfig(**SIZES[size][1])).eval()
     vocoder.load_state_dict(random_vocoder(SIZES[size][1], seed + 1))
     return vocoder
 
 
 def opened(directory: Path, **settings: Any) -> LoadedMel:
-    """Our own, opened from a directory."""
+    """The s1_mini model, loaded from a directory."""
     return open_mel(directory, CPU, MelSettings(**settings))
 
 
@@ -55,7 +55,7 @@ def written(directory: Path, *, size: str = "tiny", seed: int = 0, form: Any = "
 
 @contextmanager
 def dropout(patch: pytest.MonkeyPatch, masks: Tensor | None) -> Iterator[None]:
-    """Turn off the original's dropout, or apply `masks` [S, layers, U] to its whole prefix at every step."""
+    """Disable the reference's dropout, or apply `masks` [S, layers, U] to its whole prefix at every step."""
     calls = iter(range(2**30))
 
     def drop(self: SpeechT5SpeechDecoderPrenet, x: Tensor, _: float) -> Tensor:
@@ -70,12 +70,12 @@ def dropout(patch: pytest.MonkeyPatch, masks: Tensor | None) -> Iterator[None]:
 
 
 def speaker(seed: int = 0, size: int = 512) -> Tensor:
-    """A vector [N]."""
+    """A speaker vector [N]."""
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
 def run_free(model: MelModel, tokens: Tensor, vector: Tensor, *, masks: Tensor | None = None, most: int) -> Tensor:
-    """Go on until the end: the mel [F, M] before the post-net."""
+    """Run the decoder until it stops: the mel [F, M] before the post-net."""
     case = {"tokens": tokens, "speaker": vector} | ({} if masks is None else {"masks": masks})
     state, rows = open_state(model, case, most), []
     while len(rows) < most and not (rows and rows[-1][-2]):
@@ -84,12 +84,12 @@ def run_free(model: MelModel, tokens: Tensor, vector: Tensor, *, masks: Tensor |
 
 
 def inputs_of(mel: Tensor, frames_per_step: int = 2) -> Tensor:
-    """What the decoder was given [S, M] when it made a mel [F, M]."""
+    """Decoder inputs [S, M] that produced a mel [F, M]."""
     return torch.cat((torch.zeros(1, mel.shape[1]), mel[frames_per_step - 1 :: frames_per_step][:-1]))
 
 
 def forced(model: MelModel, state: MelState, frames: Tensor) -> Tensor:
-    """Walk along inputs [S, M], whatever comes out: the mel [F, M]."""
+    """Run along inputs [S, M], ignoring the output: the mel [F, M]."""
     rows = []
     for frame in frames:
         state.frame[0] = frame

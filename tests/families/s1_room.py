@@ -1,4 +1,4 @@
-"""S1 models of random weights, for every switch of a `config.json`."""
+"""Random S1 models for every switch in `config.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from s1_mini.families.s1.weights import build_network
 
 
 def build(directory: Path, switches: dict[str, Any], *, heads: str = "restricted", **settings: Any) -> S1Model:
-    """A model that needs no file but its vocabulary, which is written into the directory."""
+    """A model that needs only its vocabulary file, which is written into the directory."""
     recipe = Recipe(RECIPES["tiny"].model | switches, num_semantic=64)
     write_vocabulary(directory, recipe)
     tokenizer = S1Tokenizer.from_directory(directory)

@@ -1,4 +1,4 @@
-"""The worker of a stage without vLLM: behind the same pipes, and with the same packed ids, our own models."""
+"""A stage worker without vLLM: the same pipes and packed ids, served by s1_mini's own models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from s1_mini.types import SamplingParams
 
 
 class StandIn:
-    """A slot of our own stage for each sequence; the lowest that is free."""
+    """A slot of our own stage for each sequence; the lowest free slot first."""
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
         placement = Placement(torch.device("cpu"), torch.float32, torch.float32)
@@ -37,7 +37,7 @@ class StandIn:
 
     @torch.inference_mode()
     def begin(self, number: int, asked: Mapping[str, Any]) -> None:
-        """Read its prompt."""
+        """Prefill its prompt."""
         sampling = SamplingParams(temperature=asked["temperature"], top_p=asked["top_p"], top_k=asked["top_k"])
         conditions = Conditions(sampling, asked["seed"], 0, asked["steps"], {})
         self._free.sort()
@@ -61,7 +61,7 @@ class StandIn:
 
     @torch.inference_mode()
     def step(self) -> Iterator[Begun]:
-        """Make a token of each."""
+        """Generate a token of each sequence."""
         numbers, slots = list(self._slots), list(self._slots.values())
         result = self._stage.step(slots, 1)()
         for row, number in enumerate(numbers):
@@ -78,7 +78,7 @@ class StandIn:
 
 
 def open_stand_in(opening: Mapping[str, Any]) -> tuple[StandIn, Mapping[str, Any]]:
-    """Open the checkpoint."""
+    """Load the checkpoint."""
     torch.set_num_threads(1)
     return StandIn(opening), {}
 

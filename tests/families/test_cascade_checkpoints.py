@@ -1,4 +1,4 @@
-"""Checkpoints of a cascade, however they are published; what is wrong with one is told before any is loaded."""
+"""Cascade checkpoints in every published form; a faulty one is reported before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def published_tensors(directory: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def suno(published_cascade: Path, tmp_path: Path) -> Path:
-    """The published one as suno has it: a file for each model, and the codec beside them."""
+    """The published checkpoint in suno's layout: a file for each model, and the codec next to them."""
     target = copy_of(published_cascade, tmp_path / "suno", "pytorch_model.bin")
     tensors = published_tensors(published_cascade)
     for stage, stem in SUNO.items():

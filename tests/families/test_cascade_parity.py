@@ -1,4 +1,4 @@
-"""Every stage gives token for token what transformers' single runs give, and the codec the same sound."""
+"""Every stage matches transformers' single runs token for token, and the codec matches its samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from s1_mini.types import Voice
 from tests.families.conftest import CPU
 
 TOKENS = [5, 9, 77, 30, 2]
-VOICE_LENGTHS = [0, 60, 150, 420]  # semantic tokens of a voice: none, and less, nearly and more than is seen of one
+VOICE_LENGTHS = [0, 60, 150, 420]  # semantic tokens; a model sees some 250 of a voice
 
 
 def failed(directory: Path, spoken: Spoken) -> list[str]:
@@ -64,7 +64,7 @@ def test_an_end_that_is_likely_enough_is_chosen_as_in_transformers(bark: Referen
     [
         ([0], 225),  # beyond 660 codes, where a window no longer begins at the first token
         ([150], 60),
-        ([60, *range(190, 199)], 21),  # consecutive lengths: the codes of a third of these voices are odd in number
+        ([60, *range(190, 199)], 21),  # consecutive lengths: a third of these voices have an odd number of codes
     ],
 )
 def test_coarse_windows_are_those_of_transformers(
@@ -74,7 +74,7 @@ def test_coarse_windows_are_those_of_transformers(
 
     different = [n for n, (made, codes) in zip(lengths, runs, strict=True) if not np.array_equal(made % 1024, codes)]
     assert different == []
-    # Ids beyond the second book's codes, as transformers allows them.
+    # Ids beyond the second codebook's codes, as transformers allows them.
     assert num_semantic < 60 or (runs[0][0][:, 1] >= 1024).any()
 
 
@@ -120,5 +120,5 @@ def test_a_batch_of_unequal_texts_sounds_as_transformers_speaks_each_alone(
     assert not np.array_equal(waves[1][:4000], waves[2][:4000])
     for wave, result in zip(waves, together, strict=True):
         assert wave.shape == result.audio.shape
-        # What joins utterances fades their ends: compared is what it does not touch.
+        # Joining utterances fades their ends, so only the samples between the fades are compared.
         assert np.abs(wave - result.audio)[2000:-4000].max(initial=0) < 1e-5

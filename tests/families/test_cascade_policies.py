@@ -1,4 +1,4 @@
-"""What is there decides when a window of the cascade is done, never where it lies; and what it saves changes none."""
+"""Available input decides when a cascade window runs, not where it lies; skipped computation changes no window."""
 
 from __future__ import annotations
 

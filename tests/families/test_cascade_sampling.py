@@ -1,4 +1,4 @@
-"""Tokens are chosen as often as transformers' warpers say, and by a request's own random numbers."""
+"""Sampling frequencies match transformers' warpers, and use the request's own random numbers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_at_no_temperature_the_likeliest_is_chosen_whatever_else_is_asked() -> N
 
 
 def test_at_no_temperature_the_first_of_equal_ids_is_chosen_whatever_the_random_number() -> None:
-    """In half precision two ids are equal often."""
+    """In half precision two ids often have equal logits."""
     logits = logits_of().bfloat16()
     logits[0, 20:23] = logits.max() + 1
     rows, zeros, evenly = logits.expand(9, -1), torch.zeros(9), torch.linspace(0, 0.99, 9)

@@ -1,4 +1,4 @@
-"""Checkpoints of the mel family: as published and compact, converted, verified, planned, packaged, and damaged ones."""
+"""Mel checkpoints, published and compact: conversion, verification, planning, packaging, and damaged files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(*command: object) -> str:
 
 
 def spoken(directory: Path) -> np.ndarray:
-    """What a checkpoint says."""
+    """The audio of a checkpoint."""
     with ProductionTTSEngine(EngineConfig(checkpoint_path=directory, device="cpu", stop_threshold=9.0)) as engine:
         return engine.generate("Hello.", seed=1, max_new_tokens=12).audio
 

@@ -1,6 +1,6 @@
-"""Compiled steps of a mel model sound as torch's do, and do not depend on who else is in a call.
+"""Compiled steps of a mel model match torch's, and do not depend on the other rows of a call.
 
-The first run on a machine compiles for some seconds, as every engine does, and keeps that.
+The first run on a machine compiles for some seconds, as every engine does, and fills the compile cache.
 """
 
 from __future__ import annotations

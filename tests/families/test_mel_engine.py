@@ -1,4 +1,4 @@
-"""The mel family through the real engine: texts of all lengths, batches, streams, voices, cancels, formats, limits."""
+"""The mel family in the real engine: texts of all lengths, batches, streams, voices, cancellation, formats, limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from s1_mini.families.mel.settings import MelSettings
 from s1_mini.layers.quantized import QuantizedLinear
 from tests.families.mel_room import CPU, written
 
-SAMPLES = 256  # of a frame
+SAMPLES = 256  # per frame
 LONG = "There are many words in this sentence, and it goes on for a while before it ends. " * 9
 
 
@@ -34,7 +34,7 @@ def engine(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
 
 @pytest.fixture(scope="module")
 def endless(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
-    """An engine whose model never ends by itself."""
+    """An engine whose model never stops by itself."""
     config = EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0, max_length_ratio=90.0)
     with ProductionTTSEngine(config) as engine:
         yield engine
@@ -86,7 +86,7 @@ def test_a_text_over_six_hundred_characters_is_split_at_sentences(checkpoint: Pa
         assert len(LONG) > 700
         assert engine.generate(LONG, seed=1, max_new_tokens=10).frames == 2 * 2 * 10
         with pytest.raises(CapacityError, match="the model reads 600"):
-            engine.generate("\u33c2" * 180)  # a character that stands for four, a.m.
+            engine.generate("\u33c2" * 180)  # one character that is read as four, a.m.
         assert engine.generate("Still here.", seed=1, max_new_tokens=5).frames == 10
 
 

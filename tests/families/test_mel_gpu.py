@@ -1,4 +1,4 @@
-"""What only a GPU can show of mel models: captured steps and windows say there what a CPU says."""
+"""Mel models on a GPU: captured steps and windows match the CPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_where_triton_fails_torch_says_the_same_and_health_tells(
         raise RuntimeError("no C compiler")
 
     expected = gpu.generate(TEXTS[0], seed=2, max_new_tokens=60).audio
-    monkeypatch.setattr(backend, "_uses_triton", True)  # as it is put back afterwards
+    monkeypatch.setattr(backend, "_uses_triton", True)  # as it is restored afterwards
     monkeypatch.setattr("s1_mini.runtime.loader._try_kernel", refuse)
     engine = start(checkpoint, "cuda", **FULL)
     try:

@@ -1,4 +1,4 @@
-"""The networks of the mel family give what transformers' SpeechT5 gives, alone, together, and without their caches."""
+"""The mel networks match transformers' SpeechT5 alone, in batches, and without caches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIZES = ["tiny", pytest.param("full", marks=pytest.mark.slow)]
 def test_mel_and_sound_are_those_of_the_original_over_two_hundred_steps(
     size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The full size is compared over fifty: it has the published shapes, and takes 0.1 s a step."""
+    """The full size is compared over fifty steps: it has the published shapes, and takes 0.1 s a step."""
     ratio = 10 if size == "tiny" else 2.5  # steps for each token
     for seed in (0, 1, 2) if size == "tiny" else (0,):
         ours = opened(written(tmp_path / str(seed), size=size, seed=seed), prenet_dropout="off", stop_threshold=9.0)
@@ -167,7 +167,7 @@ def test_a_step_has_the_same_bits_in_every_slot_with_any_neighbours(tmp_path: Pa
 
 
 def test_graphs_of_steps_and_texts_do_what_is_done_without(tmp_path: Path) -> None:
-    """On a CPU the captured calls run step by step: shapes and rows are those of a GPU."""
+    """On a CPU the captured calls run eagerly: shapes and rows are those of a GPU."""
     model = opened(written(tmp_path / "it"), stop_threshold=9.0).model
     stages = [MelDecoder(model, slots=6, steps=128) for _ in range(2)]
     stages[1].make_graphs()

@@ -1,4 +1,4 @@
-"""The registry: a family is found by its name in a checkpoint, and its settings are settings of the engine."""
+"""The registry finds a family by the name in a checkpoint, and exposes its settings as engine settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Compiled frames are those of torch, and do not depend on who else is in a call.
+"""Compiled S1 frames match torch's, and do not depend on the other rows of a call.
 
-The first run on a machine compiles for some ten seconds, as every engine does, and keeps that.
+The first run on a machine compiles for about ten seconds, as every engine does, and fills the compile cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.families.s1_room import build
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
 pytestmark = [pytest.mark.usefixtures("no_grad"), pytest.mark.slow]
 
-SPAN, FRAMES = 128, 40  # more frames than the repetition window has
+SPAN, FRAMES = 128, 40  # more frames than the repetition window
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "as published": ({}, {}),
     "all that a config may change": (
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def start(stage: LanguageModel, model: S1Model, slot: int) -> None:
-    """Begin a prompt with a seed of its own in a slot."""
+    """Prefill a prompt with its own seed in a slot."""
     prompt = model.prompt("Say this" * (slot + 1)).items
     asked = Conditions(SamplingParams(repetition_penalty=1.3), seed=slot, utterance=0, max_steps=FRAMES, voice={})
     begin = Begin(slot, 0, prompt, None, 0, FRAMES, 1, context=0, consumes=len(prompt), conditions=asked)

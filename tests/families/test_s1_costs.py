@@ -1,4 +1,4 @@
-"""What S1 costs is counted from its shapes."""
+"""S1's costs are computed from its shapes."""
 
 from __future__ import annotations
 

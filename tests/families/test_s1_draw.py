@@ -1,4 +1,4 @@
-"""Promises of the draws, as torch makes them; tests/kernels/test_kernels.py holds the kernel to the same."""
+"""Sampling in torch; tests/kernels/test_kernels.py checks that the kernel agrees."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_of_equal_logits_the_lower_token_ranks_first() -> None:
 
 
 def test_the_nucleus_is_cut_before_temperature() -> None:
-    """At any temperature the same tokens are possible."""
+    """The same tokens are possible at any temperature."""
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
 
     cold, hot = (probabilities(logits, row(heat), row(0.95)) for heat in (0.1, 2.0))
@@ -85,7 +85,7 @@ def test_temperature_zero_is_the_arg_max() -> None:
 
 
 def test_rows_do_not_see_each_other() -> None:
-    """A row alone draws what it draws among others."""
+    """A row samples the same tokens alone and in a batch."""
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     heat, top_p, uniform = torch.rand(5) + 0.5, torch.rand(5) * 0.5 + 0.4, uniforms(9, 0, 5, 1)[:, 0]
 
@@ -98,7 +98,7 @@ def test_rows_do_not_see_each_other() -> None:
 
 
 def test_a_step_of_rounding_moves_no_draw_but_those_at_its_edge() -> None:
-    """Two tokens that change ranks change nothing: draws go by the tokens' order, not by that of their logits."""
+    """Swapping the ranks of two tokens changes nothing: sampling follows token order, not logit order."""
     logits = torch.tensor([[1.0, 1.0001, -9.0], [1.0001, 1.0, -9.0]]).repeat_interleave(1000, 0)
     uniform = uniforms(4, 0, 1000, 1)[:, 0].repeat(2)
 
@@ -120,7 +120,7 @@ def main_tokens(*, restricted: bool) -> MainTokens:
 
 @pytest.mark.parametrize("restricted", [False, True])
 def test_the_main_token_tells_the_first_code_and_the_end(restricted: bool) -> None:
-    """The third row would end, but has made no frame yet; it gets the next likeliest token instead."""
+    """The third row would end, but has not generated a frame yet; it gets the next likeliest token instead."""
     tokens = main_tokens(restricted=restricted)
     logits = torch.full((3, CODES + 1 if restricted else FIRST + 60), -9.0)
     end = CODES if restricted else tokens.end
@@ -154,7 +154,7 @@ def test_a_code_that_was_said_is_drawn_less() -> None:
     logits, made = torch.tensor([[2.0, 1.5, 0.0]]).repeat(2, 1), torch.zeros(2, BOOKS + 3, dtype=torch.int64)
     inputs = inputs_of([1, 0])
     inputs.sampling.repetition_penalty.fill_(2.0)
-    inputs.window.history[:, 0, 3] = 0  # of codebook 2: code 0, in a frame that the second row has not made
+    inputs.window.history[:, 0, 3] = 0  # of codebook 2: code 0, in a frame that the second row has not generated
     table = torch.randn(3, 8)
 
     x = sample_code(logits, table, made, inputs, 2)

@@ -1,4 +1,4 @@
-"""Every kernel of S1 gives what its plain reference gives."""
+"""Every S1 kernel matches its plain reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def some(*shape: int) -> Tensor:
 
 
 def inputs_of(rows: int, vocabulary: int, mode: str) -> draw.SamplingInputs:
-    """Rows of all ages, each with its own wishes, that said tokens of the vocabulary."""
+    """Rows of different lengths and sampling parameters, with tokens of the vocabulary as history."""
     window = RepetitionWindow((some(rows, WINDOW, 4) * vocabulary).long(), mode == "fixed")
     count = torch.arange(rows, device="cuda") % 40
     wishes = some(rows, 3)
@@ -39,7 +39,7 @@ def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, *, coarse: bool) -
 
 
 def differing_rows(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> int:
-    """Rows that were drawn otherwise; one may be, as a uniform number may fall on the edge between two tokens."""
+    """Count rows with different samples; one may differ, as a uniform number may fall between two tokens."""
     return int(((ours[0] != theirs[0]).any(1) | (ours[1] != theirs[1]).any(1)).sum())
 
 
@@ -53,7 +53,7 @@ def test_a_main_token_is_drawn(
     rows, first = 200, 100
     tokens = draw.MainTokens(first, first + 4095, 50, restricted, 4096)
     logits = logits_of(rows, 4097, dtype, coarse=coarse)
-    logits[:5, -1 if restricted else 50] = 30.0  # they end, but the first, which has made no frame yet
+    logits[:5, -1 if restricted else 50] = 30.0  # they end, except the first, which has not generated a frame yet
     logits[7, 3], logits[8, 4] = float("nan"), float("inf")
     table, inputs = randn(4096, 48, dtype=dtype), inputs_of(rows, 4300, mode)
 

@@ -1,4 +1,4 @@
-"""The network against its plain reference, for every switch a `config.json` can set."""
+"""The network matches its plain reference for every switch that `config.json` can set."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sampling(rows: int, codebooks: int, frames: int = 8, temperature: float = 0.
 
 
 def begun(model: S1Model, prompts: list[torch.Tensor], columns: int = 32) -> S1State:
-    """Slots that have read their prompts and are to make their first frame."""
+    """Slots that are prefilled and about to generate their first frame."""
     state = model.allocate(len(prompts), columns)
     for slot, prompt in enumerate(prompts):
         model.prefill(state, slot, prompt[:, :-1])
@@ -89,7 +89,7 @@ def test_every_switch_computes_what_the_plain_reference_computes(name: str, tmp_
 
 
 def test_restricted_heads_are_rows_of_the_full_ones(tmp_path: Path) -> None:
-    """Semantic tokens in order, then the end."""
+    """Semantic tokens in order, then the end token."""
     full, restricted = build(tmp_path, {}, heads="full"), build(tmp_path, {})
     hidden = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
     tokenizer = full.tokenizer
@@ -115,7 +115,7 @@ def test_rows_of_different_lengths_step_together_as_they_step_alone(tmp_path: Pa
 
 
 def read_rows(model: S1Model, state: S1State, pieces: list[tuple[int, int, torch.Tensor]], idle: int = 0) -> None:
-    """Read columns [K + 1, n] of every (slot, start, columns) in one go, and `idle` columns that count for none."""
+    """Prefill columns [K + 1, n] of every (slot, start, columns) in one call, with `idle` padding columns."""
     slots = [slot for slot, _, columns in pieces for _ in range(columns.shape[1])]
     positions = [start + at for _, start, columns in pieces for at in range(columns.shape[1])]
     columns = torch.cat([columns for _, _, columns in pieces], dim=1)
@@ -130,7 +130,7 @@ def read_rows(model: S1Model, state: S1State, pieces: list[tuple[int, int, torch
 
 @pytest.mark.parametrize("switches", [{}, {"attention_qk_norm": False}, {"attention_qkv_bias": True}])
 def test_prompts_read_by_rows_are_read_as_by_themselves(tmp_path: Path, switches: dict[str, Any]) -> None:
-    """Of several slots in one go, the longest in two pieces, and with rows that hold no column."""
+    """Several slots in one call, the longest in two parts, and some rows without a column."""
     model = build(tmp_path, switches)
     prompts = [random_columns(model, length, seed) for seed, length in enumerate((5, 9, 14))]
     alone, together = model.allocate(4, 32), model.allocate(4, 32)

@@ -18,7 +18,7 @@ KEY_TABLE = Path(__file__).parents[1] / "assets" / "s1_mini_keys.txt"
 
 
 def published_table() -> dict[str, dict[tuple[str, str], int]]:
-    """Of each file: how often a name pattern (numbers as N) occurs with a shape."""
+    """Count, for each file, how often a name pattern (numbers as N) occurs with a shape."""
     tables: dict[str, dict[tuple[str, str], int]] = {}
     for line in KEY_TABLE.read_text().splitlines():
         if line.startswith("## "):

@@ -1,4 +1,4 @@
-"""What the repetition penalty looks back at, in both modes, against the original's own bookkeeping written out."""
+"""The repetition penalty's window, in both modes, matches the original's own bookkeeping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUM_CODEBOOKS = 3
 
 
 def frames(count: int) -> torch.Tensor:
-    """Frame t is [1000 + t, t, t, t]: every entry shows its frame."""
+    """Frame t is [1000 + t, t, t, t]: every entry identifies its frame."""
     codes = torch.arange(1, count + 1).unsqueeze(1).expand(count, NUM_CODEBOOKS)
     return torch.cat((codes[:, :1] + 1000, codes), dim=1)
 

@@ -1,6 +1,6 @@
-"""S1's frames are the same whether rows of a voice share its prefix or each reads its own copy, as they come and go.
+"""S1's frames are the same whether rows of a voice share its prefix or each reads its own copy.
 
-What the kernels give is seen on a GPU, or, where Triton is installed, by its interpreter (TRITON_INTERPRET=1, -m gpu).
+The kernels themselves are tested on a GPU or, where Triton is installed, in its interpreter (TRITON_INTERPRET=1, -m gpu).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SLOTS, SHARED, FRAMES = 8, 80, 12
-Steps = list[tuple[int, bool]]  # rows, and whether the step looked
+Steps = list[tuple[int, bool]]  # rows, and whether the step checked for sharing
 
 
 def open_model(directory: Path, patch: pytest.MonkeyPatch, device: str) -> S1Model:
-    """A random model of ten codebooks, as the published one, that keeps tables of prefixes on any device."""
+    """A random model of ten codebooks, as published, that keeps prefix tables on any device."""
     write_random_checkpoint(directory, RECIPES["tiny"])
     patch.setattr(common_attention, "runs_triton", lambda _: True)
-    patch.setattr(decode_attention, "PROGRAMS", 1)  # rows are in one part however few they are
+    patch.setattr(decode_attention, "PROGRAMS", 1)  # rows are in one part however few there are
     return as_s1(load(EngineConfig(checkpoint_path=directory, device=device, precision="float32")).loaded).model
 
 
@@ -47,7 +47,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S1Model:
 
 @pytest.fixture
 def steps(model: S1Model, monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """What kinds of steps the model makes from now on."""
+    """Rows of each step that the model runs from now on, and whether they share a prefix."""
     made: Steps = []
     plain = model.step
 
@@ -60,7 +60,7 @@ def steps(model: S1Model, monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 
 def prompt_of(model: S1Model, number: int) -> np.ndarray:
-    """The same `SHARED` positions, then some by number, [S, K + 1]."""
+    """The same `SHARED` positions, then positions derived from the number, [S, K + 1]."""
     parts = []
     for seed, length in ((0, SHARED), (number, 5 + number)):
         codes = np.random.default_rng(seed).integers(0, 32, (length, model.num_codebooks))
@@ -69,7 +69,7 @@ def prompt_of(model: S1Model, number: int) -> np.ndarray:
 
 
 def begin(model: S1Model, stage: LanguageModel, numbers: dict[int, int], saved: Saved | None = None) -> Saved:
-    """Begin prompts of these numbers in slots; their prefix is `saved`, or is read by the first of them and saved."""
+    """Prefill prompts of these numbers in slots; their prefix is `saved`, or the first of them saves it."""
     for slot, number in numbers.items():
         prompt, asked = prompt_of(model, number), Conditions(SamplingParams(), number, 0, FRAMES, {})
         stage.begin([Begin(slot, 0, prompt, None, 0, FRAMES, 1, 0, len(prompt), asked)])
@@ -125,7 +125,7 @@ def test_a_step_looks_only_while_some_of_its_rows_share(model: S1Model, steps: S
     stage.step(everyone, 1)()
     stage.step(everyone[:4], 1)()
     stage.step(everyone[:2], 1)()
-    begin(model, stage, {0: 0})  # leaves them
+    begin(model, stage, {0: 0})  # leaves the group
     stage.step(everyone, 1)()
 
     assert steps == [(8, False), (8, True), (4, True), (2, False), (8, False)]

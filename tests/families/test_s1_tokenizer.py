@@ -1,4 +1,4 @@
-"""Text stays text; control tokens are only ever placed by id."""
+"""Text is never encoded to control tokens; those are only placed by id."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_codes_that_the_model_cannot_have_are_refused(codes: torch.Tensor) -> No
 
 
 def special_tokens(**changed: int | None) -> str:
-    """The control tokens, some by another id, or without one."""
+    """The control tokens, some with another id, or one missing."""
     special = json.loads((ASSETS / "special_tokens.json").read_text())
     special |= {f"<|{name}|>": value for name, value in changed.items()}
     return json.dumps({name: value for name, value in special.items() if value is not None})

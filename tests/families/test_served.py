@@ -1,4 +1,4 @@
-"""What every family is given: the doors of the server and of SageMaker, and a package that passes its own check."""
+"""Every family works through the server, SageMaker and packaging."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ASKED: dict[str, Any] = {"text": "Hello there.", "seed": 1, "max_new_tokens": 12
 
 @dataclass(frozen=True)
 class Kind:
-    """One family, and what it takes and refuses."""
+    """A family, with inputs that it accepts and refuses."""
 
     family: str
     stages: tuple[str, ...]
@@ -42,7 +42,7 @@ class Kind:
     meaningless: str  # a parameter
 
     def file(self) -> bytes:
-        """The voice as numpy writes it."""
+        """The voice as a numpy file."""
         written = io.BytesIO()
         if isinstance(self.arrays, dict):
             np.savez_compressed(written, **self.arrays)

@@ -1,6 +1,6 @@
-"""The templates of every stage, synthesised once; where the CDK or Node is not installed, what needs them is skipped.
+"""The templates of every stage, synthesised once; tests that need the CDK or Node are skipped without them.
 
-`python scripts/test.py --infra` installs the CDK into an environment of its own, without the engine.
+`python scripts/test.py --infra` installs the CDK into a separate environment, without the engine.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ HAS_CDK = all(importlib.util.find_spec(name) for name in ("aws_cdk", "cdk_nag", 
 HAS_NODE = shutil.which("node") is not None
 Templates = dict[str, dict[str, Any]]
 
-# They hold stages and manifests against the engine, and are no tests of a template.
+# These compare stages and manifests with the engine, and test no template.
 collect_ignore = [] if importlib.util.find_spec("s1_mini") else ["test_stages.py", "test_manifests.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the CDK where it is not installed."""
+    """Skip tests that need the CDK where it is not installed."""
     reason = why_skipped(has_cdk=HAS_CDK, has_node=HAS_NODE)
     for item in items:
         if item.get_closest_marker("infra") and reason:
@@ -42,7 +42,7 @@ def why_skipped(*, has_cdk: bool, has_node: bool) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _infra_on_the_path() -> Iterator[None]:
-    """Make `speech` importable, as for `python infra/app.py`."""
+    """Put `infra` on `sys.path`, as `python infra/app.py` does, to import `speech`."""
     sys.path.insert(0, str(INFRA))
     os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "20"
     yield
@@ -51,7 +51,7 @@ def _infra_on_the_path() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with all stages of the one-endpoint app; a finding of cdk-nag would have failed the synthesis."""
+    """A directory with all stages of the one-endpoint app; a cdk-nag finding would have failed the synthesis."""
     from speech.compose import compose_speech
     from speech.stages import STAGES, read_stage
     from speech.toolchain import new_app

@@ -1,4 +1,4 @@
-"""The templates under rules: AWS Solutions (cdk-nag), CloudFormation's schemas (cfn-lint), our own (guard)."""
+"""Template checks: AWS Solutions (cdk-nag), CloudFormation's schemas (cfn-lint), our own rules (guard)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.infra
 INFRA = Path(__file__).parents[2] / "infra"
 
-# (rule, a word of its message): why it is right here
+# (rule, a word of its message): the justification
 EXPLAINED = {
     ("W3037", "invokeendpointwithbidirectionalstream"): "newer than the linter's list of SageMaker's actions",
 }

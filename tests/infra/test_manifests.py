@@ -1,4 +1,4 @@
-"""What runs on other people's clusters is what they take: KubeRay's schemas, SageMaker's own description, our verbs."""
+"""Kubernetes and SageMaker manifests are valid: KubeRay's schemas, SageMaker's service model, our own commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMAS = json.loads((ROOT / "tests/assets/kuberay.json").read_text("utf-8"))
 
 
 def complaints(manifest: dict[str, Any]) -> list[str]:
-    """Return what the schema of its kind says against a manifest."""
+    """Return the validation errors of a manifest against the schema of its kind."""
     schema = {"$ref": f"#/$defs/{manifest['kind']}", "$defs": SCHEMAS["$defs"]}
     return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(manifest)]
 
@@ -43,7 +43,7 @@ def test_kuberays_schema_finds_what_is_wrong() -> None:
     workers["minReplica"] = workers.pop("minReplicas")
     workers["template"]["spec"]["containers"][0]["image"] = 1
 
-    assert len(complaints(wrong)) == 3  # and the right name is missing
+    assert len(complaints(wrong)) == 3  # and the correct name is missing
 
 
 def test_sagemaker_takes_the_processing_job() -> None:

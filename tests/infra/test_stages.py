@@ -1,4 +1,4 @@
-"""The file of stages, and what it says to the engine; needs nothing of AWS, so it runs with all other tests."""
+"""The stages file and the engine settings derived from it; runs without AWS packages, with all other tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stages() -> Any:
 
 @pytest.fixture
 def write(tmp_path: Path, stages: Any) -> Any:
-    """Write the defaults and one changed stage, and read it."""
+    """Write the defaults and one changed stage, and load them."""
 
     def _write(table: str, stage: str = "prod") -> Any:
         defaults = stages.STAGES_FILE.read_text(encoding="utf-8").partition("[dev]")[0]
@@ -46,7 +46,7 @@ def test_every_stage_of_the_file_can_be_read(stages: Any) -> None:
 def test_the_target_is_a_share_of_the_engines_slots(stages: Any, write: Any) -> None:
     assert write("slots = 8\ntarget_share = 0.5").target == 4.0
     assert write("slots = 16\ntarget_share = 0.5").target == 8.0
-    assert stages.concurrency_target(1, 0.5) == 1.0  # below one, an idle engine would already be too busy
+    assert stages.concurrency_target(1, 0.5) == 1.0  # below one, an idle engine would already count as overloaded
 
 
 def test_every_gpu_of_an_instance_has_an_engine_with_its_slots(stages: Any, write: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the templates promise, one sentence each; read from the synthesised templates, never compared to an old one."""
+"""Guarantees of the templates, checked on the synthesised output, never against a stored copy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def actions(policy: list[dict[str, Any]]) -> set[str]:
     return {action for group in listed for action in group}
 
 
-# The foundation.
+# Foundation
 
 
 def test_the_network_has_no_way_out(template: Find) -> None:
@@ -77,12 +77,12 @@ def test_interface_endpoints_are_where_the_stage_wants_them_and_cost_what_is_sai
     assert len(dear) == interfaces
     assert [each for each in found if each["VpcEndpointType"] == "Gateway"], "models come from S3"
     if dear:
-        told = f"{zones * 730 * 0.01:.0f} USD a month"  # an hour of one in one zone: 0.01 USD
+        told = f"{zones * 730 * 0.01:.0f} USD a month"  # 0.01 USD an hour for each zone
         assert all(told in page.read_text(encoding="utf-8") for page in pages)
 
 
 def test_what_a_stage_that_sleeps_costs_is_what_the_readme_sums_up(template: Find) -> None:
-    """Counted in the templates; a stage whose templates grow must say its new sum."""
+    """Computed from the templates; a stage whose templates grow needs a new sum in the README."""
     readme = (ROOT / "infra" / "README.md").read_text(encoding="utf-8")
     counted = {
         kind: sum(len(template(stack).find_resources(kind)) for stack in ("dev-foundation", "dev-realtime"))
@@ -157,7 +157,7 @@ def test_the_container_may_read_models_and_write_answers_and_nothing_more(templa
     assert not [each for each in actions(policy) if each.startswith(("sagemaker:", "iam:")) or each.endswith(":*")]
     for statement in policy:
         if statement["Resource"] == "*":
-            bare = {"ecr:GetAuthorizationToken", "cloudwatch:PutMetricData"}  # these actions know no resources
+            bare = {"ecr:GetAuthorizationToken", "cloudwatch:PutMetricData"}  # have no resource-level permissions
             assert all(each in bare or each.startswith("ec2:Describe") for each in actions([statement]))
         if "s3:PutObject" in actions([statement]):
             assert "models" not in json.dumps(statement)
@@ -181,7 +181,7 @@ def test_a_caller_may_invoke_this_stage_and_nothing_more(template: Find) -> None
     assert "s1-mini-staging" not in json.dumps(policy)
 
 
-# The real-time endpoint.
+# Real-time endpoint
 
 
 @pytest.mark.parametrize("stack", SPEAKING)
@@ -192,7 +192,7 @@ def test_every_container_is_isolated_and_in_the_network(template: Find, stack: s
 
     assert isolated
     assert all(len(each["VpcConfig"]["Subnets"]) == 2 for each in isolated)
-    # A component's place is its endpoint configuration's to say, any other model's its own.
+    # A component's instance type is set by its endpoint configuration, any other model's by itself.
     assert len(isolated) == 1
 
 
@@ -276,7 +276,7 @@ def test_scheduled_capacity_changes_by_the_clock_of_its_own_town(template: Find)
     assert limits["closes"] == {"MinCapacity": 1, "MaxCapacity": 2}
 
 
-# Down to zero.
+# Scale to zero
 
 
 def test_the_zero_variant_has_no_instance_while_nobody_asks_and_wakes_on_the_first(template: Find) -> None:
@@ -296,7 +296,7 @@ def test_the_zero_variant_has_no_instance_while_nobody_asks_and_wakes_on_the_fir
     ]
 
 
-# Alarms.
+# Alarms
 
 
 def test_the_endpoint_is_watched_for_slowness_errors_queue_and_want_of_capacity(template: Find) -> None:
@@ -371,7 +371,7 @@ def test_the_dashboard_shows_alarms_numbers_and_last_errors(template: Find) -> N
         assert shown in body, shown
 
 
-# Asynchronous.
+# Asynchronous endpoint
 
 
 def test_the_asynchronous_endpoint_hands_an_engine_no_more_than_its_slots(template: Find) -> None:
@@ -394,7 +394,7 @@ def test_the_asynchronous_endpoint_sleeps_without_instances_and_wakes_on_a_backl
     assert {"s1-mini-prod-async-backlog", "s1-mini-prod-async-oldest"} <= set(alarms(found))
 
 
-# Many models.
+# Multi-model endpoint
 
 
 def test_requests_of_one_voice_go_to_one_instance_until_its_slots_are_taken(template: Find) -> None:

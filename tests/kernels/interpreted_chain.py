@@ -1,4 +1,4 @@
-"""The kernels of the codec's chain, step by step on a CPU: run by `test_chain.py` with Triton's interpreter."""
+"""The codec chain's kernels on a CPU: run by `test_chain.py` with Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from s1_mini.kernels.convolution_chain import (
 from s1_mini.kernels.snake import Rows, snake_table
 from tests.kernels.test_chain import ending_of, unit_of
 
-ROUNDING = 2**-8  # of numbers up to 8 in 16 bits, and of sums of such
+ROUNDING = 2**-8  # for values up to 8 in 16 bits, and for their sums
 
 
 def small(tile: ConvolutionTile) -> ConvolutionTile:
-    """The same with few steps, which an interpreter is through with sooner."""
+    """The same with few steps, which the interpreter finishes sooner."""
     return tile._replace(tall=16)
 
 
@@ -122,7 +122,7 @@ def test_the_past_is_put_before_and_the_last_steps_kept(steps: int, context: int
 
 
 def test_angles_of_any_size_have_their_sine() -> None:
-    """An identity as weight: what comes is Snake of x, with α x up to 6,000."""
+    """The weight is the identity, so the output is Snake of x, with α x up to 6,000."""
     x, alpha = (randn(1, 64, 96) * 40).half(), 0.01 + 40 * torch.rand(96, generator=torch.Generator().manual_seed(0))
     ending = Epilogue(96, None, snake_table(alpha), 0, keeps_total=False)
 

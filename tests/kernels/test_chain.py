@@ -1,4 +1,4 @@
-"""The kernels of the codec's chain beside their plain references: without a GPU by Triton's interpreter."""
+"""The codec chain's kernels match their plain references; without a GPU under Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from s1_mini.kernels.convolution_chain import (
 )
 from s1_mini.kernels.snake import Rows, snake_table
 
-H100 = 232_448  # bytes of shared memory that a program may have
+H100 = 232_448  # bytes of shared memory per program
 INTERPRETED = Path(__file__).with_name("interpreted_chain.py")
 
 

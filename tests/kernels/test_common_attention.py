@@ -1,6 +1,6 @@
-"""Rows that share a prefix read it once, from their leader's slot, and give what each gives alone.
+"""Rows that share a prefix read it once, from their leader's slot, and match unshared attention.
 
-On a GPU; without one, where Triton is installed, by its interpreter (TRITON_INTERPRET=1, -m gpu).
+Runs on a GPU or, where Triton is installed, in its interpreter (TRITON_INTERPRET=1, -m gpu).
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ orders = pytest.mark.parametrize("ordered", [False, True])
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put rows in one part however few they are, and run kernels wherever Triton runs."""
+    """Keep rows in one part however few there are, and run kernels wherever Triton runs."""
     monkeypatch.setattr(decode_attention, "PROGRAMS", 1)
     for module in (decode_attention, common_attention):
         monkeypatch.setattr(module, "runs_triton", lambda _: True)
-    if DEVICE == "cpu":  # the interpreter knows float32 only, but may have the shape of bfloat16
+    if DEVICE == "cpu":  # the interpreter knows float32 only, but can use the tiles of bfloat16
         plain = common_attention._shape
         monkeypatch.setattr(common_attention, "_shape", lambda shared, _: plain(shared, torch.bfloat16))
 
 
 @dataclass
 class Room:
-    """Slots that speak, each of a voice (0: one of its own) whose prefix they have; what a step of them is given."""
+    """Active slots, each with a voice (0: none shared) whose prefix it holds, and the inputs of a step."""
 
     voices: list[int]
     dtype: torch.dtype
     lengths: dict[int, int]  # positions of a voice's prefix
-    span: int = SPAN  # below which those that step stand
+    span: int = SPAN  # above all positions of the rows in a step
 
     def __post_init__(self) -> None:
         rows, self.made = len(self.voices), torch.Generator().manual_seed(7)
@@ -71,7 +71,7 @@ class Room:
         return self.lengths.get(self.voices[row], 0)
 
     def join(self, row: int, voice: int) -> None:
-        """Begin a slot with its voice's prefix copied from the slot that has it."""
+        """Start a slot with its voice's prefix copied from another slot."""
         self.voices[row] = voice
         self.shared.forget(row)
         if not voice:
@@ -82,7 +82,7 @@ class Room:
         self.shared.hold(row, self.prefixes[voice], length)
 
     def step(self, common: CommonPrefixes | None, rows: Tensor | None = None) -> Tensor:
-        """Attend from all rows or some; keys and values of the members of groups are not to be read if `common`."""
+        """Run attention for all or some rows; if `common`, keys and values of group members must not be read."""
         keys, values = self.keys.clone(), self.values.clone()
         if common is not None:
             for leader, length, *members in common.groups.tolist():
@@ -109,7 +109,7 @@ class Room:
 
 
 def by_torch(room: Room, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """What plain torch gives, each row reading its own copy."""
+    """Return plain torch's output, each row reading its own copy."""
     with monkeypatch.context() as patch:
         patch.setattr(decode_attention, "runs_triton", lambda _: False)
         patch.setattr("s1_mini.kernels.rope.runs_triton", lambda _: False)
@@ -121,7 +121,7 @@ def by_torch(room: Room, monkeypatch: pytest.MonkeyPatch) -> Tensor:
 
 
 def ragged(dtype: torch.dtype) -> Room:
-    """One voice of more rows than a group has, one of a few, one of too few, one that is too short, and rows alone."""
+    """One voice with more rows than a group, one with few, one with too few, one too short, and unshared rows."""
     shape = common_attention._shape(HEADS // GROUPS, dtype)
     most = shape.lines // (HEADS // GROUPS) + 1
     voices = [1] * most + [2] * 5 + [3] * 2 + [4] * 5 + [0] * 4
@@ -153,7 +153,7 @@ def test_in_one_order_a_row_gives_the_same_bits_whether_it_shares_or_not(
         room = ragged(dtype)
         shared, apart = room.together(), room.step(None)
         assert torch.equal(shared, apart)
-        monkeypatch.setattr(decode_attention, "PROGRAMS", 256)  # alone, a row is shared out to several
+        monkeypatch.setattr(decode_attention, "PROGRAMS", 256)  # alone, a row is split into several parts
         for row in (0, 1, 9):
             assert torch.equal(room.step(None, torch.tensor([row], device=DEVICE))[0], shared[row])
 
@@ -163,7 +163,7 @@ def test_in_one_order_a_row_gives_the_same_bits_whether_it_shares_or_not(
 def test_a_group_that_rests_may_have_more_in_common_than_all_that_step_attend_to(
     dtype: torch.dtype, ordered: bool
 ) -> None:
-    voices = [2, 1, 1, 1, 1, 2, 2, 2]  # those of voice 1 rest
+    voices = [2, 1, 1, 1, 1, 2, 2, 2]  # the rows of voice 1 are idle
     with batch_invariance(ordered):
         room = Room(voices, dtype, {1: 224, 2: 64})
         apart = room.step(None)
@@ -172,7 +172,7 @@ def test_a_group_that_rests_may_have_more_in_common_than_all_that_step_attend_to
 
     stepping = torch.tensor(voices) == 2
     assert room.shared.tables.starts.tolist() == [64, 224, 224, 224, 224, 64, 64, 64]
-    if ordered and (dtype == torch.bfloat16 or DEVICE == "cpu"):  # float32 has no such order on a GPU
+    if ordered and (dtype == torch.bfloat16 or DEVICE == "cpu"):  # float32 has no batch-invariant mode on a GPU
         assert torch.equal(ours[stepping], apart[stepping])
     else:
         assert_close(ours[stepping], apart[stepping], dtype)
@@ -191,7 +191,7 @@ def test_rows_join_and_their_leader_leaves(monkeypatch: pytest.MonkeyPatch, dtyp
         room.voices[0] = 0
         room.shared.forget(0)
         for each in (room.keys, room.values):
-            each[0] = room.randn(GROUPS, SPAN + 1, SIZE)  # somebody else's
+            each[0] = room.randn(GROUPS, SPAN + 1, SIZE)  # another slot's
 
         ours = room.together()
         assert room.shared.tables.groups[0, :2].tolist() == [1, 96]

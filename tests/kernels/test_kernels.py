@@ -1,4 +1,4 @@
-"""Every kernel gives what its plain reference gives, in fp32 within rounding and in bf16 within one step of it."""
+"""Every kernel matches its plain reference, in fp32 within rounding and in bf16 within one step of it."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_dilated_convolution(
 def test_a_step_of_attention_over_an_fp8_cache(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, shared: bool
 ) -> None:
-    """A number on the edge between two of fp8's may fall to either: one in a hundred may differ by a step."""
+    """A value halfway between two fp8 numbers may round either way: one in a hundred may differ by a step."""
     qkv, rope = randn(rows, 32 * 128, dtype=dtype), randn(rows, 64, 2)
     before = [randn(rows, 8, 701, 128).to(FP8) for _ in range(2)]
     position = torch.arange(rows, device="cuda") * 9

@@ -1,4 +1,4 @@
-"""In one order a row gives the same bits whoever is beside it, wherever it stands; without, they may differ."""
+"""In batch-invariant mode a row has the same bits in any batch and at any position; otherwise they may differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_any_number_of_rows_that_look_any_distance_adds_up_columns_in_the_same_b
 
 
 def assert_same_bits(call: Callable[[Tensor], Tensor], counts: tuple[int, ...] = COUNTS) -> None:
-    """What `call` gives of some of `ROWS` rows, the first ones or the last, is what it gives of all."""
+    """Compare `call` on some of `ROWS` rows, the first or the last, with `call` on all of them."""
     with batch_invariance():
         whole = call(torch.arange(ROWS, device="cuda"))
         for count in counts:
@@ -75,7 +75,7 @@ def test_a_product_and_a_residual_with_the_norm_that_follows(dtype: torch.dtype,
 
 @needs_gpu[0]
 @needs_gpu[1]
-@pytest.mark.parametrize("dtype", [torch.bfloat16])  # float32 has no such order: the engine refuses
+@pytest.mark.parametrize("dtype", [torch.bfloat16])  # float32 has no batch-invariant mode: the engine refuses
 @pytest.mark.parametrize("span", [10, 700])
 @pytest.mark.parametrize("in_slots", [False, True])
 def test_a_step_of_attention(dtype: torch.dtype, span: int, in_slots: bool) -> None:

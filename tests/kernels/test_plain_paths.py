@@ -1,4 +1,4 @@
-"""What the kernels of a step give where there is no Triton, against the same written out in torch."""
+"""The kernels of a step without Triton match the same formulas in plain torch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_parts_are_summed_before_they_are_rounded() -> None:
 
 @pytest.mark.parametrize("normed", [False, True])
 def test_rows_that_name_one_slot_attend_as_a_block_of_its_tokens(normed: bool) -> None:
-    """Two slots' tokens in one step, the one's all, the other's after some that its cache has."""
+    """Tokens of two slots in one step: all of one slot, and the tokens of the other after its cached ones."""
     past = {1: 0, 2: 5}
     norms = HeadNorms(randn(SIZE), randn(SIZE) + 1, 1e-6) if normed else None
     rope = rope_table(COLUMNS, SIZE, 10_000, torch.device("cpu"), rounded_to=torch.bfloat16)
@@ -104,7 +104,7 @@ def test_rows_that_name_one_slot_attend_as_a_block_of_its_tokens(normed: bool) -
         torch.testing.assert_close(out[own][columns[order][own].argsort()], block.transpose(0, 1).flatten(1))
         torch.testing.assert_close(keys[slot], known[0])
         torch.testing.assert_close(values[slot], known[1])
-    assert torch.equal(keys[0], before[0][0])  # nobody named it
+    assert torch.equal(keys[0], before[0][0])  # not selected
     assert torch.equal(values[0], before[1][0])
 
 

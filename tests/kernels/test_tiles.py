@@ -1,4 +1,4 @@
-"""Tiles of the many-rows product, by the shared memory of a GPU."""
+"""Tile sizes of the GEMM kernel, by the shared memory of a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from s1_mini.kernels.linear import Tile, many_tile
 
-T4, A10G, A100, H100 = 65_536, 101_376, 166_912, 232_448  # bytes that a program may have, by CUDA's tables
+T4, A10G, A100, H100 = 65_536, 101_376, 166_912, 232_448  # bytes per program, by CUDA's tables
 ROWS = (1, 2, 3, 8, 16, 63, 64, 65, 128, 129, 256)
 SIZES = [
     (rows, outputs, inputs, gated)
@@ -24,7 +24,7 @@ def test_every_product_has_a_tile_that_fits_the_gpu(limit: int, item_size: int) 
         tile = many_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit)
 
         assert tile.shared_bytes(item_size, gated) <= limit
-        assert min(tile.rows, tile.outputs, tile.inputs) >= 16  # what Triton's product wants
+        assert min(tile.rows, tile.outputs, tile.inputs) >= 16  # the minimum of Triton's dot
         assert tile.stages >= 2
 
 
@@ -33,7 +33,7 @@ def test_a_gpu_with_enough_keeps_the_tile_that_was_fastest() -> None:
 
     assert half[0] == half[1] == Tile(64, 32, 128, warps=4, stages=5)
     assert [tile.stages for tile in half[2:]] == [3, 2]
-    # What Triton 3.6 made of it for compute capability 8.6: one stage less than it loads ahead, and too much for 99 KB.
+    # Triton 3.6 for compute capability 8.6 uses one stage less than it loads ahead, and too much for 99 KB.
     assert half[0].shared_bytes(2, gated=True) * 4 // 5 == 131_072 > A10G
 
 

@@ -1,4 +1,4 @@
-"""Weights in eight bits, and packed for a CPU: how near they are to the trained ones, and products with them."""
+"""Eight-bit weights and weights packed for a CPU: rounding errors and products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ formats = pytest.mark.parametrize("dtype", [torch.int8, FP8], ids=["int8", "fp8"
 
 
 def randn(*shape: int) -> Tensor:
-    """Numbers that bf16 has, so that no format rounds them."""
+    """Random numbers that bf16 represents exactly, so that no format rounds them."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16().float()
 
 
@@ -90,7 +90,7 @@ WEIGHTS = torch.randn(2, 40, 33, generator=torch.Generator().manual_seed(0))
 
 
 def almost_bfloat16() -> torch.Tensor:
-    """All but one number, and that by its last bit."""
+    """All values but one are bf16 numbers; that one differs by its last bit."""
     weights = WEIGHTS.bfloat16().float()
     weights[1, 0, 0] = 1 + 2**-23
     return weights

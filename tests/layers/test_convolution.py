@@ -1,4 +1,4 @@
-"""Short convolutions are products where torch's own ways are slow, and give what those give."""
+"""Short convolutions run as matrix products where torch is slow, and give the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block whose linear layers are kept in eight bits does what one with the same weights in full does."""
+"""A block with eight-bit linear layers matches one with the same weights in full precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = 6
 
 
 def pair(dtype: torch.dtype) -> tuple[TransformerBlock, TransformerBlock]:
-    """A quantised block, and one with the same weights in full; both merged."""
+    """A quantised block, and one with the same weights in full precision; both merged."""
     torch.manual_seed(0)
     kept = TransformerBlock(SIZES).requires_grad_(False)
     for parameter in kept.parameters():

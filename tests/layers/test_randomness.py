@@ -1,4 +1,4 @@
-"""Random numbers belong to a request."""
+"""Each request has its own random numbers."""
 
 from __future__ import annotations
 

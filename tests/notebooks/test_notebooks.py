@@ -1,4 +1,4 @@
-"""The notebooks are committed bare, call the package, run from top to bottom, and show and play something."""
+"""The notebooks are committed without output, call only the package, run completely, and produce audio and plots."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SDK_PINS = ["sagemaker==3.27.0", "aiobotocore>=2.20", "s3fs>=2025"]  # without the last two pip tries versions for long
+SDK_PINS = ["sagemaker==3.27.0", "aiobotocore>=2.20", "s3fs>=2025"]  # the last two keep pip from backtracking
 VOICES = len(list((ROOT / "src" / "s1_mini" / "default_model" / "voices").iterdir()))
 SOUNDS = {"01_first_sentence": 5 + VOICES, "02_batching_and_latency": 0, "03_deploy_to_sagemaker": 2}
 PICTURES = {"01_first_sentence": 3, "02_batching_and_latency": 3, "03_deploy_to_sagemaker": 1}
 
-# What every Python of a notebook runs first: an address beyond this machine is noted, and refused.
+# Runs first in every Python that a notebook starts: a non-local address is recorded and refused.
 FENCE = """
 import os, sys
 
@@ -56,7 +56,7 @@ def read(path: Path) -> Any:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    """A folder to work in, with what the notebooks find beside them in the checkout."""
+    """A working directory, with the files that the notebooks find next to them in the checkout."""
     shutil.copytree(ROOT / "docs" / "voice", tmp_path / "docs" / "voice")
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "fence").mkdir()
@@ -66,7 +66,7 @@ def desk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(desk: Path) -> dict[str, str]:
-    """Variables of a person who has just installed: no settings, credentials of nobody, no file of this machine."""
+    """Environment variables of a fresh installation: no settings, no credentials, no files of this machine."""
     ours = ("AWS_", "S1_MINI_", "JUPYTER_", "IPYTHON", "PYTEST_", "MPLBACKEND", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept | {
@@ -87,7 +87,7 @@ def environment(desk: Path) -> dict[str, str]:
 
 @pytest.fixture
 def kernels(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for kernels, in which this machine's own are not seen."""
+    """A directory for Jupyter kernels that hides this machine's own."""
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(desk / "jupyter"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(desk / "runtime"))
     monkeypatch.setenv("JUPYTER_PATH", "")
@@ -95,7 +95,7 @@ def kernels(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def execute(book: Any, desk: Path, environment: dict[str, str], python: str, kernels: Path) -> Any:
-    """Run all cells in a new kernel of `python`; raises where one fails."""
+    """Run all cells in a new kernel of `python`; raise if one fails."""
     kernel = kernels / "ours" / "kernel.json"
     kernel.parent.mkdir(parents=True)
     start = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -120,7 +120,7 @@ def streams(book: Any, name: str) -> str:
 
 
 def check_sounds(book: Any, count: int) -> None:
-    """See that so many players are there, and that each plays something that is not a silence."""
+    """Check that there are `count` audio players, and that none plays silence."""
     players = [page for page in outputs(book, "text/html") if "<audio" in page]
     assert len(players) == count
     for page in players:
@@ -131,7 +131,7 @@ def check_sounds(book: Any, count: int) -> None:
 
 
 def check_pictures(book: Any, count: int) -> None:
-    """See that so many pictures are there, and that each has something in it."""
+    """Check that there are `count` pictures, and that none is blank."""
     pictures = [matplotlib.image.imread(io.BytesIO(base64.b64decode(data))) for data in outputs(book, "image/png")]
     assert len(pictures) == count
     for picture in pictures:
@@ -207,7 +207,7 @@ def test_a_notebook_runs_with_no_network_and_shows_and_plays_what_it_made(
 
 
 def test_the_fence_holds(desk: Path, environment: dict[str, str]) -> None:
-    """In a Python that a notebook would start, nothing beyond this machine is reached, and trying is noted."""
+    """A Python that a notebook starts cannot reach other hosts, and its attempts are recorded."""
     ask = "import urllib.request; urllib.request.urlopen('http://192.0.2.1:9/', timeout=1)"
 
     done = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=False)
@@ -222,7 +222,7 @@ def test_the_fence_holds(desk: Path, environment: dict[str, str]) -> None:
 def test_the_sdks_cells_ask_the_endpoint_and_make_and_remove_a_config(
     desk: Path, environment: dict[str, str], kernels: Path
 ) -> None:
-    """In an environment of its own: what is here, and AWS's `sagemaker` of version 3 on top."""
+    """Runs in a separate environment: this one's packages, plus version 3 of AWS's `sagemaker`."""
     venv.create(desk / "venv", with_pip=False)
     base = {"base": str(desk / "venv"), "platbase": str(desk / "venv")}
     python = Path(sysconfig.get_path("scripts", "venv", base), Path(sys.executable).name)

@@ -1,4 +1,4 @@
-"""`s1-mini package`, from the command line to a container that serves what it wrote."""
+"""`s1-mini package`, from the command line to a container that serves the artifact."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_without_a_checkpoint_the_voice_that_ships_is_packaged(tmp_path: Path, m
 
 
 class Process:
-    """A process that ends with `code` when it is asked to, and writes down how it was."""
+    """A process that exits with `code` on request, and records how it was stopped."""
 
     def __init__(self, code: int, refuses: bool = False) -> None:
         self.code, self.refuses = code, refuses

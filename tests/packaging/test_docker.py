@@ -1,4 +1,4 @@
-"""The image itself, built and run by Docker: as whom it runs, what is in it, that it speaks where it cannot write."""
+"""The image, built and run by Docker: its user, its contents, and synthesis on a read-only file system."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TAG = "s1-mini:test"
 START_S = 240
-# Nothing is allowed that is not needed: what an orchestrator's strictest profile asks for.
+# Only the privileges it needs: the options of an orchestrator's strictest profile.
 STRICT = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 
 pytestmark = [
@@ -31,7 +31,7 @@ def docker(*words: str, check: bool = True) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _image() -> None:
-    """The one without CUDA, which a hosted machine has room for."""
+    """The image without CUDA, which fits on a hosted runner."""
     docker(
         "build", "--platform=linux/amd64", "--build-arg=VARIANT=cpu", "--file=sagemaker/Dockerfile", f"--tag={TAG}", "."
     )
@@ -47,7 +47,7 @@ def started(*options: str) -> Iterator[str]:
 
 @pytest.fixture(params=["1000:1000", "4321:4321"])
 def container(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The image's own user, and one that the image does not know."""
+    """A container with the image's own user, and with one that the image does not know."""
     yield from started(*STRICT, f"--user={request.param}")
 
 

@@ -1,4 +1,4 @@
-"""What SageMaker's variables become, row by row, and what a model folder may be."""
+"""Mapping of SageMaker's variables, row by row, and valid model folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it lacks for more is said in one sentence, with the command that installs it."""
+"""Missing extras are reported in one sentence, with the command that installs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from s1_mini.extras import MODULES
 ROOT = Path(__file__).parents[2]
 
 
-# One process for all: each would load torch anew.
+# One process for all: each process would import torch again.
 RUN_ALL = """
 import contextlib, io, json, sys
 from s1_mini.cli.app import run
@@ -50,7 +50,7 @@ LACKING = {
 
 
 def requirements(name: str) -> set[str]:
-    """The packages of a list of requirements, as their names are written in an import."""
+    """Import names of the packages in a requirements file."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines if not line.startswith("#")}
 

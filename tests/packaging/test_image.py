@@ -1,4 +1,4 @@
-"""The image's recipe keeps what we promise of it; its install steps run in an environment of their own."""
+"""The Dockerfile keeps its guarantees; its install steps run in a separate environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from s1_mini.packaging.compile_cache import VARIABLES
 
 ROOT = Path(__file__).parents[2]
 KNOWN = {"ARG", "FROM", "ENV", "WORKDIR", "COPY", "RUN", "LABEL", "VOLUME", "EXPOSE", "USER", "HEALTHCHECK", "CMD"}
-TRITON = "triton==3.7.1"  # what the locked torch brings where it comes with CUDA
+TRITON = "triton==3.7.1"  # dependencies of the locked torch with CUDA
 
 
 class Instruction(NamedTuple):
@@ -43,12 +43,12 @@ def texts(word: str) -> list[str]:
     return [one.text for one in RECIPE if one.word == word]
 
 
-# What stands below the second FROM is in the image; what stands above only makes it.
+# The instructions below the second FROM form the image; those above only build its contents.
 IN_IMAGE = RECIPE[[number for number, one in enumerate(RECIPE) if one.word == "FROM"][1] :]
 
 
 def test_plain_instructions_stand_on_one_base_that_a_build_can_name_by_its_digest() -> None:
-    """No ADD, which unpacks and fetches; no ENTRYPOINT, which SageMaker does not replace."""
+    """No ADD, which unpacks and downloads; no ENTRYPOINT, which SageMaker does not replace."""
     assert {one.word for one in RECIPE} <= KNOWN
     assert texts("FROM") == ["${BASE} AS build", "${BASE}"]
     assert re.fullmatch(r"BASE=python:3\.\d+-slim-\w+", texts("ARG")[0])
@@ -75,7 +75,7 @@ def test_all_that_is_written_goes_to_a_volume() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
 @pytest.mark.parametrize("variable", ["S1_MINI_SERVER_PORT", "SAGEMAKER_BIND_TO_PORT"])
 def test_its_health_is_what_ping_answers(variable: str) -> None:
-    """The check as it stands, against a server that is well and then not."""
+    """The unchanged health check, against a server that is healthy and then is not."""
     (text,) = texts("HEALTHCHECK")
     command = text.partition("CMD ")[2]
     statuses = iter([200, 503])
@@ -102,7 +102,7 @@ def test_its_health_is_what_ping_answers(variable: str) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
 def test_in_place_of_a_compiler_stands_one_compiled_driver(tmp_path: Path) -> None:
-    """Triton asks for it as it asks gcc; whatever else it asks for is refused with a sentence."""
+    """Triton calls it like gcc; any other call is refused with a sentence."""
     made = tmp_path / "triton_driver"
     made.with_suffix(".c").write_text("int driver;")
     made.with_suffix(".so").write_bytes(b"compiled")
@@ -146,7 +146,7 @@ def test_no_secret_and_no_setting_of_a_person_is_in_it() -> None:
 
 
 def made_by() -> list[str]:
-    """The steps that make what the image gets."""
+    """The steps that build the contents of the image."""
     return [one.text for one in RECIPE[: RECIPE.index(IN_IMAGE[0])] if one.word == "RUN"]
 
 
@@ -177,14 +177,14 @@ def test_serve_and_the_compiler_s_stand_in_are_programs_that_become_what_they_st
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
 def test_the_install_steps_make_an_environment_that_speaks(tmp_path: Path) -> None:
-    """The RUN lines as they stand, with this machine's index, in a folder that holds only what is copied."""
+    """The unchanged RUN lines, with this machine's index, in a folder that holds only the copied files."""
     build, venv = tmp_path / "build", tmp_path / "venv"
     for name in copied():
         target = build / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, target)
     environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
-    # This machine's own index, and torch for the CPU where it knows one.
+    # This machine's own index, and torch for the CPU where it has one.
     environment |= {"VARIANT": "cpu", "CPU_INDEX": os.environ.get("PIP_EXTRA_INDEX_URL", "")}
     for text in (text for text in made_by() if "apt-get" not in text):
         step = text.replace("/opt/s1_mini", str(venv))
@@ -207,7 +207,7 @@ def test_the_install_steps_make_an_environment_that_speaks(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
 def test_triton_takes_the_driver_that_the_recipe_compiles_for_its_own(tmp_path: Path) -> None:
-    """Of the image with CUDA: its step, as it stands, and then Triton itself, with a libcuda that is only a name."""
+    """In the CUDA image: its unchanged step, and then Triton itself, with an empty libcuda."""
     opt = tmp_path / "opt"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", opt], check=True)
     pip = [sys.executable, "-m", "pip", "--python", opt, "install", "--quiet", "--no-deps", TRITON]

@@ -1,4 +1,4 @@
-"""Packaging: the same bytes twice, the same voice, and nothing that is not what its manifest says."""
+"""Packaging is reproducible, keeps the model's output, and detects files that differ from the manifest."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_what_is_compiled_is_kept_where_the_setting_says_unless_a_variable_says_
         assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere"
 
 
-# What is refused, folder and archive, each by name.
+# Refused folders and archives, each by name
 
 
 def change(model: Path) -> None:
@@ -260,7 +260,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 
 
 class Status(NamedTuple):
-    """What Windows tells of a path."""
+    """Path status as Windows reports it."""
 
     st_mode: int
     st_reparse_tag: int
@@ -383,7 +383,7 @@ def test_a_manifest_that_was_edited_contradicts_itself() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in KiB only there")
 def test_a_large_checkpoint_takes_little_memory(tmp_path: Path, published: Path) -> None:
-    """A quarter of a gigabyte more of weights, not an eighth of it more of memory."""
+    """A quarter of a gigabyte more of weights takes less than an eighth of it more memory."""
     recipe = RECIPES["tiny"]
     large = type(recipe)(recipe.model | {"dim": 1024, "intermediate_size": 8192}, recipe.codec, num_semantic=64)
     write_random_checkpoint(tmp_path / "large", large, form="published")

@@ -1,4 +1,4 @@
-"""An archive that would unpack to more than an artifact can have is refused by its headers, in little memory."""
+"""Archives that would unpack to too much are refused by their headers, in little memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIBI = 2**30
 
 @contextmanager
 def in_little_memory() -> Iterator[None]:
-    """Fail where more than 8 MiB of Python's memory are held at once."""
+    """Fail if more than 8 MiB of Python memory are held at once."""
     tracemalloc.start()
     try:
         yield
@@ -38,7 +38,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 
 def write_packed(path: Path, *parts: bytes, zeros: int = 0) -> Path:
-    """Write a gzip of the parts and so many MiB of zeros after them."""
+    """Write a gzip of the parts, followed by `zeros` MiB of zeros."""
     packer = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS | 16)
     with path.open("wb") as file:
         for part in (*parts, *(bytes(MEBI) for _ in range(zeros))):
@@ -94,7 +94,7 @@ def test_a_manifest_that_is_too_large_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
-    """It has a gigabyte and takes none in the archive."""
+    """A gigabyte of holes takes no space in the archive."""
     info = tarfile.TarInfo("model.safetensors")
     info.size = 2 * tarfile.BLOCKSIZE
     info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(GIBI)}
@@ -122,7 +122,7 @@ def test_more_files_than_an_artifact_can_have_are_refused(tmp_path: Path) -> Non
 
 
 def test_a_damaged_archive_is_read_or_refused(tmp_path: Path) -> None:
-    """Damaged before it is packed, so that it comes as far as the headers."""
+    """The damage is done before packing, so it reaches the header parser."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in ("config.json", "voices/" + "long" * 40, "é.txt"):
@@ -136,10 +136,10 @@ def test_a_damaged_archive_is_read_or_refused(tmp_path: Path) -> None:
         for _ in range(draw.choice((1, 2, 8))):
             start = draw.choice([at for at in range(0, len(content) - 512, 512) if content[at]])
             damaged[start + draw.randrange(512)] = draw.randrange(256)
-            if content[start + 257 : start + 262] == b"ustar":  # give the header its checksum
+            if content[start + 257 : start + 262] == b"ustar":  # set the header's checksum
                 block = damaged[start : start + 148] + b" " * 8 + damaged[start + 156 : start + 512]
                 damaged[start + 148 : start + 156] = b"%06o\0 " % sum(block)
         archive = write_packed(tmp_path / f"{count}.tar.gz", bytes(damaged))
-        with pytest.raises(PackageError):  # for it has no manifest, at least
+        with pytest.raises(PackageError):  # at the least because it has no manifest
             unpack_archive(archive, tmp_path / "model")
         assert not (tmp_path / "model").exists()

@@ -1,4 +1,4 @@
-"""Sending to S3, on moto: in parts, going on after a failure, never over what is there."""
+"""Uploads to S3, on moto: multipart, resumed after a failure, never overwriting existing objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from s1_mini.sagemaker.upload import Uploader, UploadError
 
 BUCKET = "models-of-ours"
 PLACE = S3Place(BUCKET, "voices/1")
-PART = 5 * 2**20  # the least that S3 takes
+PART = 5 * 2**20  # S3's minimum
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of moto
 
 
@@ -39,12 +39,12 @@ def s3(account: None) -> Iterator[Any]:
 def large(tmp_path: Path) -> Path:
     path = tmp_path / "model.tar.gz"
     path.write_bytes(b"".join(bytes([number]) * PART for number in range(5)) + b"end")
-    os.utime(path, (0, 0))  # moto's uploads all began in 2010
+    os.utime(path, (0, 0))  # all of moto's uploads were started in 2010
     return path
 
 
 class Recorder:
-    """A real client that counts what is asked of it, and fails where it is told to."""
+    """A real client that counts its requests, and fails at a given one."""
 
     def __init__(self, client: Any, fails_at: int | None = None) -> None:
         self._client, self.fails_at = client, fails_at

@@ -1,4 +1,4 @@
-"""What is published is built without a warning, whole, has no dead link, and runs where it is installed."""
+"""The published package builds without warnings, is complete, has no dead links, and runs once installed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ build_meta.build_sdist(target)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the source archive; any warning of setuptools would have failed the build."""
+    """A folder with the wheel and the source archive; any setuptools warning would have failed the build."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for path in [*(ROOT / name for name in SOURCES), *ROOT.glob("requirements*.txt")]:
         if path.is_dir():
@@ -116,7 +116,7 @@ def test_this_release_has_its_entry_in_the_changelog_with_a_date() -> None:
 
 
 def test_installed_in_an_environment_of_its_own_it_speaks_without_the_extras(built: Path, tmp_path: Path) -> None:
-    """What a plain install would fetch is lent by this environment: a .pth file adds its packages."""
+    """This environment provides the dependencies of a plain install: a .pth file adds its packages."""
     (path,) = built.glob("*.whl")
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)

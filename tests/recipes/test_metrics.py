@@ -1,4 +1,4 @@
-"""What a voice is judged by can itself be relied upon: words in any accepted reading, and DNSMOS."""
+"""The evaluation metrics are reliable: word errors accept any valid reading, and DNSMOS detects noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trains the 24 kHz codec computes what the engine computes, and its kernels what plain sums give."""
+"""Training of the 24 kHz codec computes the same as the engine, and its kernels the same as plain sums."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 SMALL = {
     **CODECS["fast"],
     "encoder_dim": 64,
-    "encoder_rates": [3, 4],  # 128 channels are left to kernels, 256 to the compiler
+    "encoder_rates": [3, 4],  # 128 channels run in kernels, 256 in compiled code
     "encoder_transformer_layers": [0, 0],
     "decoder_dim": 512,
     "decoder_rates": [4, 3],
@@ -100,7 +100,7 @@ def test_each_of_several_processes_reads_its_own_speech_and_together_they_read_a
 def by_both(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, inputs: list[Tensor], call: Callable[[], Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """What kernels give, gradients of `inputs` included, and what plain sums give."""
+    """Kernel outputs, including the gradients of `inputs`, and those of plain sums."""
     found = []
     for _ in range(2):
         made = call()

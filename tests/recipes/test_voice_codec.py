@@ -1,4 +1,4 @@
-"""The 24 kHz codec: each stage of its training leaves one that the engine opens, and the last stage moves no code."""
+"""The 24 kHz codec: each training stage saves a codec that the engine loads; the last stage changes no code."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ def test_the_decoder_waits_until_new_discriminators_have_learnt(work: Path) -> N
     stage._set_rate()
     assert stage.rate > 0.9 * stage.schedule.rate
     stage.save()
-    assert training(work, "decoder")._patience == stage.stage.patience  # its own state tells how far it was
+    assert training(work, "decoder")._patience == stage.stage.patience  # its saved state has the progress
     (work / "decoder.pt").unlink()
-    assert training(work, "decoder")._patience == 0  # discriminators that have learnt need no time
+    assert training(work, "decoder")._patience == 0  # trained discriminators need no warm-up
 
 
 TOGETHER = """
@@ -191,7 +191,7 @@ Path(sys.argv[1], f"rank_{group.rank}.json").write_text(json.dumps([drawn, remai
 def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: Path) -> None:
     root = Path(__file__).parents[2]
     (work / "together.py").write_text(TOGETHER)
-    shutil.copy(work / "speech" / "shard_00.npz", work / "speech" / "shard_04.npz")  # by its name the other process's
+    shutil.copy(work / "speech" / "shard_00.npz", work / "speech" / "shard_04.npz")  # the other process's, by its name
     command = [sys.executable, str(work / "together.py"), str(work), json.dumps(TINY)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(root / "src"), str(root))), "OMP_NUM_THREADS": "1"}
     running = [subprocess.Popen(command, env=environment | told) for told in environments(2)]
@@ -201,7 +201,7 @@ def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: 
     )
     assert drawn != other
     assert first == second
-    assert left == left_too == []  # a thread that outlives its group may abort the process at its end
+    assert left == left_too == []  # a thread that outlives its process group may abort the process on exit
     assert (work / "codec.safetensors").exists()
 
 

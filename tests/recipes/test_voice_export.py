@@ -1,4 +1,4 @@
-"""The natural voice as it ships: colder and louder than it was trained, with its voices and its card."""
+"""The exported voice: lower temperature and higher level than in training, with its voices and model card."""
 
 from __future__ import annotations
 

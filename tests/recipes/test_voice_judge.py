@@ -1,4 +1,4 @@
-"""The judge of voices: what it counts, and that everybody says the same."""
+"""The voice evaluation: its counts, and the same sentences for every voice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RATE = 24_000
 
 
 class Ears:
-    """Hears every word but the last, and finds all voices alike that are equally long."""
+    """Recognises every word but the last, and rates voices of equal length as identical."""
 
     def naturalness(self, wave: np.ndarray, rate: int) -> float:
         return 4.0 if len(wave) > rate else 2.0
@@ -52,7 +52,7 @@ def test_what_is_said_is_counted_by_words_and_by_utterances() -> None:
     assert figures["word_error"] == pytest.approx(100 / 13)
     assert figures["without_end"] == figures["too_loud_or_soft"] == 25
     assert (figures["distillmos"], figures["lowest"]) == (3.0, 2.0)
-    assert figures["similarity"] == 0.5  # Anna is like herself, the clone is not like its reference
+    assert figures["similarity"] == 0.5  # Anna matches herself, the clone does not match its reference
     assert figures["real_time_factor"] == pytest.approx(2.25 / 5)
     rows = table({"old": figures, "new": figures}).splitlines()
     assert len(rows) == 4

@@ -1,4 +1,4 @@
-"""The speech that the 24 kHz voice learns from: one loudness, many speakers, none of them held out."""
+"""Training speech of the 24 kHz voice: one loudness, many speakers, no held-out speaker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_full_tone_of_one_kilohertz_has_the_loudness_that_the_standard_gives_i
 def test_silence_around_speech_does_not_change_its_loudness() -> None:
     alone = tone(500.0, amplitude=0.1)
     among = F.pad(alone, (RATE * 4, RATE * 4))
-    # 0.4: the blocks at both ends are partly silent, and are counted by the standard
+    # 0.4: the blocks at both ends are partly silent, and the standard counts them
     assert loudness(among, RATE).item() == pytest.approx(loudness(alone, RATE).item(), abs=0.5)
 
 

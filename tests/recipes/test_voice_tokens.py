@@ -1,4 +1,4 @@
-"""What the dual-AR model learns from: every utterance once, encoded as alone, written as the engine writes it."""
+"""Training data of the dual-AR model: every utterance once, encoded in isolation, laid out as the engine writes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SPEAKERS = [7] * PER_GROUP + [3] * PER_GROUP + [5] * 4
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The texts' phonemes, and what was encoded of noise instead of the teacher's speech; a shard holds a speaker."""
+    """Phonemes of the texts, and codes of noise in place of the teacher's speech; one speaker per shard."""
     folder = tmp_path_factory.mktemp("work")
     codec = Dac(DacConfig.from_json(CODEC))
     initialise(codec)
@@ -63,7 +63,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encode(work: Path) -> None:
-    """Encode noise instead of the teacher's speech: three speakers' utterances, in no order, in two batches."""
+    """Encode noise in place of the teacher's speech: utterances of three speakers, in no order, in two batches."""
     noise = np.random.default_rng(0)
     said = [
         Utterance(text, who, torch.from_numpy(noise.integers(-3000, 3000, 1300 + 700 * text).astype(np.int16)))
@@ -170,7 +170,7 @@ def test_the_model_reads_what_the_engine_gives_it_and_the_teacher_says_the_lette
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Speaks:
-        """Says what it was given."""
+        """A teacher that returns the given audio."""
 
         def __init__(self, **_: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Random checkpoints of more families than S1."""
+"""Random checkpoints of other families than S1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages apart say what one engine says, whoever is lost on the way, and nothing ends in silence. Without Ray."""
+"""Remote stages give the same output as one engine, survive lost replicas, and report every failure. Without Ray."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from s1_mini.runtime.loader import load
 from waiting import wait_until
 
 TEXT = "Number one is said here, and it is longer. " * 2
-SHORT = {"chunk_length": 50, "max_batch_size": 4}  # a piece for each sentence
-ASKED = {"seed": 3, "max_new_tokens": 24}  # with which a random cascade has something to say
+SHORT = {"chunk_length": 50, "max_batch_size": 4}  # one utterance for each sentence
+ASKED = {"seed": 3, "max_new_tokens": 24}  # at which a random cascade generates audio
 
 
 class Apart:
-    """An engine, and its stages behind it."""
+    """An engine with its remote stages."""
 
     def __init__(self, engine: ClusterEngine, stages: list[StageEngine]) -> None:
         self.engine, self.stages = engine, stages
 
     def wait_until_idle(self) -> None:
-        """Wait until no stage has anything in hand, nor holds anything for nobody."""
+        """Wait until no stage has work in flight or holds state of an ended request."""
 
         def left() -> list[str]:
             left = [f"requests of {each.facts.stage}" for each in self.stages if each.core.num_requests]
@@ -58,7 +58,7 @@ class Apart:
 def apart(
     checkpoint: Path, wrap: Callable[[str, Call], Call] = lambda _, call: call, **settings: object
 ) -> Iterator[Apart]:
-    """Start an engine whose stages are apart."""
+    """Start an engine with remote stages."""
     config = EngineConfig(checkpoint_path=checkpoint, device="cpu", **settings)
     call, stages = None, []
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def apart(
 
 @dataclass
 class Fault:
-    """Stands before each stage, and acts in place of the one that it is set to."""
+    """Wraps each stage, and injects a fault into the selected one."""
 
     stage: str = ""
     act: Act | None = None
@@ -99,7 +99,7 @@ Act = Callable[[Fault, Call, Work], AsyncGenerator[Piece, None]]
 
 
 async def be_lost_once(fault: Fault, call: Call, work: Work) -> AsyncGenerator[Piece, None]:
-    """Lose the first replica that has begun to work."""
+    """Lose the first replica that has started to work."""
     async with aclosing(call(work)) as pieces:
         has_begun = False
         async for piece in pieces:
@@ -141,7 +141,7 @@ Open = Callable[[Path], tuple[Apart, Fault]]
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Open]:
-    """Return the engine of a checkpoint with stages apart, started once, and what stands before them."""
+    """Return the engine of a checkpoint with remote stages, started once, and its fault injectors."""
     started: dict[Path, tuple[Apart, Fault]] = {}
     with ExitStack() as stack:
 
@@ -156,7 +156,7 @@ def shared() -> Iterator[Open]:
 
 @pytest.fixture
 def opened(cascade: Path, shared: Open) -> Iterator[tuple[Apart, Fault]]:
-    """A cascade; afterwards none of its stages has anything in hand."""
+    """A cascade; after the test none of its stages has work in flight."""
     parts, fault = shared(cascade)
     yield parts, fault
     fault.set()
@@ -170,7 +170,7 @@ def checkpoint(request: pytest.FixtureRequest) -> Path:
 
 
 def heard(engine: ProductionTTSEngine) -> np.ndarray:
-    """Two sentences, the second in the voice that the first has found."""
+    """Two sentences, the second with the voice of the first."""
     return np.concatenate([chunk.audio for chunk in engine.stream(TEXT, **ASKED)])
 
 
@@ -186,7 +186,7 @@ def test_any_family_sounds_apart_as_together_whichever_replica_is_lost_meanwhile
         again = heard(parts.engine)
         assert fault.has_lost
         assert again.shape == expected.shape
-        assert np.abs(again - expected).max() < 1e-4  # a mel's rows of other calls differ in their last bits
+        assert np.abs(again - expected).max() < 1e-4  # mel rows of different calls differ in their last bits
     parts.wait_until_idle()
 
 
@@ -250,7 +250,7 @@ def test_a_listener_who_leaves_takes_the_work_of_all_stages_along(opened: tuple[
     next(listening)
     listening.close()
     wait_until_left(fault)
-    for _ in range(20):  # or before any stage has heard of it
+    for _ in range(20):  # or before any stage has received it
         parts.engine.stream(TEXT, voice="one", **ASKED).close()  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""The cascade's stages as Ray Serve's deployments: as one engine speaks, whichever process is killed meanwhile."""
+"""The cascade's stages as Ray Serve deployments match one engine, even when a process is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 
 SETTINGS = {"device": "cpu", "chunk_length": 50}
 TEXTS = [f"Number {i} is said here, and then more of it. " * 4 for i in range(4)]
-MAX_WAIT_S = 400  # on a busy machine Python itself takes a minute to start so many processes
+MAX_WAIT_S = 400  # on a busy machine Python takes a minute to start that many processes
 CONFIG = """
 http_options: {{host: 127.0.0.1, port: {port}}}
 applications:
@@ -39,13 +39,13 @@ pytestmark = [
 
 
 class Served:
-    """The application in processes of its own."""
+    """The application as subprocesses."""
 
     def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.url, self.process, self.log = url, process, log
 
     def get(self, path: str) -> Any:
-        """Return the answer of a path; None without a server."""
+        """Return the response of a path; None without a server."""
         try:
             answer = httpx2.get(self.url + path, timeout=30)
         except httpx2.TransportError:
@@ -53,7 +53,7 @@ class Served:
         return answer.json() if answer.status_code == 200 and answer.content else answer.status_code
 
     def say(self, number: int, told: Future[None] | None = None) -> np.ndarray:
-        """Stream a text, and tell of its first sound."""
+        """Stream a text, and resolve `told` at its first audio."""
         asked = {"text": TEXTS[number], "seed": number, "voice": "two", "max_new_tokens": 64}
         content = b""
         with httpx2.stream(
@@ -80,7 +80,7 @@ class Served:
         raise AssertionError(f"no replica of {stage}")
 
     def wait_for(self, path: str) -> None:
-        """Wait until a path answers well."""
+        """Wait until a path returns a success status."""
         ends = time.monotonic() + MAX_WAIT_S
         while self.get(path) != 200:
             assert self.process.poll() is None, self.log.read_text()

@@ -1,4 +1,4 @@
-"""What deployments are made by: replicas and shares of each stage; what cannot work is told in a sentence. No Ray."""
+"""Deployment settings: replicas and resource shares of each stage; invalid combinations are refused. No Ray."""
 
 from __future__ import annotations
 

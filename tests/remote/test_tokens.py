@@ -1,4 +1,4 @@
-"""A worker process behind its pipes: tokens as they are made, and whatever becomes of the process is told."""
+"""A worker process behind pipes: tokens are streamed, and every failure of the process is reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, Generati
 from s1_mini.remote.tokens import TokenWorker
 from waiting import EVENTUALLY_S, wait_until
 
-# It counts up from the prompt's number. Some numbers are its end: it dies, hangs, or writes what is not a message.
+# It counts up from the prompt's number. Some numbers trigger a fault: exit, hang, or an invalid message.
 COUNTER = """
 import os, sys, time
 from s1_mini.exceptions import ConfigurationError
@@ -69,7 +69,7 @@ Start = Callable[..., TokenWorker]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start workers, which are closed in the end."""
+    """Start workers; they are closed after the test."""
     workers: list[TokenWorker] = []
 
     def begin(script: str = COUNTER, start_s: float = 60.0, silent_s: float = 60.0, **opening: str) -> TokenWorker:
@@ -88,7 +88,7 @@ def ask(worker: TokenWorker, first: int, steps: int = 3) -> int:
 
 
 def take_all(worker: TokenWorker, number: int) -> list[int]:
-    """Take a sequence to its end."""
+    """Read the tokens of a sequence to its end."""
     tokens, end = [], time.monotonic() + EVENTUALLY_S
     while time.monotonic() < end:
         (made,) = worker.take([number], 1.0)
@@ -110,7 +110,7 @@ def test_sequences_go_on_side_by_side_and_what_a_library_prints_is_no_token(star
 
 def test_a_sequence_that_is_dropped_is_made_no_further(start: Start) -> None:
     worker = start()
-    fatal = ask(worker, 1000 - 500, 600)  # the worker would die of it
+    fatal = ask(worker, 1000 - 500, 600)  # the worker would exit
     worker.take([fatal], 30.0)
 
     worker.drop(fatal)
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_hangs_or_raves_is_an_error_to_each_and_is_started_ag
         with pytest.raises(EngineNotReadyError, match=f"the worker of the stage first ended .*{how}.*started again"):
             take_all(worker, each)
 
-    worker.silent_s = 60.0  # of the worker that is started again, also on a machine that stalls
+    worker.silent_s = 60.0  # of the restarted worker, also on a machine that stalls
     assert take_all(worker, ask(worker, 5)) == [5, 6, 7]
     assert worker.num_starts == 2
 
@@ -203,7 +203,7 @@ def test_a_worker_outlives_nobody() -> None:
             return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except ProcessLookupError:
             return True
-        except FileNotFoundError:  # no /proc here, or it has ended meanwhile
+        except FileNotFoundError:  # no /proc here, or the process has already ended
             return False
 
     wait_until(has_ended)

@@ -69,7 +69,7 @@ def sound(queue: OutputQueue) -> np.ndarray:
 
 
 def start_equipped(speaker: LoadedCheckpoint, settings: dict[str, Any], equip: Equip) -> Synthesizer:
-    """Start an engine whose stages `equip` gives what a CPU does not have."""
+    """Start an engine whose stages `equip` gives the graphs that a CPU does not have."""
     plain = EngineCore.start
 
     def begin(self: EngineCore) -> None:
@@ -84,7 +84,7 @@ def start_equipped(speaker: LoadedCheckpoint, settings: dict[str, Any], equip: E
 
 @pytest.fixture(scope="module")
 def both(request: pytest.FixtureRequest, speaker: LoadedCheckpoint) -> Iterator[tuple[Synthesizer, Synthesizer]]:
-    """An engine with what the module's `equip` gives its stages, and one without; both with the module's `SETTINGS`."""
+    """An engine whose stages the module's `equip` extends, and one without; both with the module's `SETTINGS`."""
     settings, equip = request.module.SETTINGS, request.module.equip
     made = start_equipped(speaker, settings, equip), Synthesizer(speaker, EngineConfig(device="cpu", **settings))
     yield made

@@ -1,4 +1,4 @@
-"""Steps are compiled beside the engine, and whatever goes wrong there costs speed alone."""
+"""Steps are compiled in the background; if anything goes wrong, only speed suffers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from waiting import wait_until
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
 
-BEGUN: list[AheadCompiler] = []  # in the test that runs
+BEGUN: list[AheadCompiler] = []  # in the running test
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Makes a module that has something to compile, and that other processes find; a folder is for what is kept."""
+    """Return a function that writes an importable module to compile; compiled code is cached in a temporary folder."""
 
     def write(body: str) -> str:
         (tmp_path / "to_compile.py").write_text(f"def compile_for(formats):\n    {body}\n")
@@ -58,7 +58,7 @@ def compiler(*work: Compilable | None, num_bytes: float = 1e7, **settings: Any) 
 
 @pytest.fixture(autouse=True)
 def nobody_waits_for_a_compiler_beyond_its_test() -> Iterator[None]:
-    """A thread that is left would look for the module of its test, and log its failure into the next one."""
+    """A thread that outlives its test would look for the test's module, and log its failure into the next test."""
     yield
     while BEGUN:
         BEGUN.pop().close()
@@ -229,7 +229,7 @@ def test_folders_that_nobody_used_for_a_month_are_removed_at_a_start_and_nothing
         (folder / "inside" / "file").touch()
     file, link = kept / "s1-mini-0000000000000000", kept / "s1-mini-1111111111111111"
     file.touch()
-    if sys.platform != "win32":  # where few users may make links
+    if sys.platform != "win32":  # where users may not create links
         link.symlink_to(foreign, target_is_directory=True)
     for path in (used, old, foreign, file):
         os.utime(path, (time.time() - 31 * 86_400,) * 2)

@@ -1,4 +1,4 @@
-"""Which backend is chosen where, and that a failing compiler only costs speed."""
+"""The compile backend chosen for each platform; a failing compiler costs only speed."""
 
 from __future__ import annotations
 

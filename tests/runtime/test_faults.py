@@ -1,4 +1,4 @@
-"""What goes wrong beside the model, or slowly, harms nobody else and leaves nothing behind."""
+"""Faults and delays outside the model affect no other request and leak nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_model_that_fails_for_all_is_an_error_to_each(speaker: LoadedCheckpoin
 def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
     what: str, who: str, speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that sound has a thread
+    monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that audio has its own thread
     synthesizer = start(speaker, stuck_after_s=1.0)
     woken = threading.Event()
     hang_in(synthesizer, what, woken)
@@ -87,7 +87,7 @@ def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
     with pytest.raises(EngineNotReadyError, match="has died"):
         task.result(timeout=EVENTUALLY_S)
 
-    woken.set()  # a thread that comes back after all ends by itself
+    woken.set()  # a thread that returns after all ends by itself
     wait_until(lambda: not any(worker.thread.is_alive() for worker in synthesizer.core.workers))
 
 
@@ -108,7 +108,7 @@ def test_a_stop_comes_back_though_the_device_hangs(speaker: LoadedCheckpoint) ->
 def test_an_engine_that_dies_while_its_sound_hangs_tells_all(
     speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that sound has a thread
+    monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that audio has its own thread
     synthesizer = start(speaker, stuck_after_s=60.0)
     woken = threading.Event()
     hangs = hang_in(synthesizer, "decode", woken)
@@ -166,7 +166,7 @@ def test_a_codec_slower_than_the_model_fills_the_queue_and_no_hidden_one(
             accepted.append(ask(synthesizer, frames=6, profile="throughput", streams=False))
         except QueueFullError:
             refused += 1
-        time.sleep(0.01)  # the model goes on; the codec has not made anything
+        time.sleep(0.01)  # the model continues; the codec has not decoded anything
 
     assert refused >= 60 - (8 + 3 * SLOTS)
     assert synthesizer.core.num_requests <= 8 + 3 * SLOTS
@@ -198,7 +198,7 @@ def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(
 
 
 def start_alone(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
-    """An engine whose one thread makes the sound, too."""
+    """An engine with a single thread, which also decodes the audio."""
     with pytest.MonkeyPatch.context() as alone:
         alone.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 1)
         return start(speaker, **settings)

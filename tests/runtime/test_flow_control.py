@@ -1,4 +1,4 @@
-"""A long text and a slow consumer take a bounded part of the engine, and their audio stays the same."""
+"""Long texts and slow consumers use a bounded part of the engine, and their audio is unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_idle(synthesizer: Synthesizer) -> bool:
 
 @pytest.fixture
 def prompts(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """The thread and the text of each prompt that is built."""
+    """Thread and text of each prompt that is built."""
     built: list[tuple[int, str]] = []
     plain = speaker.loaded.prompt
 
@@ -120,7 +120,7 @@ def test_a_stream_that_nobody_reads_pauses_and_goes_on_unchanged(
     queue = ask(synthesizer, *PIECES, voices=[VOICE])
     second_bytes = 4 * speaker.description.sample_rate
     wait_until(lambda: queue.unread_bytes > WINDOW_S * second_bytes and is_idle(synthesizer))
-    longest_s = 12 / 20 + 0.2  # a piece of 12 frames and a pause
+    longest_s = 12 / 20 + 0.2  # an utterance of 12 frames and a pause
     assert queue.unread_bytes < (WINDOW_S + longest_s) * second_bytes
     assert len(synthesizer.core.line) == 0
 

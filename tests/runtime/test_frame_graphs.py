@@ -1,4 +1,4 @@
-"""Frames and prompts by graphs of fixed sizes are those of plain calls; on a CPU the graphs run step by step."""
+"""Captured frames and prompts of fixed sizes match plain calls; on a CPU the graphs run eagerly."""
 
 from __future__ import annotations
 

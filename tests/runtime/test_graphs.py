@@ -1,4 +1,4 @@
-"""Captured graphs: no output is lost, and what is no longer used harms no capture."""
+"""Captured graphs: no output is lost, and unused graphs disturb no capture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICES = [
 
 
 class Cycle:
-    """Is destroyed only when Python's collector runs."""
+    """An object that only Python's garbage collector frees."""
 
     def __init__(self, *owned: object) -> None:
         self.owned = owned
@@ -65,7 +65,7 @@ def test_calls_launched_ahead_of_a_look_lose_no_output(device: torch.device, is_
             device=device,
             options=replace(GraphOptions.of_stage(device, 0), is_ahead=is_ahead),
         )
-        count.zero_()  # what a capture did before
+        count.zero_()  # reset counts of the captures
         waits = [graphs.launch(rows) for rows in (2, 3, 2, 2, 3)]
 
     for number, wait in reversed(list(enumerate(waits, 1))):
@@ -111,7 +111,7 @@ def test_graphs_that_nobody_has_any_more_are_not_destroyed_while_another_is_capt
         if torch.cuda.is_current_stream_capturing():
             collected.clear()
             gc.set_threshold(1)
-            _ = [Cycle() for _ in range(100)]  # more than enough for a collection
+            _ = [Cycle() for _ in range(100)]  # enough to trigger a collection
             assert not collected.is_set()
         total.mul_(2)
 

@@ -1,4 +1,4 @@
-"""Opening checkpoints: every published form, every contradiction by name."""
+"""Loading checkpoints: every published form works, every contradiction is named."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_the_codec_that_encodes_decodes_with_shared_weights_of_another_precision
     sound = codec.decode(torch.zeros(1, codec.num_codebooks, 2, dtype=torch.int64))
 
     assert sound.dtype == torch.bfloat16
-    assert codec.quantizer.quantizer.books[0].codebook.weight.dtype == torch.float32  # as references are encoded
+    assert codec.quantizer.quantizer.books[0].codebook.weight.dtype == torch.float32  # the one that encodes references
 
 
 def test_choices_of_device_and_precision_explain_themselves() -> None:

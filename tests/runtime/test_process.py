@@ -1,4 +1,4 @@
-"""A process of a busy engine: threads take turns often, and the collector passes over what is loaded."""
+"""Process settings of a busy engine: a short thread switch interval, and loaded objects frozen for the collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings in work are few, their line is bounded, and what nobody wants any more is gone from it."""
+"""Reference encodings run a few at a time in a bounded queue, and cancelled ones are dropped."""
 
 from __future__ import annotations
 

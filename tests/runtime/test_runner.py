@@ -1,4 +1,4 @@
-"""Plans of a stage: seconds of work are counted once, however reads and steps overlap; failures hold no memory."""
+"""Stage plans: busy seconds are counted once, however prefills and steps overlap; failures hold no memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from s1_mini.types import SamplingParams
 
 
 class Clock(SimpleNamespace):
-    """Goes on when it is told to."""
+    """A clock that advances only on request."""
 
     now = 100.0
 
@@ -29,7 +29,7 @@ class Clock(SimpleNamespace):
 
 
 class Slow(Stage):
-    """Takes a second of the host to begin a unit, and one of its device to make a step."""
+    """Takes a second of host time to begin a unit, and a second of device time per step."""
 
     device = torch.device("cpu")
     is_overlapped = True
@@ -42,7 +42,7 @@ class Slow(Stage):
         self.clock.now += 1.0
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - any size
-        """Launch what takes a second."""
+        """Launch work that takes a second."""
         over, count = self.clock.now + 1.0, len(slots)
 
         def look() -> StepResult:

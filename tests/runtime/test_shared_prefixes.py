@@ -1,4 +1,4 @@
-"""Slots that hold the same saved prefix are grouped; the others are left alone."""
+"""Slots with the same saved prefix are grouped; other slots are not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shared() -> SharedPrefixes:
 
 
 def groups_of(shared: SharedPrefixes, rows: int = SLOTS) -> list[tuple[int, int, list[int]]]:
-    """Leader, positions and members of each group."""
+    """Return leader, positions and members of each group."""
     shared.write(rows)
     lines = [line for line in shared.tables.groups.tolist() if line[LENGTH]]
     return [(line[LEADER], line[LENGTH], [slot for slot in line[MEMBERS:] if slot >= 0]) for line in lines]

@@ -1,4 +1,4 @@
-"""The engine's slots are those that a plan foretells, and leave room for all else."""
+"""The engine has the planned number of slots, and leaves memory for everything else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def speaker(tiny: Path) -> LoadedCheckpoint:
 
 @pytest.fixture
 def scarce(speaker: LoadedCheckpoint) -> float:
-    """So much free memory that there is room for 50 slots of 2,112 columns, the tiny codec's work included."""
+    """Free memory for 50 slots of 2,112 columns, including the tiny codec's working memory."""
     demand = sum_demands(speaker.sizes(256_000_000).demands.values())
     return (demand.fixed + 50.5 * demand.slot(2112)) / 0.98
 
@@ -39,7 +39,7 @@ def config(**settings: object) -> EngineConfig:
 
 
 def slots_for(free_bytes: float, speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
-    """Of one device that has all stages."""
+    """Slots of one device that has all stages."""
     sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
     return slots_in([DeviceMemory(free_bytes, sizes.demand)], sizes, config)
 

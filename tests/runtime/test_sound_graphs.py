@@ -1,4 +1,4 @@
-"""Sound of many rows in batches of fixed sizes is the sound of each alone; on a CPU the graphs run step by step."""
+"""Audio of many rows in batches of fixed sizes matches each row alone; on a CPU the graphs run eagerly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def equip(core: EngineCore) -> None:
     core.scheduler.stages[1].policy = stage._policy = batched(policy)
     stage.make_graphs()
     stage.is_overlapped = True
-    core.workers[0]._helps = None  # a stage with graphs is one thread's
+    core.workers[0]._helps = None  # a stage with graphs has its own thread
 
 
 def batched(policy: Chunks) -> Chunks:
@@ -67,7 +67,7 @@ def test_a_call_decodes_no_more_frames_than_it_may(speaker: LoadedCheckpoint) ->
 
 
 def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: LoadedCheckpoint) -> None:
-    """And only there: the slots beside it are told to be well."""
+    """The slots next to it are reported as finite."""
     codes = np.zeros((2, BOOKS), np.int64)
     conditions = Conditions(SamplingParams(), 0, 0, 8, {})
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""An engine keeps its promises under load and under faults: each request ends once, and as it would have alone."""
+"""The engine under load and faults: each request ends once, with the same result as alone."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
     assert sorted(runs_out) == ["decode", "prefill", "step"]
     failed = {i for i, outcome in outcomes.items() if isinstance(outcome, S1MiniError)}
     assert {i for i in failed if isinstance(outcomes[i], GenerationError)} <= bad
-    assert len(failed - bad) <= 3  # who was the newest when memory ran out twice
+    assert len(failed - bad) <= 3  # the newest request when memory ran out twice
 
     plain = start(speaker, max_batch_size=8)
     survivors = [i for i, outcome in outcomes.items() if isinstance(outcome, np.ndarray)]

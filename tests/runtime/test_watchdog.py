@@ -1,4 +1,4 @@
-"""A thread that does not come back is noticed; one that works is not."""
+"""The watchdog reports a stuck thread, and never a working one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from s1_mini.runtime.engine_core import Watchdog
 
 
 class Looks:
-    """Stands for the watchdog's pauses: calls `between` before each of `count` looks, and waits for nothing."""
+    """Replaces the watchdog's sleep: calls `between` before each of `count` checks, and returns at once."""
 
     def __init__(self, count: int, between: Callable[[], None]) -> None:
         self._left, self._between = count, between
@@ -27,7 +27,7 @@ def worker(name: str, turn: int | None) -> Any:
 
 
 def reported(workers: list[Any], limit_s: float, looks: Looks) -> list[tuple[str, float]]:
-    """Return what a watchdog reports in some looks, each a quarter of the limit after the last."""
+    """Return the watchdog's reports in some checks, each a quarter of the limit after the last."""
     calls: list[tuple[str, float]] = []
     watchdog = Watchdog(workers, limit_s, lambda name, seconds: calls.append((name, seconds)))
     watchdog._over = looks  # type: ignore[assignment]

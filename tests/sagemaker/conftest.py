@@ -1,4 +1,4 @@
-"""One real container on a real socket, around one engine with the tiny checkpoint, for all tests of this room."""
+"""One real container on a real socket, around one engine with the tiny checkpoint, for all tests of this package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
 
 @pytest.fixture(scope="session")
 def container(small_engine: ProductionTTSEngine, tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Any:
-    """The one container; its models lie where the tests' assets do, and two of them fit."""
+    """The shared container; its models are in the tests' assets, and two of them fit into memory."""
     size = sum(path.stat().st_size for path in tiny.glob("*.safetensors"))
     budget = {"models_kv_mb": 20.0, "models_memory_mb": 2.5 * (2 * size / 1e6 + 20.0)}
     models = {"models_root": tiny.parent, "max_sessions": 3} | budget
@@ -40,13 +40,13 @@ def http(container: Door) -> Iterator[httpx2.Client]:
 
 @pytest.fixture
 def runtime(container: Door, account: None, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The real client, told of the local endpoint as a user tells it: by the environment."""
+    """The real client, configured by the environment with the local endpoint's URL."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", container.url)
     client = boto3.client("sagemaker-runtime", config=Config(proxies={}))
     answers: list[dict[str, Any]] = []
     client.meta.events.register("after-call", lambda parsed, **_: answers.append(parsed))
     yield client
-    for answer in answers:  # a body that nobody read to its end holds a socket
+    for answer in answers:  # an unread response body holds its socket
         if "Body" in answer:
             answer["Body"].close()
     client.close()

@@ -1,4 +1,4 @@
-"""Stores of asynchronous answers: a folder that is not left, and S3 through the real boto3."""
+"""Stores of asynchronous results: a confined local directory, and S3 through the real boto3."""
 
 from __future__ import annotations
 

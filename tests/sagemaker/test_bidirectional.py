@@ -1,4 +1,4 @@
-"""The container's end of InvokeEndpointWithBidirectionalStream: text goes in while sound comes out."""
+"""The container's side of InvokeEndpointWithBidirectionalStream: audio is sent while text still arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event-stream messages are what botocore's own parser takes, byte for byte and in any cut."""
+"""Event-stream messages are accepted by botocore's own parser, byte for byte and however they are split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real toolkit takes our handler: its own DefaultHandlerService and Transformer call it here."""
+"""The real SageMaker inference toolkit calls the handler through its DefaultHandlerService and Transformer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOUCHED = "touched.txt"
 
 
 class Context:
-    """What multi-model-server hands over; the names are those of its own class."""
+    """The context of multi-model-server, with the names of its own class."""
 
     def __init__(self, model_dir: Path) -> None:
         self.system_properties = {"model_dir": str(model_dir), "gpu_id": None}
@@ -72,7 +72,7 @@ class Toolkit:
 
 @contextmanager
 def process() -> Iterator[None]:
-    """A process of the toolkit, in which nothing is loaded yet."""
+    """A toolkit process with no model loaded yet."""
     with pytest.MonkeyPatch.context() as patch, closing(handler._Process()) as engine:
         patch.setattr(handler, "process_engine", engine)
         patch.syspath_prepend(CODE)
@@ -107,7 +107,7 @@ def request(text: str = "Hello there.", **fields: Any) -> dict[str, Any]:
 
 
 def test_the_four_functions_have_the_parameters_that_the_toolkit_counts() -> None:
-    """It calls a function with its declared arguments, and with the context if it has exactly one parameter more."""
+    """The toolkit calls a function with its declared arguments, plus the context if it has one parameter more."""
     counts = {"model_fn": 1, "input_fn": 2, "predict_fn": 2, "output_fn": 2}
     for name, count in counts.items():
         parameters = inspect.signature(getattr(handler, name)).parameters.values()
@@ -287,5 +287,5 @@ def test_without_a_context_errors_are_raised(toolkit: Toolkit, tiny: Path) -> No
 
 
 def test_the_folder_that_is_named_like_the_sdk_is_no_package() -> None:
-    """With an `__init__.py` it would hide AWS's own `sagemaker` from whoever runs in the checkout."""
+    """With an `__init__.py` it would shadow AWS's own `sagemaker` in a checkout."""
     assert not list(CODE.parent.rglob("__init__.py"))

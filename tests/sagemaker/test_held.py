@@ -1,4 +1,4 @@
-"""Everything that a client can make the server hold is charged to it, and released when it disconnects.
+"""Every resource that a client makes the server hold is charged to the client, and released when it disconnects.
 
 Each scenario holds one kind of thing. A new route, WebSocket message or resource without a scenario fails here.
 """
@@ -32,7 +32,7 @@ from waiting import wait_until
 
 NUM_BYTES = 1_500_000  # of each body and recording
 NUM_CLIENTS = 3
-MAX_COPIES = 3  # Python objects for each charged byte: a body is kept as bytes, as text and as a decoded recording
+MAX_COPIES = 3  # Python objects per charged byte: a body is kept as bytes, as text and as a decoded recording
 FIXED_BYTES = 3_000_000  # of modules and caches that the first request of a kind loads
 RECORDING = b"RIFF\0\0\0\0WAVE" + np.random.default_rng(1).bytes(NUM_BYTES)
 AUDIO = base64.b64encode(
@@ -73,7 +73,7 @@ class Rig:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way to make the server hold something."""
+    """One way to make the server hold a resource."""
 
     resources: tuple[Resource, ...]
     hold: Callable[[Rig], None]
@@ -169,7 +169,7 @@ SCENARIOS = {
     "whole answers that are not read": Scenario((Resource.AUDIO_BYTES,), unread_whole_answers),
     "batches that are not read": Scenario((Resource.AUDIO_BYTES,), unread_batches),
 }
-# Their bodies are small: the name of a model, or of where to find it.
+# Their bodies are small: the name or the location of a model.
 SMALL = {"/models", "/models/{name}/invoke"}
 
 

@@ -1,4 +1,4 @@
-"""The load test's own clients: they accept what the server sends, and notice what a broken server would send."""
+"""The load test's own clients accept correct answers, and detect those of a broken server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/invocations` over a real socket: every form in, every form out."""
+"""`/invocations` over a real socket: every request form, every response form."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_custom_attributes_choose_another_route(http: httpx2.Client) -> None:
 
     assert (answer.status_code, answer.content[:4]) == (200, b"RIFF")
     (result,) = batch.json()["results"]
-    assert result["error"].startswith("seed: unknown field")  # it reached the batch, which knows no seed of an item
+    assert result["error"].startswith("seed: unknown field")  # it reached the batch, which has no seed per item
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_ping_is_200_with_nothing(http: httpx2.Client) -> None:
 
 
 def test_lines_wait_for_a_queue_that_is_full_instead_of_failing(container: Any, tmp_path: Path) -> None:
-    """Ten lines at a queue of two, half of it taken by others."""
+    """Ten lines for a queue of two, half of it taken by others."""
     config = EngineConfig(checkpoint_path=container.engine.config.checkpoint_path, max_queue_size=2, max_batch_size=2)
     with ProductionTTSEngine(config) as engine, running(engine, tmp_path) as small, small.http() as http:
         body = "\n".join(json.dumps(SHORT | {"seed": seed}) for seed in range(10))

@@ -1,4 +1,4 @@
-"""The multi-model container's contract: load, list, invoke and unload within one budget of memory."""
+"""The multi-model container API: load, list, invoke and unload within one memory budget."""
 
 from __future__ import annotations
 

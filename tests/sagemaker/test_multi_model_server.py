@@ -1,7 +1,7 @@
-"""The real multi-model-server, on Java, serves our handler: the whole chain of SageMaker's older containers.
+"""The real multi-model-server, on Java, serves our handler: the whole stack of SageMaker's older containers.
 
-Apart from the other tests, because it needs Java 17 and an environment of its own: the toolkit's `model_server` imports
-pkg_resources, which setuptools has no longer since 82.
+Separate from the other tests, because it needs Java 17 and its own environment: the toolkit's `model_server` imports
+pkg_resources, which setuptools 82 removed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, oracle: Path) -> Iterator[h
                 yield client
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # SIGTERM leaves its workers behind
+                os.killpg(process.pid, signal.SIGKILL)  # SIGTERM leaves its workers running
             process.wait()
 
 
@@ -86,7 +86,7 @@ def free_port() -> int:
 
 
 def make_environment(directory: Path) -> Path:
-    """Make an environment with the pinned server that finds everything else in this one."""
+    """Create an environment with the pinned server, on top of this environment's packages."""
     venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"
     purelib = subprocess.check_output(

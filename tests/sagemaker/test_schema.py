@@ -1,4 +1,4 @@
-"""What schemathesis makes of the container's own OpenAPI: whatever it sends, nothing fails that is not declared to."""
+"""schemathesis generates requests from the container's OpenAPI document, and finds no undeclared failure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from tests.server.test_run import served
 from waiting import wait_until
 
-EXAMPLES = 10  # of each route, beside those that cover its fields one by one
+EXAMPLES = 10  # of each route, besides the cases that cover its fields one by one
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-SMALL = {"S1_MINI_MAX_COLUMNS": "64", "S1_MINI_MAX_BATCH_SIZE": "8"}  # a model of noise never stops by itself
+SMALL = {"S1_MINI_MAX_COLUMNS": "64", "S1_MINI_MAX_BATCH_SIZE": "8"}  # a random model never stops by itself
 
 
 @pytest.mark.schema

@@ -1,4 +1,4 @@
-"""`s1-mini serve --local-endpoint` as a process of its own, called by unchanged client code."""
+"""`s1-mini serve --local-endpoint` as a subprocess, called by unchanged client code."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def test_client_code_of_aws_speaks_with_the_command_line_and_a_signal_ends_it(
     assert parts == whole != b""
     assert code == 0
     (output,) = (tmp_path / "store").iterdir()
-    assert output.read_bytes()[:4] == b"RIFF"  # also what was accepted just before the signal
+    assert output.read_bytes()[:4] == b"RIFF"  # including requests accepted just before the signal

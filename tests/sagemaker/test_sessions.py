@@ -1,4 +1,4 @@
-"""Sticky sessions: a reference is sent once; they are bounded in number, size and time."""
+"""Sticky sessions send a reference once, and are bounded in number, size and time."""
 
 from __future__ import annotations
 

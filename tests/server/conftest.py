@@ -1,4 +1,4 @@
-"""One real server on a real socket, around one engine with the tiny checkpoint, for all tests of this room."""
+"""One real server on a real socket, around one engine with the tiny checkpoint, for all tests of this package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.app import create_app
 from s1_mini.server.settings import ServerSettings
 
-# Many pieces; without a seed all of them could end early by chance.
+# Several utterances; without a seed all of them could end early by chance.
 LONG_SPEECH = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
 
 
@@ -27,7 +27,7 @@ def serving(engine: ProductionTTSEngine, *, waits: bool = True, **settings: obje
 
 
 class Clock:
-    """`time.monotonic`, which a test moves forward for one server's thread, and so for its event loop, too."""
+    """`time.monotonic`, which a test can advance for one server's thread and so for its event loop."""
 
     def __init__(self) -> None:
         self._plain = time.monotonic
@@ -38,16 +38,16 @@ class Clock:
         return self._plain() + self._shift_s.get(threading.get_ident(), 0.0)
 
     def advance(self, door: Door, seconds: float) -> None:
-        """Move the time forward; on return the server has handled what arrived and what became due."""
+        """Advance the time; on return the server has handled pending input and due timers."""
         thread = door.thread.ident
         self._shift_s[thread] = self._shift_s.get(thread, 0.0) + seconds
-        for _ in range(3):  # what is due is scheduled, called, and followed up
+        for _ in range(3):  # due timers are scheduled, called, and followed up
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), door.loop).result()
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of servers that the test itself starts; their limits in seconds are longer than a machine stalls."""
+    """The clock of servers that the test starts itself; their limits in seconds are longer than a machine stalls."""
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
     return clock
@@ -55,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(scope="session")
 def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
-    """An engine with the tiny checkpoint, which speaks noise fast."""
+    """An engine with the tiny checkpoint, which generates noise quickly."""
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4)) as engine:
         yield engine
         engine.stop(drain=False)
@@ -63,13 +63,13 @@ def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
 
 @pytest.fixture(scope="session")
 def door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
-    """The one server."""
+    """The shared server."""
     with serving(small_engine) as door:
         yield door
 
 
 @pytest.fixture
 def http(door: Door) -> Iterator[httpx2.Client]:
-    """A client of the one server."""
+    """A client of the shared server."""
     with door.client() as client:
         yield client

@@ -1,4 +1,4 @@
-"""Resource accounts: what clients hold, who is refused, and who is evicted. Pure bookkeeping, no sockets."""
+"""Resource accounts: what each client holds, refusals and evictions. Pure bookkeeping, no sockets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def accounts(limit: int = 100, **named: object) -> Accounts:
 
 
 def fill(held: Accounts, client: str, resource: Resource, most: int = 1000) -> int:
-    """Hold as much as the client may, one unit at a time; return how much that is."""
+    """Hold as much as the client may, one unit at a time; return the total."""
     for number in range(most):
         if held.refusal(client, resource, 1) is not None:
             return number
@@ -170,7 +170,7 @@ def test_the_longest_idle_member_of_the_largest_client_makes_room(pool: IdlePool
     for name in ("first", "second", "third"):
         pool.add(name, "hog")
     pool.mark_busy("first")
-    pool.mark_idle("first")  # it was used, so it is not the longest idle one any more
+    pool.mark_idle("first")  # it was used, so it is no longer the longest idle
 
     assert pool.add("new", "somebody")
     assert evicted == ["second"]
@@ -276,7 +276,7 @@ def test_the_cpu_time_of_a_coroutine_is_charged_to_its_client_and_its_outcome_is
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert len(spent) == 1  # the step that cleaned up
+        assert len(spent) == 1  # the clean-up step
 
     asyncio.run(main())
 

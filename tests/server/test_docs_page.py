@@ -17,7 +17,7 @@ from tests.server.test_page import ROOT, Open, browser, needs_browser, visit
 __all__ = ["browser", "visit"]  # fixtures
 
 
-# Seconds of an audio element, once they are known.
+# Duration of an audio element, once it is known.
 LENGTH = """(audio) => new Promise((resolve, reject) => {
   if (audio.readyState > 0) resolve(audio.duration);
   audio.addEventListener("loadedmetadata", () => resolve(audio.duration));
@@ -27,7 +27,7 @@ LENGTH = """(audio) => new Promise((resolve, reject) => {
 
 @pytest.fixture
 def shown(door: Door) -> Door:
-    """The server that the browser visits."""
+    """The server that the browser opens."""
     return door
 
 
@@ -97,7 +97,7 @@ def test_with_an_api_key_requests_fail_until_authorize_has_the_key(
             place.get_by_role("button", name="Execute").click()
 
         assert (refused.value.status, answered.value.status) == (401, 200)
-        assert page.evaluate("localStorage.length + sessionStorage.length") == 0  # the key ends with the page
+        assert page.evaluate("localStorage.length + sessionStorage.length") == 0  # the key is forgotten with the page
 
 
 def test_only_routes_behind_the_key_ask_for_it_and_only_if_the_server_has_one(

@@ -1,4 +1,4 @@
-"""What bad input gets: one shape, the stable code, the field at fault; never a traceback."""
+"""Error responses: one shape, a stable code, the field at fault; never a traceback."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def told(answer: httpx2.Response) -> tuple[int, str, str | None]:
 
 
 def silence_for_hours() -> str:
-    """Two hours of silence in a small flac."""
+    """Two hours of silence in a small FLAC file."""
     buffer = io.BytesIO()
     with soundfile.SoundFile(buffer, "w", 8000, 1, format="FLAC") as sound:
         block = np.zeros(8000 * 600, np.int16)
@@ -112,7 +112,7 @@ def test_a_wrong_field_is_named(http: httpx2.Client, body: object, expected: tup
 def test_a_refusal_is_one_sentence_in_the_words_of_json(
     http: httpx2.Client, path: str, body: object, sentence: str
 ) -> None:
-    """It names the nearest field that there is, at no cost however long the unknown one's name."""
+    """The message names the nearest known field, at no cost however long the unknown name."""
     answer = http.post(path, json=body)
 
     assert sentence in answer.json()["error"]["message"]

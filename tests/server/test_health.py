@@ -1,4 +1,4 @@
-"""How the server tells of itself: health, figures, OpenAPI, log lines."""
+"""Health, metrics, OpenAPI and log lines of the server."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_metrics_tell_of_the_process_too(http: httpx2.Client) -> None:
 
     assert re.search(r'^python_info\{.*implementation="', told, re.MULTILINE)
     assert re.search(r"^python_gc_collections_total\{", told, re.MULTILINE)
-    if sys.platform == "linux":  # elsewhere the client library has no figures of the process
+    if sys.platform == "linux":  # on other systems the client library has no process metrics
         figures = dict(re.findall(r"^(process_\w+) (\S+)$", told, re.MULTILINE))
-        assert float(figures["process_resident_memory_bytes"]) > 50e6  # torch alone is more
+        assert float(figures["process_resident_memory_bytes"]) > 50e6  # torch alone needs more
         assert float(figures["process_cpu_seconds_total"]) > 0
         assert 3 <= float(figures["process_open_fds"]) <= float(figures["process_max_fds"])
         assert abs(float(figures["process_start_time_seconds"]) - time.time()) < 86_400

@@ -1,4 +1,4 @@
-"""What a hostile client sends, leaves or never takes stops nobody else. Real sockets, one server of small limits."""
+"""Hostile clients do not affect other clients. Real sockets, one server with small limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
 LONG = LONG_SPEECH | {"stream": True, "format": "pcm", "max_new_tokens": 300}
-PING_S = 0.5  # of CPU, which a machine that is busy elsewhere does not stretch; 5 ms where nothing else is asked
+PING_S = 0.5  # CPU time, which other load on the machine does not stretch; 5 ms on an idle machine
 
 
 def held_bytes(door: Door) -> int:
@@ -46,14 +46,14 @@ def open_door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
 
 
 def head(num_bytes: int, kind: str = "application/json") -> bytes:
-    """The head of a request to speak whose body has so many bytes."""
+    """Return the head of a synthesis request with a body of `num_bytes`."""
     lines = ["POST /v1/tts HTTP/1.1", "Host: localhost", f"Content-Type: {kind}", f"Content-Length: {num_bytes}"]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 @contextmanager
 def pinging(door: Door) -> Iterator[list[float]]:
-    """Ask `/ping` all the time; give the CPU seconds of this process that passed at each."""
+    """Request `/ping` continuously; record the CPU seconds of this process for each."""
     took, over = [], threading.Event()
 
     def ask() -> None:
@@ -74,7 +74,7 @@ def pinging(door: Door) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("path", "content"),  # made by the test: 70 MB
+    ("path", "content"),  # allocated by the test: 70 MB
     [
         ("/v1/tts/batch", lambda: b'{"items":[' + b"1," * 4_000_000 + b"1]}"),
         ("/v1/tts/batch", lambda: b'{"items":[' + b'{"text":"Hi."},' * 900_000 + b'{"text":"Hi."}]}'),
@@ -106,7 +106,7 @@ def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
         try:
             plug.sendall(b"1\r\na\r\n" * 100_000)
             received = plug.recv(65_536)
-        except OSError:  # it was closed before all was sent
+        except OSError:  # it was closed before the whole body was sent
             pass
 
     assert not received or received.startswith(b"HTTP/1.1 400")
@@ -133,7 +133,7 @@ def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(door: Door, conte
 
 
 def test_the_bodies_of_all_together_are_bounded(small_engine: ProductionTTSEngine) -> None:
-    # a quarter of the bytes is kept for other clients, and one request may hold a third of the rest
+    # a quarter of the bytes is reserved for other clients, and one request may hold a third of the rest
     with serving(small_engine, max_bodies_bytes=400_000) as door, ExitStack() as held:
         plugs = [held.enter_context(door.connect()) for _ in range(2)]
         plugs[0].sendall(head(90_000) + b" " * 80_000)
@@ -175,7 +175,7 @@ def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
         wait_until(lambda: open_door.app.state.gate.num_inside == 0)
         wait_until(lambda: not open_door.app.state.connections.busy)
 
-        assert b"HTTP/1.1 200" in plug.recv(4096)  # it had begun, and was cut
+        assert b"HTTP/1.1 200" in plug.recv(4096)  # it had started, and was cut off
 
 
 def test_idle_connections_make_room_for_new_ones_and_say_so_once(open_door: Door, caplog) -> None:
@@ -207,12 +207,12 @@ def test_a_refused_request_whose_body_drips_holds_its_connection_for_seconds_onl
 
 
 def flac(seconds: float, rate: int = 24_000) -> bytes:
-    """A recording of noise, other each time."""
+    """A recording of noise, different each time."""
     return encode(np.random.default_rng().uniform(-0.5, 0.5, int(seconds * rate)).astype(np.float32), rate, "flac")
 
 
 def send_recording(door: Door, recording: bytes) -> socket.socket:
-    """Ask with a reference, and give the connection on which nobody waits for the answer."""
+    """Send a request with a reference, and return the connection without reading the response."""
     with httpx2.Client() as client:
         form = client.build_request(
             *("POST", door.url + "/v1/tts"),
@@ -233,7 +233,7 @@ def answered(plug: socket.socket) -> bytes:
 
 @pytest.fixture
 def held_recordings(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """References wait to be encoded until this is set, or their clients disconnect."""
+    """Keep references waiting to be encoded until this is set, or their clients disconnect."""
     released, encode = threading.Event(), ReferenceEncoder.encode
 
     def encode_later(encoder: ReferenceEncoder, reference: Reference, check: Check) -> Voice:
@@ -263,7 +263,7 @@ def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(
     tiny, held_recordings: threading.Event
 ) -> None:
     config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2, max_waiting_references=2)
-    # where clients are told apart, one of them does not fill the queue
+    # with several clients, one of them does not fill the queue
     with ProductionTTSEngine(config) as engine, serving(engine, fairness="request") as door, ExitStack() as held:
         plugs = [held.enter_context(send_recording(door, flac(3))) for _ in range(8)]
         wait_until(lambda: engine.health_check()["recordings"]["waiting"] == 2)
@@ -359,7 +359,7 @@ def test_an_upload_in_many_small_pieces_is_read(door: Door) -> None:
     with door.client() as client:
         answer = client.post("/v1/tts", content=iter(lines), headers=JSON)
 
-    assert answer.status_code == 400  # it is no JSON object; but it was read to its end
+    assert answer.status_code == 400  # the body is not a JSON object, but was read to its end
     assert answer.json()["error"]["code"] == "body_invalid"
 
 
@@ -380,7 +380,7 @@ def test_a_late_body_of_a_refused_request_leaves_the_connection_to_the_next(
 
 
 def test_a_client_that_reads_slowly_receives_the_whole_answer(small_engine: ProductionTTSEngine, clock: Clock) -> None:
-    """20 kB each ten seconds, from a server that ends a connection on which nothing is read for forty."""
+    """20 kB every ten seconds, from a server that closes a connection without progress for forty."""
     body = LONG | {"stream": False, "format": "wav", "max_new_tokens": 40}
     limits = {"send_timeout_s": 40, "stream_timeout_s": 3600}
     with serving(small_engine, **limits) as door, socket.socket() as plug:
@@ -430,7 +430,7 @@ def test_recordings_of_sessions_and_messages_without_an_end_count_among_the_bodi
         config = {"type": "session.config", "reference_audio": base64.b64encode(flac(3)).decode()}
         url = f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream"
         with ExitStack() as held:
-            for _ in range(3):  # together they fit, also while they come
+            for _ in range(3):  # together they fit, also while they arrive
                 held.enter_context(connect(url, proxy=None)).send(json.dumps(config))
             wait_until(lambda: held_bytes(door) > 400_000)
             last = held.enter_context(websocket(door))
@@ -457,4 +457,4 @@ def test_recordings_of_all_stretches_that_wait_count(small_engine: ProductionTTS
         wait_until(lambda: held_bytes(door) == 0)
 
     assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1013  # try again later
+    assert closed.value.rcvd.code == 1013  # retry later

@@ -1,4 +1,4 @@
-"""What stands before the routes: size and pace of bodies, the key, admission, ids. Real sockets throughout."""
+"""Checks before the routes: body size and pace, API key, admission, request ids. Real sockets throughout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from waiting import EVENTUALLY_S, wait_until
 
 BODY = {"text": "Good morning.", "max_new_tokens": 8}
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
-OVER_AT_ONCE_S = 1e-6  # a time limit that every machine exceeds, however fast it is
+OVER_AT_ONCE_S = 1e-6  # a timeout that every machine exceeds, however fast it is
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def code(answer: httpx2.Response) -> str:
 
 
 def exchange(door: Door, *parts: bytes) -> bytes:
-    """Send raw parts; return the answer."""
+    """Send raw parts; return the response."""
     with door.connect() as plug:
         for part in parts:
             with suppress(OSError):
@@ -61,7 +61,7 @@ def exchange(door: Door, *parts: bytes) -> bytes:
 
 
 def read_error(plug: socket.socket) -> bytes:
-    """Read until an error's JSON, or the connection, ends."""
+    """Read until the JSON of an error, or the connection, ends."""
     received = b""
     while b"}}" not in received and (part := plug.recv(65_536)):
         received += part
@@ -69,7 +69,7 @@ def read_error(plug: socket.socket) -> bytes:
 
 
 def drip(door: Door, clock: Clock, plug: socket.socket, drop: bytes) -> bytes:
-    """Send a drop every ten seconds of the moved clock until the server answers; return the answer."""
+    """Send a byte every ten seconds of the test clock until the server answers; return the response."""
     plug.settimeout(0)
     for _ in range(100):
         try:
@@ -306,7 +306,7 @@ def test_a_client_that_goes_away_leaves_its_slot_to_others(door: Door, http: htt
 def test_a_client_that_goes_away_while_the_engine_is_being_asked_leaves_nothing_behind(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that takes a request in cannot be stopped."""
+    """A thread that is submitting a request cannot be interrupted."""
     speak, asked, went = EngineRuntime.begin, threading.Event(), threading.Event()
 
     def speak_slowly(*arguments: object, **fields: object) -> object:

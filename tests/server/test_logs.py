@@ -1,4 +1,4 @@
-"""Log lines: for a person on a terminal, JSON for whoever collects them; real processes on a real terminal."""
+"""Log lines: readable on a terminal, JSON elsewhere; real processes on a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_the_format_may_be_chosen_and_is_json_off_a_terminal(
 
     lines = capsys.readouterr().err.splitlines()
     if is_json:
-        assert [json.loads(line)["message"] for line in lines] == ["device: cpu", "done"]  # uvicorn's steps are no news
+        assert [json.loads(line)["message"] for line in lines] == ["device: cpu", "done"]  # nothing from uvicorn
     else:
-        assert [line[9:] for line in lines] == ["done"]  # nor are the engine's to a person
+        assert [line[9:] for line in lines] == ["done"]  # nor from the engine, on a terminal
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def served(checkpoint: Path, stderr: int, host: str = "127.0.0.1") -> Iterator[s
 
 @contextmanager
 def on_a_terminal(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], list[str]]]]:
-    """A server on a terminal, and what there is to read on it so far."""
+    """A server on a terminal, and its output so far."""
     import pty
 
     master, slave = pty.openpty()
@@ -113,7 +113,7 @@ def on_a_terminal(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], C
         try:
             while part := os.read(master, 4096):
                 text.extend(part)
-        except OSError:  # nobody writes any more
+        except OSError:  # the terminal was closed
             pass
 
     with served(checkpoint, slave) as process:
@@ -130,7 +130,7 @@ def on_a_terminal(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], C
 
 @pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
 def test_on_a_terminal_a_person_reads_one_line_for_each_event_and_no_other(tiny: Path) -> None:
-    """Where the page is and how to stop are told once it can speak; health checks and the page's files are not."""
+    """The URL and how to stop are printed once the server is ready; health checks and page files are not logged."""
     with on_a_terminal(tiny) as (process, lines), httpx2.Client(trust_env=False, verify=False) as client:
         wait_until(lambda: any("ready at" in line for line in lines()))
         found = re.search(r"ready at (http://127\.0\.0\.1:\d+/), a page to speak from", lines()[-1])
@@ -161,8 +161,8 @@ def test_on_a_terminal_a_checkpoint_that_cannot_be_loaded_is_told_as_by_any_verb
 
 
 def test_piped_each_line_is_json_and_says_once_where_it_listens_when_it_is_ready_and_who_may_ask(tiny: Path) -> None:
-    """Without a key it warns of whoever reaches any host but this machine's own."""
-    with served(tiny, subprocess.PIPE, host="127.1") as process:  # which is 127.0.0.1, unknown as such
+    """Without a key it warns if clients of other hosts can connect."""
+    with served(tiny, subprocess.PIPE, host="127.1") as process:  # 127.0.0.1, under another name
         assert process.stderr is not None
         lines = [json.loads(process.stderr.readline())]
         while lines[-1].get("event") != "ready":

@@ -28,7 +28,7 @@ def client(door: Door) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def robin(door: Door, tone: np.ndarray) -> Iterator[str]:
-    """The name of a voice that was added."""
+    """The name of an added voice."""
     yield door.engine.add_voice("robin", tone, "Ah.").name
     door.engine.delete_voice("robin")
 
@@ -102,7 +102,7 @@ def test_the_client_can_list_and_look_up_the_model(client: openai.OpenAI) -> Non
 
 
 def test_clients_that_ask_for_voices_and_models_of_speech_get_them(http: httpx2.Client, robin: str) -> None:
-    """Open WebUI reads `id` and `name` of both, as Kokoro-FastAPI gives them."""
+    """Open WebUI reads `id` and `name` of both, in the format of Kokoro-FastAPI."""
     assert http.get("/v1/audio/voices").json() == {"voices": [{"id": robin, "name": robin}]}
     assert http.get("/v1/audio/models").json() == {"models": [{"id": "s1-mini", "name": "s1-mini"}]}
 

@@ -1,4 +1,4 @@
-"""What /openapi.json says is what the server does: every bound and every choice of every field is tried."""
+"""The server behaves as /openapi.json says: every bound and every choice of every field is tried."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPEECH = {"max_new_tokens": 8}
 BODIES = {
     ("/v1/tts", JSON): SPEECH | {"text": "Hi.", "stream": True},
     ("/v1/tts", FORM): SPEECH | {"text": "Hi.", "stream": "true"},
-    ("/v1/tts/batch", JSON): SPEECH | {"items": [{"text": " "}]},  # costs nothing: the item fails, the batch does not
+    ("/v1/tts/batch", JSON): SPEECH | {"items": [{"text": " "}]},  # cheap: the item fails, the batch does not
     ("/v1/audio/speech", JSON): SPEECH | {"input": "Hi."},
     ("/v1/voices", FORM): {"name": "carl", "text": "Ah.", "audio": b"no sound"},
 }
@@ -43,7 +43,7 @@ def schema_of(told: dict[str, Any], path: str, kind: str) -> dict[str, Any]:
 
 
 def schemas(part: Any) -> Iterator[dict[str, Any]]:
-    """Every schema in a document, with those inside of it."""
+    """Yield every schema in a document, including nested ones."""
     if isinstance(part, list):
         for each in part:
             yield from schemas(each)
@@ -67,25 +67,25 @@ def within(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def kinds_of(field: dict[str, Any]) -> list[dict[str, Any]]:
-    """The forms a field may have, but null."""
+    """Return the types that a field may have, except null."""
     return [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
 
 
 def allowed(kind: dict[str, Any]) -> list[Any]:
-    """Values at the edge of what is allowed, and every choice."""
+    """Yield values at the bounds, and every choice."""
     values = list(kind.get("enum", []))
     values += [kind[name] for name in ("minimum", "maximum") if name in kind]
     values += [
         kind[name] + step for name, step in (("exclusiveMinimum", 0.01), ("exclusiveMaximum", -1024)) if name in kind
     ]
-    values = [int(value) for value in values] if kind["type"] == "integer" else values  # 9e18 is not a number of a form
+    values = [int(value) for value in values] if kind["type"] == "integer" else values  # forms have no 9e18
     if kind["type"] == "array":
         values += [[{"text": " "}] * kind[name] for name in ("minItems", "maxItems") if name in kind]
     return values
 
 
 def forbidden(kind: dict[str, Any]) -> list[Any]:
-    """Values just beyond, and of another type."""
+    """Yield values just out of bounds, and of another type."""
     values: list[Any] = [kind[name] + step for name, step in (("minimum", -1), ("maximum", 1)) if name in kind]
     values += [kind[name] for name in ("exclusiveMinimum", "exclusiveMaximum") if name in kind]
     values += ["none of these"] if "enum" in kind or kind["type"] in ("number", "integer", "boolean") else []
@@ -99,7 +99,7 @@ def forbidden(kind: dict[str, Any]) -> list[Any]:
 
 
 def ask(client: httpx2.Client, path: str, kind: str, body: dict[str, Any]) -> tuple[int, str | None]:
-    """The status, and the field at fault; what is spoken is not waited for."""
+    """Return the status and the field at fault, without waiting for the audio."""
     parts = {name: value if isinstance(value, bytes) else (None, str(value)) for name, value in body.items()}
     sent: dict[str, Any] = {"json": body} if kind == JSON else {"files": parts}
     with client.stream("POST", path, **sent) as answer:

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what a person does with it, on a real server with the voice that ships.
+"""The web page in a real Chromium, on a real server with the default voice.
 
 The browser is the file that S1_MINI_TEST_CHROMIUM names, or the first of BROWSERS on PATH (docs/page.md).
 """
@@ -26,7 +26,7 @@ from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
-# Read before the tests' own fixture takes all S1_MINI_* variables away.
+# Read before the tests' fixture removes all S1_MINI_* variables.
 CHROMIUM = os.environ.get("S1_MINI_TEST_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason=f"no browser: none of {', '.join(BROWSERS)} is on PATH, S1_MINI_TEST_CHROMIUM is not set"
@@ -36,8 +36,8 @@ TEXT = "The sky turned dark and the wind grew strong. We walked home slowly."
 LONG = " ".join([TEXT] * 20)
 STORY = f"{TEXT} My friend taught me to ride a horse."
 
-# Listens at the loudspeaker: what a page connects to it goes to an ear too, which notes when it first hears something,
-# and whether the answer was still coming then.
+# Listens at the audio output: every source that a page connects is also connected to an analyser, which records when
+# the first audio plays, and whether the response was still arriving then.
 EAR = """
 const connect = AudioNode.prototype.connect;
 AudioNode.prototype.connect = function (to, ...rest) {
@@ -57,7 +57,7 @@ AudioNode.prototype.connect = function (to, ...rest) {
 };
 """
 
-# Contrast of each element's own text to what is behind it, where WCAG AA asks for more than there is.
+# Elements whose text contrast is below WCAG AA.
 TOO_PALE = """() => {
   const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
@@ -85,21 +85,21 @@ expect.set_options(timeout=WITHIN_MS)
 
 @pytest.fixture(scope="module")
 def voiced() -> Iterator[ProductionTTSEngine]:
-    """An engine with the voice that ships."""
+    """An engine with the default voice."""
     with ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=4)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def shown(voiced: ProductionTTSEngine) -> Iterator[Door]:
-    """A server that speaks with it."""
+    """A server with that engine."""
     with serving(voiced) as door:
         yield door
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The browser, with a microphone that beeps. Ended with the module: it holds an event loop of its own."""
+    """The browser, with a fake microphone. Closed after the module, as it has its own event loop."""
     with sync_playwright() as playwright:
         arguments = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
@@ -109,7 +109,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser, shown: Door) -> Iterator[Open]:
-    """Open the page; in the end nothing may have been complained about but the refusals a test asks for."""
+    """Open the page; after the test the console may only have the errors that the test expects."""
     complaints: list[str] = []
     contexts = []
 
@@ -145,7 +145,7 @@ def speak(page: Page, text: str, voice: str = "clara") -> None:
 
 
 def adding(page: Page) -> Page:
-    """Open the dialog in which a voice is added."""
+    """Open the dialog that adds a voice."""
     page.get_by_role("button", name="Add a voice").click()
     return page
 
@@ -160,7 +160,7 @@ def upload(page: Page, content: bytes, name: str = "a.wav") -> None:
 def test_sound_is_heard_while_it_is_made_and_kept_to_the_sample(
     visit: Open, voiced: ProductionTTSEngine, tmp_path: Path
 ) -> None:
-    """Who types, picks and presses Speak hears sound before all is made, and can download what the engine said."""
+    """Audio plays before all of it is generated, and the download equals the engine's output."""
     page = visit()
     page.get_by_text("Advanced").click()
     page.get_by_label("Seed").fill("7")
@@ -188,7 +188,7 @@ def test_sound_is_heard_while_it_is_made_and_kept_to_the_sample(
 
 @needs_browser
 def test_stop_is_heard_by_the_engine_too(visit: Open, voiced: ProductionTTSEngine) -> None:
-    """Stop ends sound and request, keeps what came, and leaves the keyboard where it was."""
+    """Stop ends playback and request, keeps the received audio, and preserves keyboard focus."""
     page = visit()
     speak(page, LONG)
     expect(page.locator("main")).to_have_attribute("data-state", "speaking")
@@ -221,7 +221,7 @@ def test_what_was_said_can_be_played_and_sought_again(visit: Open) -> None:
 
 @needs_browser
 def test_a_refusal_is_told_in_words_at_its_field(visit: Open) -> None:
-    """Numbers are judged before anything is sent; the words are for a visitor, and go when he types."""
+    """Numbers are validated before the request; messages are for a visitor, and disappear when the field is edited."""
     page = visit()
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.method))
@@ -308,7 +308,7 @@ def test_a_voice_is_added_used_and_deleted(visit: Open, voiced: ProductionTTSEng
 
 
 def wav_of(seconds: float) -> bytes:
-    """A recording of a hum."""
+    """Return a recording of a hum."""
     hum = 0.2 * np.sin(2 * np.pi * 150 * np.arange(round(seconds * 16_000)) / 16_000)
     return encode(hum.astype(np.float32), 16_000, "wav")
 
@@ -317,7 +317,7 @@ def wav_of(seconds: float) -> bytes:
 def test_a_short_recording_is_a_voice_too_and_one_that_is_gone_is_told_with_the_list_as_it_is(
     visit: Open, shown: Door
 ) -> None:
-    """README's own sample has 2.7 s; Add may be pressed while it is still read. Added voices come last."""
+    """The README's own sample has 2.7 s; Add may be pressed while it is still being read. Added voices come last."""
     page = adding(visit())
     page.get_by_role("textbox", name="Name").fill("aaron")
     page.get_by_label("What is said").fill("The wind was strong.")
@@ -337,7 +337,7 @@ def test_a_short_recording_is_a_voice_too_and_one_that_is_gone_is_told_with_the_
 
 @needs_browser
 def test_what_is_said_of_a_recording_is_so(visit: Open, tmp_path: Path) -> None:
-    """A length that is not the best is a hint; the reason of a refusal stays the reason when Add is pressed."""
+    """A length outside the recommended range is a hint; the reason of a refusal stays when Add is pressed."""
     page = adding(visit())
     note = page.locator("#record-note")
     for seconds, words in ((2.6, "2.6 s; 5 to 30 s are best."), (42, "42.0 s; 5 to 30 s are best."), (6, "6.0 s.")):
@@ -433,7 +433,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(visit: Open, voiced: Produc
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_its_words_stand_out(visit: Open, scheme: str) -> None:
-    """At 360 px nothing is scrolled sideways, and all text has the contrast of WCAG AA, in the dialog too."""
+    """At 360 px nothing scrolls sideways, and all text has the contrast of WCAG AA, also in the dialog."""
     page = visit(viewport={"width": 360, "height": 740}, color_scheme=scheme, is_mobile=True, has_touch=True)
     page.get_by_text("Advanced").tap()
     speak(page, "Hello there.")
@@ -469,7 +469,7 @@ def test_all_of_it_is_reached_in_order_by_keyboard_and_has_a_name(visit: Open, v
     assert page.locator("html").get_attribute("lang") == "en"
 
 
-# Controls that are partly outside of the window, or whose centre is covered by something else.
+# Controls that are partly outside of the window, or covered by another element.
 NOT_IN_SIGHT = """() => {
   const isShown = (e) => e.checkVisibility() && !["position", "key"].includes(e.id);
   const controls = [...document.querySelectorAll("#page :is(button, summary, textarea, .voice, a)")];
@@ -486,7 +486,7 @@ NOT_IN_SIGHT = """() => {
 def test_on_a_laptop_every_control_is_in_sight_before_and_after_speaking(
     visit: Open, voiced: ProductionTTSEngine, width: int, height: int
 ) -> None:
-    """All nine voices, "Add a voice" and Advanced included, with nothing scrolled."""
+    """All nine voices, "Add a voice" and Advanced included, without scrolling."""
     page = visit(viewport={"width": width, "height": height})
     expect(page.get_by_role("radio")).to_have_count(len(voiced.voice_names()))
     assert page.evaluate(NOT_IN_SIGHT) == []
@@ -551,7 +551,7 @@ def test_what_was_written_and_chosen_is_there_and_in_sight_after_a_reload(
 
 @needs_browser
 def test_a_browser_that_keeps_nothing_speaks_all_the_same(visit: Open, voiced: ProductionTTSEngine) -> None:
-    """As with cookies blocked: even to look at the storage raises."""
+    """As with cookies blocked: even reading the storage raises."""
     with serving(voiced, api_key="open sesame") as door:
         page = visit()
         page.add_init_script(
@@ -588,7 +588,7 @@ def test_a_checkpoint_without_voices_speaks_all_the_same(visit: Open, door: Door
 
 @needs_browser
 def test_it_names_the_model_and_offers_what_that_takes(visit: Open, shown: Door, tmp_path: Path) -> None:
-    """A mel model makes no voice of a recording and draws nothing: it is offered files, and no temperature."""
+    """A mel model cannot clone from recordings and does not sample: the page offers voice files, and no temperature."""
     write_random_checkpoint(tmp_path / "noise")
     vector, file = np.random.default_rng(0).standard_normal(512).astype(np.float32), io.BytesIO()
     np.save(file, vector)

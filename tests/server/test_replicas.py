@@ -1,4 +1,4 @@
-"""Several replicas behind one port: what one's death costs, what all of them know, and the end. Real processes."""
+"""Several replicas behind one port: failures, shared state and shutdown. Real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from s1_mini.audio.container import encode
 from tests.server.conftest import LONG_SPEECH
 from waiting import EVENTUALLY_S, wait_until
 
-pytestmark = [needs_proxy, pytest.mark.slow]  # so that it begins early
+pytestmark = [needs_proxy, pytest.mark.slow]  # so that it starts early
 
 SHORT = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
 LONG = LONG_SPEECH | {"format": "pcm", "stream": True}
@@ -78,7 +78,7 @@ def test_a_voice_added_through_the_door_speaks_everywhere_and_is_gone_everywhere
     added = http.post("/v1/voices", data=form, files={"audio": encode(tone, 44_100, "wav")})
     sound, spoke = set(), set()
     asked = {"voice": (None, "robin")} | {name: (None, str(value)) for name, value in SHORT.items()}
-    for number in range(4):  # forms, in which the proxy looks for no voice
+    for number in range(4):  # forms, which the proxy does not search for a voice
         answer = http.post("/v1/tts", files=asked, headers={"X-Request-Id": f"robin-{number}"})
         assert answer.status_code == 200, answer.text
         sound.add(answer.content)
@@ -171,7 +171,7 @@ def test_health_tells_of_all_and_of_each_and_batch_transform_of_all_slots(http: 
 
 
 def exchange(door: Replicas, content: bytes, *, drips: bytes = b"") -> bytes:
-    """Send bytes, then `drips` five times a second until there is an answer; return the answer."""
+    """Send bytes, then `drips` five times a second until there is a response; return the response."""
     with door.connect() as plug:
         plug.sendall(content)
         num_drips = 0
@@ -290,7 +290,7 @@ def test_many_idle_connections_keep_nobody_out(door: Replicas, http: httpx2.Clie
         plug.close()
 
     assert status == 200
-    assert set(silent) == {b""}  # the head's clock ended them
+    assert set(silent) == {b""}  # ended by the timeout for request heads
 
 
 def test_a_listener_who_takes_nothing_is_ended_and_one_who_takes_slowly_is_not(door: Replicas, held: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_listener_who_takes_nothing_is_ended_and_one_who_takes_slowly_is_not(d
             plug.sendall(raw_post(LONG | {"max_new_tokens": 60}))
         wait_until(lambda: sum(requests_inside(door)) == 3)
         held.unlink()
-        last, slow = b"", plugs[0]  # the last bytes, since an end may come in two parts
+        last, slow = b"", plugs[0]  # the last bytes, since the final chunk may arrive in two parts
         slow.settimeout(EVENTUALLY_S)
         for _ in range(200):
             if sum(requests_inside(door)) == 1:
@@ -319,7 +319,7 @@ def test_a_listener_who_takes_nothing_is_ended_and_one_who_takes_slowly_is_not(d
 
 
 def send_many(door: Replicas, count: int, stack: ExitStack, clients: int = 1) -> None:
-    """Send requests of some clients' addresses, whose answers nothing reads; return once all are accepted."""
+    """Send requests from some clients' addresses without reading; return once all are accepted."""
     for number in range(count):
         address = [f"X-Forwarded-For: 192.0.2.{number % clients}"] if clients > 1 else []
         stack.enter_context(door.connect()).sendall(raw_post(LOAD, *address))
@@ -359,11 +359,11 @@ def test_what_is_too_much_for_all_replicas_reaches_none_of_them(door: Replicas, 
 def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_comes_back(
     door: Replicas, tone: np.ndarray, held: Path
 ) -> None:
-    sentence = LOAD | {"text": "A sentence that goes on and on."}  # one slot each, so that all of them begin
+    sentence = LOAD | {"text": "A sentence that goes on and on."}  # one slot each, so that all of them start
     held.unlink()
     with door.client() as client:
         client.post("/v1/voices", data={"name": "erna", "text": "Ah."}, files={"audio": encode(tone, 44_100, "wav")})
-    ended: list[tuple[str, bool]] = []  # the replica that began, and whether all came
+    ended: list[tuple[str, bool]] = []  # the replica that started, and whether the response was complete
     pings: list[int] = []
     over = threading.Event()
 
@@ -421,7 +421,7 @@ def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_com
         for number in range(4):
             assert client.post("/v1/tts", files=asked, headers={"X-Request-Id": f"again-{number}"}).status_code == 200
             spoke.add(who_spoke(door, f"again-{number}"))
-    assert spoke == {"0", "1"}  # the one that came back knows the voice, too
+    assert spoke == {"0", "1"}  # the restarted replica knows the voice, too
 
 
 def test_a_replica_that_hangs_is_passed_by_and_replaced(door: Replicas) -> None:
@@ -435,13 +435,13 @@ def test_a_replica_that_hangs_is_passed_by_and_replaced(door: Replicas) -> None:
         except httpx2.TimeoutException:  # it went to the stopped replica
             return False
 
-    wait_until(speaks)  # the proxy asks each replica every second, and passes it by after three failures
+    wait_until(speaks)  # the proxy checks each replica every second, and bypasses it after three failures
     is_replaced = before[0] not in door.pids()
     with door.client() as client:
         pings = {client.get("/ping").status_code}
     (door.store / f"{HELD}-silence").touch()  # from now on the supervisor kills silent replicas
     wait_until(lambda: bool(door.told(event="replica_hangs", replica="0")))
-    wait_until(lambda: before[0] not in door.pids() and len(door.pids()) == 2)  # told first, then replaced
+    wait_until(lambda: before[0] not in door.pids() and len(door.pids()) == 2)  # reported first, then replaced
     wait_until(lambda: door.num_ready() == 2)
 
     assert pings == {200}
@@ -465,7 +465,7 @@ def test_the_proxy_comes_back_too_and_who_connects_meanwhile_waits(door: Replica
 
 
 def test_sigterm_lets_all_finish_what_they_have_and_refuses_what_comes(door: Replicas, held: Path) -> None:
-    """The last test of this door: it ends it."""
+    """The last test of this server: it shuts it down."""
     results: list[object] = []
 
     def speak() -> None:

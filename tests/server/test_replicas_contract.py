@@ -1,4 +1,4 @@
-"""The promises that the server and the container make from outside, kept by two replicas behind one port.
+"""Two replicas behind one port pass the black-box tests of the server and the container.
 
 These are the tests of the other modules, unchanged; the doors that they are given are replicated here.
 """
@@ -37,10 +37,10 @@ MODULES: tuple[ModuleType, ...] = (
     *(test_tts, test_openai, test_errors, test_openapi, test_websocket, test_voices, test_limits, test_hostile),
     *(test_health, test_invocations, test_sessions, test_models, test_bidirectional, test_local_endpoint),
 )
-# What a test asks for that is to be had from outside. Others have an engine of their own, or patch one.
+# Fixtures that work from outside. Other tests have their own engine, or patch one.
 FIXTURES = {"http", "door", "container", "runtime", "client", "told", "strict", "tiny", "tone", "tmp_path"}
 EXCEPT = {
-    # they look into the one process, too
+    # these also inspect the process
     "test_events_end_with_the_tokens_that_were_read_and_made",
     "test_health_tells_what_the_engine_tells",
     "test_recordings_of_clients_who_have_gone_are_gone",
@@ -51,28 +51,28 @@ EXCEPT = {
     "test_a_client_that_leaves_its_lines_leaves_nothing_behind",
     "test_a_name_that_sagemaker_would_not_take_is_refused",
     "test_a_client_that_leaves_a_response_stream_frees_its_slot",
-    # they need a checkpoint that brings voices
+    # these need a checkpoint with voices
     "test_all_voices_are_listed_and_each_can_be_asked_for",
     "test_a_voice_speaks_by_its_name",
     "test_a_voice_of_the_checkpoint_stays",
     "test_an_added_voice_is_replaced_if_that_is_asked_for",
-    # figures have the label of the replica, see test_replicas.py
+    # metrics have a replica label, see test_replicas.py
     "test_metrics_count_what_was_spoken_and_name_no_path_that_a_client_made_up",
     "test_metrics_tell_of_the_process_too",
     "test_the_dashboard_shows_only_figures_that_there_are",
-    # as many sessions for each replica, and slots
+    # limits of sessions and slots apply to each replica
     "test_batch_transform_is_told_how_to_send",
     "test_a_new_session_replaces_the_one_that_was_not_used_for_longest",
-    # HAProxy puts the crumbs together, so that the body's clock ends it, and not the count of its pieces
+    # HAProxy merges the chunks, so that the body timeout ends it, and not the chunk count
     "test_a_body_in_chunks_of_one_byte_is_refused",
     # HAProxy drops the length, see test_replicas.py
     "test_a_request_with_both_a_length_and_chunks_is_refused_with_what_follows_it",
-    # HAProxy drops the Upgrade of a request with a body, which is then a plain one
+    # HAProxy drops the Upgrade of a request with a body, which makes it a plain request
     "test_a_handshake_that_is_no_websockets_is_answered_and_its_connection_closed",
-    # HAProxy's own page tells what is wrong with a head, see test_replicas.py
+    # HAProxy's own error page explains a bad request head, see test_replicas.py
     "test_a_head_that_drips_is_ended_by_the_clock",
     "test_what_is_no_http_is_refused_in_the_shape_of_all_errors",
-    # nothing of these depends on who stands before it
+    # independent of a proxy
     "test_custom_attributes_choose_another_route",
     "test_custom_attributes_choose_another_route_through_boto3",
     "test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by",
@@ -84,7 +84,7 @@ EXCEPT = {
 
 @pytest.fixture(scope="module")
 def container(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
-    """Two replicas with the settings that the container's tests are made for."""
+    """Two replicas with the settings of the container's tests."""
     size = sum(path.stat().st_size for path in tiny.glob("*.safetensors"))
     store = tmp_path_factory.mktemp("store")
     prefix = "S1_MINI_SERVER_SAGEMAKER_"
@@ -96,7 +96,7 @@ def container(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def strict(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
-    """Two replicas with a key and small limits, as the tests of limits have them."""
+    """Two replicas with a key and the small limits of the limits tests."""
     limits = {"MAX_BODY_BYTES": "4096", "BODY_TIMEOUT_S": "1", "HEAD_TIMEOUT_S": "1", "API_KEY": "sesame"}
     limits["CORS_ORIGINS"] = "https://a.example"
     settings = {f"S1_MINI_SERVER_{name}": value for name, value in limits.items()}
@@ -117,7 +117,7 @@ def http(container: Replicas) -> Iterator[httpx2.Client]:
 
 @pytest.fixture
 def client(request: pytest.FixtureRequest, container: Replicas) -> Iterator[httpx2.Client | openai.OpenAI]:
-    """The client of the module that the test is from."""
+    """The client fixture of the test's original module."""
     if request.function.__module__ == test_openai.__name__:
         with openai.OpenAI(base_url=f"{container.url}/v1", api_key="none", max_retries=0) as client:
             yield client

@@ -1,4 +1,4 @@
-"""How many replicas there will be and where, and what is told before anything starts. No replica is started here."""
+"""Number and placement of replicas, and errors before anything starts. No replica is started here."""
 
 from __future__ import annotations
 

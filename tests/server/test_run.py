@@ -1,4 +1,4 @@
-"""The process: signals, exit codes, and that nothing accepted is lost. Real subprocesses."""
+"""The server process: signals, exit codes, and no lost requests. Real subprocesses."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def inside(running: Running) -> int:
 
 
 def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(tiny: Path, tmp_path: Path) -> None:
-    """What was loaded is frozen, so that the garbage collector does not look at it."""
+    """Loaded objects are frozen, so that the garbage collector does not scan them."""
     with held(tiny, tmp_path, "-c", FROZEN) as (running, file):
         wait_until(lambda: any("frozen" in line for line in running.lines))
         threads, results = speak_many(running, 6, max_new_tokens=30)
@@ -172,7 +172,7 @@ def test_what_is_not_finished_in_time_is_told_so(tiny: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(tiny: Path, tmp_path: Path, tone: np.ndarray) -> None:
-    """Voices that a client was told are kept survive a `kill -9` and sound the same; of the others none is torn."""
+    """Voices whose storage was confirmed survive a `kill -9` and sound the same; no other voice is half-written."""
     kept = {"S1_MINI_VOICES_PATH": str(tmp_path / "voices"), "S1_MINI_REFERENCE_CACHE_PATH": str(tmp_path / "cache")}
     asked = {"text": "Good morning.", "seed": 1, "max_new_tokens": 4, "format": "pcm"}
     recording = encode(tone[: len(tone) // 2], 44_100, "wav")
@@ -239,7 +239,7 @@ def test_an_engine_that_hangs_is_told_to_all_and_ends_the_process_with_1(tiny: P
 def test_what_cannot_be_served_is_told_before_anything_is_loaded_or_listens(
     call: Call, host: str, max_body_bytes: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process, which has loaded all that this takes a second for."""
+    """In this process, because importing everything takes a second."""
     monkeypatch.setenv("S1_MINI_CHECKPOINT_PATH", "nowhere")
     monkeypatch.setenv("S1_MINI_SERVER_MAX_BODY_BYTES", max_body_bytes)
     with socket.create_server(("127.0.0.1", 0)) as taken:

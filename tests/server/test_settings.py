@@ -1,4 +1,4 @@
-"""Settings of the server: variables, checks, and what a person is told."""
+"""Server settings: variables, validation, and messages to the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was spoken is told at every door, by an engine whose checkpoint reads words."""
+"""Every API reports the normalized text, for a checkpoint that reads words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW = {"max_new_tokens": 2}
 
 @pytest.fixture(scope="module")
 def reader(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProductionTTSEngine]:
-    """An engine whose tiny checkpoint declares that it reads small letters, and skips all else."""
+    """An engine whose tiny checkpoint declares that it reads lower-case letters, and skips all others."""
     directory = tmp_path_factory.mktemp("words") / "tiny"
     shutil.copytree(tiny, directory)
     config = json.loads((directory / "config.json").read_text())
@@ -78,7 +78,7 @@ def test_sagemakers_json_tells_it_if_asked(reader: ProductionTTSEngine) -> None:
 
 @pytest.fixture(scope="module")
 def strict(reader: ProductionTTSEngine) -> Iterator[ProductionTTSEngine]:
-    """The same with the default setting: unsupported characters are an error."""
+    """The same engine with the default setting: unsupported characters are an error."""
     settings = reader.config.model_copy(update={"on_unsupported": "error"})
     with ProductionTTSEngine(settings) as engine:
         yield engine

@@ -1,4 +1,4 @@
-"""JSON is measured before it is read: by its marks, not by its bytes."""
+"""JSON is limited by its number of structural characters before it is parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/voices`: what there is, using it by name, and keeping one's own."""
+"""`/v1/voices`: listing voices, using one by name, and adding voices."""
 
 from __future__ import annotations
 

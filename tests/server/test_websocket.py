@@ -1,4 +1,4 @@
-"""Text in pieces in, sound out: a session over a real WebSocket, and what ends one."""
+"""Incremental text in, audio out: a session over a real WebSocket, and the reasons for which it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def say(socket: ClientConnection, **content: object) -> None:
 
 
 def hear(socket: ClientConnection) -> tuple[list[dict[str, object]], bytes, int]:
-    """All that comes until the connection closes: messages, sound, close code."""
+    """Return everything until the connection closes: messages, audio, close code."""
     messages, sound = [], b""
     try:
         while True:
@@ -191,7 +191,7 @@ def test_a_session_whose_sentence_waits_for_a_slot_is_not_idle(small_engine: Pro
             while messages[-1]["type"] != "audio.done":
                 message = socket.recv(timeout=EVENTUALLY_S)
                 messages += [json.loads(message)] if isinstance(message, str) else []
-            while messages[-1]["type"] != "error":  # the idle time begins at some moment after audio.done is sent
+            while messages[-1]["type"] != "error":  # the idle timeout starts at some moment after audio.done is sent
                 clock.advance(door, 61)
                 with suppress(TimeoutError):
                     messages.append(json.loads(socket.recv(timeout=0.05)))
@@ -201,7 +201,7 @@ def test_a_session_whose_sentence_waits_for_a_slot_is_not_idle(small_engine: Pro
 
 
 def test_a_session_that_has_ended_holds_no_connection(small_engine: ProductionTTSEngine) -> None:
-    with serving(small_engine, send_timeout_s=10 * EVENTUALLY_S) as door:  # no look at its outflow before the end
+    with serving(small_engine, send_timeout_s=10 * EVENTUALLY_S) as door:  # no stall check before the end
         with session(door):
             assert len(door.app.state.connections) == 1
         wait_until(lambda: len(door.app.state.connections) == 0)
@@ -234,7 +234,7 @@ def test_a_session_that_makes_room_ends_even_after_its_text_is_done(small_engine
 
 def test_a_flood_of_text_ends_the_session(door: Door) -> None:
     with held_generation(), session(door) as socket:
-        with suppress(ConnectionClosed):  # perhaps before all is sent
+        with suppress(ConnectionClosed):  # possibly before everything is sent
             for _ in range(3):
                 say(socket, type="input.text", text="One more. " * 1500)
         messages, _, closed = hear(socket)

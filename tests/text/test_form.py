@@ -1,4 +1,4 @@
-"""A checkpoint that declares what it reads gets nothing else; one that declares nothing gets what was sent."""
+"""A checkpoint that declares an alphabet gets only its characters; any other gets the text unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises of text/split: nothing lost, nothing too large, and cuts where a reader would breathe."""
+"""Splitting text: nothing is lost, no part is too large, and cuts are at natural pauses."""
 
 import re
 import time
@@ -76,7 +76,7 @@ def test_no_written_character_is_torn(characters, max_bytes):
     ],
 )
 def test_a_sentence_ends_at_its_mark_and_what_closes_after_it_and_at_no_mark_within(text):
-    """Its sentences, between bars, are each over half as long as the longest: no two of them fit one piece."""
+    """The sentences, between bars, are each over half the limit: no two of them fit into one part."""
     longest = max(len(part.encode()) for part in text.split(" | "))
 
     assert split(text.replace(" | ", " "), longest) == text.split(" | ")
@@ -89,20 +89,20 @@ SENTENCES = "One two. Three four. Five six. Seven eight."
 @pytest.mark.parametrize(
     ("text", "max_bytes", "pieces"),
     [
-        # A wide mark ends a sentence without a space.
+        # A full-width mark ends a sentence without a space.
         ("今天很好。我们走吧！", 18, ["今天很好。", "我们走吧！"]),
         ("“走吧！”他说。“好的。”她说。", 18, ["“走吧！”", "他说。", "“好的。”", "她说。"]),
         ("「はい。」そう言った。", 18, ["「はい。」", "そう言った。"]),
-        # Sentences share a piece while they fit.
+        # Sentences share a part while they fit.
         (SENTENCES, 20, ["One two. Three four.", "Five six.", "Seven eight."]),
         (SENTENCES, 200, [SENTENCES]),
-        # A paragraph without a mark ends its piece.
+        # A paragraph without a mark ends its part.
         (
             "Chapter One\n\nIt was a dark night.\n\nIt rained.",
             200,
             ["Chapter One", "It was a dark night. It rained."],
         ),
-        # A sentence too long is cut after its last clause that fits, else at a space, else between characters.
+        # A sentence that is too long is cut after its last clause that fits, or at a space, or between characters.
         (
             "The first part is here, the second part comes here; the third part is the very last.",
             60,

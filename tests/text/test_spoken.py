@@ -1,6 +1,7 @@
-"""What is written is said as a careful reader would say it; the sentences stand in tests/assets/spoken_en.tsv.
+"""English text normalization reads text as a careful reader would; the cases are in tests/assets/spoken_en.tsv.
 
-There `{a|b}` is either, `|` between whole forms likewise, and \\n a line's end. Case and marks do not count.
+There `{a|b}` means either alternative, as does `|` between whole forms, and \\n is a line break. Case and punctuation
+are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from s1_mini.exceptions import ParameterError
 from s1_mini.text import spoken
 
 SENTENCES = Path(__file__).parents[1] / "assets" / "spoken_en.tsv"
-# Each repeated to 10,000 characters, and white space ten times as long: what would take a careless pattern minutes.
+# Each repeated to 10,000 characters, and white space ten times as long: worst cases for a backtracking pattern.
 HOSTILE = (
     *("1", "1,", "1-", "$1", "a.", "A.", "a@", "[", "**", "# ", "½", "5'", "AB1", "I ", "😀\u200d", "<a", "->", ")  "),
     *(
@@ -49,7 +50,7 @@ def read_sentences() -> list[tuple[str, str, set[str]]]:
 
 
 def expand(forms: str) -> Iterator[str]:
-    """Yield all forms that a cell with braces stands for."""
+    """Yield all alternatives of a cell with braces."""
     inner = re.search(r"\{([^{}]*)\}", forms)
     if inner is None:
         yield from forms.split("|")
@@ -89,7 +90,7 @@ def test_no_text_takes_long() -> None:
     for space in " \n":
         spoken(f"Note:{space * 100_000}5")
 
-    assert time.process_time() - started < 60  # all of them take 4 s on one core; a careless pattern takes minutes
+    assert time.process_time() - started < 60  # all of them take 4 s on one core; a backtracking pattern takes minutes
 
 
 @pytest.mark.parametrize(
@@ -102,12 +103,12 @@ def test_no_text_takes_long() -> None:
         ),
         ("fr-FR", "J'ai **21** ans.", "J'ai vingt-et-un ans."),
         ("ja", "猫が2匹います。", "猫が二匹います。"),
-        # A full stop stays where a sentence ends, and nowhere else.
+        # A full stop stays only at the end of a sentence.
         ("en", "We left at 6 p.m. The bus was late.", "We left at six P M. The bus was late."),
         ("en", "Bring paper, etc. I have glue.", "Bring paper, et cetera. I have glue."),
         ("en", "Add 1/2 tsp. pepper.", "Add half a teaspoon pepper."),
         ("en", "See you there :)", "See you there"),
-        # A dash between words is a pause, and a hyphen is none.
+        # A dash between words is a pause, a hyphen is not.
         ("en", "My brother - the tall one - is late.", "My brother, the tall one, is late."),
         ("en", "It was late – too late.", "It was late, too late."),
         ("en", "Yes—as I said--no.", "Yes, as I said, no."),

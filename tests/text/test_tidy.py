@@ -1,4 +1,4 @@
-"""Promises of text/tidy: what is refused, what is tidied, and that nothing read aloud is touched."""
+"""Tidying text: refused characters, normalized white space, and no change to anything that is read aloud."""
 
 import unicodedata
 

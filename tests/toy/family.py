@@ -1,4 +1,4 @@
-"""The toy family as the registry knows it: a checkpoint is its config.json and its voices, a speaker's vector each."""
+"""The toy family for the registry: a checkpoint is its config.json and its voices, each a speaker vector."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ VOICES = {"low": -0.4, "high": 0.3}  # the first is the default
 
 
 class ToySettings(BaseModel, frozen=True):
-    """There is nothing to choose."""
+    """No settings."""
 
 
 class LoadedToy:
-    """A toy checkpoint that is open."""
+    """A loaded toy checkpoint."""
 
     num_bytes, position_bytes, max_positions = 1000, 8, MAX_POSITIONS
     networks = ()
@@ -55,7 +55,7 @@ class LoadedToy:
 
 
 class Toy:
-    """What the registry names."""
+    """The registered class."""
 
     title, settings, needed_files = "Toy", ToySettings, (("config.json",),)
     stage_names = ("text", "frames", "vocoder")

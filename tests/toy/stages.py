@@ -1,7 +1,7 @@
-"""A family unlike S1 in everything: two autoregressive stages, the second of which begins before the first has ended;
+"""A family unlike S1 in every respect: two autoregressive stages, the second of which begins before the first ends;
 float frames, two a step, 13.3 ms each; a vocoder that looks ahead and flushes; voices that are a vector; 24 kHz.
 
-Its numbers are arithmetic, not speech, but each depends on all that it must: text, voice, seed, and what came before.
+Its numbers are arithmetic, not speech, but each depends on all its inputs: text, voice, seed, and earlier output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAVE = Spec("float32", rate=SAMPLE_RATE)
 
 @dataclass(frozen=True, kw_only=True)
 class Windows(StagePolicy):
-    """Autoregressive over windows of tokens; a window may be begun as soon as its tokens are there."""
+    """Autoregressive over windows of tokens; a window may begin as soon as its tokens are available."""
 
     def next_unit(self, progress: Progress) -> Unit | None:
         start, rest = progress.consumed, progress.available - progress.consumed
@@ -59,7 +59,7 @@ def policies(slots: int) -> tuple[StagePolicy, ...]:
 
 
 class ToyStage(Stage):
-    """What the three share: no state but by slot, no graphs."""
+    """Shared by the three stages: all state is in slots; no graphs."""
 
     device = torch.device("cpu")
     is_overlapped = False
@@ -93,7 +93,7 @@ class Text(ToyStage):
 
     def __init__(self, **options: bool) -> None:
         super().__init__(**options)
-        self.read: dict[int, int] = {}  # a sum of what a slot has read
+        self.read: dict[int, int] = {}  # a sum of the tokens that a slot has read
         self.num_read = 0
 
     def begin(self, begins: Sequence[Begin]) -> None:
@@ -115,14 +115,14 @@ class Text(ToyStage):
     def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:
         last = int(begin.inputs[-1, 0])
         self.read[slot] = (31 * self.read[slot] + last + 17 * step + begin.conditions.seed) % 65_521
-        # Without temperature it never ends by itself.
+        # Without temperature it never stops by itself.
         if step > 5 and self.read[slot] % 23 == 0 and begin.conditions.sampling.temperature > 0:
             return np.zeros(0, np.int64), True
         return np.array([self.read[slot]]), False
 
 
 class Frames(ToyStage):
-    """Tokens to frames, two a step, by the voice's vector and the last frame."""
+    """Tokens to frames, two a step, by the voice vector and the last frame."""
 
     def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:
         voice = np.asarray(begin.conditions.voice.get("speaker", np.zeros(WIDTH)), np.float32)
@@ -141,7 +141,7 @@ class Frames(ToyStage):
 
 
 class Vocoder(ToyStage):
-    """Frames to sound; a frame's depends on the one before and the two behind it."""
+    """Frames to audio; the audio of a frame depends on the frame before and the two after it."""
 
     def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:  # noqa: ARG002
         before, after = np.zeros((1 - begin.context, WIDTH)), np.zeros((2, WIDTH))

@@ -1,4 +1,4 @@
-"""A third family, unlike S1 in everything, is a tenant: no line outside its folder but its registration."""
+"""A third family, unlike S1 in every respect, needs no change outside its package except its registration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEXT = "One sentence. " * 30
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one line of the registry."""
+    """The registration."""
     monkeypatch.setitem(registry.FAMILIES, NAME, "tests.toy.family:Toy")
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint with two voices of its own, and voices to add beside them."""
+"""A checkpoint with two voices of its own, and a directory for added voices."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_voice(seed: int = 0, text: str = "Made up.", frames: int = 9) -> Voice:
 
 
 def settled(engine: ProductionTTSEngine) -> dict[str, Any]:
-    """Wait for the end of the work in the background; return the voices part of the health."""
+    """Wait until background work ends; return the voices part of the health report."""
     wait_until(lambda: engine.health_check()["voices"]["warming"] == 0)
     voices: dict[str, Any] = engine.health_check()["voices"]
     return voices

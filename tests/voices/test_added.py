@@ -1,4 +1,4 @@
-"""Added voices in a directory: opened when asked for, written whole, of one codec, shared with other processes."""
+"""Added voices in a directory: opened on demand, written atomically, tied to one codec, shared between processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from voice_formats import BOOKS, voice_format
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
-    """The voice files that are opened."""
+    """Voice files that are opened."""
     files: list[Path] = []
     original = form.open_regular
 

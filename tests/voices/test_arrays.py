@@ -1,4 +1,4 @@
-"""Voice files of other programs are read within bounds, and never as programs."""
+"""Voice files of other programs are read within bounds, and never executed."""
 
 from __future__ import annotations
 

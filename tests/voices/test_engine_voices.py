@@ -1,4 +1,4 @@
-"""What the engine promises of named voices: added, listed, pinned, warmed and deleted while it speaks."""
+"""Named voices in a running engine: added, listed, pinned, preloaded and deleted."""
 
 from __future__ import annotations
 

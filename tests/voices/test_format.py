@@ -1,4 +1,4 @@
-"""A voice is whatever tensors its family says: codes, a speaker's vector, a history of several arrays."""
+"""A voice may consist of any tensors that its family defines: codes, a speaker vector, a history of several arrays."""
 
 from __future__ import annotations
 

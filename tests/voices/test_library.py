@@ -1,4 +1,4 @@
-"""Named voices: read from the checkpoint, asked for by name, never guessed."""
+"""Named voices of a checkpoint: loaded, selected by name, never guessed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path
 
 
 def test_a_voice_that_cannot_be_read_is_told_without_the_folder_that_it_lies_in(tmp_path: Path) -> None:
-    checkpoint = tmp_path / r"back\slash"  # which an error of the system writes twice
+    checkpoint = tmp_path / r"back\slash"  # some systems repeat it in the error message
     library = CheckpointVoices(checkpoint, {"bert": checkpoint / FOLDER / "bert.safetensors"}, voice_format(), {})
 
     with pytest.raises(VoiceFileError, match=r"voices.bert\.safetensors is not a voice file: ") as caught:
@@ -94,7 +94,7 @@ def test_a_damaged_voice_is_named_with_what_to_do_and_harms_no_other(
 def test_whoever_names_no_voice_is_told_that_the_default_is_damaged_and_what_to_do(
     tells_default: bool, voiced: Path
 ) -> None:
-    if tells_default:  # and holds codes that no codebook has
+    if tells_default:  # and has codes that are in no codebook
         codes = torch.full((BOOKS, 9), 30_000)
         write_voice(voiced / FOLDER, "anna", Voice({"codes": codes}, "Ah."), is_default=True)
     else:

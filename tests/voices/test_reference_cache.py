@@ -1,4 +1,4 @@
-"""Encoded recordings: encoded once; on disk found after a restart, bounded, shared, and never those of another."""
+"""Encoded references: encoded once; the disk cache survives restarts, is bounded, shared, and keyed by recording."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 def set_times(folder: Path, *numbers: int) -> None:
-    """Make these entries the oldest, in this order."""
+    """Set these entries' timestamps to the oldest, in this order."""
     for time, number in enumerate(numbers):
         os.utime(path_of(folder, number), ns=(time, time))
 
@@ -232,7 +232,7 @@ def test_warming_loads_the_entries_used_last_as_far_as_memory_goes_and_leaves_th
 
     assert cache.stats.entries == 4
     set_times(tmp_path, *range(9))
-    cache.get(key(99), lambda: codes(99))  # evicts the one that was used longest ago
+    cache.get(key(99), lambda: codes(99))  # evicts the least recently used
     for path in tmp_path.glob("*/*.safetensors"):
         path.unlink()
     assert [number for number in range(9) if cache.find(key(number)) is not None] == [6, 7, 8]
@@ -254,7 +254,7 @@ def test_warming_deletes_what_is_beyond_a_smaller_limit(tmp_path: Path) -> None:
 
 
 class Encoder:
-    """Counts how often it is asked."""
+    """Counts its calls."""
 
     def __init__(self, codes: torch.Tensor) -> None:
         self.codes, self.calls = codes, 0

@@ -1,4 +1,4 @@
-"""Weights in eight bits: half the bytes, the same voice."""
+"""Eight-bit weights: half the bytes, the same voice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor files: read safely whatever they are, refused by name whatever is wrong, never read as garbage."""
+"""Tensor files of any origin are read safely; faulty ones are refused by name, never misread."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_tensors_of_the_right_kind_are_taken_over_without_a_copy() -> None:
     assert not module.weight.requires_grad
 
 
-# A `.pth` that was packed again, or that takes too much.
+# A `.pth` that was repacked, or that exceeds the limits.
 
 PTH = {
     "zeros": torch.zeros(5000),  # deflating makes it smaller
@@ -239,7 +239,7 @@ def test_a_record_that_is_there_twice_is_refused(saved: Path) -> None:
 
 @pytest.mark.parametrize("bytes_off", [1, 4, 16, 256])
 def test_numbers_that_would_be_read_from_another_place_are_refused(saved: Path, bytes_off: int) -> None:
-    """A local header whose length is wrong moves where torch begins to read; it looks at nothing else."""
+    """A local header with a wrong length moves the offset at which torch reads; torch checks nothing else."""
     with zipfile.ZipFile(saved) as archive:
         at = archive.getinfo("model/data/0").header_offset + 28
     content = bytearray(saved.read_bytes())
@@ -252,7 +252,7 @@ def test_numbers_that_would_be_read_from_another_place_are_refused(saved: Path, 
 
 
 def with_pickle(saved: Path, steps: bytes, *, zipped: bool = True) -> Path:
-    """Return a file with a pickle of our own."""
+    """Return a file with a hand-written pickle."""
     if zipped:
         return pack_again(saved, change=lambda name, content: steps if name.endswith("data.pkl") else content)
     saved.write_bytes(b"".join(pickle.dumps(part, 2) for part in OLD_HEAD) + steps)

@@ -1,4 +1,4 @@
-"""Checkpoints by their names on the hub: against its real library and a stand-in for its server."""
+"""Checkpoints by name from the hub, with its real library and a stand-in for its server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def repository(hub: Hub, published: Path) -> Repository:
-    """A published checkpoint, with files that nobody needs."""
+    """A published checkpoint, with unneeded files."""
     hub.repositories[NAME] = Repository()
     hub.repositories[NAME].commit({**files_of(published), **NOISE, "README.md": CARD})
     return hub.repositories[NAME]
@@ -54,7 +54,7 @@ def repository(hub: Hub, published: Path) -> Repository:
 def publish(
     hub: Hub, folder: Path, family: str, form: Literal["published", "compact"] = "published", name: str = NAME
 ) -> dict[str, bytes]:
-    """Put a random checkpoint of a family on the hub, with unneeded files; return its own files."""
+    """Publish a random checkpoint of a family on the hub, with unneeded files; return the needed files."""
     found = get_family(family)
     found.write_random(folder, size=next(iter(found.random_sizes)), form=form, seed=0)
     files = files_of(folder)
@@ -69,7 +69,7 @@ def variables(hub: Hub, folder: Path, **more: str) -> dict[str, str]:
 
 @contextmanager
 def hub_library(**values: str) -> Iterator[None]:
-    """Import the library anew, because it reads its variables once, and forget it again."""
+    """Reload the library, because it reads its variables at import, and unload it afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("HF_", "S1_MINI_"))]:
             patch.delenv(name)
@@ -89,7 +89,7 @@ def loaded() -> list[str]:
 
 
 def run_here(*words: str | Path) -> tuple[int, str, str]:
-    """Return exit code, output and errors of a verb."""
+    """Return exit code, output and errors of a command."""
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(io.StringIO()) as out,
@@ -101,7 +101,7 @@ def run_here(*words: str | Path) -> tuple[int, str, str]:
 
 @pytest.fixture
 def find(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Find a name, in a folder and with a cache of the test's own."""
+    """Resolve a name, in a directory and with a cache of the test's own."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 
@@ -114,7 +114,7 @@ def find(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 @pytest.fixture
 def refusal(find: Callable[..., Path]) -> Callable[..., str]:
-    """The one sentence that a name is refused with, after the code of its error."""
+    """Return the sentence with which a name is refused, after the code of its error."""
 
     def refused(name: str = NAME, **more: str) -> str:
         with pytest.raises(S1MiniError) as raised:
