@@ -14,11 +14,11 @@ client (429, 503) waits for Retry-After and tries again: refusals are counted, a
 
 Without attacks it is a soak test; --each runs one attack after the other against an otherwise idle server.
 
-Prints a table by minutes and one line of JSON. The exit code is 1 if an answer was lost, duplicated or different, or none
-was received; judge the other figures yourself. `/ping` of the server is compared with `/ping` of an
-idle control process, which separates stalls of the machine from stalls of the server. Clients, attackers and the watcher
-are processes of their own with a lower priority than the server's. Linux only: 127.0.0.2 exists only there without
-being configured, and cores are assigned to processes.
+Prints a table by minutes and one line of JSON. The exit code is 1 if an answer was lost, duplicated or different, or
+none was received; judge the other figures yourself. `/ping` of the server is compared with `/ping` of an idle control
+process, which separates stalls of the machine from stalls of the server. Clients, attackers and the watcher are
+processes of their own with a lower priority than the server's. Linux only: 127.0.0.2 exists only there without being
+configured, and cores are assigned to processes.
 """
 
 from __future__ import annotations

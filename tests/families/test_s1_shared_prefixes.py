@@ -1,6 +1,7 @@
 """S1's frames are the same whether rows of a voice share its prefix or each reads its own copy.
 
-The kernels themselves are tested on a GPU or, where Triton is installed, in its interpreter (TRITON_INTERPRET=1, -m gpu).
+The kernels themselves are tested on a GPU, or in Triton's interpreter where it is installed (TRITON_INTERPRET=1,
+-m gpu).
 """
 
 from __future__ import annotations
