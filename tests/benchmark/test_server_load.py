@@ -49,7 +49,7 @@ def test_a_server_that_cannot_start_is_told_at_once(
     done = command(main, "--seconds 1")
 
     assert done.code == 1
-    assert "does not come up" in done.errors
+    assert "does not start" in done.errors
 
 
 def test_without_the_extra_it_says_what_it_lacks(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
             ["--machine", "ml.g6.12xlarge", "--placement", "codec=cuda:1", "--replicas", 2],
             "each replica sees one GPU; leave one of both out",
         ),
-        (["--placement", "sound=cuda:1"], "no stage sound; there are language_model, codec"),
+        (["--placement", "sound=cuda:1"], "unknown stage sound; there are language_model, codec"),
         (["--placement", "codec=cpu"], "only GPUs are planned"),
     ],
 )

@@ -76,7 +76,7 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
             "another name",
         ),
         ("ValidationException", "Cannot update in-progress endpoint x.", "being changed just now", "describe hello"),
-        ("ValidationException", 'Could not find endpoint "x".', "no endpoint hello in eu-west-1", "create hello"),
+        ("ValidationException", 'Could not find endpoint "x".', "the endpoint hello does not exist in eu-west-1", "create hello"),
         ("ValidationException", "Could not access model data at s3://x.", "Could not access model data", "aws s3 ls"),
         ("ValidationException", "Could not assume role arn:x.", "cannot take on the role", "--role"),
         ("ValidationException", "Unsupported instance type ml.x.", "Unsupported instance type", "--instance-type"),

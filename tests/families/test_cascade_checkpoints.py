@@ -330,7 +330,7 @@ def test_a_published_voice_that_is_broken_is_told_by_name(published_cascade: Pat
 
     library = CheckpointVoices.open(other, Cascade().describe(other).voice)
     assert library.describe("two").name == "two"
-    with pytest.raises(VoiceFileError, match="'one' cannot be used: the voice one beside the checkpoint"):
+    with pytest.raises(VoiceFileError, match="'one' cannot be used: the voice one next to the checkpoint"):
         library.describe("one")
 
 

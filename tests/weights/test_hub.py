@@ -288,7 +288,7 @@ def test_a_repository_that_is_no_checkpoint_is_refused_before_its_weights_are_do
     assert "owner/tiny-voice has no config.json: it is not a checkpoint of any family" in refusal()
 
     repository.commit({**files, "config.json": b'{"model_type": "llama"}'})
-    assert "no checkpoint of any family of this engine (dual_ar" in refusal()
+    assert "not a checkpoint of any family of this engine (dual_ar" in refusal()
 
     repository.commit({name: data for name, data in files.items() if name not in {"codec.pth", "tokenizer.tiktoken"}})
     assert "it lacks tokenizer.tiktoken, codec.safetensors (or codec.pth)" in refusal()

@@ -70,7 +70,7 @@ def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Checkpoi
 
 def _pick(name: HubName, with_weights: bool, directory: Path, files: Collection[str]) -> list[str]:
     """Choose the files of a repository that its family needs."""
-    families = f"no checkpoint of any family of this engine ({', '.join(FAMILIES)})"
+    families = f"not a checkpoint of any family of this engine ({', '.join(FAMILIES)})"
     if "config.json" not in files:
         raise CheckpointFileError(f"checkpoint {name} has no config.json: it is {families}")
     try:
