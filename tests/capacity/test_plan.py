@@ -206,7 +206,7 @@ def test_one_card_and_a_checkpoint_of_ones_own(run: Run, tiny: Path) -> None:
 def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
     table, data = run("--gpu", "t4")
 
-    assert data["plans"][0]["slots"] == 33
+    assert (data["plans"][0]["slots"], data["plans"][0]["column_bytes"]) == (33, 114_728)
     assert [rows in table for rows in ("at 16 rows", "at 64 rows", "at all slots")] == [True, False, True]
 
 
