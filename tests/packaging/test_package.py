@@ -155,6 +155,9 @@ def test_voices_come_along_and_two_of_a_name_do_not(published: Path, tmp_path: P
         assert engine.generate("Hi.", voice="anna", max_new_tokens=4).success
     with pytest.raises(VoiceError, match="'anna' is there twice"):
         lay_out(tmp_path / "packaged", voices=tmp_path / "mine")
+    (tmp_path / "mine" / "anna.safetensors").rename(tmp_path / "mine" / "Anna B.safetensors")
+    with pytest.raises(VoiceError, match="voices: 'Anna B' is no name; use up to 64 of a-z"):
+        lay_out(published, voices=tmp_path / "mine")
 
 
 def test_a_voice_of_another_codec_is_refused(published: Path, tmp_path: Path) -> None:

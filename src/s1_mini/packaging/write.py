@@ -100,7 +100,7 @@ def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Arch
         for path in sorted(folder.glob("*.safetensors")):
             if path.stem in found:
                 raise VoiceError("voices", f"{path.stem!r} is there twice: {found[path.stem]} and {path}")
-            check_name(path.stem)
+            check_name(path.stem, "voices")
             found[path.stem] = path
             try:
                 defaults += [path.stem] if read_voice(path, form).is_default else []

@@ -161,11 +161,11 @@ def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:
     return VoiceNotFoundError("voice", f"{str(name)[:80]!r} is not a voice here; there are: {listed}{more}")
 
 
-def check_name(name: str) -> None:
-    """Raise `VoiceError` for a name that cannot be a file's everywhere."""
+def check_name(name: str, field: str = "voice") -> None:
+    """Raise `VoiceError` of a field for a name that cannot be a file's everywhere."""
     if not is_name(name):
         allowed = "use up to 64 of a-z, 0-9, - and _, beginning with a-z or 0-9, and no device of Windows such as con"
-        raise VoiceError("voice", f"{str(name)[:80]!r} is not a name; {allowed}")
+        raise VoiceError(field, f"{str(name)[:80]!r} is not a name; {allowed}")
 
 
 def is_name(name: object) -> bool:
