@@ -21,7 +21,7 @@ from corpus_room import Local, speak, tree
 from deployments import BUCKET, REGION
 from s1_mini.cli.corpus import CorpusTally
 from s1_mini.corpus.manifest import Entry, Layout, Spoken, close_manifest, open_manifest, write_shard
-from s1_mini.corpus.output import FolderOutput, S3Output, StageOutput, open_output
+from s1_mini.corpus.output import CorpusOutput, FolderOutput, S3Output, open_output
 from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Shard
 from s1_mini.types import SamplingParams
 
@@ -35,7 +35,7 @@ def rows() -> list[CorpusRow]:
 SHARDS = [Shard(number, tuple(rows()[2 * number : 2 * number + 2])) for number in range(2)]
 
 
-def write_all(output: StageOutput, layout: Layout = "files") -> None:
+def write_all(output: CorpusOutput, layout: Layout = "files") -> None:
     """Write a corpus whose audio is the bytes of the texts."""
     entries = open_manifest(output, HEADER)
     for shard in SHARDS:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments import ARCHIVE, IMAGE, PREFIX, ROLE, deployment
-from s1_mini.deploy.call import HandlerCall, answer, is_ours
+from s1_mini.deploy.call import AwsCall, answer, is_ours
 from s1_mini.deploy.calls import Standing, create_calls, delete_calls, update_calls, would_stand
 from s1_mini.deploy.check import check_all
 from s1_mini.deploy.scaling import autoscale_calls
@@ -154,7 +154,7 @@ def test_what_refers_to_something_is_removed_before_it() -> None:
 
 
 def test_a_later_call_takes_what_an_earlier_one_answered() -> None:
-    call = HandlerCall("cloudwatch", "put_metric_alarm", {"AlarmActions": [answer("wake", "PolicyARN")]})
+    call = AwsCall("cloudwatch", "put_metric_alarm", {"AlarmActions": [answer("wake", "PolicyARN")]})
 
     assert call.filled({"wake": {"PolicyARN": "arn:x"}}).parameters == {"AlarmActions": ["arn:x"]}
 

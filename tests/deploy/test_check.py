@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments import FORMS, deployment
-from s1_mini.deploy.call import HandlerCall
+from s1_mini.deploy.call import AwsCall
 from s1_mini.deploy.calls import Standing, create_calls, delete_calls, update_calls, would_stand
 from s1_mini.deploy.check import check, check_all, problems
 from s1_mini.deploy.scaling import autoscale_calls, target_of
@@ -60,15 +60,13 @@ def test_what_scales_an_endpoint_of_any_form_is_what_aws_takes(form: Any, minimu
     assert any(call.operation == "put_metric_alarm" for call in calls) == (minimum == 0)
 
 
-def model(**parameters: Any) -> HandlerCall:
-    return HandlerCall("sagemaker", "create_model", {"ModelName": "a", **parameters})
+def model(**parameters: Any) -> AwsCall:
+    return AwsCall("sagemaker", "create_model", {"ModelName": "a", **parameters})
 
 
-def config(**variant: Any) -> HandlerCall:
+def config(**variant: Any) -> AwsCall:
     variants = [{"VariantName": "main", "ModelName": "a", **variant}]
-    return HandlerCall(
-        "sagemaker", "create_endpoint_config", {"EndpointConfigName": "a", "ProductionVariants": variants}
-    )
+    return AwsCall("sagemaker", "create_endpoint_config", {"EndpointConfigName": "a", "ProductionVariants": variants})
 
 
 @pytest.mark.parametrize(
@@ -89,12 +87,10 @@ def config(**variant: Any) -> HandlerCall:
         (model(VpcConfig={"Subnets": ["a"]}), "VpcConfig.SecurityGroupIds is missing"),
         (model(VpcConfig={"Subnets": "a", "SecurityGroupIds": []}), "Subnets='a' is no list"),
         (model(Tags=[{"Key": "a!", "Value": "b"}]), "Tags[0].Key='a!': does not match"),
-        (HandlerCall("sagemaker", "create_modell", {}), "has no call create_modell (near: create_model"),
+        (AwsCall("sagemaker", "create_modell", {}), "has no call create_modell (near: create_model"),
     ],
 )
-def test_what_aws_would_refuse_is_refused_here_by_field_value_and_what_is_allowed(
-    call: HandlerCall, sentence: str
-) -> None:
+def test_what_aws_would_refuse_is_refused_here_by_field_value_and_what_is_allowed(call: AwsCall, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         check(call)
 

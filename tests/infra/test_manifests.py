@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
-from s1_mini.deploy.call import HandlerCall
+from s1_mini.deploy.call import AwsCall
 from s1_mini.deploy.check import problems
 from s1_mini.variables import unknown_variables
 
@@ -47,10 +47,10 @@ def test_kuberays_schema_finds_what_is_wrong() -> None:
 
 
 def test_sagemaker_takes_the_processing_job() -> None:
-    assert list(problems(HandlerCall("sagemaker", "create_processing_job", PROCESSING))) == []
+    assert list(problems(AwsCall("sagemaker", "create_processing_job", PROCESSING))) == []
     wrong = deepcopy(PROCESSING)
     wrong["ProcessingResources"]["ClusterConfig"]["InstanceType"] = "ml.g6.3xlarge"
-    assert len(list(problems(HandlerCall("sagemaker", "create_processing_job", wrong)))) == 1
+    assert len(list(problems(AwsCall("sagemaker", "create_processing_job", wrong)))) == 1
 
 
 def test_what_runs_there_are_verbs_with_their_options() -> None:

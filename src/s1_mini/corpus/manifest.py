@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from s1_mini.corpus.output import AT_ONCE, StageOutput, is_temporary
+from s1_mini.corpus.output import AT_ONCE, CorpusOutput, is_temporary
 from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Shard
 from s1_mini.types import AudioFormat, FinishReason
 
@@ -76,7 +76,7 @@ def header_bytes(header: Mapping[str, Any]) -> bytes:
     return (json.dumps({"format": FORMAT, **header}, indent=1) + "\n").encode()
 
 
-def open_manifest(output: StageOutput, header: Mapping[str, Any]) -> dict[int, Entry]:
+def open_manifest(output: CorpusOutput, header: Mapping[str, Any]) -> dict[int, Entry]:
     """Begin or continue a corpus: return the entries of complete shards and delete incomplete files.
 
     Raises `CorpusError` if the output holds something else, or shards of another input or other settings.
@@ -99,7 +99,7 @@ def open_manifest(output: StageOutput, header: Mapping[str, Any]) -> dict[int, E
     return entries
 
 
-def close_manifest(output: StageOutput, entries: Mapping[int, Entry], num_shards: int) -> None:
+def close_manifest(output: CorpusOutput, entries: Mapping[int, Entry], num_shards: int) -> None:
     """Write all entries to one file and all bad lines to another. Raises `CorpusError` if a shard is missing."""
     missing = [number for number in range(num_shards) if number not in entries]
     there = output.names(ENTRIES)
@@ -116,7 +116,7 @@ def close_manifest(output: StageOutput, entries: Mapping[int, Entry], num_shards
 
 
 def write_shard(
-    output: StageOutput, shard: Shard, results: Sequence[Spoken | BadLine], layout: Layout, audio_format: AudioFormat
+    output: CorpusOutput, shard: Shard, results: Sequence[Spoken | BadLine], layout: Layout, audio_format: AudioFormat
 ) -> Entry:
     """Write the results of a shard's lines, then its entry, which makes it count. Raises `CorpusError`."""
     spoken = [result for result in results if isinstance(result, Spoken)]
@@ -170,7 +170,7 @@ def _parquet(spoken: Sequence[Spoken]) -> bytes:
     return buffer.getvalue()
 
 
-def _read_entries(output: StageOutput) -> Iterator[Entry]:
+def _read_entries(output: CorpusOutput) -> Iterator[Entry]:
     names = sorted(name for name in output.names(ENTRIES) if _ENTRY.fullmatch(name))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for name, content in zip(names, pool.map(output.read, [f"{ENTRIES}/{name}" for name in names]), strict=True):
@@ -182,7 +182,7 @@ def _read_entries(output: StageOutput) -> Iterator[Entry]:
                 ) from None
 
 
-def _sweep(output: StageOutput, entries: Mapping[int, Entry]) -> None:
+def _sweep(output: CorpusOutput, entries: Mapping[int, Entry]) -> None:
     """Delete unfinished files, and shards without an entry."""
     for folder in ("", ENTRIES, SHARDS):
         for name in output.names(folder):

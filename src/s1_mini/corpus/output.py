@@ -26,7 +26,7 @@ _TEMPORARY = re.compile(r"\.s1-mini-[0-9a-f]{16}\.tmp")
 _DELETED_AT_ONCE = 1000  # limit of S3
 
 
-class StageOutput(Protocol):
+class CorpusOutput(Protocol):
     """A place for files, by names with slashes. All methods raise `CorpusError`."""
 
     def names(self, folder: str) -> set[str]:
@@ -45,7 +45,7 @@ class StageOutput(Protocol):
         """Delete a file, or a folder with its content, if it exists."""
 
 
-def open_output(place: str) -> StageOutput:
+def open_output(place: str) -> CorpusOutput:
     """Open `s3://bucket/prefix` or a folder, which need not exist. Raises `CorpusError` or `ConfigurationError`."""
     return S3Output(S3Place.parse(place)) if place.startswith("s3://") else FolderOutput(Path(place))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from s1_mini.deploy.call import HandlerCall
+from s1_mini.deploy.call import AwsCall
 from s1_mini.deploy.spec import VARIANT, Async, Components, Deployment
 
 NAMESPACE = "AWS/SageMaker"
@@ -17,7 +17,7 @@ def rollback_alarm_names(deployment: Deployment) -> list[str]:
     return [call.parameters["AlarmName"] for call in rollback_alarms(deployment)]
 
 
-def rollback_alarms(deployment: Deployment) -> list[HandlerCall]:
+def rollback_alarms(deployment: Deployment) -> list[AwsCall]:
     """Give the calls that make them; none if the deployment names alarms that exist."""
     if deployment.rollout.alarms:
         return []
@@ -60,7 +60,7 @@ def metric_alarm(
     period_s: int = 60,
     periods: int = 1,
     action: str | None = None,
-) -> HandlerCall:
+) -> AwsCall:
     """Give the call that makes an alarm; a minute without data is a good minute."""
     parameters: dict[str, Any] = {
         "AlarmName": name,
@@ -77,6 +77,6 @@ def metric_alarm(
     parameters["ExtendedStatistic" if statistic.startswith("p") else "Statistic"] = statistic
     if action is not None:
         parameters["AlarmActions"] = [action]
-    return HandlerCall(
-        "cloudwatch", "put_metric_alarm", parameters, HandlerCall("cloudwatch", "delete_alarms", {"AlarmNames": [name]})
+    return AwsCall(
+        "cloudwatch", "put_metric_alarm", parameters, AwsCall("cloudwatch", "delete_alarms", {"AlarmNames": [name]})
     )

@@ -15,7 +15,7 @@ from urllib.request import url2pathname
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.failures import About, explained
 from s1_mini.aws.place import split_location
-from s1_mini.deploy.call import HandlerCall
+from s1_mini.deploy.call import AwsCall
 from s1_mini.deploy.check import check
 from s1_mini.exceptions import DeploymentError
 
@@ -34,7 +34,7 @@ class Question:
     component: str | None = None
     prefix_id: str | None = None
 
-    def call(self, operation: str) -> HandlerCall:
+    def call(self, operation: str) -> AwsCall:
         """Give the call that asks it."""
         extra = {
             "TargetModel": self.target_model,
@@ -43,7 +43,7 @@ class Question:
         }
         given = {key: value for key, value in extra.items() if value is not None}
         body = json.dumps(dict(self.body), ensure_ascii=False).encode()
-        return HandlerCall(RUNTIME, operation, {"EndpointName": self.name, "Body": body, "ContentType": JSON, **given})
+        return AwsCall(RUNTIME, operation, {"EndpointName": self.name, "Body": body, "ContentType": JSON, **given})
 
 
 def ask(clients: Clients, question: Question) -> bytes:

@@ -27,7 +27,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class HandlerCall:
+class AwsCall:
     """`service` and `operation` as boto3 spells them, `parameters` as AWS does.
 
     `takes_back` undoes it. `same_by_name` says that whatever has this name already holds this content. A parameter
@@ -38,7 +38,7 @@ class HandlerCall:
     service: str
     operation: str
     parameters: Mapping[str, Any]
-    takes_back: HandlerCall | None = None
+    takes_back: AwsCall | None = None
     same_by_name: bool = False
     name: str = ""
     wait_for: Wait | None = None
@@ -56,7 +56,7 @@ class HandlerCall:
         first = next((value for value in self.parameters.values() if isinstance(value, str)), "")
         return f"{self.operation} {first}".rstrip()
 
-    def filled(self, answers: Mapping[str, Mapping[str, Any]]) -> HandlerCall:
+    def filled(self, answers: Mapping[str, Mapping[str, Any]]) -> AwsCall:
         """Give the call with every `${name.Field}` replaced from `answers`."""
         return replace(self, parameters=_fill(self.parameters, answers))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from s1_mini.deploy import parameters
 from s1_mini.deploy.alarms import rollback_alarms
-from s1_mini.deploy.call import HandlerCall, Wait
+from s1_mini.deploy.call import AwsCall, Wait
 from s1_mini.deploy.spec import VARIANT, Batch, Components, Deployment
 
 AUTOSCALING = "application-autoscaling"
@@ -37,7 +37,7 @@ class Standing:
         return found + ([f"transform job {self.name}"] if self.running_transform else [])
 
 
-def create_calls(deployment: Deployment) -> list[HandlerCall]:
+def create_calls(deployment: Deployment) -> list[AwsCall]:
     """Give the calls that make a new endpoint, or run a batch."""
     form, name = deployment.form, deployment.name
     if isinstance(form, Batch):
@@ -46,11 +46,11 @@ def create_calls(deployment: Deployment) -> list[HandlerCall]:
     config = parameters.endpoint_config(deployment)["EndpointConfigName"]
     making = {"EndpointName": name, "EndpointConfigName": config, "Tags": parameters.tags(deployment)}
     calls.append(
-        HandlerCall(
+        AwsCall(
             "sagemaker",
             "create_endpoint",
             making,
-            HandlerCall("sagemaker", "delete_endpoint", {"EndpointName": name}, wait_for=Wait("endpoint gone", name)),
+            AwsCall("sagemaker", "delete_endpoint", {"EndpointName": name}, wait_for=Wait("endpoint gone", name)),
             wait_for=Wait("endpoint", name, config),
         )
     )
@@ -59,7 +59,7 @@ def create_calls(deployment: Deployment) -> list[HandlerCall]:
     return calls
 
 
-def update_calls(deployment: Deployment, standing: Standing) -> list[HandlerCall]:
+def update_calls(deployment: Deployment, standing: Standing) -> list[AwsCall]:
     """Give the calls that make what stands into what is wanted; none if it is that already."""
     form, name = deployment.form, deployment.name
     assert not isinstance(form, Batch), "a batch is no endpoint"
@@ -68,14 +68,14 @@ def update_calls(deployment: Deployment, standing: Standing) -> list[HandlerCall
     model_is_new = isinstance(form, Components) and (name, model) not in standing.components
     if config == standing.config and not model_is_new:
         return []
-    alarms = [HandlerCall(call.service, call.operation, call.parameters) for call in rollback_alarms(deployment)]
+    alarms = [AwsCall(call.service, call.operation, call.parameters) for call in rollback_alarms(deployment)]
     calls = [_create_model(deployment), *alarms]
     if config != standing.config:
         change = {"EndpointName": name, "EndpointConfigName": config, "RetainAllVariantProperties": True}
         if not isinstance(form, Components):
             change["DeploymentConfig"] = parameters.rollout(deployment)
         calls.insert(1, _create_config(deployment))
-        calls.append(HandlerCall("sagemaker", "update_endpoint", change, wait_for=Wait("endpoint", name, config)))
+        calls.append(AwsCall("sagemaker", "update_endpoint", change, wait_for=Wait("endpoint", name, config)))
     if isinstance(form, Components) and model_is_new:
         change = {
             "InferenceComponentName": name,
@@ -83,32 +83,32 @@ def update_calls(deployment: Deployment, standing: Standing) -> list[HandlerCall
             "DeploymentConfig": parameters.rollout(deployment),
         }
         wait = Wait("component", name, model)
-        calls.append(HandlerCall("sagemaker", "update_inference_component", change, wait_for=wait))
+        calls.append(AwsCall("sagemaker", "update_inference_component", change, wait_for=wait))
     return calls
 
 
-def delete_calls(standing: Standing) -> list[HandlerCall]:
+def delete_calls(standing: Standing) -> list[AwsCall]:
     """Give the calls that leave nothing of it, what refers to something before that something."""
     name = standing.name
     calls = [
-        HandlerCall(AUTOSCALING, "deregister_scalable_target", scalable(resource, dimension))
+        AwsCall(AUTOSCALING, "deregister_scalable_target", scalable(resource, dimension))
         for resource, dimension in standing.targets
     ]
     for component, _ in standing.components:
         gone = {"InferenceComponentName": component}
         calls.append(
-            HandlerCall("sagemaker", "delete_inference_component", gone, wait_for=Wait("component gone", component))
+            AwsCall("sagemaker", "delete_inference_component", gone, wait_for=Wait("component gone", component))
         )
     if standing.endpoint:
         wait = Wait("endpoint gone", name)
-        calls.append(HandlerCall("sagemaker", "delete_endpoint", {"EndpointName": name}, wait_for=wait))
+        calls.append(AwsCall("sagemaker", "delete_endpoint", {"EndpointName": name}, wait_for=wait))
     if standing.running_transform:
         wait = Wait("transform", name)
-        calls.append(HandlerCall("sagemaker", "stop_transform_job", {"TransformJobName": name}, wait_for=wait))
-    calls += [HandlerCall("sagemaker", "delete_endpoint_config", {"EndpointConfigName": it}) for it in standing.configs]
-    calls += [HandlerCall("sagemaker", "delete_model", {"ModelName": it}) for it in standing.models]
+        calls.append(AwsCall("sagemaker", "stop_transform_job", {"TransformJobName": name}, wait_for=wait))
+    calls += [AwsCall("sagemaker", "delete_endpoint_config", {"EndpointConfigName": it}) for it in standing.configs]
+    calls += [AwsCall("sagemaker", "delete_model", {"ModelName": it}) for it in standing.models]
     if standing.alarms:
-        calls.append(HandlerCall("cloudwatch", "delete_alarms", {"AlarmNames": list(standing.alarms)}))
+        calls.append(AwsCall("cloudwatch", "delete_alarms", {"AlarmNames": list(standing.alarms)}))
     return calls
 
 
@@ -137,19 +137,19 @@ def would_stand(deployment: Deployment) -> Standing:
     )
 
 
-def _create_model(deployment: Deployment) -> HandlerCall:
+def _create_model(deployment: Deployment) -> AwsCall:
     made = parameters.model(deployment)
-    back = HandlerCall("sagemaker", "delete_model", {"ModelName": made["ModelName"]})
-    return HandlerCall("sagemaker", "create_model", made, back, same_by_name=True)
+    back = AwsCall("sagemaker", "delete_model", {"ModelName": made["ModelName"]})
+    return AwsCall("sagemaker", "create_model", made, back, same_by_name=True)
 
 
-def _create_config(deployment: Deployment) -> HandlerCall:
+def _create_config(deployment: Deployment) -> AwsCall:
     made = parameters.endpoint_config(deployment)
-    back = HandlerCall("sagemaker", "delete_endpoint_config", {"EndpointConfigName": made["EndpointConfigName"]})
-    return HandlerCall("sagemaker", "create_endpoint_config", made, back, same_by_name=True)
+    back = AwsCall("sagemaker", "delete_endpoint_config", {"EndpointConfigName": made["EndpointConfigName"]})
+    return AwsCall("sagemaker", "create_endpoint_config", made, back, same_by_name=True)
 
 
-def _create_component(deployment: Deployment, form: Components) -> HandlerCall:
+def _create_component(deployment: Deployment, form: Components) -> AwsCall:
     name, specification = deployment.name, parameters.component(deployment, form)
     made = {
         "InferenceComponentName": name,
@@ -160,12 +160,12 @@ def _create_component(deployment: Deployment, form: Components) -> HandlerCall:
         "Tags": parameters.tags(deployment),
     }
     gone = {"InferenceComponentName": name}
-    back = HandlerCall("sagemaker", "delete_inference_component", gone, wait_for=Wait("component gone", name))
+    back = AwsCall("sagemaker", "delete_inference_component", gone, wait_for=Wait("component gone", name))
     wait = Wait("component", name, specification["ModelName"])
-    return HandlerCall("sagemaker", "create_inference_component", made, back, wait_for=wait)
+    return AwsCall("sagemaker", "create_inference_component", made, back, wait_for=wait)
 
 
-def _create_transform(deployment: Deployment, form: Batch) -> HandlerCall:
-    back = HandlerCall("sagemaker", "stop_transform_job", {"TransformJobName": deployment.name})
+def _create_transform(deployment: Deployment, form: Batch) -> AwsCall:
+    back = AwsCall("sagemaker", "stop_transform_job", {"TransformJobName": deployment.name})
     made = parameters.transform_job(deployment, form)
-    return HandlerCall("sagemaker", "create_transform_job", made, back, wait_for=Wait("transform", deployment.name))
+    return AwsCall("sagemaker", "create_transform_job", made, back, wait_for=Wait("transform", deployment.name))

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from s1_mini.deploy.call import HandlerCall
+from s1_mini.deploy.call import AwsCall
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.extras import require
 
@@ -28,21 +28,21 @@ _SCALARS: dict[str, tuple[type, ...]] = {
 _OPTIONS = {"ExecutionRoleArn": "--role", "PrimaryContainer.Image": "--image"}
 
 
-def check(call: HandlerCall) -> None:
+def check(call: AwsCall) -> None:
     """Raise `ConfigurationError` that lists whatever AWS would not take of `call`."""
     wrong = list(problems(call))
     if wrong:
         raise ConfigurationError(f"{call.what()}: {'; '.join(wrong)}")
 
 
-def check_all(calls: Iterable[HandlerCall]) -> None:
+def check_all(calls: Iterable[AwsCall]) -> None:
     """Check every call before any is made. Raises `ConfigurationError`, also where boto3 is not installed."""
     require("aws", "`s1-mini endpoint`")
     for call in calls:
         check(call)
 
 
-def problems(call: HandlerCall) -> Iterator[str]:
+def problems(call: AwsCall) -> Iterator[str]:
     """Name each field that is wrong, what was given and what is allowed."""
     shape = _input_shape(call.service, call.operation)
     if shape is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.failures import About, explain, is_missing, is_refusal, is_there_already
-from s1_mini.deploy.call import HandlerCall
+from s1_mini.deploy.call import AwsCall
 from s1_mini.deploy.check import check_all
 from s1_mini.deploy.display import Display
 from s1_mini.deploy.watch import StillGoingError, Watch, WentBackError
@@ -28,13 +28,13 @@ class Runner:
         self._display = display
         self._watch = watch
 
-    def make(self, calls: Sequence[HandlerCall], *, wait_for_last: bool = True) -> None:
+    def make(self, calls: Sequence[AwsCall], *, wait_for_last: bool = True) -> None:
         """Make them all, or raise `DeploymentError` after everything has been taken back that can be.
 
         What the last call begins need not be waited for.
         """
         check_all(calls)
-        made: list[HandlerCall] = []
+        made: list[AwsCall] = []
         answers: dict[str, Mapping[str, Any]] = {}
         waiting = False
 
@@ -59,7 +59,7 @@ class Runner:
                 raise self._as_it_is(error, made) from error
             raise self._with_remains(error, self.take_back(made)) from error
 
-    def make_each(self, calls: Iterable[HandlerCall]) -> None:
+    def make_each(self, calls: Iterable[AwsCall]) -> None:
         """Make them all, going on where a thing is gone already; for what deletes. Raises `DeploymentError`."""
         calls = list(calls)
         check_all(calls)
@@ -70,7 +70,7 @@ class Runner:
                 sentence = self._sentence(error)
                 raise DeploymentError(f"{sentence} Not done: {left}. Run the same command again to go on") from error
 
-    def take_back(self, made: list[HandlerCall]) -> list[str]:
+    def take_back(self, made: list[AwsCall]) -> list[str]:
         """Undo `made`, the last first; give what was not undone."""
         backs = [call.takes_back for call in reversed(made) if call.takes_back is not None]
         for position, back in enumerate(backs):
@@ -80,19 +80,19 @@ class Runner:
                 return [f"{back.what()} ({self._sentence(error).rstrip('.')})", *rest]
         return []
 
-    def _delete(self, call: HandlerCall) -> None:
+    def _delete(self, call: AwsCall) -> None:
         self._send(call)
         self._display.line(call.what())
         if call.wait_for is not None:
             self._watch.wait(call.wait_for)
 
-    def _take_back(self, call: HandlerCall) -> None:
+    def _take_back(self, call: AwsCall) -> None:
         self._send(call)
         if call.wait_for is not None:
             self._watch.wait(call.wait_for)
         self._display.line(f"taken back: {call.what()}")
 
-    def _make(self, call: HandlerCall, made: list[HandlerCall]) -> Mapping[str, Any]:
+    def _make(self, call: AwsCall, made: list[AwsCall]) -> Mapping[str, Any]:
         from botocore.exceptions import ClientError
 
         made.append(call)  # before it is sent: an answer may be lost on the way
@@ -105,14 +105,14 @@ class Runner:
                     return {}
             raise
 
-    def _is_it(self, call: HandlerCall) -> bool:
+    def _is_it(self, call: AwsCall) -> bool:
         """Tell whether what is there already is what this very call made, at a try whose answer was lost."""
         if call.operation != "create_endpoint":
             return False
         seen = self._clients["sagemaker"].describe_endpoint(EndpointName=call.parameters["EndpointName"])
         return bool(seen["EndpointConfigName"] == call.parameters["EndpointConfigName"])
 
-    def _send(self, call: HandlerCall) -> Mapping[str, Any]:
+    def _send(self, call: AwsCall) -> Mapping[str, Any]:
         answer: Mapping[str, Any] = getattr(self._clients[call.service], call.operation)(**call.parameters)
         return answer
 
@@ -129,7 +129,7 @@ class Runner:
             f"`s1-mini endpoint delete {self._name}` removes all of it"
         )
 
-    def _as_it_is(self, error: BaseException, made: list[HandlerCall]) -> DeploymentError:
+    def _as_it_is(self, error: BaseException, made: list[AwsCall]) -> DeploymentError:
         stands = ", ".join(call.what() for call in made)
         return DeploymentError(
             f"{self._sentence(error)} AWS has begun these and may go on: {stands}. "
@@ -147,12 +147,12 @@ def _attempt(work: Callable[[], None]) -> Exception | KeyboardInterrupt | None:
     return None
 
 
-def _changes_what_runs(made: list[HandlerCall]) -> bool:
+def _changes_what_runs(made: list[AwsCall]) -> bool:
     """Tell whether the last call put something new under what runs, so that it is unsure what is in use."""
     return bool(made) and made[-1].takes_back is None and made[-1].wait_for is not None
 
 
-def _keep_used(made: list[HandlerCall], user: HandlerCall) -> None:
+def _keep_used(made: list[AwsCall], user: AwsCall) -> None:
     """Take from `made` what `user` has put to use: it is not to be taken back any more."""
     used = set(_strings(user.parameters))
     made[:] = [call for call in made if call.takes_back and not used.intersection(_strings(call.takes_back.parameters))]

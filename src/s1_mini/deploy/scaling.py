@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from s1_mini.deploy.alarms import endpoint_dimension, metric_alarm
-from s1_mini.deploy.call import HandlerCall, answer
+from s1_mini.deploy.call import AwsCall, answer
 from s1_mini.deploy.calls import AUTOSCALING, scalable
 from s1_mini.deploy.spec import VARIANT, FormName, Scaling
 from s1_mini.exceptions import ConfigurationError
@@ -26,7 +26,7 @@ def target_of(name: str, form: FormName) -> tuple[str, str]:
     return f"endpoint/{name}/variant/{VARIANT}", MACHINES
 
 
-def autoscale_calls(name: str, form: FormName, scaling: Scaling) -> list[HandlerCall]:
+def autoscale_calls(name: str, form: FormName, scaling: Scaling) -> list[AwsCall]:
     """Give the calls that set it all. Raises `ConfigurationError` for a minimum that this form cannot have."""
     if form == "batch":
         raise ConfigurationError("form='batch': a batch has no load to follow; give it --instances")
@@ -34,15 +34,15 @@ def autoscale_calls(name: str, form: FormName, scaling: Scaling) -> list[Handler
         raise ConfigurationError(f"min=0: {form} keeps at least 1 machine; only async and components shrink to zero")
     resource = scalable(*target_of(name, form))
     limits = {"MinCapacity": scaling.minimum, "MaxCapacity": scaling.maximum}
-    back = HandlerCall(AUTOSCALING, "deregister_scalable_target", resource)
-    calls = [HandlerCall(AUTOSCALING, "register_scalable_target", resource | limits, back)]
-    calls.append(HandlerCall(AUTOSCALING, "put_scaling_policy", resource | _follow(name, form, scaling)))
+    back = AwsCall(AUTOSCALING, "deregister_scalable_target", resource)
+    calls = [AwsCall(AUTOSCALING, "register_scalable_target", resource | limits, back)]
+    calls.append(AwsCall(AUTOSCALING, "put_scaling_policy", resource | _follow(name, form, scaling)))
     if scaling.minimum == 0:
         calls += _wake(name, form, resource)
     for title, when, low, high in scaling.schedule:
         action = {"MinCapacity": low, "MaxCapacity": high}
         at = {"ScheduledActionName": f"{name}-{title}", "Schedule": when, "ScalableTargetAction": action}
-        calls.append(HandlerCall(AUTOSCALING, "put_scheduled_action", resource | at))
+        calls.append(AwsCall(AUTOSCALING, "put_scheduled_action", resource | at))
     return calls
 
 
@@ -73,7 +73,7 @@ def _follow(name: str, form: FormName, scaling: Scaling) -> dict[str, Any]:
     }
 
 
-def _wake(name: str, form: FormName, resource: dict[str, str]) -> list[HandlerCall]:
+def _wake(name: str, form: FormName, resource: dict[str, str]) -> list[AwsCall]:
     """Add the first one when somebody waits: what is followed has no value while there is nothing."""
     title = f"{name}-from-zero"
     step = {
@@ -90,4 +90,4 @@ def _wake(name: str, form: FormName, resource: dict[str, str]) -> list[HandlerCa
     else:
         here = endpoint_dimension(name)
         alarm = metric_alarm(title, "HasBacklogWithoutCapacity", here, statistic="Average", periods=2, action=wake)
-    return [HandlerCall(AUTOSCALING, "put_scaling_policy", resource | policy, name=title), alarm]
+    return [AwsCall(AUTOSCALING, "put_scaling_policy", resource | policy, name=title), alarm]

@@ -9,7 +9,7 @@ from typing import Any
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.failures import About, explained
 from s1_mini.deploy import preflight
-from s1_mini.deploy.call import HandlerCall
+from s1_mini.deploy.call import AwsCall
 from s1_mini.deploy.calls import create_calls, delete_calls, update_calls
 from s1_mini.deploy.check import check_all
 from s1_mini.deploy.display import Display
@@ -142,7 +142,7 @@ class Verbs:
             running_transform=False,
             alarms=tuple(alarm for alarm in found.standing.alarms if alarm.endswith("-from-zero")),
         )
-        calls: list[HandlerCall] = delete_calls(standing)
+        calls: list[AwsCall] = delete_calls(standing)
         self._runner(name).make_each(calls)
         return bool(calls)
 

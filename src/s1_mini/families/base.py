@@ -168,9 +168,8 @@ class StageChain:
     policies: tuple[StagePolicy, ...]
     stages: tuple[Stage, ...]
     sample_rate: int
-    room: Callable[
-        [PromptTokens], int
-    ]  # steps that an utterance may make after its prompt; below 1 the prompt is too long
+    # Steps that an utterance may make after its prompt; below 1 the prompt is too long.
+    room: Callable[[PromptTokens], int]
 
 
 class LoadedModel(Protocol):

@@ -38,9 +38,8 @@ MAX_FIELD_BYTES = 1024 * 1024  # of a form's field, unless it is a file
 MAX_MARKS = 2048  # strings, colons, commas and brackets of one request: many times what it needs
 MARKS_PER_ITEM = 32  # in addition, for each text of a batch
 MAX_ESCAPES = 2**20  # backslashes: 32 texts of the greatest length, every letter of them written as \u0000
-MAX_GAP = (
-    4096  # bytes between two marks outside of strings; longer runs are numbers that are slow to parse, or not JSON
-)
+# Bytes between two marks outside of strings; longer runs are numbers that are slow to parse, or not JSON.
+MAX_GAP = 4096
 
 _MARK = re.compile(rb'["\[{,:]')
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
