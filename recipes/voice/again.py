@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recipes.voice.export import BOUND, factors
 from recipes.voice.shared import parser
-from s1_mini.weights.eight import all_widened
+from s1_mini.weights.eight import all_dequantized
 
 FILES = ("model.safetensors", "codec.safetensors")
 
@@ -37,7 +37,7 @@ def begin(checkpoint: Path, work: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    return {name: tensor.float().contiguous() for name, tensor in all_widened(load_file(path), path.name).items()}
+    return {name: tensor.float().contiguous() for name, tensor in all_dequantized(load_file(path), path.name).items()}
 
 
 if __name__ == "__main__":

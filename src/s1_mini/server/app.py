@@ -187,9 +187,9 @@ def _translate_http(request: Request, error: Exception) -> Response:
 def _allowed_methods(request: Request) -> str:
     """Return all methods of a path, over all of its routes."""
     scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT")}
-    routes = request.app.routes
+    every = request.app.routes
     return ", ".join(
-        method for method, scope in scopes.items() if any(each.matches(scope)[0] is Match.FULL for each in routes)
+        method for method, scope in scopes.items() if any(each.matches(scope)[0] is Match.FULL for each in every)
     )
 
 

@@ -55,7 +55,7 @@ def dequantized(
     return weights.to(dtype)
 
 
-def all_widened(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+def all_dequantized(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     """Return all weights, those in eight bits as float32. Works for tensors on the meta device."""
     return {
         name: dequantized(tensors, name, torch.float32) if is_eight(name, tensors) else tensor
@@ -65,5 +65,5 @@ def all_widened(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]
 
 def quantized(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Round weights [N, …] to eight bits: values of their shape, and scales [N]."""
-    quantized = quantize(weights.flatten(1), torch.int8)
-    return quantized.values.view(weights.shape), quantized.scale
+    rounded = quantize(weights.flatten(1), torch.int8)
+    return rounded.values.view(weights.shape), rounded.scale

@@ -29,7 +29,7 @@ from s1_mini.families.s1.settings import SMALL_FILES, Heads
 from s1_mini.families.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
 from s1_mini.weights.convert import ConvertedFile, Target, TensorFile, Translate, plan, steady_arithmetic
 from s1_mini.weights.directory import find_tensors, read_json
-from s1_mini.weights.eight import SUFFIX, all_widened, stem
+from s1_mini.weights.eight import SUFFIX, all_dequantized, stem
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
 from s1_mini.weights.weight_norm import folded_name
 from s1_mini.weights.write import ArchiveEntry, copied, written
@@ -194,7 +194,7 @@ def _model(checkpoint: Path, precision: ModelPrecision) -> ConvertedFile:
 
 def _widening(file: TensorFile, translate: Translate) -> Translate:
     """Return `translate` for a file whose weights may be in eight bits."""
-    return lambda tensors: translate(all_widened(tensors, file.path.name))
+    return lambda tensors: translate(all_dequantized(tensors, file.path.name))
 
 
 def _is_narrow(target: Target) -> bool:
