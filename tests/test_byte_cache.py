@@ -31,7 +31,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert cache.stats.evictions == 1
 
 
-def test_what_is_pinned_stays_until_it_is_unpinned() -> None:
+def test_a_pinned_entry_stays_until_it_is_unpinned() -> None:
     cache = cache_of("a", "b", "c")
     cache.pin("a")
 
@@ -44,7 +44,7 @@ def test_what_is_pinned_stays_until_it_is_unpinned() -> None:
     assert (cache.stats.num_bytes, cache.stats.pinned) == (90, 0)
 
 
-def test_what_does_not_fit_beside_what_is_pinned_is_refused() -> None:
+def test_an_entry_that_does_not_fit_next_to_pinned_ones_is_refused() -> None:
     cache = cache_of("a", "b")
     cache.pin("a")
 
@@ -71,7 +71,7 @@ def test_a_new_value_replaces_the_old_with_its_bytes() -> None:
     assert cache.stats.num_bytes == 10
 
 
-def test_shrinking_gives_bytes_back_but_not_those_pinned() -> None:
+def test_shrinking_evicts_all_but_pinned_entries() -> None:
     cache = cache_of("a", "b", "c")
     cache.pin("b")
 

@@ -157,7 +157,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
         EngineConfig().device = "cpu"
 
 
-def test_a_copy_is_checked_as_the_first_was_and_reads_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_config_is_validated_and_reads_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(max_batch_size=2)
     monkeypatch.setenv("S1_MINI_BATCH_SIZE", "7")
     monkeypatch.setenv("S1_MINI_COMPLIE", "false")

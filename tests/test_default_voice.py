@@ -110,7 +110,7 @@ def test_it_has_voices_of_its_own(voice: ProductionTTSEngine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("pocketsphinx") is None, reason="pocketsphinx is missing: no wheel for this machine")
-def test_ten_sentences_by_all_voices_are_understood_and_stop_in_time(voice: ProductionTTSEngine) -> None:
+def test_ten_sentences_by_all_voices_are_intelligible_and_stop_in_time(voice: ProductionTTSEngine) -> None:
     names = voice.voice_names()
     asked = [(text, names[at % len(names)], at) for at, (text, _) in enumerate(SENTENCES)]
     with ThreadPoolExecutor(len(asked)) as askers:  # together they take fewer steps, and sound as they do alone
@@ -140,7 +140,7 @@ def test_each_named_voice_speaks(voice: ProductionTTSEngine) -> None:
     assert all(0.4 < response.audio_seconds < 3.0 for response in responses)
 
 
-def test_voices_are_cloned_from_what_they_said(voice: ProductionTTSEngine) -> None:
+def test_voices_are_cloned_from_their_own_output(voice: ProductionTTSEngine) -> None:
     said = "He put the letter on the table."
     for name in voice.voice_names()[:2]:
         reference = voice.generate(said, voice=name, seed=2)

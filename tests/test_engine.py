@@ -79,7 +79,7 @@ def test_long_text_is_spoken_in_pieces_with_pauses_and_nothing_is_lost(engine: P
 
 
 @pytest.mark.parametrize("audio_format", ["wav", "flac", "mp3", "opus"])
-def test_bytes_are_a_file_that_others_can_read(engine: ProductionTTSEngine, audio_format: str) -> None:
+def test_bytes_are_a_file_that_other_programs_can_read(engine: ProductionTTSEngine, audio_format: str) -> None:
     response = engine.generate("Hello.", seed=1, max_new_tokens=12, return_bytes=True, audio_format=audio_format)
 
     wave, rate = soundfile.read(io.BytesIO(response.audio_bytes))
@@ -103,7 +103,7 @@ def test_a_sound_is_saved_in_the_format_that_the_suffix_names(engine: Production
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.flac", "b.ogg"]
 
 
-def test_bytes_are_the_same_whether_they_are_asked_for_before_or_after(engine: ProductionTTSEngine) -> None:
+def test_bytes_are_the_same_whether_requested_before_or_after(engine: ProductionTTSEngine) -> None:
     asked = {"seed": 1, "max_new_tokens": 6, "audio_format": "flac"}
     responses = [
         *(engine.generate("Hello.", **asked, return_bytes=early) for early in (True, False)),
@@ -132,7 +132,7 @@ def test_a_batch_gives_one_result_per_text_and_a_bad_item_fails_alone(engine: Pr
         ({"texts": ["a", "b"], "reference_audios": [None]}, "reference_audios: has 1 items for 2 texts"),
     ],
 )
-def test_a_batch_that_is_no_list_or_has_lists_of_different_lengths_is_refused(
+def test_a_batch_that_is_not_a_list_or_has_lists_of_different_lengths_is_refused(
     engine: ProductionTTSEngine, lists: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(ParameterError, match=complaint):
@@ -193,7 +193,7 @@ def test_references_too_short_or_too_long_and_bad_transcripts_are_refused(
         engine.generate("Hello.", reference_audio=wave, reference_text="\x00")
 
 
-def test_a_stream_left_half_way_holds_up_nobody(engine: ProductionTTSEngine) -> None:
+def test_a_stream_that_is_abandoned_does_not_delay_others(engine: ProductionTTSEngine) -> None:
     expected = engine.generate("World.", seed=2, max_new_tokens=8).audio
     half = engine.stream("Hello. " * 10, seed=1)
     next(half)
@@ -236,14 +236,14 @@ def test_samples_that_are_not_finite_are_an_error_and_never_sound(tiny: Path) ->
             engine.generate("Hello.", max_new_tokens=4)
 
 
-def test_lines_that_say_nothing_are_not_spoken(engine: ProductionTTSEngine) -> None:
+def test_lines_without_speech_are_not_synthesized(engine: ProductionTTSEngine) -> None:
     response = engine.generate("Chapter one\n\n* * *\n\nHe left.", seed=1, max_new_tokens=5)
     plain = engine.generate("Chapter one\n\nHe left.", seed=1, max_new_tokens=5)
 
     assert response.frames == plain.frames
 
 
-def test_an_engine_that_is_not_started_says_so_and_is_healthy_to_ask() -> None:
+def test_an_engine_that_is_not_started_raises_and_still_reports_its_health() -> None:
     engine = ProductionTTSEngine(EngineConfig())
 
     assert engine.health_check() == {
@@ -256,7 +256,7 @@ def test_an_engine_that_is_not_started_says_so_and_is_healthy_to_ask() -> None:
         engine.generate("Hello.")
 
 
-def test_a_started_engine_tells_its_state_and_what_it_chose_and_why(engine: ProductionTTSEngine) -> None:
+def test_a_started_engine_reports_its_state_and_its_choices_with_reasons(engine: ProductionTTSEngine) -> None:
     state, health = engine.state(), engine.health_check()
 
     assert health["ready"]
@@ -296,7 +296,7 @@ def test_full_heads_and_the_fixed_penalty_speak_too(tiny: Path) -> None:
         assert engine.generate("Hello.", seed=12, max_new_tokens=20).success
 
 
-def test_a_reference_that_was_heard_before_is_not_encoded_again(
+def test_a_known_reference_is_not_encoded_again(
     engine: ProductionTTSEngine, tone: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wave = np.roll(tone, 100)
@@ -336,7 +336,7 @@ def test_the_flow_of_an_async_stream_reaches_the_queue(
     assert flows == [("client", "batch"), ("", "")]
 
 
-def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing_behind(
+def test_a_consumer_cancelled_during_submission_leaves_nothing_behind(
     engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
@@ -395,7 +395,7 @@ def test_an_event_loop_starts_the_engine_and_gets_what_a_thread_gets(engine: Pro
     assert own.health_check()["status"] == "stopped"
 
 
-def test_an_event_loop_that_gives_up_gets_back_the_engines_time(engine: ProductionTTSEngine) -> None:
+def test_cancelling_in_an_event_loop_frees_the_engine(engine: ProductionTTSEngine) -> None:
     async def leave() -> None:
         spoken = asyncio.ensure_future(engine.generate_async("Hello.", max_new_tokens=40))
         await asyncio.to_thread(wait_until, lambda: engine.health_check()["requests"] == 1)

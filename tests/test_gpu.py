@@ -75,7 +75,7 @@ def test_they_are_on_a_gpu_that_is_not_the_first(oracle: Path) -> None:
     assert [check.name for check in checks if not check.passed] == []
 
 
-def test_the_gpu_says_what_the_cpu_says(tiny: Path, gpu: ProductionTTSEngine) -> None:
+def test_the_gpu_generates_what_the_cpu_generates(tiny: Path, gpu: ProductionTTSEngine) -> None:
     cpu = start(tiny, "cpu")
 
     ours, theirs = (engine.generate("Hello.", temperature=0, max_new_tokens=20).audio for engine in (gpu, cpu))
@@ -112,7 +112,7 @@ def test_captured_frames_and_sound_are_the_eager_ones(
 
 
 @pytest.mark.parametrize(("weights", "kv"), [("int8", "full"), ("fp8", "fp8")])
-def test_kept_in_eight_bits_it_speaks_from_graphs_and_tells_what_the_gpu_can(
+def test_eight_bit_weights_work_in_graphs_and_report_what_the_gpu_supports(
     weights: str, kv: str, tiny: Path, gpu: ProductionTTSEngine
 ) -> None:
     has_fp8 = torch.cuda.get_device_capability() >= (8, 9)
@@ -131,7 +131,7 @@ def test_kept_in_eight_bits_it_speaks_from_graphs_and_tells_what_the_gpu_can(
     )
 
 
-def test_a_request_in_company_says_what_it_says_alone(gpu: ProductionTTSEngine) -> None:
+def test_a_request_in_a_batch_generates_what_it_generates_alone(gpu: ProductionTTSEngine) -> None:
     alone = [gpu.generate(text, seed=5, max_new_tokens=30).audio for text in TEXTS]
 
     together = [result.audio for result in gpu.generate_batch(TEXTS, seed=5, max_new_tokens=30).results]
@@ -224,7 +224,7 @@ def _decode(stage: DacDecoder, codes: torch.Tensor, slots: list[int], begin: int
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_nobody_waits_for_the_gpu_but_for_a_frame_and_its_sound(gpu: ProductionTTSEngine) -> None:
+def test_the_gpu_is_synchronised_only_for_a_frame_and_its_audio(gpu: ProductionTTSEngine) -> None:
     """Torch raises if the threads of frames or of audio synchronise anywhere else."""
     gpu.generate("Hello there.", seed=2, max_new_tokens=20)
 
@@ -272,7 +272,7 @@ def test_an_engine_speaks_while_its_successor_starts(tiny: Path) -> None:
     assert all(len(wave) == len(before) and np.abs(wave - before).max() < 1e-3 for wave in heard)
 
 
-def test_engines_that_start_at_once_say_what_one_says(tiny: Path, gpu: ProductionTTSEngine) -> None:
+def test_engines_that_start_together_generate_what_one_generates(tiny: Path, gpu: ProductionTTSEngine) -> None:
     with ThreadPoolExecutor(2) as pool:
         engines = list(pool.map(lambda _: start(tiny, "cuda"), range(2)))
         waves = list(pool.map(lambda engine: engine.generate("Hello.", seed=4, max_new_tokens=20).audio, engines))
@@ -284,7 +284,7 @@ def test_engines_that_start_at_once_say_what_one_says(tiny: Path, gpu: Productio
     assert torch.backends.cudnn.enabled
 
 
-def test_a_compiled_block_gives_on_the_gpu_what_it_gives_as_written(tiny: Path) -> None:
+def test_a_compiled_block_matches_the_eager_one_on_the_gpu(tiny: Path) -> None:
     compiled, written = (
         load(EngineConfig(checkpoint_path=tiny, device="cuda", compile=switch)) for switch in ("true", "false")
     )
@@ -297,7 +297,7 @@ def test_a_compiled_block_gives_on_the_gpu_what_it_gives_as_written(tiny: Path) 
     assert torch.allclose(ours.float(), theirs.float(), atol=2**-5, rtol=2**-6)
 
 
-def test_health_tells_of_the_gpus_memory(gpu: ProductionTTSEngine) -> None:
+def test_health_reports_the_gpus_memory(gpu: ProductionTTSEngine) -> None:
     health = gpu.health_check()
 
     assert 0 < health["vram"]["used_gb"] < health["vram"]["total_gb"]

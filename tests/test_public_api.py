@@ -42,7 +42,7 @@ def test_the_public_names_are_these() -> None:
     assert all(hasattr(s1_mini, name) for name in s1_mini.__all__)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error_that_lists_what_is() -> None:
+def test_an_unknown_name_is_an_attribute_error_that_lists_the_known_ones() -> None:
     with pytest.raises(AttributeError, match=r"it has .*EngineConfig"):
         _ = s1_mini.TTSEngine
 
@@ -54,7 +54,7 @@ def test_the_engine_has_the_seeds_methods_and_a_batch_their_keywords() -> None:
     assert {"texts", "reference_audios", "reference_texts", "return_bytes"} <= set(keywords)
 
 
-def test_what_one_text_and_a_batch_both_take_has_the_same_default_everywhere() -> None:
+def test_options_shared_by_single_and_batch_calls_have_the_same_defaults() -> None:
     methods = ("stream", "stream_async", "generate", "generate_async", "generate_batch", "generate_batch_async")
     signatures = {name: inspect.signature(getattr(ProductionTTSEngine, name)).parameters for name in methods}
 
@@ -65,7 +65,7 @@ def test_what_one_text_and_a_batch_both_take_has_the_same_default_everywhere() -
     assert [*signatures["generate_batch_async"]] == [*signatures["generate_batch"]]
 
 
-def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
+def test_an_unknown_option_is_named_with_the_known_ones() -> None:
     with pytest.raises(TypeError, match=r"unknown option 'tempo'; there are voice, .*reference_text"):
         ProductionTTSEngine().stream("Hello.", tempo=2)
 

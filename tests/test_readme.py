@@ -150,7 +150,7 @@ def test_iam_takes_the_policies_of_the_deploy_page(account: None) -> None:
 
 
 @pytest.mark.skipif(find_spec("pocketsphinx") is None, reason="pocketsphinx is missing: no wheel for this machine")
-def test_the_transcript_of_the_sample_recording_is_what_is_heard_in_it() -> None:
+def test_the_transcript_of_the_sample_recording_is_correct() -> None:
     import pocketsphinx
 
     transcript = "The cat sat on the warm kitchen floor."

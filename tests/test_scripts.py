@@ -123,7 +123,7 @@ EVERYTHING = ["venv", "pip", "pins", "torch", "checkout"]
 # Setting up
 
 
-def test_the_first_run_installs_all_in_three_sentences_and_the_second_starts_one_python_in_silence(machine, capsys):
+def test_the_first_run_installs_everything_and_the_second_only_starts_python(machine, capsys):
     assert machine.ensure(["test"]) == EVERYTHING
     assert "--no-build-isolation" in machine.commands[-1]
     said = capsys.readouterr().err.splitlines()
@@ -137,7 +137,7 @@ def test_the_first_run_installs_all_in_three_sentences_and_the_second_starts_one
     assert machine.ensure() == [], "the base is a part of what is there"
 
 
-def test_a_changed_file_installs_what_it_decides_and_no_more(machine, root):
+def test_a_changed_lock_file_installs_only_its_own_packages(machine, root):
     machine.ensure(["test"])
 
     for changed, steps in {
@@ -170,7 +170,7 @@ def test_an_extra_joins_what_is_there_with_all_pins_in_sight(machine):
     ],
     ids=["broken", "foreign", "moved"],
 )
-def test_a_venv_that_does_not_work_here_is_made_anew(machine, spoil):
+def test_a_broken_venv_is_recreated(machine, spoil):
     machine.ensure()
     (machine.root / ".venv" / "leftover").mkdir()
 
@@ -201,7 +201,7 @@ def test_a_venv_made_by_hand_is_completed_and_not_removed(machine, root):
         ("checkout", "Installing collected packages: s1_mini\n", EVERYTHING),
     ],
 )
-def test_the_run_after_an_interrupted_one_repairs_what_may_be_half_done(machine, step, output, steps):
+def test_the_run_after_an_interruption_repairs_a_partial_installation(machine, step, output, steps):
     machine.output[step] = output
     machine.failure[step] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -239,7 +239,7 @@ def test_a_failure_of_unknown_cause_shows_the_end_of_the_output_and_where_the_re
     assert str(root / ".venv" / "install.log") in str(caught.value)
 
 
-def test_a_disk_without_room_and_a_checkout_that_lacks_a_file_are_told_before_anything_is_made(machine, root):
+def test_a_full_disk_and_an_incomplete_checkout_are_reported_before_anything_is_created(machine, root):
     machine.free_bytes = 10**9
     with pytest.raises(environment.SetupError, match=r"3 GB .* 1\.0 GB are free"):
         machine.ensure()
@@ -313,7 +313,7 @@ CAUSES = {
 }
 
 
-def test_each_known_cause_has_one_sentence_with_the_way_out_and_an_unknown_one_is_not_guessed():
+def test_each_known_cause_has_one_sentence_with_a_hint_and_unknown_ones_are_not_guessed():
     for output, way_out in CAUSES.items():
         sentence = environment.explain(output)
         assert way_out in sentence
@@ -321,7 +321,7 @@ def test_each_known_cause_has_one_sentence_with_the_way_out_and_an_unknown_one_i
     assert environment.explain("error: metadata-generation-failed") == ""
 
 
-def test_an_old_python_is_told_which_one_is_needed():
+def test_an_old_python_reports_the_required_version():
     for version in (3, 6, 15), (3, 10, 14), (2, 7, 18):
         with pytest.raises(environment.SetupError, match=r"needs 3\.11 or newer"):
             environment.require_python(version)
@@ -338,7 +338,7 @@ def test_an_old_python_is_told_which_one_is_needed():
         (KeyboardInterrupt(), 130, "Interrupted"),
     ],
 )
-def test_a_person_sees_a_sentence_and_no_traceback(error, exit_code, said, capsys, monkeypatch):
+def test_errors_are_shown_in_a_sentence_without_a_traceback(error, exit_code, said, capsys, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def main(arguments):
@@ -380,7 +380,7 @@ def test_options_that_the_demo_does_not_know_go_to_invoke(demo):
     assert passed_on == ["--seed", "3"]
 
 
-def test_the_demo_asks_a_server_of_its_own_as_one_asks_aws(demo, tmp_path):
+def test_the_demo_calls_its_own_server_like_aws(demo, tmp_path):
     output, checkpoint = tmp_path / "a.wav", ROOT / "tests" / "assets" / "s1_tiny"
 
     code = demo.main(["-A dash, and a sentence.", "-o", str(output), "--checkpoint", str(checkpoint), "--seed", "1"])
@@ -399,7 +399,7 @@ def test_a_demo_whose_server_does_not_start_says_why(demo, tmp_path, capsys):
 # test.py
 
 
-def test_pytest_runs_last_and_on_gpu_tests_only_if_asked(check):
+def test_pytest_runs_last_and_runs_gpu_tests_only_on_request(check):
     for arguments, marker in ([], check.EVERYWHERE), (["--gpu"], "gpu"):
         checks = check.checks(Path("python"), *check.parse([*arguments, "-k", "scheduler"]), is_new=not arguments)
 
@@ -410,7 +410,7 @@ def test_pytest_runs_last_and_on_gpu_tests_only_if_asked(check):
         assert checks[-1][1] == ["python", "-m", "pytest", "-m", marker, *together, "-k", "scheduler"]
 
 
-def test_checks_run_beside_each_other_and_each_shows_what_it_said_and_how_it_ended(check, capfd, tmp_path):
+def test_checks_run_in_parallel_and_each_shows_its_output_and_result(check, capfd, tmp_path):
     meets = "import pathlib, sys, time; me, other, code = sys.argv[1:]; pathlib.Path(me).touch()\n"
     meets += "while not pathlib.Path(other).exists(): time.sleep(0.01)\nprint('met', flush=True); sys.exit(int(code))"
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
@@ -424,7 +424,7 @@ def test_checks_run_beside_each_other_and_each_shows_what_it_said_and_how_it_end
     assert "\n--- other\nmet\n" in shown.replace("\r\n", "\n")
 
 
-def test_infra_is_one_command_in_an_environment_of_its_own(check, monkeypatch):
+def test_infra_is_one_command_in_a_separate_environment(check, monkeypatch):
     made, ran = [], []
     monkeypatch.setattr(check, "node_version", lambda: "v20.20.2\n")
     monkeypatch.setattr(check.environment, "ensure", lambda _, recipe: made.append(recipe) or Path("python"))
@@ -436,7 +436,7 @@ def test_infra_is_one_command_in_an_environment_of_its_own(check, monkeypatch):
     assert ran == [["python", "-m", "pytest", "-m", "infra", "--confcutdir=tests/infra", "tests/infra", "-x"]]
 
 
-def test_infra_without_a_node_for_the_cdk_says_so_and_does_not_pass_by_skipping(check, monkeypatch):
+def test_infra_without_node_fails_instead_of_skipping(check, monkeypatch):
     for version in "", "v18.20.4\n", "something else":
         monkeypatch.setattr(check, "node_version", lambda version=version: version)
         with pytest.raises(environment.SetupError, match="Node 20 or newer"):
@@ -529,7 +529,7 @@ MACHINES = [
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_pins_bring_all_that_they_need_on_every_system_at_versions_that_suit_each_other(count):
+def test_the_pins_are_complete_and_compatible_on_every_system(count):
     """With hashes pip refuses packages that are not pinned."""
     pins = pins_of(*ALL_LOCKS[:count], TORCH_LOCK)
     cuda = ("cuda-", "nvidia-", "triton")  # torch with CUDA pins these itself
@@ -542,7 +542,7 @@ def test_the_pins_bring_all_that_they_need_on_every_system_at_versions_that_suit
                     assert need.specifier.contains(pins[canonicalize_name(need.name)]), f"{name} needs {need}"
 
 
-def test_writing_the_locks_leaves_out_what_comes_with_torch_and_what_another_lock_has(script):
+def test_lock_files_omit_torchs_own_packages_and_those_of_other_locks(script):
     lock = script("lock")
     text = (
         "# head\n# more\nnumpy==1 \\\n    --hash=sha256:0\n    # via torch\ntorch==2 \\\n    --hash=sha256:1\n"

@@ -83,7 +83,7 @@ def test_actions_are_github_s_own_and_those_of_a_release_are_named_by_their_comm
         assert len({it.partition("@")[0] for it in uses}) == len(set(uses)), "one version of each"
 
 
-def test_only_a_tag_releases_and_nothing_before_it_was_built_checked_and_heard() -> None:
+def test_only_a_tag_releases_after_all_builds_and_checks() -> None:
     checks = commands("build")
 
     assert RELEASE[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true

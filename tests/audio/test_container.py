@@ -86,7 +86,7 @@ def test_a_single_sample_can_be_encoded(name):
     [(np.zeros(0), "no samples"), (np.zeros((100, 2)), r"\(100, 2\).*one channel"), (np.full(1000, np.nan), "NaN")],
     ids=["empty", "two channels", "broken"],
 )
-def test_what_is_no_sound_is_refused(name, wave, reason):
+def test_an_invalid_wave_is_refused(name, wave, reason):
     if name == "pcm" and not len(wave):
         return  # bare samples may be empty
     with pytest.raises(GenerationError, match=reason):
@@ -94,7 +94,7 @@ def test_what_is_no_sound_is_refused(name, wave, reason):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_too_loud_is_clipped(name):
+def test_samples_out_of_range_are_clipped(name):
     loud = 4 * tone(24_000)
 
     wave, _ = decode(encode(loud, 24_000, name))
@@ -109,7 +109,7 @@ def test_a_wav_file_is_byte_for_byte_the_one_that_libsndfile_writes():
     assert encode(wave, 24_000, "wav") == buffer.getvalue()
 
 
-def test_a_wav_header_of_more_than_it_can_tell_tells_no_length():
+def test_a_wav_over_the_size_limit_declares_no_length():
     assert wav_header(44_100, 2**31) == wav_header(44_100)
 
 
@@ -129,12 +129,12 @@ def test_a_suffix_names_the_format_in_any_case(name):
 
 
 @pytest.mark.parametrize("path", ["sound.aac", "sound.", "sound", ".wav"])
-def test_a_suffix_that_names_none_is_refused_with_what_is_allowed(path):
+def test_an_unknown_suffix_is_refused_with_the_allowed_ones(path):
     with pytest.raises(ParameterError, match=r"path: .*wav.*flac.*mp3.*opus.*ogg.*pcm"):
         format_of(path)
 
 
-def test_a_name_that_is_no_format_is_refused():
+def test_an_unknown_format_name_is_refused():
     with pytest.raises(ParameterError, match="'aac' is not known"):
         check_format("aac")
 
@@ -172,7 +172,7 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["missing/a.wav", "file/a.wav", "folder", PIPE, "nul\0.wav", "n" * 300])
-def test_a_place_that_cannot_be_written_is_refused_by_its_path(tmp_path, place):
+def test_an_unwritable_path_is_refused_by_name(tmp_path, place):
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "folder").mkdir()
     if place == "pipe":
@@ -242,7 +242,7 @@ def test_no_sample_moves_by_more_than_half_a_step(wave):
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_a_sample_that_is_no_number_is_refused_by_place(broken):
+def test_a_sample_that_is_not_finite_is_refused_with_its_position(broken):
     with pytest.raises(GenerationError, match="1 of 4 samples are NaN or infinite, the first at 2"):
         to_int16(np.array([0, 0, broken, 0], np.float32))
 
@@ -271,7 +271,7 @@ def test_pieces_decode_to_the_samples_of_the_whole(form, rate, size):
 
 
 @pytest.mark.parametrize("form", ["pcm", "wav", "mp3", "ogg"])
-def test_sound_leaves_before_the_end(form):
+def test_audio_is_encoded_before_the_end_of_the_stream(form):
     encoder = StreamEncoder(form, 44_100)
 
     sent = sum(len(encoder.feed(tone(44_100, 1.0))) for _ in range(5))
@@ -285,5 +285,5 @@ def test_nothing_that_is_not_a_number_is_encoded():
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_no_sound_at_all_is_a_file_all_the_same(form):
+def test_an_empty_wave_still_gives_a_file(form):
     assert isinstance(StreamEncoder(form, 44_100).finish(), bytes)

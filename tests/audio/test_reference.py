@@ -147,7 +147,7 @@ def test_a_recording_given_by_its_path_is_named_and_one_given_by_its_bytes_is_no
         ),
     ],
 )
-def test_what_is_no_recording_is_refused(audio, reason):
+def test_an_invalid_recording_is_refused(audio, reason):
     assert_refused(audio, reason)
 
 
@@ -240,7 +240,7 @@ def test_silence_is_refused_and_a_whisper_is_not():
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("as_file", [True, False])
-def test_samples_that_are_no_numbers_are_refused(broken, as_file):
+def test_samples_that_are_not_finite_are_refused(broken, as_file):
     wave = tone(RATE)
     wave[100] = broken
 
@@ -252,7 +252,7 @@ def test_samples_that_are_no_numbers_are_refused(broken, as_file):
     [(0, RATE, "channels; 1 to 64|corrupt"), (65, RATE, "channels; 1 to 64|corrupt")]
     + [(1, rate, "4000 to 384000 Hz|corrupt") for rate in (0, 3_999, 384_001, 2**31)],
 )
-def test_channels_and_rates_that_no_recorder_has_are_refused(channels, rate, reason):
+def test_implausible_channels_and_rates_are_refused(channels, rate, reason):
     assert_refused(wav_of(channels, rate), reason)
 
 
@@ -300,7 +300,7 @@ def stderr_of(mode):
     return subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
 
 
-def test_only_a_program_that_asks_for_it_is_spared_the_noise_of_libmpg123():
+def test_the_messages_of_libmpg123_are_silenced_only_on_request():
     loud, quiet = stderr_of("loud"), stderr_of("quiet")
 
     assert any("mpg123" in line or "Note:" in line for line in loud)

@@ -88,7 +88,7 @@ def test_a_known_voice_is_the_default_or_the_first_that_can_be_read(tiny: Path, 
     assert known == ["bert", "clara"]
 
 
-def test_the_noise_that_makes_a_voice_new_is_not_heard(engine: ProductionTTSEngine) -> None:
+def test_the_noise_that_makes_a_voice_new_is_inaudible(engine: ProductionTTSEngine) -> None:
     cold = choose_voice("cold", engine, 0)
     first, again, other = (cold(number)["reference_audio"] for number in (0, 0, 1))
 
@@ -105,7 +105,7 @@ def test_without_voices_the_same_checkpoint_has_none() -> None:
     assert CheckpointVoices.open(DEFAULT_MODEL, form).default is not None
 
 
-def test_what_fails_is_counted_by_its_code(tiny: Path) -> None:
+def test_failures_are_counted_by_code(tiny: Path) -> None:
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
     load = Clients(engine, lambda _: {}, "ttfa").closed("not started", make_workload(3, 0, 2), concurrency=2)
 
@@ -113,7 +113,7 @@ def test_what_fails_is_counted_by_its_code(tiny: Path) -> None:
     assert load.figures["end_to_end_ms"]["p50"] is None
 
 
-def test_a_load_of_which_all_failed_makes_the_exit_code_1_and_is_told_all_the_same(
+def test_a_load_that_fails_completely_is_reported_and_exits_with_1(
     bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("S1_MINI_MAX_TEXT_LENGTH", "10")  # no sentence is that short
@@ -161,7 +161,7 @@ def test_an_open_load_counts_from_the_plan_and_not_from_the_call(engine: Product
         ("baseline", "--rate 1 --baseline sequential"),
     ],
 )
-def test_a_load_that_is_none_is_refused_by_name(bench: Command, name: str, options: str) -> None:
+def test_an_invalid_load_is_refused_by_name(bench: Command, name: str, options: str) -> None:
     done = bench(*options.split())
 
     assert done.code == 1
@@ -178,7 +178,7 @@ def test_a_table_has_text_on_the_left_and_numbers_in_three_digits() -> None:
     ]
 
 
-def test_the_memory_of_another_process_is_told_where_the_system_tells() -> None:
+def test_the_memory_of_another_process_is_reported_where_supported() -> None:
     assert resident_bytes() > 50e6 or sys.platform == "win32"
     assert resident_bytes(os.getpid()) == pytest.approx(resident_bytes(), rel=0.2) or sys.platform != "linux"
     assert resident_bytes(2**30) == 0

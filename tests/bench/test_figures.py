@@ -45,7 +45,7 @@ def test_a_request_is_audible_when_its_first_loud_sample_plays() -> None:
     assert (outcome.underruns, outcome.underruns_buffered, outcome.late_s) == (1, 1, 0.25)
 
 
-def test_silence_is_never_audible_and_no_sound_is_a_failure() -> None:
+def test_silence_is_never_audible_and_missing_audio_is_a_failure() -> None:
     silent, mute = Listener(), Listener()
     silent.hear(1.0, sound(0.5, 0.0), RATE)
     mute.hear(1.0, sound(0.0), RATE)

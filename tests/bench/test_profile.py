@@ -67,7 +67,7 @@ def test_the_shares_make_the_whole_and_every_step_is_counted(speaker: LoadedChec
     assert torch.get_num_threads() == threads
 
 
-def test_measuring_does_not_change_what_is_said(speaker: LoadedCheckpoint) -> None:
+def test_profiling_does_not_change_the_output(speaker: LoadedCheckpoint) -> None:
     profiler = Profiler(speaker, "Hello.", rows=2, max_frames=5)
     first, again = profiler.speak(), profiler.speak()
     synthesizer = Synthesizer(speaker, EngineConfig(device="cpu"))
@@ -121,7 +121,7 @@ def test_a_family_of_other_stages_is_measured_by_the_same_commands(
     ("options", "error"),
     [({"text": " "}, "text:"), ({"text": "a" * 19_000}, "columns"), ({"format": "au"}, "'au' is not known")],
 )
-def test_a_text_that_cannot_be_said_or_an_unknown_format_is_an_error(
+def test_an_unspeakable_text_or_an_unknown_format_is_an_error(
     options: dict[str, str], error: str, tiny: Path, s1_mini: Command
 ) -> None:
     done = s1_mini("profile", checkpoint=tiny, **options)

@@ -8,7 +8,7 @@ from s1_mini.bench.workload import MAX_ASKS, make_workload, planned_arrivals, se
 from s1_mini.exceptions import ParameterError
 
 
-def test_the_same_seed_asks_the_same() -> None:
+def test_the_same_seed_gives_the_same_workload() -> None:
     assert make_workload(5, 1, 10) == make_workload(5, 1, 10) != make_workload(5, 2, 10)
 
 

@@ -25,7 +25,7 @@ def model(tiny: Path) -> S1Model:
     return open_model(tiny)
 
 
-def test_every_way_says_the_same_on_a_cpu(model: S1Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_mode_generates_the_same_on_a_cpu(model: S1Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, graph capture also generates frames."""
     prepare, captured = StepGraphs._prepare, []
 
@@ -50,7 +50,7 @@ def test_every_way_says_the_same_on_a_cpu(model: S1Model, monkeypatch: pytest.Mo
 
 
 @torch.inference_mode()
-def test_who_follows_another_goes_its_way_but_chooses_for_himself(model: S1Model, tiny: Path) -> None:
+def test_teacher_forcing_follows_the_other_run_but_samples_its_own_tokens(model: S1Model, tiny: Path) -> None:
     noise = NoiseRows(context=40, frames=12)
     other = open_model(tiny)
     spoken = noise.speak(model, range(4))

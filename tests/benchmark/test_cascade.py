@@ -8,7 +8,7 @@ from benchmark import cascade
 from commands import Command
 
 
-def test_the_command_tells_of_engine_original_and_stages(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_engine_reference_and_stages(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cascade, "BATCH", 2)
 
     done = command(cascade.main, "--size tiny --device cpu --requests 1,2 --tokens 4")

@@ -7,7 +7,7 @@ import pytest
 from benchmark.command import names
 
 
-def test_names_come_in_one_order_and_an_unknown_one_is_told_with_those_that_are_known() -> None:
+def test_names_have_a_fixed_order_and_an_unknown_one_is_reported_with_the_known_ones() -> None:
     read = names(["one", "two", "three"])
 
     assert read("three,one") == ("one", "three")

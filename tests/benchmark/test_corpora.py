@@ -36,7 +36,7 @@ def test_a_way_is_the_sum_of_its_processes_and_the_mean_of_its_rounds() -> None:
     assert sums_by_way(outcomes, rounds=2) == {"engine": 40.0, "corpus": 8.0}
 
 
-def test_nobody_looks_on_after_an_error() -> None:
+def test_monitoring_stops_after_an_error() -> None:
     worker: Any = SimpleNamespace(engine=SimpleNamespace(metrics=SimpleNamespace(audio_s=0.0)))
     running = threading.active_count()
 

@@ -42,7 +42,7 @@ def test_the_command_measures_all_ways_and_they_agree(command: Command, monkeypa
     assert told["decode", "sorted"]["useful"] > told["decode", "padded"]["useful"]
 
 
-def test_a_device_that_is_not_there_is_one_sentence(command: Command) -> None:
+def test_a_missing_device_is_reported_in_one_sentence(command: Command) -> None:
     done = command(main, "--device cuda:99")
 
     assert done.code == 1

@@ -37,7 +37,7 @@ def test_each_request_goes_to_the_engine_that_has_the_fewest() -> None:
         assert sorted(given) == sorted(have)
 
 
-def test_the_command_tells_how_full_and_what_is_scarce(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_utilisation_and_the_bottleneck(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SIMULATED": 100, "WARM_S": 3.0, "SEEN_S": 3.0, "LOADS": (0.4, 0.9)}.items():
         monkeypatch.setattr(f"benchmark.fleet.{name}", value)
 

@@ -45,7 +45,7 @@ def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, command: Comm
     assert [row.split()[0] for row in done.lines] == ["rows", "1", "2"]
 
 
-def test_a_checkpoint_that_is_none_is_one_sentence(tmp_path: Path, command: Command) -> None:
+def test_an_invalid_checkpoint_is_reported_in_one_sentence(tmp_path: Path, command: Command) -> None:
     done = command(main, checkpoint=tmp_path)
 
     assert done.code == 1

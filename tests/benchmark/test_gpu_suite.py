@@ -83,7 +83,7 @@ def test_the_suite_runs_on_a_cpu_and_keeps_its_json(
     assert ours == kept_ones, "as they were kept, to be compared"
 
 
-def test_a_figure_is_judged_by_what_it_must_be() -> None:
+def test_a_figure_is_compared_with_its_target() -> None:
     figures = [judge("frame_1", ms, is_full=True) for ms in (0.5, 1.0, 2.0)]
     figures += [judge("streams", count, is_full=True) for count in (1000, 300, 299)]
 
@@ -108,7 +108,7 @@ def test_the_most_streams_are_found_to_a_tenth(can_hold: int, tolerated: int, mo
     assert len(levels) <= 14
 
 
-def test_a_listener_asks_again_when_he_has_heard_it_all(engine: ProductionTTSEngine) -> None:
+def test_a_real_time_client_sends_its_next_request_after_playback(engine: ProductionTTSEngine) -> None:
     clients = Clients(engine, lambda _: {}, "ttfa")
 
     load = listen_in_real_time(clients, make_workload(4, 0, 4), streams=2, length_s=0.2)
@@ -119,7 +119,9 @@ def test_a_listener_asks_again_when_he_has_heard_it_all(engine: ProductionTTSEng
     assert load.seconds > 0.1 + heard_s, "the second request waits for the first one's sound"
 
 
-def test_after_its_time_a_load_asks_no_more(engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_sends_no_requests_after_its_time_limit(
+    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seconds = itertools.count()  # advances by one at each reading
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
     load = Clients(engine, lambda _: {}, "ttfa").closed("", make_workload(50, 0, 2), concurrency=1, limit_s=20)
@@ -127,7 +129,7 @@ def test_after_its_time_a_load_asks_no_more(engine: ProductionTTSEngine, monkeyp
     assert 1 <= len(load.outcomes) < 50
 
 
-def test_an_engine_that_does_not_start_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_start_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_suite, "START", "raise SystemExit('no file\\nCheckpointError: it is not a checkpoint')")
 
     with pytest.raises(ConfigurationError, match=r"did not start in a process of its own: CheckpointError: it is no"):

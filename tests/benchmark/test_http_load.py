@@ -43,14 +43,14 @@ def serving(*, refuses: bool) -> Iterator[Place]:
         server.shutdown()
 
 
-def test_a_refusal_is_no_sound_and_its_client_waits() -> None:
+def test_a_refused_request_counts_no_audio_and_its_client_waits() -> None:
     with serving(refuses=True) as place:
         told = run_load(Traffic(place, streams=3, seconds=0.5, rate=None, frames=10, listens=True), clients=2)
 
     assert (told["failed"], told["requests"], told["sound_s_a_second"]) == (3, 0, 0.0)
 
 
-def test_listeners_count_the_sound_that_came_and_play_it_before_they_ask_again() -> None:
+def test_clients_count_received_audio_and_play_it_before_the_next_request() -> None:
     with serving(refuses=False) as place:
         told = run_load(Traffic(place, streams=3, seconds=1.0, rate=None, frames=10, listens=True), clients=2)
 

@@ -26,7 +26,7 @@ def test_texts_have_the_lengths_that_are_stated() -> None:
     assert (min(map(len, TEXTS)), max(map(len, TEXTS)), len(FIFTY), len(TEXTS)) == (12, 307, 50, 10)
 
 
-def test_the_baseline_says_what_the_engine_says(checkpoint: Path) -> None:
+def test_the_baseline_generates_what_the_engine_generates(checkpoint: Path) -> None:
     compared = Comparison(checkpoint, "cpu", "auto", "full", 40)
     compared.start()
     try:
@@ -50,7 +50,7 @@ def test_the_derived_figures_are_those_counted_of_the_real_size() -> None:
     assert encoder_macs(config, 100) > 85e6 * 100
 
 
-def test_the_command_tells_every_table_and_a_line_of_json(checkpoint: Path, tmp_path: Path, command: Command) -> None:
+def test_the_command_prints_every_table_and_a_line_of_json(checkpoint: Path, tmp_path: Path, command: Command) -> None:
     words = "--device cpu --texts 1,2 --repeats 2 --requests 1,5 --growth 4,8 --max-steps 30"
 
     code, lines, told, _ = command(main, words, checkpoint=checkpoint, output=tmp_path / "it.json")

@@ -13,7 +13,7 @@ from commands import Command
 from s1_mini.families.mel.random import write_random_checkpoint
 
 
-def test_the_command_tells_of_every_format_how_far_it_is_off(tmp_path: Path, command: Command) -> None:
+def test_the_command_reports_the_error_of_every_format(tmp_path: Path, command: Command) -> None:
     write_random_checkpoint(tmp_path / "tiny", form="published")
 
     code, _, told, _ = command(

@@ -30,7 +30,7 @@ def test_in_every_turn_all_rows_make_a_frame_and_their_sound_is_given_out(monkey
     assert core.scheduler.ledger.metrics.audio_s == pytest.approx(0.04 * frames, abs=3 * 0.04 * 12)
 
 
-def test_the_command_tells_each_number_of_rows(command: Command) -> None:
+def test_the_command_reports_each_number_of_rows(command: Command) -> None:
     done = command(main, "--rows 1,2 --turns 10")
 
     assert done.code == 0

@@ -22,7 +22,7 @@ def test_the_time_of_kernels_counts_once_and_to_the_section_that_it_lies_in() ->
     assert covered([], spans) == {}
 
 
-def test_what_the_profiler_saw_lies_in_the_section_where_it_was_done() -> None:
+def test_profiled_events_belong_to_the_section_that_ran_them() -> None:
     clock, x = Clock(torch.device("cpu"), ("rest", "work")), torch.randn(600, 600)
 
     def run() -> list[Span]:

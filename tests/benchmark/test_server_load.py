@@ -30,7 +30,7 @@ def test_nothing_is_lost_or_doubled_while_half_of_the_clients_vanish(oracle: Pat
 
 
 @pytest.mark.parametrize("lost", ["failed", "different", "nothing heard"])
-def test_what_is_lost_is_told(lost: str) -> None:
+def test_lost_responses_are_reported(lost: str) -> None:
     tally = Tally(minutes=[Minute(whole=0 if lost == "nothing heard" else 2)], digests={1: {"a"}})
     if lost == "failed":
         tally.failed["IncompleteReadError"] += 1
@@ -40,7 +40,7 @@ def test_what_is_lost_is_told(lost: str) -> None:
     assert has_lost(facts_of(tally, 8, 3.0))
 
 
-def test_a_server_that_cannot_start_is_told_at_once(
+def test_a_server_that_cannot_start_is_reported_at_once(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "s1_mini.py").write_text("raise SystemExit('no checkpoint')", encoding="utf-8")
@@ -52,7 +52,7 @@ def test_a_server_that_cannot_start_is_told_at_once(
     assert "does not start" in done.errors
 
 
-def test_without_the_extra_it_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_missing_extra_is_reported(tmp_path: Path) -> None:
     plain = plain_environment(tmp_path)
     path = os.pathsep.join((plain["PYTHONPATH"], str(ROOT))) if "PYTHONPATH" in plain else str(ROOT)
     command = [sys.executable, "-m", "benchmark.server_load"]

@@ -71,7 +71,7 @@ def test_the_floor_of_an_h200_is_the_one_that_was_counted_by_hand(full: Sizes, r
     assert floor + more == pytest.approx(counted_ms, rel=0.02)
 
 
-def test_what_is_expected_of_an_h200_is_what_was_measured(full: Sizes) -> None:
+def test_the_estimate_for_an_h200_matches_the_measurement(full: Sizes) -> None:
     floors = Floors(full, find_card("h200"), 350)
 
     expected = [floors.time(rows, Efficiency()).model_ms for rows in (1, 64, 128, 256)]
@@ -149,7 +149,7 @@ def test_of_several_devices_the_fullest_decides() -> None:
     assert count_slots([roomy, DeviceMemory(GIB, nothing)], 2048) == 0
 
 
-def test_what_is_placed_elsewhere_leaves_room_and_time_for_the_rest(full: Sizes) -> None:
+def test_stages_on_other_devices_free_memory_and_time_for_the_rest(full: Sizes) -> None:
     l4 = find_card("l4")
     (together,), (apart,) = (
         make_plans(S1_MINI, [l4], PlanOptions(placement=placement)) for placement in ({}, {"codec": "cuda:1"})
@@ -184,7 +184,7 @@ def test_more_memory_bandwidth_and_smaller_numbers_never_make_it_worse() -> None
     assert small.sizes.weight_bytes("memory") < plans[-1].sizes.weight_bytes("memory")
 
 
-def test_all_cards_are_told_where_none_is_named(run: Run) -> None:
+def test_all_gpus_are_listed_where_none_is_named(run: Run) -> None:
     table, data = run()
 
     assert [plan["gpu"] for plan in data["plans"]] == list(CARDS)
@@ -234,7 +234,7 @@ def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
         (["--placement", "codec=cpu"], "only GPUs are planned"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_by_name(run: Run, options: list[object], complaint: str) -> None:
+def test_an_impossible_plan_is_refused_by_name(run: Run, options: list[object], complaint: str) -> None:
     with pytest.raises(ParameterError, match=complaint):
         run(*options)
 
@@ -258,7 +258,7 @@ def test_the_table_for_choosing_a_machine_is_the_plan() -> None:
     ("said", "card"),
     [("NVIDIA H200", "h200"), ("Tesla T4", "t4"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA L40S", "l40s")],
 )
-def test_a_card_is_known_by_what_its_driver_calls_it(said: str, card: str) -> None:
+def test_a_gpu_is_recognised_by_its_driver_name(said: str, card: str) -> None:
     found = card_in(said)
 
     assert found is not None
@@ -266,7 +266,7 @@ def test_a_card_is_known_by_what_its_driver_calls_it(said: str, card: str) -> No
     assert card_in("NVIDIA GeForce RTX 4090") is None
 
 
-def test_what_an_engine_keeps_in_eight_bits_is_counted_as_such(tiny: Path) -> None:
+def test_eight_bit_weights_are_counted_as_such(tiny: Path) -> None:
     """The saving per step equals the saving in model size, except for scales and norms."""
     speakers = [
         load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype=weights, kv_dtype=kv))

@@ -36,7 +36,7 @@ def test_a_converted_checkpoint_is_smaller_and_speaks_alike(published: Path, tmp
     assert np.abs(speak(exact) - speak(published)).max() < 1e-5
 
 
-def test_rounding_the_codec_spares_what_decides_on_codes(
+def test_codec_rounding_spares_the_tensors_that_determine_codes(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.weights.convert.SMALL", 512)
@@ -49,7 +49,7 @@ def test_rounding_the_codec_spares_what_decides_on_codes(
     assert tensors["decoder.model.0.conv.bias"].dtype == torch.float32
 
 
-def test_what_half_precision_holds_exactly_is_stored_in_it(published: Path, tmp_path: Path) -> None:
+def test_values_exact_in_half_precision_are_stored_in_it(published: Path, tmp_path: Path) -> None:
     convert_checkpoint(published, tmp_path / "half")
     before = load_file(tmp_path / "half" / "codec.safetensors")
     exact = {name: tensor.half() for name, tensor in before.items()}
@@ -82,7 +82,7 @@ def test_converting_twice_changes_nothing(published: Path, tmp_path: Path) -> No
         assert (tmp_path / "once" / name).read_bytes() == (tmp_path / "twice" / name).read_bytes()
 
 
-def test_a_decode_only_checkpoint_speaks_but_says_that_it_cannot_listen(
+def test_a_decode_only_checkpoint_works_but_refuses_references(
     published: Path, tmp_path: Path, tone: np.ndarray
 ) -> None:
     convert_checkpoint(published, tmp_path / "half", decode_only=True)
@@ -108,7 +108,7 @@ def test_nothing_is_left_behind_when_the_weights_contradict_their_config(
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_an_existing_directory_is_never_written_over(tiny: Path, tmp_path: Path) -> None:
+def test_an_existing_directory_is_never_overwritten(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
 
@@ -127,7 +127,7 @@ def test_a_directory_that_cannot_be_made_is_named_with_the_reason_alone(tiny: Pa
     assert str(raised.value) == f"{tmp_path / 'file' / 'new'} cannot be written: {os.strerror(errno.EEXIST)}"
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a checkpoint directory"):
         convert_checkpoint(tmp_path / "nowhere", tmp_path / "target")
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):

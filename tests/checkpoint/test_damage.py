@@ -185,7 +185,7 @@ BROKEN: list[tuple[str, Callable[[Path], bytes], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "content", "told"), BROKEN)
-def test_what_no_checkpoint_says_is_refused_in_a_short_sentence(
+def test_values_impossible_in_a_checkpoint_are_refused_in_a_short_sentence(
     kind: str, content: Callable[[Path], bytes], told: str, checkpoint: Path
 ) -> None:
     make, read = KINDS[kind]
@@ -206,7 +206,7 @@ def test_a_folder_in_place_of_a_file_is_refused(name: str, checkpoint: Path) -> 
         check_model(checkpoint / name)
 
 
-def test_metadata_that_looks_like_a_tensor_is_none(checkpoint: Path) -> None:
+def test_metadata_that_looks_like_a_tensor_is_ignored(checkpoint: Path) -> None:
     tensors = load_file(checkpoint / "model.safetensors")
     save_file(tensors, checkpoint / "model.safetensors", metadata={"dtype": "F32"})
 

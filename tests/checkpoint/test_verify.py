@@ -79,7 +79,7 @@ def changed(
         ("codec", lambda o: o.update(vocoder={"x": torch.ones(2)}), "vocoder (not known)"),
     ],
 )
-def test_what_is_stored_but_not_recomputed_fails(
+def test_a_stored_tensor_that_is_not_recomputed_fails(
     case: str, change: Callable[[dict[str, Any]], object], row: str, oracle: Path, tmp_path: Path
 ) -> None:
     """Nothing is skipped silently."""
@@ -133,7 +133,7 @@ def cut(case: str, part: str, sizes: Sequence[slice]) -> Callable[[dict[str, Any
         ("codec", cut("codec", "codes", [slice(1), slice(3)]), "num_codebooks is 3 there, 10 here"),
     ],
 )
-def test_an_oracle_of_another_checkpoint_is_told_by_the_size_that_differs(
+def test_an_oracle_of_another_checkpoint_is_reported_with_the_differing_size(
     case: str, change: Callable[[dict[str, Any]], object], told: str, oracle: Path, tmp_path: Path
 ) -> None:
     path = changed(oracle, tmp_path, change, only=case)
@@ -180,7 +180,7 @@ def test_hidden_states_may_be_stored_before_or_behind_the_projection(projected: 
 
 
 @pytest.mark.parametrize("content", [{"a": torch.ones(1)}, [1, 2], None])
-def test_a_file_that_is_no_oracle_is_refused(content: object, oracle: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_oracle_is_refused(content: object, oracle: Path, tmp_path: Path) -> None:
     path = tmp_path / "oracle.pt"
     if content is not None:
         torch.save(content, path)

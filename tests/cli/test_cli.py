@@ -68,7 +68,7 @@ def test_text_comes_from_stdin_and_sound_goes_to_stdout(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows pipes do not break")
-def test_a_listener_who_goes_away_ends_it_without_a_traceback(tiny: Path) -> None:
+def test_a_closed_output_pipe_ends_the_command_without_a_traceback(tiny: Path) -> None:
     text = "A sentence that goes on. " * 40
     command = [sys.executable, "-m", "s1_mini", "say", text, "--checkpoint", str(tiny), "-o", "-", "--stream"]
 
@@ -82,7 +82,7 @@ def test_a_listener_who_goes_away_ends_it_without_a_traceback(tiny: Path) -> Non
     assert "Traceback" not in said
 
 
-def test_stdin_is_read_as_utf_8_whatever_the_terminal_speaks(
+def test_stdin_is_read_as_utf_8_whatever_the_locale(
     call: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--checkpoint", tiny, "--seed", "1", "--max-new-tokens", "6"]
@@ -115,14 +115,14 @@ def test_a_reference_file_of_any_rate_and_channels_is_taken(
     assert soundfile.info(tmp_path / "a.ogg").subtype == "OPUS"
 
 
-def test_without_a_checkpoint_the_voice_that_ships_speaks(call: Call, tmp_path: Path) -> None:
+def test_without_a_checkpoint_the_default_voice_is_used(call: Call, tmp_path: Path) -> None:
     assert call("say", "Hello.", "-o", tmp_path / "a.wav", "--seed", "1").code == 0
 
     assert 0.3 < soundfile.info(tmp_path / "a.wav").duration < 2.0
 
 
 @pytest.mark.parametrize("verb", [("say", "Hello."), ("convert",)])
-def test_a_checkpoint_that_is_not_there_is_told_with_the_way_to_one(
+def test_a_missing_checkpoint_is_reported_with_how_to_get_one(
     call: Call, verb: tuple[str, ...], tmp_path: Path
 ) -> None:
     code, _, said = call(*verb, "--checkpoint", tmp_path / "nowhere", "-o", tmp_path / "a.wav")
@@ -267,9 +267,7 @@ HINTS = {
 
 @pytest.mark.parametrize("typed", HINTS)
 @pytest.mark.parametrize("verb", [("say",), ("endpoint", "invoke", "hello")])
-def test_a_text_that_was_taken_for_something_else_is_told_how_to_be_written(
-    call: Call, typed: str, verb: tuple[str, ...]
-) -> None:
+def test_a_text_that_was_parsed_as_an_option_is_explained(call: Call, typed: str, verb: tuple[str, ...]) -> None:
     code, _, said = call(*verb, *shlex.split(typed))
 
     assert code == 2
@@ -319,7 +317,7 @@ def test_convert_and_random_checkpoint_work_on_directories(call: Call, tmp_path:
     assert "exists already" in again.err
 
 
-def test_a_letter_that_a_console_has_not_is_written_as_an_escape(tiny: Path, tmp_path: Path) -> None:
+def test_a_character_that_the_console_cannot_print_is_escaped(tiny: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "voiced"
     shutil.copytree(tiny, checkpoint)
     (checkpoint / "voices").mkdir()
@@ -333,7 +331,7 @@ def test_a_letter_that_a_console_has_not_is_written_as_an_escape(tiny: Path, tmp
     assert rb"\u4f60\u597d" in listed.stdout
 
 
-def test_a_pipe_that_nobody_reads_is_known_by_what_each_system_says() -> None:
+def test_a_closed_pipe_is_recognised_by_the_errors_of_each_system() -> None:
     broken, invalid = BrokenPipeError(errno.EPIPE, "Broken pipe"), OSError(errno.EINVAL, "Invalid argument")
 
     assert [is_gone(error, is_windows=False) for error in (broken, invalid)] == [True, False]
@@ -342,7 +340,7 @@ def test_a_pipe_that_nobody_reads_is_known_by_what_each_system_says() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a device of Linux and macOS stands for NUL")
-def test_sound_may_go_to_the_device_that_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audio_may_be_written_to_the_null_device(monkeypatch: pytest.MonkeyPatch) -> None:
     check_writable("/dev/null", is_windows=False)
     monkeypatch.setattr("os.access", lambda *_: False)  # as Windows reports for NUL
 

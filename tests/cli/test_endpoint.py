@@ -132,7 +132,7 @@ def test_what_is_missing_is_named_with_its_variable(call: Call) -> None:
     ],
 )
 @pytest.mark.usefixtures("named")
-def test_without_credentials_every_verb_says_what_to_run_and_fails(
+def test_without_credentials_every_command_says_what_to_run_and_fails(
     call: Call, verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -166,7 +166,7 @@ def test_the_pages_on_deploying_name_options_and_variables_that_exist() -> None:
 
 
 @pytest.mark.usefixtures("account")
-def test_list_shows_a_table_or_says_that_there_is_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_a_table_or_says_that_there_are_no_endpoints(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     with mock_aws():
         nothing = call("endpoint", "list")

@@ -52,7 +52,7 @@ def python(*arguments: str, **environment: str) -> str:
     return result.stdout
 
 
-def test_no_verb_loads_anything_heavy_to_tell_what_it_does() -> None:
+def test_help_of_every_command_loads_nothing_heavy() -> None:
     loaded = json.loads(python("-c", ASK_ALL))
 
     assert {"", "say", "package", "endpoint create", "voices add"} <= set(loaded)
@@ -60,7 +60,7 @@ def test_no_verb_loads_anything_heavy_to_tell_what_it_does() -> None:
 
 
 @pytest.mark.parametrize("asked", [["--version"], []])
-def test_neither_the_version_nor_a_call_without_a_verb_loads_anything_heavy(asked: list[str]) -> None:
+def test_neither_the_version_nor_a_call_without_a_command_loads_anything_heavy(asked: list[str]) -> None:
     code = f"import sys; sys.argv = ['s1-mini', *{asked}]; from s1_mini.cli.app import run; run(); print(*sys.modules)"
 
     assert not HEAVY & set(python("-c", code).split("\n")[-2].split())
@@ -85,7 +85,7 @@ print(json.dumps([told(*call) for call in calls]))
 """
 
 
-def test_a_wrong_setting_is_told_by_its_variable_before_torch_is_loaded() -> None:
+def test_an_invalid_setting_is_reported_by_its_variable_before_torch_is_loaded() -> None:
     expected = "s1-mini: S1_MINI_CHUNK_LENGTH='7': input should be greater than or equal to 50\n"
 
     assert set(json.loads(python("-c", WRONG))) == {expected}
@@ -161,7 +161,7 @@ def test_all_values_that_are_completed_are_allowed() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("bash") or os.name == "nt", reason="a bash of Linux or macOS")
-def test_bash_completes_after_the_script_that_it_is_shown(tmp_path: Path) -> None:
+def test_bash_completes_after_sourcing_the_printed_script(tmp_path: Path) -> None:
     command = tmp_path / "s1-mini"
     command.write_text(f"#!{sys.executable}\nfrom s1_mini.__main__ import main\nmain()\n")
     command.chmod(0o755)

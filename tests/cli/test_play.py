@@ -104,7 +104,7 @@ def test_nothing_is_written_where_no_file_is_named(
         ("unplugged", "play: the loudspeaker cannot be used (Error writing to stream: Stream is stopped)"),
     ],
 )
-def test_a_loudspeaker_that_does_not_play_is_told_in_one_sentence(
+def test_a_failing_audio_device_is_reported_in_one_sentence(
     play: Call, broken: str, complaint: str, tiny: Path
 ) -> None:
     code, _, said = play(Speaker(broken), tiny)
@@ -114,14 +114,14 @@ def test_a_loudspeaker_that_does_not_play_is_told_in_one_sentence(
     assert said.count("\n") == 1
 
 
-def test_a_package_that_is_missing_is_told_with_the_command_that_brings_it(play: Call, tmp_path: Path) -> None:
+def test_a_missing_package_is_reported_with_its_install_command(play: Call, tmp_path: Path) -> None:
     code, _, said = play(None, tmp_path / "nowhere")  # reported before anything is loaded
 
     assert code == 1
     assert 'pip install "s1-mini[play]"' in said
 
 
-def test_a_library_that_is_missing_is_told_with_the_command_that_brings_it(
+def test_a_missing_library_is_reported_with_its_install_command(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sounddevice.py").write_text("raise OSError('PortAudio library not found')", encoding="utf-8")

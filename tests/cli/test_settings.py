@@ -31,7 +31,7 @@ def test_every_setting_says_what_it_means() -> None:
         assert not any(line.is_set for line in group)
 
 
-def test_what_a_variable_changes_is_shown_and_a_secret_is_not(
+def test_values_from_variables_are_shown_and_secrets_are_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
@@ -47,11 +47,11 @@ def test_what_a_variable_changes_is_shown_and_a_secret_is_not(
     assert "S1_MINI_DEVICE" not in text
 
 
-def test_where_nothing_is_changed_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unchanged_settings_are_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "--changed") == "no variable changes a setting: each has its default\n"
 
 
-def test_a_value_that_is_not_allowed_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_is_reported_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S1_MINI_CHUNK_LENGTH", "7")
 
     with pytest.raises(ConfigurationError, match=r"^S1_MINI_CHUNK_LENGTH='7': "):
@@ -82,7 +82,7 @@ def test_every_setting_is_a_known_variable() -> None:
         ("S1_MINI_COLOUR", None),
     ],
 )
-def test_a_variable_that_means_nothing_is_told_once_with_the_nearest_of_all(
+def test_an_unknown_variable_is_reported_once_with_the_nearest_known_one(
     wrong: str, meant: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(wrong, "1")
@@ -94,7 +94,7 @@ def test_a_variable_that_means_nothing_is_told_once_with_the_nearest_of_all(
     assert [str(one.message) for one in told] == [f"{wrong} is not a setting of s1_mini{suggestion}"]
 
 
-def test_a_variable_that_means_something_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_variable_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S1_MINI_SERVER_SAGEMAKER_MAX_ASYNC", "3")  # filterwarnings: a warning would be an error
     monkeypatch.setenv("S1_MINI_AWS_REGION", "eu-west-1")
 

@@ -49,7 +49,7 @@ def test_a_line_of_the_list_holds_a_voice(call: Call) -> None:
     assert ["julia (default)", "checkpoint"] in [[cell.strip() for cell in voice[:2]] for voice in voices]
 
 
-def test_a_damaged_voice_of_a_checkpoint_is_named_beside_the_list_of_the_others(
+def test_a_damaged_voice_of_a_checkpoint_is_named_next_to_the_list_of_the_others(
     call: Call, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint = Path(shutil.copytree(tiny, tmp_path / "checkpoint"))

@@ -46,7 +46,7 @@ def test_a_codec_may_be_louder_and_bound_its_samples() -> None:
 
 
 @pytest.mark.parametrize("given", [{"drive": 0}, {"ceiling": 1.5}, {"drive": "1"}, {"ceiling": True}, {"drive": 1e300}])
-def test_a_bound_that_cannot_be_is_refused_with_what_is_allowed(given: dict[str, Any]) -> None:
+def test_an_invalid_bound_is_refused_with_the_allowed_range(given: dict[str, Any]) -> None:
     with pytest.raises(CheckpointMismatchError, match=r"is not a number above 0 and up to (16|1)$"):
         DacConfig.from_json(given)
 
@@ -94,7 +94,7 @@ def test_any_chunking_gives_the_same_samples(sizes: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_rows_of_a_batch_do_not_hear_each_other() -> None:
+def test_rows_of_a_batch_are_independent() -> None:
     codes = random_codes(12, rows=3)
 
     together = shared().decode(codes)
@@ -160,7 +160,7 @@ def test_a_decoder_only_codec_has_half_the_weights_and_no_encoder(tiny: Path) ->
     "sizes",
     [{"q_dim": 64}, {"decoder_rates": [8, 8, 4, 4]}, {"n_codebooks": 0}, {"encoder_rates": "fast"}],
 )
-def test_a_codec_config_that_cannot_be_is_refused(sizes: dict[str, object]) -> None:
+def test_an_invalid_codec_config_is_refused(sizes: dict[str, object]) -> None:
     with pytest.raises(CheckpointMismatchError, match=r"codec_config\.json"):
         DacConfig.from_json(RECIPES["tiny"].codec | sizes)
 
@@ -212,7 +212,7 @@ def decode_where(turns: list[dict[int, tuple[int, int]]], codes: torch.Tensor, *
 
 @pytest.mark.usefixtures("no_grad")
 @chained
-def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(chained: bool) -> None:
+def test_rows_selected_by_a_tensor_sound_as_alone_in_any_batch(chained: bool) -> None:
     codes = random_codes(9, rows=3)
     turns = [{0: (0, 2)}, {2: (0, 3), 0: (2, 5)}, {1: (0, 4), 0: (5, 9)}, {2: (3, 8), 1: (4, 9)}, {2: (8, 9)}]
 
@@ -221,7 +221,7 @@ def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(chained: 
 
 @pytest.mark.usefixtures("no_grad")
 @chained
-def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(chained: bool) -> None:
+def test_a_reset_row_keeps_no_earlier_state_even_if_it_was_not_finite(chained: bool) -> None:
     codes, stream = random_codes(6), ChannelsLastDecoder(shared(), 2, chained=chained)
     row, fresh = torch.tensor([0]), torch.tensor([True])
     stream.push_where(random_codes(5, seed=1), row, fresh)

@@ -178,6 +178,6 @@ def test_a_config_of_transformers_is_read_and_what_is_absent_is_as_published() -
         ({"compress": 64}, "compress is 64; at most 32"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
+def test_an_invalid_config_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointMismatchError, match=f"^bark.json: {message}"):
         EncodecConfig.from_json(TheirConfig().to_dict() | changed, "bark.json")

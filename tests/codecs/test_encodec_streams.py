@@ -119,7 +119,7 @@ def test_neither_neighbours_nor_order_nor_an_earlier_run_change_a_result() -> No
         assert all(np.abs(results[at] - expected[number]).max() <= 1e-6 for at, number in enumerate(order))
 
 
-def test_a_file_that_is_not_finite_harms_no_other_not_even_the_next_in_its_lane() -> None:
+def test_a_file_that_is_not_finite_affects_no_other_not_even_the_next_in_its_lane() -> None:
     lanes = EncodeLanes(CPU, lanes=1, frames=10, codebooks=BOOKS)
     wave, broken = WAVES[0], np.full(5_000, np.nan, np.float32)
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_not_finite_harms_no_other_not_even_the_next_in_its_lane(
     assert np.array_equal(first, last)
 
 
-def test_a_run_that_was_given_up_changes_nothing_of_the_next() -> None:
+def test_an_aborted_run_does_not_affect_the_next() -> None:
     lanes = DecodeLanes(CPU, lanes=LANES, frames=10, codebooks=BOOKS)
     expected = lanes.all(CODES)
 
@@ -138,7 +138,7 @@ def test_a_run_that_was_given_up_changes_nothing_of_the_next() -> None:
     assert all(np.array_equal(*pair) for pair in zip(lanes.all(CODES), expected, strict=True))
 
 
-def test_files_are_asked_for_when_a_lane_is_free_and_given_when_they_are_over() -> None:
+def test_files_are_requested_when_a_lane_is_free_and_yielded_when_they_end() -> None:
     asked: list[int] = []
 
     def ask() -> Iterator[np.ndarray]:
@@ -193,7 +193,7 @@ def test_empty_files_give_empty_results() -> None:
     assert lanes.all([]) == []
 
 
-def test_lanes_that_cannot_be_and_files_of_another_shape_are_refused() -> None:
+def test_invalid_lanes_and_files_of_another_shape_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"4 lanes of 6 frames: .* 7 frames"):
         EncodeLanes(CPU, lanes=4, frames=6, codebooks=BOOKS)
     with pytest.raises(ConfigurationError, match="0 lanes"):
@@ -296,7 +296,7 @@ def test_captured_calls_filled_up_to_their_shapes_sound_as_they_do_alone(device:
             assert np.abs(samples - decode(UTTERANCES[slot].T)).max() <= TOLERANCE[device]
 
 
-def test_a_slot_that_begins_anew_hears_nothing_of_what_was_not_finite() -> None:
+def test_a_reset_slot_keeps_no_non_finite_state() -> None:
     plan = policy(7, 4, 10)
     stage = open_stage(plan, is_captured=False)
     speak(stage, plan, {0: UTTERANCES[0]})
@@ -308,7 +308,7 @@ def test_a_slot_that_begins_anew_hears_nothing_of_what_was_not_finite() -> None:
     assert np.abs(speak(stage, plan, {0: UTTERANCES[3]})[0] - decode(UTTERANCES[3].T)).max() <= 1e-5
 
 
-def test_samples_that_are_not_finite_are_told_of_the_slot_that_made_them() -> None:
+def test_samples_that_are_not_finite_are_reported_for_their_slot() -> None:
     plan = policy(7)
     stage = open_stage(plan, is_captured=True)
     speak(stage, plan, {0: random_codes(7), 1: random_codes(7)})

@@ -132,7 +132,7 @@ def test_a_frame_beyond_the_reach_changes_nothing_and_one_within_does() -> None:
     assert moved[reach + 1 : 3 * reach].all()
 
 
-def test_units_of_several_utterances_in_one_call_do_not_hear_each_other() -> None:
+def test_units_of_several_utterances_in_one_call_are_independent() -> None:
     chunks = policy(VOCODER)
     stage = Vocoder(VOCODER, chunks, number=0)
     stage.make_graphs()
@@ -160,7 +160,7 @@ def test_units_of_several_utterances_in_one_call_do_not_hear_each_other() -> Non
         ({"upsample_initial_channel": 6}, "multiple of 4"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused_by_name(values: dict[str, object], told: str) -> None:
+def test_an_invalid_config_is_refused_by_name(values: dict[str, object], told: str) -> None:
     with pytest.raises(CheckpointMismatchError, match=told):
         HifiGanConfig.from_json(SIZES | values)
 

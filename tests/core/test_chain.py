@@ -53,7 +53,7 @@ def test_sound_is_the_same_in_chunks_of_any_size(core: EngineCore, profile: str)
     assert len(chunks) > 2 or profile == "throughput"
 
 
-def test_sound_is_given_out_while_the_next_call_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audio_is_delivered_while_the_next_call_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call is planned when the previous one is done: by then another request may be more urgent."""
     *others, last = policies(4)
     vocoder, events = Vocoder(is_overlapped=True), list[str]()
@@ -89,7 +89,7 @@ def test_sound_is_given_out_while_the_next_call_is_at_work(monkeypatch: pytest.M
     assert all(queue.has_ended for queue in heard)
 
 
-def test_a_step_of_an_autoregressive_stage_is_launched_while_the_last_is_at_work(
+def test_a_step_of_an_autoregressive_stage_is_launched_while_the_last_one_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text, events = Text(is_overlapped=True), list[str]()
@@ -141,7 +141,7 @@ def test_a_stage_begins_before_the_one_before_it_ends(core: EngineCore) -> None:
     assert core.scheduler.stages[0].running
 
 
-def test_what_is_shared_is_read_once(core: EngineCore) -> None:
+def test_a_shared_prefix_is_read_once(core: EngineCore) -> None:
     text = core.runners[0].stage
     assert isinstance(text, Text)
     shared = "A voice that many share. "
@@ -153,7 +153,7 @@ def test_what_is_shared_is_read_once(core: EngineCore) -> None:
     assert all(np.array_equal(wave, sound(ask(fresh, [f"{shared}Text {i}."]))) for i, wave in enumerate(waves))
 
 
-def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind() -> None:
+def test_requests_that_survive_random_faults_sound_as_alone_and_nothing_leaks() -> None:
     chance = random.Random(3)
     core, plain = start(slots=6, ahead=True), start(ONE_THREAD, slots=1)
     poison(core)
@@ -182,7 +182,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind()
         assert leaks(each.scheduler) == []
 
 
-def test_a_step_that_is_late_is_asked_for_again_and_changes_nothing() -> None:
+def test_a_late_step_is_retried_and_changes_nothing() -> None:
     core, plain = start(slots=2), start(ONE_THREAD, slots=1)
     text, calls = core.runners[0].stage, itertools.count()
     step = text.step
@@ -207,7 +207,7 @@ def test_a_step_that_is_late_is_asked_for_again_and_changes_nothing() -> None:
     assert rows[0] == rows[1]
 
 
-def test_only_a_stage_whose_work_is_done_elsewhere_is_told_of_what_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_remote_stages_are_notified_of_cancelled_work(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = policies(2)
     monkeypatch.setattr("tests.core.conftest.policies", lambda _: (replace(chain[0], is_remote=True), *chain[1:]))
     core, told = start(), []
@@ -240,7 +240,7 @@ def poison(core: EngineCore) -> None:
     stage.step = step
 
 
-def test_a_deadline_ends_a_request_wherever_it_is(core: EngineCore) -> None:
+def test_a_deadline_ends_a_request_in_any_stage(core: EngineCore) -> None:
     queue = ask(core, max_steps=10**6, temperature=0.0, deadline=time.monotonic() + 0.1)
 
     with pytest.raises(RequestTimeoutError, match="not finished in time"):
@@ -250,7 +250,7 @@ def test_a_deadline_ends_a_request_wherever_it_is(core: EngineCore) -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_thread_that_dies_is_an_error_to_all(stage: int, ahead: bool) -> None:
+def test_a_dead_thread_fails_all_requests(stage: int, ahead: bool) -> None:
     core = start(ahead=ahead)
 
     def die(*_: object) -> None:
@@ -264,7 +264,7 @@ def test_a_thread_that_dies_is_an_error_to_all(stage: int, ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("drains", [True, False])
-def test_a_stop_finishes_what_was_taken_in_or_ends_it(drains: bool) -> None:
+def test_stop_finishes_accepted_requests_or_ends_them(drains: bool) -> None:
     core = start()
     queues = [ask(core, ["One.", "Two."], max_steps=25) for _ in range(10)]
 
@@ -295,7 +295,7 @@ def test_a_stop_at_once_does_not_wait_for_the_last_step(threads: dict, ahead: bo
         list(listener)
 
 
-def test_reading_is_put_off_for_who_runs_dry_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_is_delayed_for_streams_near_an_underrun_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one thread for everything, some stream is always near an underrun; prompts are prefilled all the same."""
     monkeypatch.setattr("s1_mini.core.stage_queue.RESERVE_S", 1e6)
     core = start(ONE_THREAD)
@@ -316,7 +316,7 @@ def test_a_stage_that_put_out_nothing_ends_the_utterance() -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_memory_that_runs_out_in_a_batch_costs_one_request_at_most(stage: int) -> None:
+def test_out_of_memory_in_a_batch_fails_one_request_at_most(stage: int) -> None:
     core, plain = start(slots=6), start(ONE_THREAD, slots=1)
     failing = core.runners[stage].stage
     step = failing.step
@@ -343,7 +343,7 @@ def test_memory_that_runs_out_in_a_batch_costs_one_request_at_most(stage: int) -
         each.stop()
 
 
-def test_bookkeeping_that_is_broken_leaves_no_listener_alone() -> None:
+def test_broken_bookkeeping_fails_all_requests() -> None:
     core = start()
     queues = [ask(core, max_steps=10**6, temperature=0.0) for _ in range(3)]
     listeners = [iter(queue) for queue in queues]
@@ -361,7 +361,7 @@ def test_bookkeeping_that_is_broken_leaves_no_listener_alone() -> None:
             list(listener)
 
 
-def test_the_garbage_collector_may_let_go_of_a_listener_in_any_thread(core: EngineCore) -> None:
+def test_the_garbage_collector_may_free_an_output_queue_in_any_thread(core: EngineCore) -> None:
     """Even in a thread that holds the scheduler's lock."""
     listener = iter(ask(core, max_steps=10**6, temperature=0.0))
     next(listener)
@@ -372,7 +372,7 @@ def test_the_garbage_collector_may_let_go_of_a_listener_in_any_thread(core: Engi
     settle(core)
 
 
-def test_what_fails_only_when_it_is_waited_for_is_an_error_of_its_slots(core: EngineCore) -> None:
+def test_an_error_raised_at_synchronisation_fails_its_slots(core: EngineCore) -> None:
     vocoder = core.runners[2].stage
     plain = vocoder.step
 
@@ -387,7 +387,7 @@ def test_what_fails_only_when_it_is_waited_for_is_an_error_of_its_slots(core: En
 
 
 @pytest.mark.parametrize("profile", ["ttfa", "balanced", "throughput"])
-def test_every_item_becomes_sound_once_whatever_their_number(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_item_becomes_audio_once(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.toy.stages.FRAMES_A_TOKEN", 1)
     core = start()
 

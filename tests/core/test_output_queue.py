@@ -46,7 +46,7 @@ def test_chunks_come_in_order_and_end(queue: OutputQueue, closings: list[int]) -
     assert closings == []
 
 
-def test_an_event_loop_hears_the_same(queue: OutputQueue) -> None:
+def test_an_event_loop_receives_the_same(queue: OutputQueue) -> None:
     async def listen() -> list[float]:
         return [float(each.audio[0]) async for each in queue]
 
@@ -56,7 +56,7 @@ def test_an_event_loop_hears_the_same(queue: OutputQueue) -> None:
     thread.join()
 
 
-def test_a_listener_who_wants_the_whole_is_woken_once() -> None:
+def test_a_non_streaming_consumer_is_woken_once() -> None:
     queue, wakes = OutputQueue(lambda: None, whole=True), list[bool]()
 
     async def listen() -> list[float]:
@@ -79,7 +79,7 @@ def test_a_listener_who_wants_the_whole_is_woken_once() -> None:
     assert wakes == [True]
 
 
-def test_an_error_comes_after_what_was_said_before_it(queue: OutputQueue) -> None:
+def test_an_error_comes_after_the_chunks_before_it(queue: OutputQueue) -> None:
     deliver(queue, GenerationError("broken")).join()
     heard: list[float] = []
 
@@ -94,7 +94,7 @@ def test_an_error_comes_after_what_was_said_before_it(queue: OutputQueue) -> Non
     assert queue.has_ended
 
 
-def test_a_listener_that_leaves_is_told_to_the_engine_once(queue: OutputQueue, closings: list[int]) -> None:
+def test_closing_the_iterator_cancels_the_request_once(queue: OutputQueue, closings: list[int]) -> None:
     queue.put(chunk(0.1))
     listener = iter(queue)
     next(listener)
@@ -111,7 +111,7 @@ def test_nothing_may_end_twice(queue: OutputQueue) -> None:
         queue.end()
 
 
-def test_a_listener_that_never_began_leaves_too(queue: OutputQueue, closings: list[int]) -> None:
+def test_an_iterator_that_was_never_started_cancels_its_request(queue: OutputQueue, closings: list[int]) -> None:
     listener = iter(queue)
 
     del listener

@@ -55,9 +55,7 @@ def test_the_units_of_an_utterance_do_not_depend_on_when_its_items_come(
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @given(total=st.integers(0, 90), profile=st.sampled_from(["ttfa", "balanced", "throughput"]))
-def test_units_consume_every_item_once_and_see_none_that_is_not_there(
-    policy: StagePolicy, total: int, profile: str
-) -> None:
+def test_units_consume_every_item_once_and_only_available_ones(policy: StagePolicy, total: int, profile: str) -> None:
     units = units_of(policy, total, [total], profile)
 
     assert sum(unit.consumes for unit in units) == total

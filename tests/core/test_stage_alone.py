@@ -58,7 +58,7 @@ class Short(Frames):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_what_it_makes_does_not_depend_on_how_its_input_arrives(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_does_not_depend_on_how_the_input_arrives(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = make(Frames(is_overlapped=ahead), 1, np.split(TOKENS, [1, 4, 5, 9]))
 
     monkeypatch.setattr(stages, "WINDOW", len(TOKENS))  # one unit, which does not depend on an earlier one
@@ -68,7 +68,7 @@ def test_what_it_makes_does_not_depend_on_how_its_input_arrives(ahead: bool, mon
 
 
 @pytest.mark.parametrize("kind", [Text, Short])
-def test_a_step_that_was_launched_ahead_of_a_stop_is_not_given_out(kind: type[ToyStage]) -> None:
+def test_a_step_launched_ahead_of_a_stop_is_not_delivered(kind: type[ToyStage]) -> None:
     index, parts = (0, None) if kind is Text else (1, [TOKENS])
     expected = make(kind(), index, parts)
 

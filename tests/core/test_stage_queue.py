@@ -66,7 +66,7 @@ def test_a_prompt_is_read_in_bounded_parts_but_for_its_last_position() -> None:
     assert len(queue.running) == 1
 
 
-def test_no_part_reaches_over_the_end_of_what_is_shared() -> None:
+def test_no_part_crosses_the_end_of_the_shared_prefix() -> None:
     queue = model_of(request(positions=20, shared=10, prefix_key="anna"))
 
     assert [reads(queue) for _ in range(3)] == [[8], [2, 6], [3]]
@@ -84,14 +84,14 @@ def test_no_plan_reads_more_prompts_than_a_few() -> None:
     assert [len(reads(queue)) for _ in range(2)] == [READER.max_prefills, 1]
 
 
-def test_what_is_shared_is_read_once_and_the_others_wait_for_it() -> None:
+def test_a_shared_prefix_is_read_once_and_the_others_wait_for_it() -> None:
     queue = model_of(*(request(positions=20, shared=10, prefix_key="anna") for _ in range(2)))
 
     assert [reads(queue) for _ in range(2)] == [[8], [2, 6]]
     assert reads(queue) == [3, 5]  # the second begins after the first one's remainder
 
 
-def test_a_prefix_for_which_there_is_no_memory_is_read_by_each() -> None:
+def test_a_prefix_without_cache_memory_is_read_by_each() -> None:
     queue = model_of(*(request(positions=20, shared=10, prefix_key="anna") for _ in range(2)))
     plans = [queue.plan(0.0) for _ in range(2)]
     queue.keep(plans[1].prefills[0].key, None)
@@ -99,7 +99,7 @@ def test_a_prefix_for_which_there_is_no_memory_is_read_by_each() -> None:
     assert [part.start for part in queue.plan(0.0).prefills] == [16, 0]
 
 
-def test_running_sequences_go_on_whoever_is_read() -> None:
+def test_running_sequences_continue_during_prefill() -> None:
     queue = model_of(request(positions=4), request(positions=100))
     reads(queue)
 
@@ -138,7 +138,7 @@ def test_chunks_grow_as_the_profile_says(profile: str) -> None:
     assert sizes == [*SIZES[profile], *[SIZES[profile][-1]] * 8][:8]
 
 
-def test_who_is_about_to_run_dry_goes_first_then_first_sounds_then_the_rest() -> None:
+def test_streams_near_an_underrun_go_first_then_first_audio_then_the_rest() -> None:
     rich = with_items(request(streams=True, first_sent=0.0, runs_dry=9.0), 4)
     new = with_items(request(streams=True), 4)
     urgent = with_items(request(streams=True, first_sent=0.0, runs_dry=1.05), 4)
@@ -153,7 +153,7 @@ def alone(queue: StageQueue) -> StageQueue:
     return queue
 
 
-def test_the_rest_get_on_by_turns_however_many_are_urgent() -> None:
+def test_the_rest_progress_in_turns_however_many_are_urgent() -> None:
     urgent = [with_items(request(streams=True, first_sent=0.0, runs_dry=1.05), 1000) for _ in range(5)]
     rest = [with_items(request(), 1000) for _ in range(3)]
     queue = alone(codec_of(*urgent, *rest))
@@ -165,7 +165,7 @@ def test_the_rest_get_on_by_turns_however_many_are_urgent() -> None:
     assert served == rest * 2
 
 
-def test_a_first_sound_waits_for_one_urgent_listener_and_not_for_all() -> None:
+def test_first_audio_waits_for_one_urgent_stream_and_not_for_all() -> None:
     urgent = [with_items(request(streams=True, first_sent=0.0, runs_dry=1.05), 1000) for _ in range(5)]
     new = with_items(request(streams=True), 4)
     queue = alone(codec_of(*urgent, new))
@@ -174,7 +174,7 @@ def test_a_first_sound_waits_for_one_urgent_listener_and_not_for_all() -> None:
     assert chosen(queue, 1.0) == [new]
 
 
-def test_who_has_broken_off_already_comes_after_a_first_sound() -> None:
+def test_a_stream_that_has_already_underrun_comes_after_first_audio() -> None:
     broken = with_items(request(streams=True, first_sent=0.0, runs_dry=0.5), 1000)
     new = with_items(request(streams=True), 4)
     queue = alone(codec_of(broken, new))
@@ -182,7 +182,7 @@ def test_who_has_broken_off_already_comes_after_a_first_sound() -> None:
     assert chosen(queue, 1.0) == [new]
 
 
-def test_who_only_collects_gets_on_beside_streams_that_are_far_ahead() -> None:
+def test_non_streaming_requests_progress_next_to_streams_that_are_far_ahead() -> None:
     rich = [with_items(request(streams=True, first_sent=0.0, runs_dry=99.0), 1000) for _ in range(4)]
     plain = with_items(request(), 1000)
     queue = alone(codec_of(*rich, plain))
@@ -190,7 +190,7 @@ def test_who_only_collects_gets_on_beside_streams_that_are_far_ahead() -> None:
     assert plain in [chosen(queue, 1.0)[0] for _ in range(6)]
 
 
-def test_without_a_free_slot_only_those_are_chosen_that_have_one() -> None:
+def test_without_a_free_slot_only_sequences_with_a_slot_are_chosen() -> None:
     broken, holder = (with_items(request(streams=True, first_sent=0.0, runs_dry=0.5), 1000) for _ in range(2))
     queue = codec_of(broken, holder)
     holder.slot = queue.slots.allocate()

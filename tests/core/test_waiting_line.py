@@ -54,7 +54,7 @@ def test_later_pieces_are_not_put_off_for_ever() -> None:
     assert served
 
 
-def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
+def test_a_full_queue_refuses_at_once_with_a_retry_time() -> None:
     queue = line_of(request(), request(), size=2)
 
     with pytest.raises(QueueFullError, match=r"try again in 3\.5 s") as caught:
@@ -77,7 +77,7 @@ def test_pieces_that_share_a_voice_leave_together_unless_grouping_is_off() -> No
     assert taken(line_of(first, other, second, grouping=False), 2) == [first, other]
 
 
-def test_a_piece_is_held_back_for_others_only_so_long() -> None:
+def test_a_piece_is_held_back_for_others_for_a_limited_time() -> None:
     queue = line_of(request(0.0), batch_timeout_ms=200)
 
     assert queue.take(4, now=0.1) == []
@@ -86,7 +86,7 @@ def test_a_piece_is_held_back_for_others_only_so_long() -> None:
     assert queue.wakes(0.2, free=4) is None
 
 
-def test_nobody_is_held_back_once_the_free_slots_are_asked_for() -> None:
+def test_no_piece_is_held_back_once_the_free_slots_are_in_demand() -> None:
     queue = line_of(*(request(0.0) for _ in range(3)), batch_timeout_ms=200)
 
     assert queue.wakes(0.0, free=4) == pytest.approx(0.2)
@@ -94,7 +94,7 @@ def test_nobody_is_held_back_once_the_free_slots_are_asked_for() -> None:
     assert len(queue.take(3, now=0.0)) == 3
 
 
-def test_waits_and_batch_sizes_are_told() -> None:
+def test_waits_and_batch_sizes_are_reported() -> None:
     queue = line_of(request(0.0), request(1.0))
     queue.take(2, now=3.0)
 
@@ -111,7 +111,7 @@ def test_waits_and_batch_sizes_are_told() -> None:
         max_size=30,
     )
 )
-def test_every_piece_that_was_let_in_leaves_exactly_once(arrivals: list[tuple[int, str, int, bool]]) -> None:
+def test_every_accepted_piece_leaves_exactly_once(arrivals: list[tuple[int, str, int, bool]]) -> None:
     queue = WaitingLine(20)
     let_in, left, gone = [], [], set()
     for now, (pieces, key, free, leaves) in enumerate(arrivals):
@@ -184,7 +184,7 @@ def test_requests_that_keep_coming_do_not_starve_a_client() -> None:
     assert long in order
 
 
-def test_requests_that_ride_along_with_a_shared_voice_are_charged() -> None:
+def test_requests_admitted_with_a_shared_voice_are_charged() -> None:
     queue = line_of(request(0.0, pieces=9, prefix_key="ben", flow=("other", "")))
     counts = {"greedy": 0, "other": 0, "plain": 0}
     for number in range(30):

@@ -65,7 +65,7 @@ def test_every_format_gives_the_same_rows(suffix: str, tmp_path: Path) -> None:
     assert second.sampling == SamplingParams(top_p=0.3, seed=seed_of("b", 5))
 
 
-def test_the_usual_names_are_taken_if_they_are_there_and_left_if_they_are_not_wanted(tmp_path: Path) -> None:
+def test_common_column_names_are_used_by_default_and_can_be_turned_off(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "One.", "voice": "p225", "seed": 4, "id": "a"}\n{"text": "Two.", "id": "a"}\n')
 
@@ -114,7 +114,7 @@ def test_a_folder_is_read_by_name_and_lines_are_numbered_over_all_its_files(tmp_
     ]
 
 
-def test_a_line_of_csv_that_does_not_fit_is_told_with_the_line_it_begins_in(tmp_path: Path) -> None:
+def test_a_malformed_csv_row_is_reported_with_the_line_where_it_begins(tmp_path: Path) -> None:
     path = tmp_path / "texts.csv"
     path.write_text('id,text\na,"two\nlines"\nb,one,more\nc\nd,fine\ne,"open\nto the end\n')
 
@@ -129,7 +129,7 @@ def test_a_line_of_csv_that_does_not_fit_is_told_with_the_line_it_begins_in(tmp_
     ]
 
 
-def test_a_line_longer_than_any_text_is_told_and_the_next_is_read(tmp_path: Path) -> None:
+def test_a_line_that_is_too_long_is_reported_and_the_next_is_read(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_bytes(b'{"text": "' + b"a" * 5_000_000 + b'"}\n{"text": "Next."}\n')
 
@@ -176,7 +176,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_read_is_a_sentence_with_the_way_out_and_makes_no_output(
+def test_unreadable_input_is_one_sentence_with_a_hint_and_creates_no_output(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content, sentence = REFUSED[name]
@@ -192,14 +192,14 @@ def test_what_cannot_be_read_is_a_sentence_with_the_way_out_and_makes_no_output(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_column_that_was_asked_for_and_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_requested_column_that_is_missing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("text\nOne.\n")
 
     with pytest.raises(CorpusError, match="has no column 'speaker': there are text; name one with --voice-column"):
         read(tmp_path / "texts.csv", {"voice": "speaker"})
 
 
-def test_a_file_that_changes_while_it_is_spoken_is_told(tmp_path: Path) -> None:
+def test_a_file_that_changes_during_the_run_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "texts.csv"
     path.write_text("text\nOne.\nTwo.\nThree.\n")
 
@@ -211,7 +211,7 @@ def test_a_file_that_changes_while_it_is_spoken_is_told(tmp_path: Path) -> None:
             list(shards)
 
 
-def test_parquet_without_its_package_is_told_with_the_command(
+def test_parquet_without_its_package_is_reported_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "texts.parquet").write_bytes(b"")

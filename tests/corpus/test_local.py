@@ -54,7 +54,7 @@ def test_every_text_is_spoken_once_as_the_engine_speaks_it_with_the_seed_of_its_
         assert line["sample_rate"] == soundfile.info(io.BytesIO(sound)).samplerate
 
 
-def test_the_manifest_tells_every_shard_with_the_hashes_of_its_files(whole: Path) -> None:
+def test_the_manifest_lists_every_shard_with_the_hashes_of_its_files(whole: Path) -> None:
     entries = lines_of((whole / "manifest.jsonl").read_bytes())
 
     assert [entry["shard"] for entry in entries] == [*range(7)]
@@ -121,7 +121,7 @@ def test_a_shard_is_begun_when_all_texts_of_the_one_before_have_begun(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
-def test_what_is_killed_in_the_middle_and_run_again_ends_with_the_same_bytes(
+def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bytes(
     whole: Path, texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, words = tmp_path / "log", ("--local", "--checkpoint", tiny, *SHORT, "--in-flight", 1)
@@ -142,7 +142,7 @@ def test_what_is_killed_in_the_middle_and_run_again_ends_with_the_same_bytes(
     assert tree(output) == tree(whole)
 
 
-def test_a_corpus_that_is_whole_is_not_spoken_again(
+def test_a_complete_corpus_is_not_synthesized_again(
     whole: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], local: Local
 ) -> None:
     before = tree(whole)
@@ -154,7 +154,7 @@ def test_a_corpus_that_is_whole_is_not_spoken_again(
     assert "20 of 20 texts stand in" in capsys.readouterr().err
 
 
-def test_a_shard_that_somebody_deleted_is_spoken_again(whole: Path, texts: Path, tmp_path: Path, local: Local) -> None:
+def test_a_deleted_shard_is_synthesized_again(whole: Path, texts: Path, tmp_path: Path, local: Local) -> None:
     for name, content in tree(whole).items():
         if not name.startswith("shards/000003/"):
             (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def test_a_shard_that_somebody_deleted_is_spoken_again(whole: Path, texts: Path,
     assert tree(tmp_path / "out") == tree(whole)
 
 
-def test_bad_lines_are_told_with_line_id_and_reason_and_the_others_are_spoken(
+def test_bad_lines_are_reported_with_line_id_and_reason_and_the_others_are_synthesized(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], local: Local
 ) -> None:
     given = [
@@ -212,7 +212,7 @@ def test_bad_lines_are_told_with_line_id_and_reason_and_the_others_are_spoken(
     assert "11 lines could not be spoken" in capsys.readouterr().err
 
 
-def test_a_text_that_the_engine_fails_at_is_tried_once_more_and_then_told(
+def test_a_text_that_fails_is_retried_once_and_then_reported(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Local
 ) -> None:
     original, failures = ProductionTTSEngine.generate, {"Number 4. Number 4. ": 1, "Number 6. ": 2}
@@ -251,7 +251,7 @@ def test_an_engine_that_dies_ends_the_run_and_blames_no_text(
     assert tree(tmp_path / "out") == tree(whole)
 
 
-def test_a_voice_that_is_not_there_is_told_before_anything_is_spoken(
+def test_a_missing_voice_is_reported_before_anything_is_synthesized(
     texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], local: Local
 ) -> None:
     words = (texts, tmp_path / "out", "--voice", "nobody")
@@ -263,9 +263,7 @@ def test_a_voice_that_is_not_there_is_told_before_anything_is_spoken(
     assert local(*words[:-2]) == 0  # texts that were never synthesized leave no output
 
 
-def test_a_corpus_of_bad_lines_alone_is_no_success(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], local: Local
-) -> None:
+def test_a_corpus_of_only_bad_lines_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str], local: Local) -> None:
     source = tmp_path / "texts.csv"
     source.write_bytes("text\ncaf\xe9\n".encode("latin-1"))
 
@@ -310,14 +308,14 @@ def test_a_corpus_depends_on_the_voices_that_it_names_alone(tiny: Path, tmp_path
     assert set(before["added_voices"]) == {"anna"}
 
 
-def test_a_voice_that_is_a_recording_still_is_refused_with_the_way_out(tiny: Path, tmp_path: Path) -> None:
+def test_a_voice_that_is_still_a_recording_is_refused_with_a_hint(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "anna.wav").write_bytes(b"")
 
     with pytest.raises(CorpusError, match=r"'anna' is a recording .* s1-mini voices add anna"):
         fingerprints(EngineConfig(checkpoint_path=tiny, voices_path=tmp_path), ("anna",))
 
 
-def test_the_bar_tells_sound_an_hour_cost_and_time_left_and_changes_no_byte(  # noqa: PLR0917 - fixtures
+def test_the_progress_bar_shows_audio_per_hour_cost_and_time_left_and_changes_no_byte(  # noqa: PLR0917 - fixtures
     whole: Path,
     texts: Path,
     tmp_path: Path,

@@ -35,7 +35,7 @@ GPU, CPU = {"num_cpus": 0, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 0}
         ({"CPU": 64, "GPU": 8}, "cpu", 60, (60, CPU)),
     ],
 )
-def test_there_is_one_actor_for_each_gpu_or_as_many_as_asked(
+def test_there_is_one_actor_for_each_gpu_or_the_requested_number(
     there: dict[str, float], device: str, wanted: int | None, needs: tuple[int, dict[str, int]]
 ) -> None:
     assert actors_for(there, device, wanted) == needs
@@ -49,7 +49,7 @@ def test_there_is_one_actor_for_each_gpu_or_as_many_as_asked(
         ({"CPU": 2}, "cuda", 1, "1 actors need a GPU each, and Ray has 0"),
     ],
 )
-def test_more_actors_than_there_is_room_for_are_refused(
+def test_more_actors_than_resources_allow_are_refused(
     there: dict[str, float], device: str, wanted: int, sentence: str
 ) -> None:
     with pytest.raises(CorpusError, match=sentence):
@@ -65,7 +65,7 @@ def job(tiny: Path, tmp_path: Path) -> Job:
     return Job(config, str(tmp_path), "files", "wav", header)
 
 
-def test_an_actor_starts_its_engine_and_tells_how_many_shards_it_takes(job: Job) -> None:
+def test_an_actor_starts_its_engine_and_reports_how_many_shards_it_takes(job: Job) -> None:
     actor = Actor(job)
 
     num_shards, where = actor.start()  # type: ignore[misc]
@@ -152,7 +152,7 @@ def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Jo
     assert "is not the same here; name s3://bucket/prefix, or a shared folder (process " in str(told)
 
 
-def test_ray_that_is_not_installed_is_told_with_the_command(
+def test_missing_ray_is_reported_with_the_install_command(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("s1_mini.extras.find_spec", lambda name: None if name == "ray" else object())
@@ -211,7 +211,7 @@ def test_a_driver_and_an_actor_that_are_killed_cost_no_text_and_double_none(
 
 @pytest.mark.ray
 @pytest.mark.skipif(sys.platform != "linux", reason="Ray's own processes are looked after by Linux alone")
-def test_what_no_actor_can_do_ends_the_run_with_its_sentence(
+def test_an_error_of_every_actor_ends_the_run_with_its_message(
     with_ray: str, texts: Path, tiny: Path, tmp_path: Path
 ) -> None:
     log, words = tmp_path / "log", ("--checkpoint", tiny, *SHORT)

@@ -126,7 +126,7 @@ def test_a_shard_of_parquet_has_bytes_and_all_that_is_known_of_them(tmp_path: Pa
     }
 
 
-def test_another_input_or_setting_is_refused_with_what_differs_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_changed_input_or_setting_is_refused_with_the_difference_and_changes_nothing(tmp_path: Path) -> None:
     write_all(FolderOutput(tmp_path))
     before = tree(tmp_path)
     other = {"input": {"lines": 7}, "columns": {"text": "text"}, "layout": "parquet"}
@@ -144,7 +144,7 @@ def test_another_input_or_setting_is_refused_with_what_differs_and_harms_nothing
         ("corpus.json", "holds a corpus.json that is not of this program; name a new or empty place"),
     ],
 )
-def test_a_folder_with_something_else_is_refused_and_left_as_it_is(name: str, sentence: str, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_left_unchanged(name: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('{"my": "own"}')
 
     with pytest.raises(CorpusError, match=sentence):
@@ -153,7 +153,7 @@ def test_a_folder_with_something_else_is_refused_and_left_as_it_is(name: str, se
     assert tree(tmp_path) == {name: b'{"my": "own"}'}
 
 
-def test_what_others_put_beside_the_shards_is_not_swept(tmp_path: Path) -> None:
+def test_foreign_files_next_to_the_shards_are_not_deleted(tmp_path: Path) -> None:
     write_all(FolderOutput(tmp_path))
     (tmp_path / "shards" / "README").write_text("Mine.")
 
@@ -170,7 +170,7 @@ def test_a_file_as_output_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Path.open
     monkeypatch.setattr(Path, "open", lambda _, mode: original(Path("/dev/full"), mode.replace("x", "w")))
 
@@ -178,7 +178,7 @@ def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytes
         FolderOutput(tmp_path).write("a", b"x")
 
 
-def test_a_shard_that_is_missing_at_the_end_is_told(tmp_path: Path) -> None:
+def test_a_shard_that_is_missing_at_the_end_is_reported(tmp_path: Path) -> None:
     """This happens when an actor wrote to its own disk."""
     write_all(FolderOutput(tmp_path))
     entries = open_manifest(FolderOutput(tmp_path), HEADER)
@@ -254,7 +254,7 @@ def test_a_corpus_comes_from_s3_and_goes_there(  # noqa: PLR0917 - fixtures
         ("s3://", "out", "'s3://' is not s3://bucket/prefix"),
     ],
 )
-def test_what_s3_refuses_is_a_sentence(  # noqa: PLR0917 - fixtures
+def test_an_s3_error_is_reported_in_one_sentence(  # noqa: PLR0917 - fixtures
     source: str,
     output: str,
     sentence: str,
@@ -271,7 +271,7 @@ def test_what_s3_refuses_is_a_sentence(  # noqa: PLR0917 - fixtures
     assert sentence in capsys.readouterr().err
 
 
-def test_sound_an_hour_cost_and_time_left_are_of_this_run() -> None:
+def test_audio_per_hour_cost_and_time_left_are_of_this_run() -> None:
     now = [100.0]
     tally = CorpusTally(total=100, price=7.2, clock=lambda: now[0])
     entry = Entry(shard=0, texts=20, spoken=19, cut=1, seconds=900, files={}, errors=[{"line": 1}])

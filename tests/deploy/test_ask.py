@@ -126,7 +126,7 @@ def test_a_stream_that_breaks_off_leaves_no_file_that_looks_whole(
     assert "the container stopped" in capsys.readouterr().err
 
 
-def test_what_the_container_answered_is_shown_as_it_said_it(
+def test_the_containers_error_is_shown_verbatim(
     runtime: Runtime, invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runtime.status = 424
@@ -172,7 +172,7 @@ def test_the_output_of_a_local_endpoint_is_read_from_its_folder(  # noqa: PLR091
     assert ("RIFF late" in capsys.readouterr().err) == (code == 1)
 
 
-def test_an_answer_that_does_not_come_is_named_with_its_place(
+def test_a_missing_asynchronous_result_is_named_with_its_location(
     runtime: Runtime, invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runtime.status, runtime.body = 202, b"{}"
@@ -182,7 +182,7 @@ def test_an_answer_that_does_not_come_is_named_with_its_place(
     assert f"it will lie at s3://{BUCKET}/out/2" in capsys.readouterr().err
 
 
-def test_more_than_sagemaker_takes_is_refused_before_it_is_sent(
+def test_a_request_over_sagemakers_limit_is_refused_before_it_is_sent(
     runtime: Runtime, invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke("--component", "a_b") == (1, None)

@@ -50,7 +50,7 @@ def test_the_longest_name_gives_names_that_aws_takes() -> None:
         deployment(name="a" * (MAX_NAME + 1))
 
 
-def test_an_update_to_what_runs_already_calls_nothing() -> None:
+def test_an_update_without_changes_calls_nothing() -> None:
     for form in ("real-time", "async", "components", "multi-model"):
         wanted = deployment(form)
         assert update_calls(wanted, would_stand(wanted)) == []
@@ -77,7 +77,7 @@ def test_a_gpu_gets_a_machine_image_that_runs_cuda_13_and_a_cpu_none() -> None:
     assert "InferenceAmiVersion" not in cpu
 
 
-def test_components_may_have_no_machine_and_no_copy_at_all() -> None:
+def test_components_may_scale_to_no_machine_and_no_copy() -> None:
     config = config_of(deployment("components"))
     calls = autoscale_calls("hello", "components", Scaling(0, 3))
 
@@ -125,13 +125,13 @@ def test_every_gpu_of_a_machine_is_counted_where_its_engines_are(
 
 
 @pytest.mark.parametrize(("form", "target"), [("real-time", 32.0), ("components", 32.0), ("async", 20.0)])
-def test_machines_with_several_engines_take_so_many_times_the_load(form: FormName, target: float) -> None:
+def test_machines_with_several_engines_take_a_multiple_of_the_load(form: FormName, target: float) -> None:
     policy = autoscale_calls("hello", form, Scaling(1, 4, slots=16, load=0.5, replicas=4))[1].parameters
 
     assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == target
 
 
-def test_one_machine_is_replaced_by_one_beside_it_and_several_a_few_at_a_time() -> None:
+def test_one_machine_is_replaced_next_to_the_old_one_and_several_in_batches() -> None:
     one = deployment()
     two = replace(one, fleet=replace(one.fleet, instances=2))
 
@@ -140,7 +140,7 @@ def test_one_machine_is_replaced_by_one_beside_it_and_several_a_few_at_a_time() 
     assert kinds == ["BlueGreenUpdatePolicy", "RollingUpdatePolicy"]
 
 
-def test_what_refers_to_something_is_removed_before_it() -> None:
+def test_resources_are_removed_before_those_they_refer_to() -> None:
     standing = replace(would_stand(deployment("components")), targets=(("inference-component/hello", "x"),))
 
     assert [call.operation for call in delete_calls(standing)] == [

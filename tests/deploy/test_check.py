@@ -27,7 +27,7 @@ ROLLOUTS = [
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_makes_and_removes_an_endpoint_of_any_form_is_what_aws_takes(form: str, full: bool) -> None:
+def test_requests_that_create_and_delete_any_form_are_valid_for_aws(form: str, full: bool) -> None:
     wanted = deployment(form, full=full)
     calls = create_calls(wanted)
 
@@ -39,7 +39,7 @@ def test_what_makes_and_removes_an_endpoint_of_any_form_is_what_aws_takes(form: 
 
 @pytest.mark.parametrize("rollout", ROLLOUTS)
 @pytest.mark.parametrize("form", ENDPOINTS)
-def test_what_updates_an_endpoint_in_any_way_is_what_aws_takes(form: str, rollout: Rollout) -> None:
+def test_requests_that_update_an_endpoint_are_valid_for_aws(form: str, rollout: Rollout) -> None:
     calls = update_calls(deployment(form, rollout=rollout), Standing("hello", endpoint=True))
 
     check_all(calls)
@@ -50,7 +50,7 @@ def test_what_updates_an_endpoint_in_any_way_is_what_aws_takes(form: str, rollou
 
 
 @pytest.mark.parametrize(("form", "minimum"), [*((form, 1) for form in ENDPOINTS), ("async", 0), ("components", 0)])
-def test_what_scales_an_endpoint_of_any_form_is_what_aws_takes(form: Any, minimum: int) -> None:
+def test_requests_that_scale_any_form_are_valid_for_aws(form: Any, minimum: int) -> None:
     night = (("night", "cron(0 20 * * ? *)", minimum, 1),)
     calls = autoscale_calls("hello", form, Scaling(minimum, 4, slots=8, schedule=night))
 
@@ -90,7 +90,7 @@ def config(**variant: Any) -> AwsCall:
         (AwsCall("sagemaker", "create_modell", {}), "has no call create_modell (near: create_model"),
     ],
 )
-def test_what_aws_would_refuse_is_refused_here_by_field_value_and_what_is_allowed(call: AwsCall, sentence: str) -> None:
+def test_values_invalid_for_aws_are_refused_with_field_value_and_allowed_range(call: AwsCall, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         check(call)
 

@@ -76,7 +76,12 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
             "another name",
         ),
         ("ValidationException", "Cannot update in-progress endpoint x.", "being changed just now", "describe hello"),
-        ("ValidationException", 'Could not find endpoint "x".', "the endpoint hello does not exist in eu-west-1", "create hello"),
+        (
+            "ValidationException",
+            'Could not find endpoint "x".',
+            "the endpoint hello does not exist in eu-west-1",
+            "create hello",
+        ),
         ("ValidationException", "Could not access model data at s3://x.", "Could not access model data", "aws s3 ls"),
         ("ValidationException", "Could not assume role arn:x.", "cannot take on the role", "--role"),
         ("ValidationException", "Unsupported instance type ml.x.", "Unsupported instance type", "--instance-type"),
@@ -107,9 +112,7 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
         ("Strange", "something new", "AWS answered Strange (400): something new", ""),
     ],
 )
-def test_what_aws_refuses_names_the_cause_and_the_next_command(
-    code: str, message: str, cause: str, command: str
-) -> None:
+def test_an_aws_error_names_the_cause_and_the_next_command(code: str, message: str, cause: str, command: str) -> None:
     sentence = refused(code, message)
 
     assert sentence.startswith("create hello: ")
@@ -132,7 +135,7 @@ def test_what_aws_refuses_names_the_cause_and_the_next_command(
         (boto3.exceptions.S3UploadFailedError("part 3"), "the upload was interrupted (part 3)", "the same command"),
     ],
 )
-def test_what_fails_on_the_way_names_the_cause_and_the_next_command(error: Exception, cause: str, command: str) -> None:
+def test_a_network_failure_names_the_cause_and_the_next_command(error: Exception, cause: str, command: str) -> None:
     sentence = str(explain(error, ABOUT))
 
     assert cause in sentence
@@ -150,11 +153,11 @@ def test_what_fails_on_the_way_names_the_cause_and_the_next_command(error: Excep
         ("", "SageMaker gives no reason"),
     ],
 )
-def test_why_an_endpoint_failed_comes_with_what_to_do(words: str, advice: str) -> None:
+def test_an_endpoints_failure_reason_comes_with_advice(words: str, advice: str) -> None:
     assert advice in reason(words, "hello")
 
 
-def test_only_what_is_not_there_is_missing() -> None:
+def test_only_absent_resources_count_as_missing() -> None:
     def error(code: str, message: str) -> exceptions.ClientError:
         return exceptions.ClientError({"Error": {"Code": code, "Message": message}}, "DescribeEndpoint")
 
@@ -241,13 +244,13 @@ def test_a_profile_that_is_missing_is_named(account: None) -> None:
     assert "`aws configure list-profiles`" in failure(lambda: Verbs(profile="nobody"))
 
 
-def test_a_network_that_is_gone_says_so(server: SageMakerServer, verbs: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_network_is_reported(server: SageMakerServer, verbs: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", "http://127.0.0.1:9")
 
     assert "cannot reach AWS in eu-west-1" in failure(lambda: verbs().describe("hello"))
 
 
-def test_no_permission_names_the_action(server: SageMakerServer, verbs: Make) -> None:
+def test_a_missing_permission_names_the_action(server: SageMakerServer, verbs: Make) -> None:
     who = "User: arn:aws:iam::1:user/a is not authorized to perform: sagemaker:DescribeEndpoint on resource: arn:x"
     server.refuse["DescribeEndpoint"] = Refused("AccessDeniedException", who)
 

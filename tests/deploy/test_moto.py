@@ -52,7 +52,7 @@ def test_an_endpoint_is_made_seen_scaled_and_removed(
         here.delete("hello")
 
 
-def test_what_scales_has_as_many_engines_as_its_machines_have_gpus(verbs: Callable[..., Verbs]) -> None:
+def test_scaling_counts_one_engine_for_each_gpu(verbs: Callable[..., Verbs]) -> None:
     here, wanted = verbs(), deployment(machine="ml.g4dn.12xlarge")
     here.create(wanted)
 
@@ -102,7 +102,7 @@ def test_a_batch_runs_to_its_end_and_its_model_is_removed(verbs: Callable[..., V
     assert boto3.client("sagemaker").list_models()["Models"] == []
 
 
-def test_all_endpoints_of_ours_are_listed_over_many_pages_and_no_others(verbs: Callable[..., Verbs]) -> None:
+def test_only_our_own_endpoints_are_listed_over_many_pages(verbs: Callable[..., Verbs]) -> None:
     here, sagemaker = verbs(), boto3.client("sagemaker")
     assert here.list_all() == []
     here.create(deployment("async"))

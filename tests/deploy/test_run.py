@@ -52,7 +52,7 @@ def test_an_endpoint_that_fails_leaves_nothing_and_says_why(server: SageMakerSer
 
 
 @pytest.mark.parametrize("broken", ["CreateModel", "CreateEndpointConfig", "CreateEndpoint"])
-def test_a_call_that_is_refused_takes_those_before_it_back(server: SageMakerServer, verbs: Make, broken: str) -> None:
+def test_a_refused_call_rolls_back_the_earlier_ones(server: SageMakerServer, verbs: Make, broken: str) -> None:
     server.refuse[broken] = Refused("ResourceLimitExceeded", "The account-level service limit is 0 Instances.")
 
     sentence = failure(lambda: verbs().create(deployment()))
@@ -61,7 +61,9 @@ def test_a_call_that_is_refused_takes_those_before_it_back(server: SageMakerServ
     assert "a quota of eu-west-1 is used up" in sentence
 
 
-def test_what_cannot_be_taken_back_is_listed_and_what_it_may_use_is_left(server: SageMakerServer, verbs: Make) -> None:
+def test_resources_that_cannot_be_rolled_back_are_listed_and_their_dependencies_left(
+    server: SageMakerServer, verbs: Make
+) -> None:
     server.course["Endpoint"] = [{"EndpointStatus": "Failed", "FailureReason": "CapacityError"}]
     server.refuse["DeleteEndpoint"] = Refused("AccessDeniedException", "not authorized to perform: sagemaker:Delete")
     standing = would_stand(deployment())
@@ -79,7 +81,7 @@ def test_what_cannot_be_taken_back_is_listed_and_what_it_may_use_is_left(server:
     assert "`s1-mini endpoint delete hello` removes all of it" in sentence
 
 
-def test_a_lost_answer_to_create_is_taken_back_too(server: SageMakerServer, verbs: Make) -> None:
+def test_a_create_call_with_a_lost_response_is_rolled_back(server: SageMakerServer, verbs: Make) -> None:
     server.drop.add("CreateEndpoint")
 
     failure(lambda: verbs().create(deployment()))
@@ -102,7 +104,7 @@ def test_an_answer_lost_before_a_second_try_does_not_look_like_a_clash(
     assert server.names()["Endpoint"] == ["hello"]
 
 
-def test_interrupted_while_aws_works_it_says_what_goes_on(server: SageMakerServer, verbs: Make) -> None:
+def test_an_interrupted_deployment_reports_what_aws_is_still_doing(server: SageMakerServer, verbs: Make) -> None:
     server.course["Endpoint"] = [CREATING]
     looks = iter(range(3))
 
@@ -123,7 +125,7 @@ def test_interrupted_while_aws_works_it_says_what_goes_on(server: SageMakerServe
     assert server.names()["Endpoint"] == ["hello"]
 
 
-def test_what_takes_too_long_is_left_to_aws_and_named(server: SageMakerServer, verbs: Make) -> None:
+def test_a_deployment_that_times_out_is_left_to_aws_and_named(server: SageMakerServer, verbs: Make) -> None:
     server.course["Endpoint"] = [CREATING]
 
     sentence = failure(lambda: verbs(limit_s=0).create(deployment()))
@@ -148,7 +150,7 @@ def test_an_update_waits_for_the_new_config_and_keeps_the_number_of_machines(
     assert not here.update(after)
 
 
-def test_an_update_that_aws_takes_back_leaves_nothing_new(server: SageMakerServer, verbs: Make) -> None:
+def test_an_update_that_aws_rolls_back_leaves_nothing_new(server: SageMakerServer, verbs: Make) -> None:
     here, before = verbs(), deployment()
     here.create(before)
     kept = server.names()
@@ -163,7 +165,7 @@ def test_an_update_that_aws_takes_back_leaves_nothing_new(server: SageMakerServe
     assert len(boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]) == 2
 
 
-def test_an_update_whose_end_is_unknown_takes_nothing_from_under_the_endpoint(
+def test_an_update_with_an_unknown_outcome_deletes_nothing_the_endpoint_may_use(
     server: SageMakerServer, verbs: Make
 ) -> None:
     here = verbs()
@@ -245,7 +247,7 @@ def test_the_form_of_an_endpoint_cannot_be_changed(server: SageMakerServer, verb
         (UPDATING, "delete", "is Updating just now: wait until"),
     ],
 )
-def test_an_endpoint_in_the_way_is_named_with_its_state_and_nothing_is_made(
+def test_an_existing_endpoint_is_named_with_its_state_and_nothing_is_created(
     server: SageMakerServer, verbs: Make, state: dict[str, str], verb: str, sentence: str
 ) -> None:
     here = verbs()

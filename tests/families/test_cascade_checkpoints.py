@@ -88,7 +88,9 @@ def suno_name(name: str) -> str:
     return "_orig_mod." + ("" if name.startswith("lm_head") else "transformer.") + name
 
 
-def test_all_forms_hold_the_same(cascade: Path, published_cascade: Path, suno: Path, tmp_path: Path) -> None:
+def test_all_published_forms_have_the_same_weights(
+    cascade: Path, published_cascade: Path, suno: Path, tmp_path: Path
+) -> None:
     safe = copy_of(published_cascade, tmp_path / "safe", "pytorch_model.bin")
     save_file(published_tensors(published_cascade), safe / "model.safetensors")
 
@@ -96,9 +98,7 @@ def test_all_forms_hold_the_same(cascade: Path, published_cascade: Path, suno: P
         assert_same(cascade, other)
 
 
-def test_fine_heads_may_be_stored_beside_the_embeddings_that_they_are_tied_to(
-    published_cascade: Path, tmp_path: Path
-) -> None:
+def test_fine_heads_may_be_stored_next_to_their_tied_embeddings(published_cascade: Path, tmp_path: Path) -> None:
     other = copy_of(published_cascade, tmp_path / "heads", "pytorch_model.bin")
     tensors = published_tensors(published_cascade)
     heads = {f"fine_acoustics.lm_heads.{i}.weight": torch.full((1056, 64), float(i)) for i in range(7)}
@@ -109,7 +109,7 @@ def test_fine_heads_may_be_stored_beside_the_embeddings_that_they_are_tied_to(
     assert [float(weights[f"2.lm_heads.{i}.weight"][0, 0]) for i in range(6)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_converted_speaks_the_same_and_keeps_its_voices(
+def test_a_converted_checkpoint_generates_the_same_and_keeps_its_voices(
     published_cascade: Path, suno: Path, tmp_path: Path
 ) -> None:
     for source in (published_cascade, suno):
@@ -145,7 +145,7 @@ def test_a_voice_is_written_as_the_same_bytes_each_time() -> None:
         ("codec_model.decoder.layers.0.conv.bias", "decoder.layers.0.conv.bias is missing"),
     ],
 )
-def test_what_does_not_fit_is_told_by_name(
+def test_a_tensor_of_the_wrong_shape_is_reported_by_name(
     published_cascade: Path, tmp_path: Path, changed: str | dict[str, torch.Tensor], told: str
 ) -> None:
     other = copy_of(published_cascade, tmp_path / "other", "pytorch_model.bin")
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_told_by_name(
         ("fine.pt fine_2.pt", r"lacks fine\.pt \(fine\) beside coarse\.pt, fine_2\.pt, text\.pt"),
     ],
 )
-def test_a_file_that_lacks_is_named_with_those_that_are_there(suno: Path, lacking: str, told: str) -> None:
+def test_a_missing_file_is_named_with_the_existing_ones(suno: Path, lacking: str, told: str) -> None:
     lacking, *other = lacking.split()
     for file in suno.glob(lacking):
         file.rename(suno / other[0]) if other else file.unlink()
@@ -180,7 +180,7 @@ def test_a_file_that_lacks_is_named_with_those_that_are_there(suno: Path, lackin
         load(Checkpoint(suno).check_files().directory if lacking != "*.pt" else suno)
 
 
-def test_a_file_of_sunos_that_is_more_than_tensors_is_refused_with_a_way_out(suno: Path) -> None:
+def test_a_suno_file_with_more_than_tensors_is_refused_with_a_hint(suno: Path) -> None:
     content = torch.load(suno / "text.pt", weights_only=True)
     torch.save(content | {"best_val_loss": np.float64(1.0)}, suno / "text.pt")
 
@@ -208,7 +208,7 @@ def test_a_file_of_sunos_that_is_more_than_tensors_is_refused_with_a_way_out(sun
         ("generation", "codebook_size", True),
     ],
 )
-def test_numbers_that_cannot_be_are_named(part: str, name: str, value: object) -> None:
+def test_invalid_numbers_are_named(part: str, name: str, value: object) -> None:
     config, generation = json.loads(json.dumps([RECIPES["tiny"].config, GENERATION]))
     target = config if part == "config" else generation
     group, _, key = name.rpartition(".")
@@ -218,7 +218,7 @@ def test_numbers_that_cannot_be_are_named(part: str, name: str, value: object) -
         make_config(config, generation)
 
 
-def test_what_a_config_leaves_out_is_as_in_transformers(other_bark: Reference, tmp_path: Path) -> None:
+def test_config_defaults_are_those_of_transformers(other_bark: Reference, tmp_path: Path) -> None:
     other_bark.model.config.save_pretrained(tmp_path)
 
     config = read_cascade_config(tmp_path)
@@ -240,14 +240,14 @@ def test_text_becomes_the_ids_that_transformers_gives(published_cascade: Path) -
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"no unknown word"])
-def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_malformed_vocabulary_is_refused(tmp_path: Path, content: bytes) -> None:
     for name in ("vocab.txt", "tokenizer.json"):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CheckpointFileError, match=f"{name} is not a vocabulary"):
             CascadeTokenizer.from_directory(tmp_path)
 
 
-def test_a_vocabulary_of_another_size_is_an_error_or_told_of(
+def test_a_vocabulary_of_another_size_is_an_error_or_a_warning(
     cascade: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = shutil.copytree(cascade, tmp_path / "other")
@@ -314,7 +314,7 @@ def test_a_voice_file_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
         read_voice((tmp_path / "a.npz").read_bytes())
 
 
-def test_published_voices_lie_beside_the_checkpoint_by_name(published_cascade: Path, cascade: Path) -> None:
+def test_published_voices_are_found_next_to_the_checkpoint_by_name(published_cascade: Path, cascade: Path) -> None:
     form = Cascade().describe(published_cascade).voice
     beside, kept = CheckpointVoices.open(published_cascade, form), CheckpointVoices.open(cascade, form)
 
@@ -324,7 +324,7 @@ def test_published_voices_lie_beside_the_checkpoint_by_name(published_cascade: P
         assert torch.equal(beside.describe("two").voice.tensors[name], tensor)
 
 
-def test_a_published_voice_that_is_broken_is_told_by_name(published_cascade: Path, tmp_path: Path) -> None:
+def test_a_broken_published_voice_is_reported_by_name(published_cascade: Path, tmp_path: Path) -> None:
     other = copy_of(published_cascade, tmp_path / "other")
     (other / "speaker_embeddings" / "one_fine_prompt.npy").write_bytes(b"noise")
 
@@ -334,7 +334,7 @@ def test_a_published_voice_that_is_broken_is_told_by_name(published_cascade: Pat
         library.describe("one")
 
 
-def test_a_place_of_a_voice_outside_of_its_checkpoint_is_refused(published_cascade: Path, tmp_path: Path) -> None:
+def test_a_voice_path_outside_of_its_checkpoint_is_refused(published_cascade: Path, tmp_path: Path) -> None:
     other = copy_of(published_cascade, tmp_path / "other")
     index = json.loads((other / "speaker_embeddings_path.json").read_text())
     index["one"]["fine_prompt"] = "../../secret.npy"
@@ -361,7 +361,7 @@ def test_an_oracle_in_safetensors_is_checked_on_the_command_line(
     assert other.exit_code != 0
 
 
-def test_a_checkpoint_lacks_what_is_named(tmp_path: Path) -> None:
+def test_missing_files_of_a_checkpoint_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bark"}')
 
     with pytest.raises(

@@ -48,7 +48,7 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: Producti
     assert leaks(engine._running.synthesizer.core.scheduler) == []
 
 
-def test_voices_texts_and_seeds_are_heard(engine: ProductionTTSEngine) -> None:
+def test_voices_texts_and_seeds_change_the_audio(engine: ProductionTTSEngine) -> None:
     asked = [(TEXTS[0], 1, voice) for voice in [*VOICES, None]] + [(TEXTS[0], 2, None), (TEXTS[1], 1, None)]
 
     waves = [engine.generate(text, seed=seed, voice=voice, max_new_tokens=8).audio for text, seed, voice in asked]
@@ -57,7 +57,7 @@ def test_voices_texts_and_seeds_are_heard(engine: ProductionTTSEngine) -> None:
     assert engine.sample_rate == 24_000
 
 
-def test_a_neighbour_with_other_wishes_changes_nothing(engine: ProductionTTSEngine) -> None:
+def test_other_parameters_in_the_same_batch_change_nothing(engine: ProductionTTSEngine) -> None:
     asked = {"seed": 9, "max_new_tokens": 20, "voice": "one", "temperature": 1.2}
     alone = engine.generate(TEXTS[1], **asked).audio
 
@@ -69,7 +69,9 @@ def test_a_neighbour_with_other_wishes_changes_nothing(engine: ProductionTTSEngi
     assert np.array_equal(alone, beside)
 
 
-def test_savings_change_no_token(cascade: Path, engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_computation_changes_no_token(
+    cascade: Path, engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def speak(engine: ProductionTTSEngine) -> list[np.ndarray]:
         ways = [(TEXTS[1], {"voice": "two"}), (TEXTS[2], {}), (TEXTS[3], {"temperature": 0.0})]
         return [engine.generate(text, seed=3, max_new_tokens=24, **asked).audio for text, asked in ways]
@@ -84,7 +86,7 @@ def test_savings_change_no_token(cascade: Path, engine: ProductionTTSEngine, mon
     assert all(np.array_equal(one, other) for one, other in zip(with_them, without, strict=True))
 
 
-def test_a_listener_that_leaves_holds_nobody_up(engine: ProductionTTSEngine) -> None:
+def test_a_cancelled_request_does_not_delay_others(engine: ProductionTTSEngine) -> None:
     for chunks in [engine.stream(text, seed=1, max_new_tokens=300) for text in TEXTS[1:3]]:
         chunks.close()
 
@@ -92,7 +94,7 @@ def test_a_listener_that_leaves_holds_nobody_up(engine: ProductionTTSEngine) -> 
     assert engine.health_check()["requests"] == 0
 
 
-def test_what_follows_in_a_long_text_is_spoken_in_the_voice_of_its_beginning(engine: ProductionTTSEngine) -> None:
+def test_a_long_text_continues_in_the_voice_of_its_beginning(engine: ProductionTTSEngine) -> None:
     text = " ".join(["This is one sentence of many, long enough that they are spoken one by one."] * 4)
 
     heard = engine.generate(text, seed=4, max_new_tokens=8)
@@ -101,7 +103,7 @@ def test_what_follows_in_a_long_text_is_spoken_in_the_voice_of_its_beginning(eng
     assert np.array_equal(heard.audio, engine.generate(text, seed=4, max_new_tokens=8).audio)
 
 
-def test_a_result_without_a_token_is_an_error_with_words_and_harms_no_other(engine: ProductionTTSEngine) -> None:
+def test_a_result_without_tokens_is_an_error_and_affects_no_other(engine: ProductionTTSEngine) -> None:
     semantic = engine._running.synthesizer._chain.stages[0]
     before, semantic._min_eos_p = semantic._min_eos_p, 1e-12
     try:
@@ -113,9 +115,7 @@ def test_a_result_without_a_token_is_an_error_with_words_and_harms_no_other(engi
     assert engine.generate("Hello.", seed=1, max_new_tokens=4).frames
 
 
-def test_by_chance_saying_nothing_at_first_keeps_no_engine_from_starting(
-    cascade: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_warm_up_result_does_not_prevent_a_start(cascade: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uniforms = stages.stage_uniforms
 
     def ended(logits: torch.Tensor, choice: torch.Tensor, end: int, _: float) -> torch.Tensor:
@@ -149,7 +149,7 @@ def test_recordings_are_refused_and_voice_files_are_spoken_with(
     assert np.array_equal(engine.generate("Hello.", reference_audio=tmp_path / "one.npz", **asked).audio, expected)
 
 
-def test_parameters_that_mean_nothing_are_refused_and_top_k_means_something(engine: ProductionTTSEngine) -> None:
+def test_unsupported_parameters_are_refused_and_top_k_is_supported(engine: ProductionTTSEngine) -> None:
     asked = {"seed": 1, "max_new_tokens": 8, "temperature": 1.5, "top_p": 1.0}
 
     with pytest.raises(ParameterError, match="repetition_penalty"):
@@ -167,14 +167,14 @@ def test_stages_can_be_placed_by_their_names(cascade: Path, engine: ProductionTT
     assert np.array_equal(audio, engine.generate(TEXTS[1], seed=3, max_new_tokens=24).audio)
 
 
-def test_a_piece_of_too_many_tokens_is_told_with_their_number(loaded_cascade: LoadedCascade) -> None:
+def test_an_utterance_of_too_many_tokens_is_reported_with_their_number(loaded_cascade: LoadedCascade) -> None:
     with pytest.raises(TextError, match="257 tokens and the model reads 256"):
         loaded_cascade.prompt("?" * 257, [])
 
     assert len(loaded_cascade.prompt("?" * 256, []).items) == 257
 
 
-def test_what_graphs_compute_is_what_is_computed_step_by_step(loaded_cascade: LoadedCascade) -> None:
+def test_graphs_match_eager_computation(loaded_cascade: LoadedCascade) -> None:
     voice = Voice(random_voice(loaded_cascade.config, 100), "")
     prompt = build_prompt(loaded_cascade.config.numbers, [5, 9], voice)
     given = [prompt.items, np.arange(45), np.arange(1200).reshape(-1, 2) % 1024]
@@ -206,7 +206,7 @@ def test_several_fine_windows_in_one_call_are_each_as_alone(loaded_cascade: Load
     assert all(np.array_equal(made.values[slot], alone[slot % 3]) for slot in slots)
 
 
-def test_fine_codes_can_be_drawn_and_then_hang_on_the_seed_alone(cascade: Path) -> None:
+def test_fine_codes_can_be_sampled_and_then_depend_on_the_seed_alone(cascade: Path) -> None:
     with ProductionTTSEngine(config_of(cascade, fine_temperature=0.7)) as engine:
         one, again, other = (engine.generate("Hi.", seed=seed, max_new_tokens=4).audio for seed in (1, 1, 2))
         batch = engine.generate_batch(["Hi.", "Hello."], seed=1, max_new_tokens=4).results

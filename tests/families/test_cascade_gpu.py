@@ -35,7 +35,7 @@ def gpu(cascade: Path) -> Iterator[ProductionTTSEngine]:
 
 
 @pytest.mark.parametrize("voice", [None, "two"])
-def test_a_gpu_says_what_a_cpu_says(gpu: ProductionTTSEngine, cascade: Path, voice: str | None) -> None:
+def test_a_gpu_generates_what_a_cpu_generates(gpu: ProductionTTSEngine, cascade: Path, voice: str | None) -> None:
     asked = {"voice": voice, "temperature": 0.0, "max_new_tokens": 60}
     cpu = start(cascade, "cpu")
     expected = [cpu.generate(text, **asked).audio for text in TEXTS[:2]]
@@ -48,7 +48,7 @@ def test_a_gpu_says_what_a_cpu_says(gpu: ProductionTTSEngine, cascade: Path, voi
         assert np.abs(wave - other).max() < 1e-3
 
 
-def test_a_batch_says_what_each_says_alone_and_a_stream_too(gpu: ProductionTTSEngine) -> None:
+def test_a_batch_and_a_stream_generate_what_each_request_generates_alone(gpu: ProductionTTSEngine) -> None:
     asked = {"seed": 3, "max_new_tokens": 40}
     alone = [gpu.generate(text, **asked).audio for text in TEXTS]
 
@@ -70,7 +70,7 @@ def test_stages_may_be_on_a_gpu_and_a_cpu(gpu: ProductionTTSEngine, cascade: Pat
 
 
 @pytest.mark.parametrize(("weights", "kv"), [("full", "full"), ("int8", "fp8")])
-def test_narrow_formats_speak(cascade: Path, weights: str, kv: str) -> None:
+def test_reduced_precision_formats_work(cascade: Path, weights: str, kv: str) -> None:
     engine = start(cascade, "cuda", precision="bfloat16", codec_dtype="float16", weights_dtype=weights, kv_dtype=kv)
     results = engine.generate_batch(TEXTS, seed=1, max_new_tokens=30, voice="one").results
     engine.stop()
@@ -80,7 +80,9 @@ def test_narrow_formats_speak(cascade: Path, weights: str, kv: str) -> None:
 
 @pytest.mark.parametrize("size", [1024, 1072, 10_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernel_chooses_what_sorting_does(size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_samples_the_same_tokens_as_sorting(
+    size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Except where a probability that was rounded differently lies at a boundary."""
     rows, draws = 64, torch.Generator("cuda").manual_seed(size)
     logits = (4 * torch.randn(rows, size, device="cuda", generator=draws)).to(dtype)

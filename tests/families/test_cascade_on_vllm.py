@@ -110,7 +110,7 @@ def stages(engine: ProductionTTSEngine) -> list[WorkedStage]:
     return [stage for stage in engine._running.synthesizer._chain.stages if isinstance(stage, WorkedStage)]
 
 
-def test_what_is_packed_for_vllm_is_what_the_models_read(loaded_cascade: LoadedCascade) -> None:
+def test_inputs_packed_for_vllm_match_the_models_inputs(loaded_cascade: LoadedCascade) -> None:
     config, numbers = loaded_cascade.config, loaded_cascade.config.numbers
     voice = Voice(random_voice(config, 300), "")
     items = build_prompt(numbers, [0, 77, 119_546], voice).items
@@ -172,7 +172,7 @@ def test_it_sounds_as_our_own_stages_do_batched_streamed_and_with_a_voice_in_sev
     assert [stage.worker.num_starts for stage in stages(engine)] == [1, 1]
 
 
-def test_a_seed_gives_the_same_sound_alone_and_beside_others_and_parameters_go_to_the_worker(
+def test_a_seed_gives_the_same_audio_alone_and_in_a_batch_and_parameters_reach_the_worker(
     engine: ProductionTTSEngine, expected: list[np.ndarray]
 ) -> None:
     asked = GREEDY | {"temperature": 1.2, "top_p": 1.0}
@@ -188,7 +188,7 @@ def test_a_seed_gives_the_same_sound_alone_and_beside_others_and_parameters_go_t
     assert np.array_equal(engine.generate(TEXTS[1], seed=1, top_k=1, **asked).audio, expected[1])
 
 
-def test_what_a_listener_leaves_is_dropped_by_the_worker(engine: ProductionTTSEngine) -> None:
+def test_a_cancelled_request_is_dropped_by_the_worker(engine: ProductionTTSEngine) -> None:
     semantic = stages(engine)[0].worker
     streams = [engine.stream(text, temperature=0.0, max_new_tokens=700) for text in TEXTS]
     wait_until(lambda: semantic.num_sequences == 3)
@@ -200,7 +200,7 @@ def test_what_a_listener_leaves_is_dropped_by_the_worker(engine: ProductionTTSEn
     assert leaks(engine._running.synthesizer.core.scheduler) == []
 
 
-def test_a_worker_that_is_killed_costs_what_it_was_at_and_nothing_after(
+def test_a_killed_worker_fails_only_its_requests_in_flight(
     engine: ProductionTTSEngine, expected: list[np.ndarray]
 ) -> None:
     coarse = stages(engine)[1].worker
@@ -216,7 +216,7 @@ def test_a_worker_that_is_killed_costs_what_it_was_at_and_nothing_after(
     assert engine.health_check()["requests"] == 0
 
 
-def test_what_an_environment_lacks_is_told_with_the_command(cascade: Path, tmp_path: Path) -> None:
+def test_missing_packages_of_an_environment_are_reported_with_the_command(cascade: Path, tmp_path: Path) -> None:
     def told(python: Path | None, **options: torch.dtype) -> str:
         settings = CascadeSettings(vllm_stages=BOTH, vllm_python=python)
         with pytest.raises(ConfigurationError) as error:
@@ -229,7 +229,7 @@ def test_what_an_environment_lacks_is_told_with_the_command(cascade: Path, tmp_p
     assert "weights_dtype=int8 is for our own stages" in told(None, weights_dtype=torch.int8)
 
 
-def test_more_pairs_than_vllm_can_number_are_told(cascade: Path) -> None:
+def test_more_pairs_than_vllm_can_number_are_refused(cascade: Path) -> None:
     config = read_cascade_config(cascade)
     large = replace(config, semantic=replace(config.semantic, input_size=2**20))
 
@@ -327,9 +327,7 @@ def test_logits_that_are_not_finite_are_an_error_as_with_our_own_stage(
 
 
 @with_vllm
-def test_heads_that_vllm_has_no_attention_for_are_told_before_anything_is_asked(
-    other_cascade: Path, python: Path
-) -> None:
+def test_head_sizes_unsupported_by_vllm_are_reported_before_any_request(other_cascade: Path, python: Path) -> None:
     with (
         pytest.raises(
             ConfigurationError, match=r"no attention of heads of 8 channels on a CPU.*it has those of 32, 64"

@@ -43,7 +43,7 @@ def test_a_short_text_goes_through_all_stages_as_in_transformers(
 
 
 @pytest.mark.parametrize("length", [0, 420])
-def test_so_it_does_with_another_size_another_seed_and_biases(
+def test_another_size_seed_and_biases_match_transformers(
     other_bark: Reference, other_cascade: Path, length: int
 ) -> None:
     spoken = other_bark.speak(TOKENS[:3], voice_of(other_cascade, length, 5), most=25)

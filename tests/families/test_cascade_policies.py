@@ -88,7 +88,7 @@ def test_with_a_whole_voice_a_window_needs_47_tokens_and_20_for_each_before_it(w
 
 
 @given(total=st.integers(1, 1600), history=st.sampled_from([0, 1, 150, 511, 512]))
-def test_no_fine_window_makes_anew_what_was_given_out(total: int, history: int) -> None:
+def test_no_fine_window_recomputes_delivered_frames(total: int, history: int) -> None:
     units = units_of(FINE_POLICY, total, [total], "balanced", {FINE: history})
     given_out = history
 

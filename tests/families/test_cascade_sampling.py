@@ -49,7 +49,7 @@ def test_without_any_limit_they_are_chosen_by_their_probability() -> None:
     assert (shares_of(choices) - (logits_of() / 0.5).softmax(-1)[0]).abs().max() < 2 / DRAWS
 
 
-def test_at_no_temperature_the_likeliest_is_chosen_whatever_else_is_asked() -> None:
+def test_at_zero_temperature_the_likeliest_is_chosen_whatever_the_other_parameters() -> None:
     logits, zeros = torch.cat([logits_of(seed) for seed in range(20)]), torch.zeros(20)
     uniform = torch.rand(20, generator=torch.Generator().manual_seed(1))
 
@@ -59,7 +59,7 @@ def test_at_no_temperature_the_likeliest_is_chosen_whatever_else_is_asked() -> N
     assert torch.equal(choose_plain(logits, zeros, uniform), logits.argmax(-1))
 
 
-def test_at_no_temperature_the_first_of_equal_ids_is_chosen_whatever_the_random_number() -> None:
+def test_at_zero_temperature_the_first_of_equal_ids_is_chosen_whatever_the_random_number() -> None:
     """In half precision two ids often have equal logits."""
     logits = logits_of().bfloat16()
     logits[0, 20:23] = logits.max() + 1
@@ -69,7 +69,7 @@ def test_at_no_temperature_the_first_of_equal_ids_is_chosen_whatever_the_random_
         assert choice.tolist() == [20] * 9
 
 
-def test_what_is_chosen_for_a_row_hangs_on_no_other() -> None:
+def test_a_rows_sample_does_not_depend_on_other_rows() -> None:
     logits = torch.cat([logits_of(seed, 1024) for seed in range(6)])
     asked = torch.linspace(0.3, 1.5, 6), torch.arange(6) * 9, torch.linspace(0.4, 1.0, 6), torch.linspace(0, 0.99, 6)
 

@@ -55,7 +55,7 @@ def spoken(directory: Path) -> np.ndarray:
         return engine.generate("Hello.", seed=1, max_new_tokens=12).audio
 
 
-def test_every_form_of_a_checkpoint_says_the_same(published: Path, tmp_path: Path) -> None:
+def test_every_form_of_a_checkpoint_generates_the_same(published: Path, tmp_path: Path) -> None:
     wanted = spoken(published)
     inside, beside = tmp_path / "inside", tmp_path / "beside"
     shutil.copytree(published, beside)
@@ -112,7 +112,7 @@ def test_the_real_size_is_counted_without_a_checkpoint() -> None:
 
 @pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("seed", [0, 7])
-def test_an_oracle_of_the_original_is_verified_and_a_false_one_is_not(
+def test_a_correct_oracle_passes_and_a_false_one_fails(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = written(tmp_path / "it", seed=seed)
@@ -194,7 +194,7 @@ def test_text_becomes_the_originals_tokens(tmp_path: Path) -> None:
         assert ours.encode(text) == theirs(text)["input_ids"]
 
 
-def test_names_are_translated_once_and_for_all() -> None:
+def test_names_are_translated_only_once() -> None:
     named = weights.translate(random_model(SIZES["tiny"][0]))
 
     again = weights.translate(named)
@@ -216,7 +216,7 @@ def test_names_are_translated_once_and_for_all() -> None:
         ({"encoder_layers": 10_000}, "encoder_layers=10000"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused_by_name(values: dict[str, object], told: str) -> None:
+def test_an_invalid_config_is_refused_by_name(values: dict[str, object], told: str) -> None:
     with pytest.raises(CheckpointMismatchError, match=told):
         MelConfig.from_json(FULL_MODEL | values)
 
@@ -254,7 +254,7 @@ def narrow_vocoder(directory: Path) -> None:
         (narrow_vocoder, CheckpointMismatchError, "takes 40 mel bins"),
     ],
 )
-def test_what_is_missing_or_damaged_is_told_in_a_sentence(
+def test_missing_or_damaged_files_are_reported_in_a_sentence(
     damage: Callable[[Path], object], error: type[Exception], told: str, published: Path, tmp_path: Path
 ) -> None:
     damage(shutil.copytree(published, tmp_path / "damaged"))

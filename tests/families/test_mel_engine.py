@@ -68,7 +68,7 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: Producti
             assert np.abs(wave - streamed).max() <= 1e-5
 
 
-def test_a_seed_says_what_the_prenet_drops(engine: ProductionTTSEngine) -> None:
+def test_the_seed_determines_prenet_dropout(engine: ProductionTTSEngine) -> None:
     one, same, other = (engine.generate("Hello.", seed=seed, max_new_tokens=20).audio for seed in (1, 1, 2))
 
     assert np.array_equal(one, same)
@@ -90,7 +90,7 @@ def test_a_text_over_six_hundred_characters_is_split_at_sentences(checkpoint: Pa
         assert engine.generate("Still here.", seed=1, max_new_tokens=5).frames == 10
 
 
-def test_the_length_is_bounded_by_the_texts_own(checkpoint: Path) -> None:
+def test_the_audio_length_is_bounded_by_the_text_length(checkpoint: Path) -> None:
     config = EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0, max_length_ratio=4.0)
     with ProductionTTSEngine(config) as engine:
         made = engine.generate_batch(["Hi", "Hello to all of you"], seed=1).results
@@ -100,7 +100,7 @@ def test_the_length_is_bounded_by_the_texts_own(checkpoint: Path) -> None:
         assert {item.finish_reason for item in made} == {"length"}
 
 
-def test_a_listener_that_leaves_holds_nobody_up(endless: ProductionTTSEngine) -> None:
+def test_a_cancelled_request_does_not_delay_others(endless: ProductionTTSEngine) -> None:
     chunks = endless.stream("This would go on for a minute or so.", chunk_profile="ttfa")
     next(chunks)
 
@@ -140,7 +140,7 @@ def test_narrow_formats_change_the_layers_alone_and_the_sound_little(checkpoint:
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_fp8_is_for_what_a_step_of_the_decoder_reads_and_spares_the_encoder(checkpoint: Path) -> None:
+def test_fp8_applies_to_decoder_steps_and_not_to_the_encoder(checkpoint: Path) -> None:
     network = open_mel(checkpoint, replace(CPU, weights_dtype=torch.float8_e4m3fn), MelSettings()).model.network
 
     quantized = {name for name, module in network.named_modules() if isinstance(module, QuantizedLinear)}

@@ -44,7 +44,7 @@ def gpu(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
     engine.stop()
 
 
-def test_a_gpu_says_what_a_cpu_says(gpu: ProductionTTSEngine, checkpoint: Path) -> None:
+def test_a_gpu_generates_what_a_cpu_generates(gpu: ProductionTTSEngine, checkpoint: Path) -> None:
     asked = {"seed": 2, "max_new_tokens": 60}
     cpu = start(checkpoint, "cpu", **FULL)
     expected = [cpu.generate(text, **asked).audio for text in TEXTS[:3]]
@@ -56,7 +56,7 @@ def test_a_gpu_says_what_a_cpu_says(gpu: ProductionTTSEngine, checkpoint: Path) 
         assert np.abs(heard - wave).max() < 1e-3
 
 
-def test_a_batch_says_what_each_says_alone_and_a_stream_too(gpu: ProductionTTSEngine) -> None:
+def test_a_batch_and_a_stream_generate_what_each_request_generates_alone(gpu: ProductionTTSEngine) -> None:
     asked = {"seed": 3, "max_new_tokens": 70}
     alone = [gpu.generate(text, **asked).audio for text in TEXTS]
 
@@ -69,7 +69,7 @@ def test_a_batch_says_what_each_says_alone_and_a_stream_too(gpu: ProductionTTSEn
         assert np.abs(wave - other).max() < 1e-3
 
 
-def test_where_triton_fails_torch_says_the_same_and_health_tells(
+def test_where_triton_fails_torch_generates_the_same_and_health_reports_it(
     gpu: ProductionTTSEngine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: str) -> None:
@@ -91,7 +91,7 @@ def test_where_triton_fails_torch_says_the_same_and_health_tells(
 
 
 @pytest.mark.parametrize("formats", [{}, {"weights_dtype": "int8"}, {"weights_dtype": "fp8", "kv_dtype": "fp8"}])
-def test_in_narrow_formats_it_speaks_as_long_and_nearly_so(checkpoint: Path, formats: dict[str, str]) -> None:
+def test_reduced_precision_keeps_the_length_and_nearly_the_audio(checkpoint: Path, formats: dict[str, str]) -> None:
     engine = start(checkpoint, "cuda", **formats)
     try:
         result = engine.generate(TEXTS[0], seed=1, max_new_tokens=60)

@@ -110,7 +110,7 @@ def test_it_ends_at_the_originals_step_and_not_before_the_least(
         assert at is None or steps == at + 1
 
 
-def test_with_caches_it_gives_what_it_gives_without(tmp_path: Path) -> None:
+def test_output_is_the_same_with_and_without_caches(tmp_path: Path) -> None:
     model = opened(written(tmp_path / "it", seed=3), stop_threshold=9.0).model
     tokens, vector = torch.tensor([5, 9, 14, 7, 6, 2]), speaker(3)
     masks = torch.rand(60, 2, model.config.prenet_units) >= 0.5
@@ -166,7 +166,7 @@ def test_a_step_has_the_same_bits_in_every_slot_with_any_neighbours(tmp_path: Pa
         torch.set_num_threads(before)
 
 
-def test_graphs_of_steps_and_texts_do_what_is_done_without(tmp_path: Path) -> None:
+def test_graphs_of_steps_and_texts_match_eager_calls(tmp_path: Path) -> None:
     """On a CPU the captured calls run eagerly: shapes and rows are those of a GPU."""
     model = opened(written(tmp_path / "it"), stop_threshold=9.0).model
     stages = [MelDecoder(model, slots=6, steps=128) for _ in range(2)]
@@ -186,7 +186,7 @@ def test_graphs_of_steps_and_texts_do_what_is_done_without(tmp_path: Path) -> No
     assert made[0].std() > 0.1
 
 
-def test_masks_are_drawn_as_steps_come_and_not_for_all_that_may(tmp_path: Path) -> None:
+def test_masks_are_sampled_step_by_step_and_not_in_advance(tmp_path: Path) -> None:
     model = opened(written(tmp_path / "it"), stop_threshold=9.0).model
     stage, text = MelDecoder(model, slots=1, steps=1000), torch.arange(4, 9).numpy()
     asked = Conditions(SamplingParams(), 3, 0, 900, {"speaker": speaker(0).numpy()})

@@ -51,7 +51,7 @@ def test_a_checkpoint_is_of_the_family_that_it_names(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", 7, None, ["dual_ar"], "x" * 10_000])
-def test_a_foreign_checkpoint_is_refused_with_the_names_that_are_known(name: object) -> None:
+def test_a_foreign_checkpoint_is_refused_with_the_known_families(name: object) -> None:
     with pytest.raises(CheckpointMismatchError, match="is not a family of this engine") as caught:
         find_family({"model_type": name})
 
@@ -76,7 +76,7 @@ def test_a_config_without_model_type_that_is_not_s1s_is_refused_with_its_fields_
         assert "Set model_type to one of dual_ar, bark, speecht5" in str(caught.value)
 
 
-def test_a_random_checkpoint_is_of_a_family_and_a_size_that_there_is(tmp_path: Path) -> None:
+def test_a_random_checkpoint_needs_a_known_family_and_size(tmp_path: Path) -> None:
     run = CliRunner()
     made = run.invoke(app, ["random-checkpoint", str(tmp_path / "a"), "--family", "s1", "--size", "tiny"])
     foreign = run.invoke(app, ["random-checkpoint", str(tmp_path / "b"), "--family", "bass"])

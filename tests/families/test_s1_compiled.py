@@ -108,7 +108,7 @@ def test_an_utterance_keeps_the_step_that_it_began_with(tmp_path: Path) -> None:
     assert not torch.equal(keys, plain.state.cache.keys[..., :-1, :]), "both round alike, so this shows nothing"
 
 
-def test_a_penalty_that_makes_numbers_infinite_is_no_fault_of_the_model(tmp_path: Path) -> None:
+def test_a_penalty_that_overflows_is_not_a_model_error(tmp_path: Path) -> None:
     model = build(tmp_path, {})
 
     for compiled in (False, True):

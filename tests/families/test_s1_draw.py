@@ -48,7 +48,7 @@ def test_the_nucleus_is_cut_before_temperature() -> None:
     assert hot[0, 1] > cold[0, 1] > 0
 
 
-def test_the_penalty_falls_once_however_often_a_token_occurs() -> None:
+def test_the_penalty_applies_once_however_often_a_token_occurs() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0]])
     tokens, valid = torch.tensor([[0, 0, 1, 2]]), torch.tensor([[True, True, True, False]])
 
@@ -84,7 +84,7 @@ def test_temperature_zero_is_the_arg_max() -> None:
     assert torch.equal(drawn, logits.argmax(-1))
 
 
-def test_rows_do_not_see_each_other() -> None:
+def test_rows_are_sampled_independently() -> None:
     """A row samples the same tokens alone and in a batch."""
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     heat, top_p, uniform = torch.rand(5) + 0.5, torch.rand(5) * 0.5 + 0.4, uniforms(9, 0, 5, 1)[:, 0]
@@ -97,7 +97,7 @@ def test_rows_do_not_see_each_other() -> None:
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_a_step_of_rounding_moves_no_draw_but_those_at_its_edge() -> None:
+def test_rounding_changes_only_samples_at_the_boundary() -> None:
     """Swapping the ranks of two tokens changes nothing: sampling follows token order, not logit order."""
     logits = torch.tensor([[1.0, 1.0001, -9.0], [1.0001, 1.0, -9.0]]).repeat_interleave(1000, 0)
     uniform = uniforms(4, 0, 1000, 1)[:, 0].repeat(2)
@@ -119,7 +119,7 @@ def main_tokens(*, restricted: bool) -> MainTokens:
 
 
 @pytest.mark.parametrize("restricted", [False, True])
-def test_the_main_token_tells_the_first_code_and_the_end(restricted: bool) -> None:
+def test_the_main_token_determines_the_first_code_and_the_end(restricted: bool) -> None:
     """The third row would end, but has not generated a frame yet; it gets the next likeliest token instead."""
     tokens = main_tokens(restricted=restricted)
     logits = torch.full((3, CODES + 1 if restricted else FIRST + 60), -9.0)
@@ -138,7 +138,7 @@ def test_the_main_token_tells_the_first_code_and_the_end(restricted: bool) -> No
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_row_whose_logits_are_not_finite_is_told_of_and_harms_no_other(number: float) -> None:
+def test_a_row_with_non_finite_logits_is_reported_and_affects_no_other(number: float) -> None:
     logits, made = torch.randn(3, CODES + 1), torch.zeros(3, BOOKS + 3, dtype=torch.int64)
     expected = logits[[0, 2]].argmax(-1)
     logits[1, 3] = number
@@ -150,7 +150,7 @@ def test_a_row_whose_logits_are_not_finite_is_told_of_and_harms_no_other(number:
     assert 0 <= made[1, 1] < CODES
 
 
-def test_a_code_that_was_said_is_drawn_less() -> None:
+def test_a_repeated_code_is_sampled_less_often() -> None:
     logits, made = torch.tensor([[2.0, 1.5, 0.0]]).repeat(2, 1), torch.zeros(2, BOOKS + 3, dtype=torch.int64)
     inputs = inputs_of([1, 0])
     inputs.sampling.repetition_penalty.fill_(2.0)

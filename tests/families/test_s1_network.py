@@ -155,7 +155,7 @@ def test_prompts_read_by_rows_are_read_as_by_themselves(tmp_path: Path, switches
     assert torch.equal(*said)
 
 
-def test_a_row_at_rest_is_not_touched_by_its_neighbours_steps(tmp_path: Path) -> None:
+def test_an_idle_row_is_not_changed_by_other_rows_steps(tmp_path: Path) -> None:
     model = build(tmp_path, {})
     state = begun(model, [random_columns(model, 8)] * 2, 16)
     state.active[1], state.position[1] = False, 0
@@ -189,7 +189,7 @@ def test_logits_that_are_not_finite_are_reported_for_their_row_alone(tmp_path: P
     assert frames[:, -1].tolist() == [1, 0]
 
 
-def test_a_saved_prefix_is_as_good_as_one_just_read(tmp_path: Path) -> None:
+def test_a_saved_prefix_matches_one_just_computed(tmp_path: Path) -> None:
     model = build(tmp_path, {}, heads="full")
     columns, shared = random_columns(model, 12), 7
     state = model.allocate(2, 32)
@@ -210,7 +210,7 @@ def test_a_saved_prefix_is_as_good_as_one_just_read(tmp_path: Path) -> None:
     assert prefix.num_bytes == sum(part.numel() * 4 for part in prefix.state)
 
 
-def test_a_paused_row_goes_on_as_if_it_had_not_rested(tmp_path: Path) -> None:
+def test_a_paused_row_resumes_unchanged(tmp_path: Path) -> None:
     model = build(tmp_path, {}, heads="full")
     columns = random_columns(model, 8)
     table = sampling(1, model.num_codebooks)

@@ -71,7 +71,7 @@ def test_the_first_frame_is_drawn_without_penalty() -> None:
         assert looked_at(ours.main_tokens(now)) == looked_at((ours.codes(0, len(now)), ours.counted(now))) == []
 
 
-def test_rows_at_rest_remember_nothing_new() -> None:
+def test_idle_rows_record_no_history() -> None:
     window = empty(2, "fixed")
 
     record(window, torch.full((2, 4), 7), torch.tensor([0, 0]), torch.tensor([True, False]))

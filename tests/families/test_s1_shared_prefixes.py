@@ -91,7 +91,7 @@ def speak(stage: LanguageModel, slots: Iterable[int]) -> np.ndarray:
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs an NVIDIA GPU, or Triton's interpreter")
 @torch.inference_mode()
-def test_rows_that_share_say_what_they_say_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_share_a_prefix_generate_the_same_as_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = open_model(tmp_path / "ten", monkeypatch, DEVICE)
     monkeypatch.setattr(decode_attention, "runs_triton", lambda _: True)
     said = []
@@ -112,7 +112,7 @@ def test_rows_that_share_say_what_they_say_apart(tmp_path: Path, monkeypatch: py
 
 @torch.inference_mode()
 @pytest.mark.parametrize("captured", [True, False])
-def test_a_step_looks_only_while_some_of_its_rows_share(model: S1Model, steps: Steps, captured: bool) -> None:
+def test_a_step_checks_for_sharing_only_while_some_rows_share(model: S1Model, steps: Steps, captured: bool) -> None:
     stage = LanguageModel(model, slots=SLOTS, positions=192)
     if captured:
         stage.make_graphs()

@@ -57,7 +57,7 @@ def test_the_prompt_shares_its_voice_and_not_its_text() -> None:
         torch.cat((torch.zeros(9, 4), torch.full((1, 4), 64))),
     ],
 )
-def test_codes_that_the_model_cannot_have_are_refused(codes: torch.Tensor) -> None:
+def test_codes_out_of_the_models_range_are_refused(codes: torch.Tensor) -> None:
     with pytest.raises(VoiceError, match=r"^voice: codes"):
         build_prompt(TOKENIZER, CONFIG, "Text.", [Voice({"codes": codes.long()}, "")])
 
@@ -83,7 +83,7 @@ LINES = (ASSETS / "tokenizer.tiktoken").read_text().splitlines(keepends=True)
         ("special_tokens.json", special_tokens(im_end=2**40), CheckpointMismatchError, "ids must be from 0"),
     ],
 )
-def test_a_vocabulary_that_cannot_be_is_refused(
+def test_an_invalid_vocabulary_is_refused(
     file: str, content: str, error: type[Exception], complaint: str, tmp_path: Path
 ) -> None:
     shutil.copytree(ASSETS, tmp_path / "c")

@@ -102,7 +102,7 @@ def same(wave: np.ndarray, expected: np.ndarray) -> bool:
     return wave.shape == expected.shape and bool(np.abs(wave - expected).max() < 1e-3)
 
 
-def test_all_routes_say_what_the_engine_says(http: httpx2.Client, kind: Kind, expected: np.ndarray) -> None:
+def test_all_routes_return_the_engines_audio(http: httpx2.Client, kind: Kind, expected: np.ndarray) -> None:
     asked = ASKED | {"voice": kind.voice}
     openai = {"model": "any", "input": asked["text"], "response_format": "wav"}
     items = {"items": [{"text": asked["text"], "voice": kind.voice}, {"text": "♪"}], "seed": 1, "max_new_tokens": 12}
@@ -156,7 +156,7 @@ def test_voice_files_become_voices_and_recordings_and_damaged_files_are_refused(
     assert http.delete("/v1/voices/mine").status_code == 204
 
 
-def test_a_parameter_that_means_nothing_is_refused_by_its_name(http: httpx2.Client, kind: Kind) -> None:
+def test_an_unsupported_parameter_is_refused_by_name(http: httpx2.Client, kind: Kind) -> None:
     answer = http.post("/v1/tts", json=ASKED | {kind.meaningless: 1.0})
 
     assert answer.status_code == 422
@@ -164,7 +164,7 @@ def test_a_parameter_that_means_nothing_is_refused_by_its_name(http: httpx2.Clie
     assert "is not supported by this model" in answer.json()["error"]["message"]
 
 
-def test_health_names_the_stages_and_what_the_model_takes(http: httpx2.Client, kind: Kind) -> None:
+def test_health_names_the_stages_and_the_models_inputs(http: httpx2.Client, kind: Kind) -> None:
     health = http.get("/health").json()
 
     assert tuple(health["placement"]) == kind.stages
@@ -213,7 +213,7 @@ def test_boto3_calls_it_as_an_endpoint(
     assert same(samples(streamed), expected)
 
 
-def test_health_calls_nothing_compiled_that_is_not(checkpoint: Path, kind: Kind) -> None:
+def test_health_reports_only_compiled_stages_as_compiled(checkpoint: Path, kind: Kind) -> None:
     with ProductionTTSEngine(
         EngineConfig(checkpoint_path=checkpoint, device="cpu", compile_backend="inductor")
     ) as engine:
@@ -223,7 +223,7 @@ def test_health_calls_nothing_compiled_that_is_not(checkpoint: Path, kind: Kind)
     assert told["reason"] == f"{get_family(kind.family).title} has nothing that is compiled"
 
 
-def test_a_voice_that_is_no_recording_is_listed_without_seconds(checkpoint: Path, kind: Kind) -> None:
+def test_a_voice_without_a_recording_is_listed_without_seconds(checkpoint: Path, kind: Kind) -> None:
     listed = CliRunner().invoke(app, ["voices", "describe", kind.voice, "--checkpoint", str(checkpoint)])
 
     assert listed.exit_code == 0, listed.output

@@ -37,7 +37,7 @@ def test_a_finding_fails_the_synthesis(tmp_path: Path) -> None:
         app.synth()
 
 
-def test_every_finding_that_is_explained_away_has_a_sentence(assembly: Path, shared_assembly: Path) -> None:
+def test_every_suppressed_finding_has_a_justification(assembly: Path, shared_assembly: Path) -> None:
     reasons = [
         reason
         for file in templates(assembly, shared_assembly)
@@ -55,7 +55,7 @@ def _reasons(metadata: Any) -> list[str]:
     return [each for value in metadata for each in _reasons(value)] if isinstance(metadata, list) else []
 
 
-def test_the_templates_are_what_cloudformation_knows(assembly: Path, shared_assembly: Path) -> None:
+def test_the_templates_pass_cloudformations_schemas(assembly: Path, shared_assembly: Path) -> None:
     from cfnlint.api import ManualArgs, lint_file
 
     config = ManualArgs(regions=["us-east-1", "eu-central-1"])
@@ -88,7 +88,7 @@ def test_the_templates_keep_our_own_rules(assembly: Path, shared_assembly: Path)
         ("AWS::CloudWatch::Alarm", {"TreatMissingData": "missing"}),
     ],
 )
-def test_our_own_rules_notice(kind: str, properties: dict[str, Any]) -> None:
+def test_our_own_rules_detect_violations(kind: str, properties: dict[str, Any]) -> None:
     assert guard({"Resources": {"Careless": {"Type": kind, "Properties": properties}}}).not_compliant
 
 
@@ -124,7 +124,7 @@ def _unplugged() -> list[str]:
 
 
 @pytest.mark.parametrize("script", ["app.py", "components_app.py"])
-def test_a_mistaken_stage_ends_in_one_sentence_with_its_name(script: str, tmp_path: Path) -> None:
+def test_an_invalid_stage_is_reported_in_one_sentence_with_its_name(script: str, tmp_path: Path) -> None:
     environment = {**os.environ, "S1_MINI_STAGE": "live", "CDK_OUTDIR": str(tmp_path)}
 
     done = subprocess.run(

@@ -33,11 +33,11 @@ def complaints(manifest: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_kuberay_takes_the_manifest(name: str) -> None:
+def test_the_manifest_is_valid_for_kuberay(name: str) -> None:
     assert complaints(MANIFESTS[name]) == []
 
 
-def test_kuberays_schema_finds_what_is_wrong() -> None:
+def test_kuberays_schema_detects_errors() -> None:
     wrong = deepcopy(MANIFESTS["corpus.yaml"])
     workers = wrong["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
     workers["minReplica"] = workers.pop("minReplicas")
@@ -46,14 +46,14 @@ def test_kuberays_schema_finds_what_is_wrong() -> None:
     assert len(complaints(wrong)) == 3  # and the correct name is missing
 
 
-def test_sagemaker_takes_the_processing_job() -> None:
+def test_the_processing_job_is_valid_for_sagemaker() -> None:
     assert list(problems(AwsCall("sagemaker", "create_processing_job", PROCESSING))) == []
     wrong = deepcopy(PROCESSING)
     wrong["ProcessingResources"]["ClusterConfig"]["InstanceType"] = "ml.g6.3xlarge"
     assert len(list(problems(AwsCall("sagemaker", "create_processing_job", wrong)))) == 1
 
 
-def test_what_runs_there_are_verbs_with_their_options() -> None:
+def test_manifests_run_existing_commands_with_their_options() -> None:
     (line,) = (each["spec"]["entrypoint"] for each in MANIFESTS.values() if each["kind"] == "RayJob")
     (script,) = PROCESSING["AppSpecification"]["ContainerArguments"]
     found = re.search(r"s1-mini corpus .*?(?=;)", script)
@@ -65,7 +65,7 @@ def test_what_runs_there_are_verbs_with_their_options() -> None:
         assert (program, verb, given["layout"]) == ("s1-mini", "corpus", "parquet")
 
 
-def test_settings_there_are_settings() -> None:
+def test_manifests_use_existing_settings() -> None:
     (service,) = (each for each in MANIFESTS.values() if each["kind"] == "RayService")
     (served,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     args = served["args"]

@@ -92,7 +92,7 @@ def test_every_gpu_of_an_instance_has_an_engine_with_its_slots(stages: Any, writ
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(write: Any, stages: Any, table: str, named: str) -> None:
+def test_an_invalid_stage_value_is_refused_by_name(write: Any, stages: Any, table: str, named: str) -> None:
     with pytest.raises(stages.StageError) as refused:
         write(table)
 
@@ -122,7 +122,7 @@ def test_the_engine_and_the_server_understand_every_variable(stages: Any, monkey
     assert ServerSettings().request_timeout_s == 55
 
 
-def test_instances_with_own_disks_are_known(stages: Any) -> None:
+def test_instances_with_local_disks_are_known(stages: Any) -> None:
     own = ["ml.g4dn.xlarge", "ml.g5.2xlarge", "ml.g6.12xlarge", "ml.g6e.xlarge", "ml.p4d.24xlarge", "ml.p5.48xlarge"]
     none = ["ml.m5.xlarge", "ml.c6i.2xlarge", "ml.p3.2xlarge"]
 

@@ -46,7 +46,7 @@ def actions(policy: list[dict[str, Any]]) -> set[str]:
 # Foundation
 
 
-def test_the_network_has_no_way_out(template: Find) -> None:
+def test_the_network_has_no_internet_access(template: Find) -> None:
     foundation = template("prod-foundation")
 
     for kind in ("InternetGateway", "NatGateway", "EgressOnlyInternetGateway"):
@@ -56,7 +56,7 @@ def test_the_network_has_no_way_out(template: Find) -> None:
     foundation.resource_count_is("AWS::EC2::FlowLog", 1)
 
 
-def test_what_is_needed_is_reached_by_endpoints_inside(template: Find) -> None:
+def test_required_services_are_reached_through_vpc_endpoints(template: Find) -> None:
     found = template("prod-foundation").find_resources("AWS::EC2::VPCEndpoint").values()
     services = [json.dumps(each["Properties"]["ServiceName"]) for each in found]
 
@@ -65,7 +65,7 @@ def test_what_is_needed_is_reached_by_endpoints_inside(template: Find) -> None:
 
 
 @pytest.mark.parametrize(("stage", "interfaces"), [("dev", 0), ("staging", 6), ("prod", 6)])
-def test_interface_endpoints_are_where_the_stage_wants_them_and_cost_what_is_said(
+def test_interface_endpoints_follow_the_stage_and_cost_what_the_docs_say(
     template: Find, stage: str, interfaces: int
 ) -> None:
     foundation = template(f"{stage}-foundation")
@@ -81,7 +81,7 @@ def test_interface_endpoints_are_where_the_stage_wants_them_and_cost_what_is_sai
         assert all(told in page.read_text(encoding="utf-8") for page in pages)
 
 
-def test_what_a_stage_that_sleeps_costs_is_what_the_readme_sums_up(template: Find) -> None:
+def test_the_cost_of_an_idle_stage_matches_the_readme(template: Find) -> None:
     """Computed from the templates; a stage whose templates grow needs a new sum in the README."""
     readme = (ROOT / "infra" / "README.md").read_text(encoding="utf-8")
     counted = {
@@ -94,7 +94,7 @@ def test_what_a_stage_that_sleeps_costs_is_what_the_readme_sums_up(template: Fin
     assert f"| {counted['AWS::CloudWatch::Dashboard']} dashboard |" in readme
 
 
-def test_a_network_that_is_there_already_gets_a_security_group_and_nothing_else(tmp_path: Path) -> None:
+def test_an_existing_network_gets_only_a_security_group(tmp_path: Path) -> None:
     from aws_cdk.assertions import Template
     from speech.compose import compose_speech
     from speech.stages import Vpc, read_stage
@@ -115,7 +115,7 @@ def test_a_network_that_is_there_already_gets_a_security_group_and_nothing_else(
     assert only(read["realtime"], MODEL)["VpcConfig"]["Subnets"] == list(vpc.subnets)
 
 
-def test_only_the_network_itself_may_knock(template: Find) -> None:
+def test_only_the_network_itself_may_connect(template: Find) -> None:
     groups = template("prod-foundation").find_resources("AWS::EC2::SecurityGroup").values()
     rules = [rule for each in groups for rule in each["Properties"].get("SecurityGroupIngress", [])]
 
@@ -205,7 +205,7 @@ def test_models_are_loaded_as_files_and_know_their_slots(template: Find) -> None
     assert "ModelDataUrl" not in container
 
 
-def test_names_of_what_cannot_change_are_those_of_their_content(synthesised: Callable[..., Any]) -> None:
+def test_immutable_resources_are_named_by_their_content(synthesised: Callable[..., Any]) -> None:
     first, again, other = synthesised(), synthesised(), synthesised(image_tag="0.2.0")
 
     for kind, name in ((MODEL, "ModelName"), (CONFIG, "EndpointConfigName")):
@@ -214,7 +214,7 @@ def test_names_of_what_cannot_change_are_those_of_their_content(synthesised: Cal
     assert only(first, ENDPOINT)["EndpointName"] == only(other, ENDPOINT)["EndpointName"] == "s1-mini-prod"
 
 
-def test_instances_with_own_disks_are_asked_for_no_volume_key(synthesised: Callable[..., Any]) -> None:
+def test_instances_with_local_disks_get_no_volume_key(synthesised: Callable[..., Any]) -> None:
     assert "KmsKeyId" not in only(synthesised(), CONFIG)
     assert "KmsKeyId" in only(synthesised(instance_type="ml.m5.xlarge"), CONFIG)
 
@@ -267,7 +267,7 @@ def test_fixed_capacity_registers_nothing(synthesised: Callable[..., Any]) -> No
     found.resource_count_is(POLICY, 0)
 
 
-def test_scheduled_capacity_changes_by_the_clock_of_its_own_town(template: Find) -> None:
+def test_scheduled_capacity_uses_the_stages_time_zone(template: Find) -> None:
     actions = only(template("staging-realtime"), TARGET)["ScheduledActions"]
 
     assert {each["Timezone"] for each in actions} == {"Europe/Berlin"}
@@ -279,7 +279,7 @@ def test_scheduled_capacity_changes_by_the_clock_of_its_own_town(template: Find)
 # Scale to zero
 
 
-def test_the_zero_variant_has_no_instance_while_nobody_asks_and_wakes_on_the_first(template: Find) -> None:
+def test_scale_to_zero_has_no_instances_when_idle_and_starts_one_at_the_first_request(template: Find) -> None:
     found = template("dev-realtime")
     [variant] = only(found, CONFIG)["ProductionVariants"]
 
@@ -299,7 +299,7 @@ def test_the_zero_variant_has_no_instance_while_nobody_asks_and_wakes_on_the_fir
 # Alarms
 
 
-def test_the_endpoint_is_watched_for_slowness_errors_queue_and_want_of_capacity(template: Find) -> None:
+def test_the_endpoint_has_alarms_for_latency_errors_queue_and_missing_capacity(template: Find) -> None:
     found = alarms(template("prod-realtime"))
     names = {name.removeprefix("s1-mini-prod-") for name in found}
 
@@ -322,7 +322,7 @@ def test_the_endpoint_is_watched_for_slowness_errors_queue_and_want_of_capacity(
 
 
 @pytest.mark.parametrize("stack", SPEAKING)
-def test_every_alarm_tells_somebody_or_does_something_or_takes_a_rollout_back(template: Find, stack: str) -> None:
+def test_every_alarm_notifies_or_acts_or_rolls_back(template: Find, stack: str) -> None:
     for name, alarm in alarms(template(stack)).items():
         assert alarm.get("AlarmActions") or "rollback-" in name, name
 
@@ -337,7 +337,7 @@ def test_every_alarm_has_its_page_in_the_runbook(template: Find) -> None:
             assert f"### {short}\n" in runbook, short
 
 
-def test_the_topic_is_encrypted_and_takes_nothing_in_the_clear(template: Find) -> None:
+def test_the_topic_is_encrypted_and_requires_tls(template: Find) -> None:
     found = template("prod-realtime")
 
     assert "KmsMasterKeyId" in only(found, "AWS::SNS::Topic")
@@ -352,7 +352,7 @@ def test_alarms_reach_the_addresses_of_the_stage(synthesised: Callable[..., Any]
     found.has_resource_properties("AWS::SNS::Subscription", {"Protocol": "email", "Endpoint": "night@example.com"})
 
 
-def test_logs_end_and_give_first_sound_queue_and_refusals(template: Find) -> None:
+def test_logs_expire_and_provide_metrics_for_latency_queue_and_refusals(template: Find) -> None:
     found = template("prod-realtime")
     group = only(found, "AWS::Logs::LogGroup")
 
@@ -383,7 +383,7 @@ def test_the_asynchronous_endpoint_hands_an_engine_no_more_than_its_slots(templa
     assert {"SuccessTopic", "ErrorTopic"} <= set(answers["OutputConfig"]["NotificationConfig"])
 
 
-def test_the_asynchronous_endpoint_sleeps_without_instances_and_wakes_on_a_backlog(template: Find) -> None:
+def test_the_asynchronous_endpoint_scales_to_zero_and_starts_on_a_backlog(template: Find) -> None:
     found = template("prod-async")
     target = only(found, TARGET)
     kinds = {each["Properties"]["PolicyType"] for each in found.find_resources(POLICY).values()}

@@ -45,7 +45,7 @@ def test_a_tile_fits_the_gpu(tile: ConvolutionTile) -> None:
     assert tile.shared_bytes <= H100
 
 
-def test_a_width_that_no_tile_is_made_for_takes_that_of_a_part() -> None:
+def test_a_width_without_a_tile_uses_the_tile_of_a_divisor() -> None:
     assert tile_of(2304, 7, many=True) == DILATED[768]
     assert tile_of(6144, 2, many=True) == TRANSPOSED[3072]
     assert tile_of(160, 7, many=True) == DILATED[max(DILATED)]

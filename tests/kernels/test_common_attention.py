@@ -144,7 +144,7 @@ def test_groups_of_any_kind_give_what_each_row_gives_by_torch(
 
 
 @formats
-def test_in_one_order_a_row_gives_the_same_bits_whether_it_shares_or_not(
+def test_in_batch_invariant_mode_a_row_has_the_same_bits_with_and_without_sharing(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     if dtype == torch.float32 and DEVICE == "cuda":

@@ -58,7 +58,7 @@ def test_a_gate(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 @dtypes
 @pytest.mark.parametrize("sizes", [(4, 2, 64), (16, 8, 128)])
 @pytest.mark.parametrize("normed", [False, True])
-def test_queries_turn_and_keys_and_values_are_stored(
+def test_queries_are_rotated_and_keys_and_values_are_stored(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, int, int], normed: bool
 ) -> None:
     heads, groups, size = sizes
@@ -88,7 +88,7 @@ def test_attention_over_rows_of_any_length(monkeypatch: pytest.MonkeyPatch, dtyp
     assert_close(*by_both(monkeypatch, decode_attention, call), dtype)
 
 
-def test_one_position_may_be_told_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_position_may_be_given_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     query, keys, values = randn(5, 4, 64), randn(5, 2, 10, 64), randn(5, 2, 10, 64)
     position = torch.tensor([6], device="cuda").expand(5)
 
@@ -122,7 +122,7 @@ def test_snake_between_two_convolutions(
 
 @dtypes
 @pytest.mark.parametrize("sizes", [(4, 2, 16), (16, 16, 64)])
-def test_queries_and_keys_turn_and_are_parted(
+def test_queries_and_keys_are_rotated_and_split(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, int, int]
 ) -> None:
     heads, groups, size = sizes
@@ -273,7 +273,7 @@ def test_a_step_of_attention_over_an_fp8_cache(
 
 
 @needs_fp8
-def test_what_is_too_large_for_an_fp8_cache_is_kept_as_the_largest() -> None:
+def test_values_too_large_for_an_fp8_cache_saturate() -> None:
     qkv = torch.full((2, 32 * 128), 1e4, device="cuda", dtype=torch.bfloat16)
     keys, values = (torch.zeros(2, 8, 4, 128, device="cuda").to(FP8) for _ in range(2))
     columns, rope = torch.zeros(2, device="cuda").long(), torch.ones(2, 64, 2, device="cuda")

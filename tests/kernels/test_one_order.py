@@ -21,7 +21,7 @@ ROWS = 300
 COUNTS = (1, 2, 3, 8, 16, 63, 64, 65, 128, 129, 256)
 
 
-def test_any_number_of_rows_that_look_any_distance_adds_up_columns_in_the_same_blocks() -> None:
+def test_columns_are_summed_in_the_same_blocks_for_any_rows_and_lengths() -> None:
     def blocks() -> set[int]:
         return {decode_attention._split(rows, 8, span)[0] for rows in COUNTS for span in (64, 100, 512, 8192)}
 
@@ -97,7 +97,7 @@ def test_a_step_of_attention(dtype: torch.dtype, span: int, in_slots: bool) -> N
 @needs_gpu[0]
 @needs_gpu[1]
 @pytest.mark.parametrize(("channels", "steps"), [(96, 700), (768, 32)])
-def test_what_makes_sound(channels: int, steps: int) -> None:
+def test_the_kernels_of_audio_stages(channels: int, steps: int) -> None:
     x, weight = randn(ROWS, steps + 54, channels, dtype=torch.float16), randn(7, channels, channels) / channels**0.5
     kernel, flat = weight.half(), weight[0].half()
 

@@ -24,7 +24,7 @@ def randn(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("parts", [None, 0, 3])
-def test_a_product_takes_what_is_still_to_be_added_whole_or_in_parts(parts: int | None, gated: bool) -> None:
+def test_a_product_accepts_its_residual_whole_or_in_parts(parts: int | None, gated: bool) -> None:
     x, weight, spec = randn(3, 24), randn(10, 24), Norm(randn(24), 1e-6)
     bias = None if gated else randn(10)
     branch = None if parts is None else randn(parts, 3, 24) if parts else randn(3, 24)
@@ -48,7 +48,7 @@ def test_a_product_alone_takes_weights_in_full_and_in_eight_bits() -> None:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_two_things_of_a_linear_sum_make_residual_and_product(biased: bool) -> None:
+def test_a_linear_sum_gives_residual_and_product(biased: bool) -> None:
     x, weight, residual = randn(3, 24), randn(10, 24), randn(3, 10)
     bias = randn(10) if biased else None
 

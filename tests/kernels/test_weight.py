@@ -80,7 +80,7 @@ def test_a_step_multiplies_by_kept_weights_as_by_others(dtype: torch.dtype, gate
     torch.testing.assert_close(sums, expected, rtol=2**-6, atol=0.05)
 
 
-def test_what_is_too_large_for_fp8_becomes_the_largest_and_is_finite() -> None:
+def test_values_too_large_for_fp8_saturate() -> None:
     kept = narrow(torch.tensor([-1e9, -448.0, 1.0, 1e9]), FP8)
 
     assert kept.float().tolist() == [-448, -448, 1, 448]

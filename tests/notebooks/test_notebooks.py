@@ -140,7 +140,7 @@ def check_pictures(book: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_committed_without_what_it_made(path: Path) -> None:
+def test_a_notebook_is_committed_without_output(path: Path) -> None:
     book = read(path)
     nbformat.validate(book)
     cells = [cell for cell in book.cells if cell.cell_type == "code"]
@@ -206,7 +206,7 @@ def test_a_notebook_runs_with_no_network_and_shows_and_plays_what_it_made(
     assert not (desk / "fence.log").exists(), (desk / "fence.log").read_text(encoding="utf-8")
 
 
-def test_the_fence_holds(desk: Path, environment: dict[str, str]) -> None:
+def test_the_network_fence_blocks_other_hosts(desk: Path, environment: dict[str, str]) -> None:
     """A Python that a notebook starts cannot reach other hosts, and its attempts are recorded."""
     ask = "import urllib.request; urllib.request.urlopen('http://192.0.2.1:9/', timeout=1)"
 

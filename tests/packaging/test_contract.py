@@ -60,7 +60,7 @@ def test_a_changed_artifact_is_refused_and_not_started(
         (["--check", "nowhere.tar.gz"], "nowhere.tar.gz is missing"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(
+def test_an_impossible_request_is_refused_in_one_sentence(
     options: list[str],
     told: str,
     tmp_path: Path,
@@ -100,7 +100,7 @@ class Process:
 
 
 @pytest.mark.parametrize(("ending", "number"), [(CTRL_BREAK, 1), (SIGTERM, 15)])
-def test_a_container_is_asked_to_end_in_a_way_that_it_can_answer(ending: StopSignal, number: int) -> None:
+def test_a_container_is_stopped_with_a_signal_that_it_handles(ending: StopSignal, number: int) -> None:
     process = Process(0)
 
     step = stop(process, ending)
@@ -112,7 +112,7 @@ def test_a_container_is_asked_to_end_in_a_way_that_it_can_answer(ending: StopSig
     assert "run this in a console" in stop(Process(0, refuses=True), ending).told
 
 
-def test_a_folder_is_copied_where_nobody_may_make_links(
+def test_a_folder_is_copied_where_links_are_not_allowed(
     oracle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

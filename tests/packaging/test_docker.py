@@ -61,7 +61,7 @@ def health(name: str) -> str:
     return "starting"
 
 
-def test_it_becomes_healthy_speaks_and_ends_in_order_when_nothing_is_writable_but_tmp(container: str) -> None:
+def test_the_container_works_and_stops_cleanly_with_only_tmp_writable(container: str) -> None:
     assert health(container) == "healthy", docker("logs", container)
     address = docker("port", container, "8080/tcp")
 
@@ -73,7 +73,7 @@ def test_it_becomes_healthy_speaks_and_ends_in_order_when_nothing_is_writable_bu
     assert docker("inspect", "--format={{.State.ExitCode}}", container) == "0"
 
 
-def test_it_is_nobody_s_root_and_has_neither_compiler_nor_installer() -> None:
+def test_the_image_runs_without_root_and_has_no_compiler_or_installer() -> None:
     code = "id -u; for it in gcc cc tcc clang make pip apt-get; do command -v $it; done; true"
 
     who, *found = docker("run", "--rm", TAG, "sh", "-c", code).splitlines()
@@ -82,7 +82,7 @@ def test_it_is_nobody_s_root_and_has_neither_compiler_nor_installer() -> None:
     assert found == ["/usr/bin/apt-get"], "Debian's own, which only root can use"
 
 
-def test_started_as_root_it_gives_root_away() -> None:
+def test_a_container_started_as_root_drops_its_privileges() -> None:
     for name in started("--user=0"):
         assert health(name) == "healthy", docker("logs", name)
         status = docker("exec", name, "cat", "/proc/1/status")

@@ -44,12 +44,12 @@ def test_a_variable_of_the_platform_becomes_a_setting_unless_ours_is_set(
     assert container_environment(base | {row.theirs: value, row.ours: "7"})[row.ours] == "7"
 
 
-def test_a_number_that_is_none_is_told_by_name(tmp_path: Path) -> None:
+def test_an_invalid_number_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="SAGEMAKER_MAX_PAYLOAD_IN_MB='many'"):
         container_environment({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MAX_PAYLOAD_IN_MB": "many"})
 
 
-def test_the_unpacked_model_is_what_speaks_and_code_alone_is_not(tmp_path: Path) -> None:
+def test_the_unpacked_model_is_used_and_a_folder_of_code_alone_is_not(tmp_path: Path) -> None:
     base = {"SAGEMAKER_BASE_DIR": str(tmp_path)}
     assert "S1_MINI_CHECKPOINT_PATH" not in container_environment(base)
     (tmp_path / "model" / "code").mkdir(parents=True)
@@ -59,7 +59,7 @@ def test_the_unpacked_model_is_what_speaks_and_code_alone_is_not(tmp_path: Path)
     assert container_environment(base | {"S1_MINI_CHECKPOINT_PATH": "mine"})["S1_MINI_CHECKPOINT_PATH"] == "mine"
 
 
-def test_a_folder_around_the_files_is_told_as_what_it_is(tmp_path: Path) -> None:
+def test_a_folder_around_the_files_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "model" / "s1-mini").mkdir(parents=True)
     (tmp_path / "model" / "s1-mini" / "config.json").write_text("{}")
 

@@ -61,7 +61,7 @@ def test_the_extras_are_those_of_the_lists_and_share_nothing_with_a_plain_instal
         assert not set(modules) & requirements("requirements.txt")
 
 
-def test_a_verb_runs_without_extras_or_names_what_it_lacks_with_the_command_before_anything_is_made(
+def test_a_command_runs_without_extras_or_names_the_missing_one_before_creating_anything(
     tmp_path: Path,
 ) -> None:
     expected = [("", verb) for verb in COMPLETE] + [(extra, verb) for extra, verbs in LACKING.items() for verb in verbs]

@@ -55,7 +55,7 @@ def test_plain_instructions_stand_on_one_base_that_a_build_can_name_by_its_diges
     assert all(";" not in text or text.startswith("set -eu;") for text in texts("RUN")), "a failed step fails its layer"
 
 
-def test_nothing_that_makes_the_image_is_in_it() -> None:
+def test_build_files_are_not_in_the_image() -> None:
     text = " ".join(one.text for one in IN_IMAGE)
 
     assert re.findall(r"apt-get install [^;>]*", text) == ["apt-get install -qq --yes --no-install-recommends haproxy "]
@@ -63,7 +63,7 @@ def test_nothing_that_makes_the_image_is_in_it() -> None:
     assert "pip uninstall" in text
 
 
-def test_all_that_is_written_goes_to_a_volume() -> None:
+def test_everything_writable_is_a_volume() -> None:
     environment = dict(re.findall(r"(\w+)=(\S+)", " ".join(one.text for one in IN_IMAGE if one.word == "ENV")))
 
     assert texts("VOLUME") == ['["/tmp"]']
@@ -74,7 +74,7 @@ def test_all_that_is_written_goes_to_a_volume() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
 @pytest.mark.parametrize("variable", ["S1_MINI_SERVER_PORT", "SAGEMAKER_BIND_TO_PORT"])
-def test_its_health_is_what_ping_answers(variable: str) -> None:
+def test_the_health_check_uses_ping(variable: str) -> None:
     """The unchanged health check, against a server that is healthy and then is not."""
     (text,) = texts("HEALTHCHECK")
     command = text.partition("CMD ")[2]
@@ -101,7 +101,7 @@ def test_its_health_is_what_ping_answers(variable: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
-def test_in_place_of_a_compiler_stands_one_compiled_driver(tmp_path: Path) -> None:
+def test_a_compiled_driver_replaces_the_compiler(tmp_path: Path) -> None:
     """Triton calls it like gcc; any other call is refused with a sentence."""
     made = tmp_path / "triton_driver"
     made.with_suffix(".c").write_text("int driver;")
@@ -134,14 +134,14 @@ def test_all_that_is_installed_is_locked_and_nothing_is_installed_at_the_start()
     assert "pip" not in (ROOT / "sagemaker" / "serve").read_text().replace("s1_mini", "")
 
 
-def test_sagemaker_is_told_what_it_can_start_and_stream() -> None:
+def test_labels_tell_sagemaker_that_the_image_serves_and_streams() -> None:
     assert texts("LABEL") == ['com.amazonaws.sagemaker.capabilities.bidirectional-streaming="true"']
     assert texts("CMD") == ['["serve"]']
     assert texts("EXPOSE") == ["8080"]
     assert not (ROOT / "sagemaker" / "__init__.py").exists(), "a package would hide the SDK of that name"
 
 
-def test_no_secret_and_no_setting_of_a_person_is_in_it() -> None:
+def test_the_image_has_no_secrets_and_no_personal_settings() -> None:
     assert re.findall(r"(?i)secret|password|token|api_key|aws_", (ROOT / "sagemaker" / "Dockerfile").read_text()) == []
 
 
@@ -155,7 +155,7 @@ def copied() -> list[str]:
     return [word for copy in words for word in copy[:-1] if not word.startswith("--")]
 
 
-def test_what_is_copied_is_there_and_passes_the_ignore_file_and_nothing_else_does() -> None:
+def test_copied_files_exist_and_only_they_pass_the_ignore_file() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     kept = {line[1:] for line in lines if line[0] == "!"}
 

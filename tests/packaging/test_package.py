@@ -145,7 +145,7 @@ def test_what_the_toolkits_handler_needs_is_pinned(unpacked: Path) -> None:
     assert "matplotlib" not in pins
 
 
-def test_voices_come_along_and_two_of_a_name_do_not(published: Path, tmp_path: Path) -> None:
+def test_voices_are_packaged_and_duplicate_names_are_refused(published: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     write_voice(tmp_path / "mine", "anna", Voice({"codes": torch.zeros(BOOKS, 4, dtype=torch.int64)}, "Hello."))
 
@@ -167,7 +167,7 @@ def test_a_voice_of_another_codec_is_refused(published: Path, tmp_path: Path) ->
         lay_out(published, voices=tmp_path)
 
 
-def test_what_exists_is_not_written_over_and_what_fails_leaves_nothing(published: Path, tmp_path: Path) -> None:
+def test_existing_output_is_not_overwritten_and_a_failure_leaves_nothing(published: Path, tmp_path: Path) -> None:
     (tmp_path / "model.tar.gz").write_text("released")
     with pytest.raises(PackageError, match="exists already"):
         write_archive(lay_out(published), tmp_path / "model.tar.gz")
@@ -183,7 +183,7 @@ def test_what_exists_is_not_written_over_and_what_fails_leaves_nothing(published
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar.gz", "source"]
 
 
-def test_a_compile_cache_is_used_where_it_was_made_for_and_nowhere_else(
+def test_a_compile_cache_is_used_only_on_its_own_platform(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cache" / "triton").mkdir(parents=True)
@@ -206,7 +206,9 @@ def test_a_compile_cache_is_used_where_it_was_made_for_and_nowhere_else(
         lay_out(published, compile_cache=tmp_path / "cache", compile_key="../../etc")
 
 
-def test_the_copy_of_a_compile_cache_goes_with_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_of_a_compile_cache_is_deleted_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / compile_cache.FOLDER / compile_cache.cache_key() / "triton").mkdir(parents=True)
     at_exit: list[Callable[[], object]] = []
     monkeypatch.setattr(atexit, "register", lambda *words, **named: at_exit.append(partial(*words, **named)))
@@ -222,7 +224,7 @@ def test_the_copy_of_a_compile_cache_goes_with_the_process(tmp_path: Path, monke
     assert not used.exists()
 
 
-def test_what_is_compiled_is_kept_where_the_setting_says_unless_a_variable_says_otherwise(
+def test_compiled_code_is_cached_in_the_configured_directory_unless_a_variable_overrides_it(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
@@ -277,7 +279,7 @@ def test_a_junction_of_windows_is_refused_as_a_link() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="makes links and pipes")
 @pytest.mark.parametrize(("damage", "told"), DAMAGES)
-def test_a_folder_that_is_not_what_it_says_is_refused_by_name(
+def test_a_folder_that_differs_from_its_manifest_is_refused_by_name(
     unpacked: Path, damage: Callable[[Path], object], told: str
 ) -> None:
     damage(unpacked)
@@ -307,7 +309,7 @@ def test_the_engine_refuses_a_changed_artifact_before_the_device_is_touched(
         ProductionTTSEngine(EngineConfig(checkpoint_path=unpacked, device="cpu")).start()
 
 
-def test_what_volumes_and_the_toolkits_python_leave_is_no_damage(unpacked: Path) -> None:
+def test_files_left_by_volumes_and_the_toolkit_are_ignored(unpacked: Path) -> None:
     (unpacked / "lost+found").mkdir()
     (unpacked / "code" / "__pycache__").mkdir()
     (unpacked / "code" / "__pycache__" / "inference.cpython-311.pyc").write_bytes(b"")
@@ -348,7 +350,7 @@ EVIL: list[tuple[tuple[tarfile.TarInfo, bytes], str]] = [
 
 
 @pytest.mark.parametrize(("evil", "told"), EVIL)
-def test_an_archive_with_what_must_not_be_there_is_refused_by_name_and_nothing_is_unpacked(
+def test_an_archive_with_forbidden_members_is_refused_by_name_and_not_unpacked(
     archive: Path, tmp_path: Path, evil: tuple[tarfile.TarInfo, bytes], told: str
 ) -> None:
     with tarfile.open(archive) as whole, tarfile.open(tmp_path / "evil.tar.gz", "w:gz", compresslevel=0) as tar:
@@ -362,7 +364,7 @@ def test_an_archive_with_what_must_not_be_there_is_refused_by_name_and_nothing_i
     assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.gz"]
 
 
-def test_an_archive_that_is_cut_off_or_none_is_told(archive: Path, tmp_path: Path) -> None:
+def test_an_archive_that_is_truncated_or_invalid_is_reported(archive: Path, tmp_path: Path) -> None:
     content = archive.read_bytes()
     (tmp_path / "cut.tar.gz").write_bytes(content[: len(content) // 2])
     (tmp_path / "text.tar.gz").write_text("no archive")

@@ -71,7 +71,7 @@ def test_many_files_that_unpack_to_too_much_are_refused_at_the_first_that_is_too
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
 @pytest.mark.parametrize("size", [MEBI, 64 * MEBI, 2**62])
-def test_what_stands_before_a_file_has_an_end(tmp_path: Path, kind: bytes, size: int) -> None:
+def test_metadata_before_a_file_is_bounded(tmp_path: Path, kind: bytes, size: int) -> None:
     """A name of a megabyte, or fields that unpack to gigabytes; tarfile would hold all of it."""
     archive = write_packed(tmp_path / "bomb.tar.gz", header("x", size, kind), zeros=64)
 
@@ -79,7 +79,7 @@ def test_what_stands_before_a_file_has_an_end(tmp_path: Path, kind: bytes, size:
         verify_archive(archive)
 
 
-def test_headers_before_headers_have_an_end(tmp_path: Path) -> None:
+def test_chained_extension_headers_are_bounded(tmp_path: Path) -> None:
     archive = write_packed(tmp_path / "bomb.tar.gz", header("x", 0, tarfile.XHDTYPE) * 100_000)
 
     with in_little_memory(), pytest.raises(PackageError, match="what stands before a file has more"):
@@ -105,7 +105,7 @@ def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
         verify_archive(archive)
 
 
-def test_a_name_that_is_there_twice_is_refused_before_its_second_content(tmp_path: Path) -> None:
+def test_a_duplicate_name_is_refused_before_its_second_content(tmp_path: Path) -> None:
     archive = write_packed(tmp_path / "twice.tar.gz", header("a", 0) * 2, bytes(MEBI))
 
     members = read_members(archive)

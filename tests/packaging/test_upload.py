@@ -82,7 +82,7 @@ def test_an_archive_arrives_whole_in_parts_with_checksums(s3: Any, large: Path) 
     assert completed["IfNoneMatch"] == "*"
 
 
-def test_what_failed_goes_on_where_it_stopped(s3: Any, large: Path) -> None:
+def test_a_failed_upload_resumes_where_it_stopped(s3: Any, large: Path) -> None:
     broken = Recorder(s3, fails_at=5)
     with pytest.raises(
         UploadError, match=r"cannot reach AWS.*parts of .* are there; run the same again.*abort-multipart"
@@ -112,7 +112,7 @@ def test_a_file_that_changed_meanwhile_is_sent_as_it_is_now(s3: Any, large: Path
     assert s3.get_object(Bucket=BUCKET, Key="voices/1/model.tar.gz")["Body"].read() == content
 
 
-def test_what_is_there_is_not_sent_again_and_never_written_over(s3: Any, large: Path) -> None:
+def test_existing_objects_are_neither_sent_again_nor_overwritten(s3: Any, large: Path) -> None:
     Uploader(s3, part_bytes=PART).send(large, PLACE)
     before = large.read_bytes()
 
@@ -126,7 +126,7 @@ def test_what_is_there_is_not_sent_again_and_never_written_over(s3: Any, large: 
     assert s3.get_object(Bucket=BUCKET, Key="voices/1/model.tar.gz")["Body"].read() == before
 
 
-def test_of_two_who_send_at_once_one_wins_and_the_other_is_told(
+def test_of_two_concurrent_uploads_one_wins_and_the_other_is_refused(
     s3: Any, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.put_object(Bucket=BUCKET, Key="voices/1/model.tar.gz", Body=b"first")
@@ -200,6 +200,6 @@ def test_a_failure_names_the_cause_and_the_next_command(
 
 
 @pytest.mark.parametrize("text", ["bucket/prefix", "s3://", "s3://UPPER/x", "s3://bucket//x", "https://bucket/x"])
-def test_what_is_no_place_on_s3_is_refused(text: str) -> None:
+def test_an_invalid_s3_location_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is not s3://bucket/prefix"):
         S3Place.parse(text)

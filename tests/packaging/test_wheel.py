@@ -75,7 +75,7 @@ def test_the_source_archive_builds_the_same_and_brings_no_tests(built: Path) -> 
     assert not {name for name in names if name.startswith(("tests", "scripts", "infra", "sagemaker"))}
 
 
-def test_the_index_is_told_who_what_and_under_which_licence(metadata: Message) -> None:
+def test_the_metadata_has_author_description_and_licence(metadata: Message) -> None:
     urls = dict(text.split(", ") for text in metadata.get_all("Project-URL", []))
 
     assert metadata["Name"] == "s1-mini"
@@ -99,7 +99,7 @@ def test_a_plain_install_needs_no_server_and_no_aws_and_all_is_every_extra_but_r
     assert set(re.findall(r"\w+", everything.partition("[")[2].partition("]")[0])) == set(MODULES) - {"ray", "vllm"}
 
 
-def test_links_of_the_page_on_the_index_lead_to_files_of_this_release(metadata: Message) -> None:
+def test_links_in_the_package_description_lead_to_files_of_this_release(metadata: Message) -> None:
     ours = f"{metadata['Home-page']}/blob/v{__version__}/"
     targets = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
 
@@ -115,7 +115,7 @@ def test_this_release_has_its_entry_in_the_changelog_with_a_date() -> None:
     assert re.search(rf"(?m)^## {re.escape(__version__)} - \d{{4}}-\d\d-\d\d$", changelog)
 
 
-def test_installed_in_an_environment_of_its_own_it_speaks_without_the_extras(built: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_works_without_the_extras(built: Path, tmp_path: Path) -> None:
     """This environment provides the dependencies of a plain install: a .pth file adds its packages."""
     (path,) = built.glob("*.whl")
     venv = tmp_path / "venv"

@@ -16,7 +16,7 @@ def many() -> list[str]:
     return list(itertools.islice(texts.utterances(3), 4000))
 
 
-def test_the_same_seed_says_the_same(many):
+def test_the_same_seed_gives_the_same_texts(many):
     assert list(itertools.islice(texts.utterances(3), 50)) == many[:50]
     assert list(itertools.islice(texts.utterances(4), 50)) != many[:50]
 
@@ -48,7 +48,7 @@ def test_held_out_sentences_are_as_many_and_as_long_as_promised():
     assert all(150 <= len(text) <= 220 for text in held_out["long"])
 
 
-def test_every_kind_comes_and_hardly_anything_twice(many):
+def test_every_kind_of_text_occurs_and_repetitions_are_rare(many):
     assert all(0 < len(text) <= MAX_CHARACTERS for text in many)
     assert len(set(many)) > 0.94 * len(many)
     patterns = [r"\$\d", "£", "€", r"\d:\d\d", r"\d/\d\d/\d{4}", r"\dth\b", "%", r"\bDr\.", r"\?$", "!$", '"']

@@ -211,7 +211,7 @@ def test_the_time_is_divided_as_the_schedules_are() -> None:
     assert shares["adversarial"] > 3 * shares["spectral"]
 
 
-def test_all_sizes_that_were_tried_are_codecs_of_24_kilohertz() -> None:
+def test_all_candidate_sizes_are_24_kilohertz_codecs() -> None:
     for size in CODECS.values():
         config = DacConfig.from_json(size)
         assert config.sample_rate == RATE

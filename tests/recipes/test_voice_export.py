@@ -16,7 +16,7 @@ from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.packaging.write import convert_checkpoint
 
 
-def test_voices_that_ship_are_among_those_that_the_model_has_learnt() -> None:
+def test_exported_voices_are_among_the_training_speakers() -> None:
     assert len(export.REFERENCES) >= 8
     assert set(export.REFERENCES) <= set(NAMED)
 

@@ -39,7 +39,7 @@ def test_a_peak_between_two_samples_is_found() -> None:
     assert true_peak(wave, RATE) == pytest.approx(0.0, abs=0.2)
 
 
-def test_what_is_said_is_counted_by_words_and_by_utterances() -> None:
+def test_recognised_speech_is_counted_by_words_and_by_utterances() -> None:
     said = [
         Said("One two three four.", "anna", tone(2.0, 0.22), RATE, took_s=1.0),  # -16.2 LUFS
         Said("One two three.", "anna", tone(2.0, 0.05), RATE, took_s=1.0, ended=False),
@@ -59,7 +59,7 @@ def test_what_is_said_is_counted_by_words_and_by_utterances() -> None:
     assert all(row.count("|") == len(COLUMNS) + 2 for row in rows)
 
 
-def test_a_recording_is_of_the_same_speaker_and_as_long_as_is_wanted() -> None:
+def test_a_reference_is_of_the_same_speaker_and_of_the_requested_length() -> None:
     held = [Held(text, who, tone(2.0, 0.1)) for text, who in (("A.", 0), ("B.", 1), ("C.", 0), ("D.", 0), ("E.", 1))]
 
     shortest, longer, alone = (
@@ -77,7 +77,7 @@ def test_a_recording_is_of_the_same_speaker_and_as_long_as_is_wanted() -> None:
     assert recording(held[0], held[:2], 3.0) is None
 
 
-def test_sentences_are_held_out_and_the_same_for_everybody() -> None:
+def test_sentences_are_held_out_and_the_same_for_every_voice() -> None:
     chosen = sentences(30)
 
     every = {text for name, room in held_out_sentences().items() if name != "reference" for text in room}

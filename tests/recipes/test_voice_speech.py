@@ -108,7 +108,7 @@ def test_any_length_is_resampled_by_a_transform_without_large_prime_factors(
     assert later.argmax().item() == pytest.approx(440.0 * pitch, abs=1.0)
 
 
-def test_what_has_no_room_at_once_is_spoken_by_halves() -> None:
+def test_a_batch_that_exceeds_memory_is_split_in_halves() -> None:
     class Crowded:
         device = torch.device("cpu")
 

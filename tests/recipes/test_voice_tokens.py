@@ -76,7 +76,7 @@ def encode(work: Path) -> None:
     tokens.encode([said[::2], said[1::2]], texts, codec, speakers, "test")
 
 
-def test_every_utterance_is_written_once_beside_the_others_of_its_speaker(work: Path) -> None:
+def test_every_utterance_is_written_once_next_to_others_of_its_speaker(work: Path) -> None:
     tokenizer, codec = S1Tokenizer.from_directory(work), open_dac(work, encodes=True)
     found = {}
     for path in sorted((work / "tokens").glob("shard_00_*.npz")):
@@ -94,7 +94,7 @@ def test_every_utterance_is_written_once_beside_the_others_of_its_speaker(work: 
         assert found[said] == (speaker, frames)
 
 
-def test_a_model_learns_from_what_was_encoded(work: Path) -> None:
+def test_a_model_can_be_trained_on_the_encoded_data(work: Path) -> None:
     training = training_of(work)
     training.wait_for_tokens()
     training.rate.fill_(1e-2)
@@ -122,7 +122,7 @@ def training_of(work: Path, **options: Any) -> ModelTraining:
     )
 
 
-def test_what_the_slow_layers_read_is_noisy_in_training_alone_and_only_in_residual_codes(work: Path) -> None:
+def test_input_noise_of_the_slow_layers_applies_in_training_and_to_residual_codes_only(work: Path) -> None:
     training = training_of(work, noise=0.5)
     training.wait_for_tokens()
     columns, _ = training.corpus.windows(training.corpus.random_groups(2), 256)
@@ -253,7 +253,7 @@ def test_a_window_is_the_prompt_that_the_engine_writes(coded: list[Coded], tiny:
     assert pool.num_utterances == 4
 
 
-def test_a_corpus_that_is_full_is_drawn_from_all_the_same(tmp_path: Path) -> None:
+def test_a_full_corpus_is_still_sampled_evenly(tmp_path: Path) -> None:
     for shard in range(4):
         np.savez(
             tmp_path / f"shard_{shard:05d}.npz",

@@ -174,9 +174,7 @@ def heard(engine: ProductionTTSEngine) -> np.ndarray:
     return np.concatenate([chunk.audio for chunk in engine.stream(TEXT, **ASKED)])
 
 
-def test_any_family_sounds_apart_as_together_whichever_replica_is_lost_meanwhile(
-    checkpoint: Path, shared: Open
-) -> None:
+def test_remote_stages_of_any_family_match_one_engine_when_a_replica_is_lost(checkpoint: Path, shared: Open) -> None:
     parts, fault = shared(checkpoint)
     with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", **SHORT)) as together:
         expected = heard(together)
@@ -198,12 +196,12 @@ def test_health_counts_slots_and_names_where_stages_are(opened: tuple[Apart, Fau
     assert set(health["placement"].values()) == {"elsewhere"}
 
 
-def test_what_a_caller_did_wrong_is_told_as_by_one_engine(opened: tuple[Apart, Fault]) -> None:
+def test_caller_errors_are_the_same_as_with_one_engine(opened: tuple[Apart, Fault]) -> None:
     with pytest.raises(VoiceUnsupportedError):
         opened[0].engine.generate("Hello.", reference_audio=np.zeros(24_000, np.float32), reference_text="Ah.")
 
 
-def test_a_recording_becomes_a_voice_though_no_stage_works_in_that_process(
+def test_a_recording_becomes_a_voice_in_a_process_without_stages(
     tiny: Path, engine: ProductionTTSEngine, tone: np.ndarray, shared: Open
 ) -> None:
     asked = {"reference_audio": tone, "reference_text": "Aah.", "seed": 3, "max_new_tokens": 8}
@@ -211,7 +209,7 @@ def test_a_recording_becomes_a_voice_though_no_stage_works_in_that_process(
     assert np.array_equal(shared(tiny)[0].engine.generate("Hello.", **asked).audio, expected)
 
 
-def test_a_replica_that_goes_on_otherwise_ends_the_request_with_an_error(opened: tuple[Apart, Fault]) -> None:
+def test_a_replica_that_resumes_with_different_output_fails_the_request(opened: tuple[Apart, Fault]) -> None:
     parts, fault = opened
     fault.set("coarse", go_on_otherwise)
     with pytest.raises(GenerationError, match="replica of the stage coarse was lost, and another one does not go"):
@@ -230,7 +228,7 @@ def wait_until_left(fault: Fault) -> None:
     wait_until(lambda: 0 < fault.num_left == fault.num_calls - 1)
 
 
-def test_a_request_whose_time_is_over_ends_though_a_stage_says_nothing(
+def test_a_request_times_out_although_a_stage_is_silent(
     opened: tuple[Apart, Fault], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, fault = opened
@@ -243,7 +241,7 @@ def test_a_request_whose_time_is_over_ends_though_a_stage_says_nothing(
     wait_until_left(fault)
 
 
-def test_a_listener_who_leaves_takes_the_work_of_all_stages_along(opened: tuple[Apart, Fault]) -> None:
+def test_cancelling_a_request_cancels_the_work_of_all_stages(opened: tuple[Apart, Fault]) -> None:
     parts, fault = opened
     fault.set("semantic", be_mute)
     listening = parts.engine.stream(TEXT, voice="one", **ASKED)
@@ -254,7 +252,7 @@ def test_a_listener_who_leaves_takes_the_work_of_all_stages_along(opened: tuple[
         parts.engine.stream(TEXT, voice="one", **ASKED).close()  # type: ignore[attr-defined]
 
 
-def test_stopping_ends_what_is_being_spoken_with_an_error(cascade: Path) -> None:
+def test_stopping_fails_requests_in_flight(cascade: Path) -> None:
     with apart(cascade) as parts:
         listening = parts.engine.stream(TEXT * 10, **ASKED)
         next(listening)
@@ -268,7 +266,7 @@ def test_stopping_ends_what_is_being_spoken_with_an_error(cascade: Path) -> None
 @pytest.mark.parametrize(
     "error", [CapacityError("too long"), QueueFullError(3, 2, 1.5), ParameterError("top_p", "7"), LostError("killed")]
 )
-def test_an_error_reaches_another_process_as_what_it_is(error: Exception) -> None:
+def test_an_error_keeps_its_type_across_processes(error: Exception) -> None:
     received = pickle.loads(pickle.dumps(error))
 
     assert type(received) is type(error)

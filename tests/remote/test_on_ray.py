@@ -151,7 +151,7 @@ def test_streams_sound_as_from_one_engine_though_a_replica_is_killed(
     assert f"a replica of the stage {stage} is lost" in served.log.read_text()
 
 
-def test_a_wrong_request_is_refused_as_by_one_server(served: Served) -> None:
+def test_an_invalid_request_is_refused_as_by_one_server(served: Served) -> None:
     answer = httpx2.post(f"{served.url}/v1/tts", json={"text": "Hello.", "top_p": 7}, timeout=30)
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "top_p")

@@ -46,7 +46,7 @@ def test_variables_and_arguments_set_replicas_and_shares_of_each_stage(monkeypat
         ({"gpu": "coarse=1"}, "gpu is not a setting"),
     ],
 )
-def test_what_is_no_number_is_refused_by_its_name(given: dict[str, str], sentence: str) -> None:
+def test_a_value_that_is_not_a_number_is_refused_by_name(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         settings_of(given)
 
@@ -88,7 +88,7 @@ def test_a_placement_that_does_not_fit_the_family_is_refused(given: dict[str, ob
         ("cpu", {"replicas": "fine=40"}, [{"CPU": 2}], r"need 8.6 CPUs, and the cluster has 2; .*S1_MINI_CLUSTER_CPUS"),
     ],
 )
-def test_more_replicas_than_devices_are_refused_with_the_way_out(
+def test_more_replicas_than_devices_are_refused_with_a_hint(
     device: str, given: dict[str, str], nodes: list[dict[str, float]], sentence: str
 ) -> None:
     config, names = EngineConfig(device=device), STAGES
@@ -100,7 +100,7 @@ def test_more_replicas_than_devices_are_refused_with_the_way_out(
     check_resources(CPU, ClusterSettings(), names, [{"CPU": 2}])
 
 
-def test_ray_that_is_not_installed_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_ray_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("s1_mini.extras.find_spec", lambda name: None if name == "ray" else object())
 
     with pytest.raises(ConfigurationError, match=r'needs ray, which is not installed: pip install "s1-mini\[ray\]"'):

@@ -98,7 +98,7 @@ def take_all(worker: TokenWorker, number: int) -> list[int]:
     raise AssertionError(f"it never ended; there are {tokens}")
 
 
-def test_sequences_go_on_side_by_side_and_what_a_library_prints_is_no_token(start: Start) -> None:
+def test_sequences_run_concurrently_and_output_printed_by_a_library_is_ignored(start: Start) -> None:
     worker = start()
 
     long, short = ask(worker, 10, 300), ask(worker, 50, 2)
@@ -108,7 +108,7 @@ def test_sequences_go_on_side_by_side_and_what_a_library_prints_is_no_token(star
     assert take_all(worker, long)[-1] == 309
 
 
-def test_a_sequence_that_is_dropped_is_made_no_further(start: Start) -> None:
+def test_a_dropped_sequence_generates_no_more_tokens(start: Start) -> None:
     worker = start()
     fatal = ask(worker, 1000 - 500, 600)  # the worker would exit
     worker.take([fatal], 30.0)
@@ -119,7 +119,7 @@ def test_a_sequence_that_is_dropped_is_made_no_further(start: Start) -> None:
     assert worker.num_starts == 1
 
 
-def test_what_the_worker_refuses_is_its_owners_error_alone(start: Start) -> None:
+def test_a_refused_sequence_fails_only_its_own_request(start: Start) -> None:
     worker = start()
     wrong, right = worker.begin({"prompt": [], "steps": 1}), ask(worker, 1)
 
@@ -132,7 +132,7 @@ def test_what_the_worker_refuses_is_its_owners_error_alone(start: Start) -> None
     ("number", "how", "silent_s"),
     [(1000, "exit code 3", 60), (2000, "not answered for 0.5 s", 0.5), (3000, "Hello", 60)],
 )
-def test_a_worker_that_dies_hangs_or_raves_is_an_error_to_each_and_is_started_again(
+def test_a_worker_that_dies_hangs_or_sends_garbage_fails_its_requests_and_is_restarted(
     start: Start, number: int, how: str, silent_s: float
 ) -> None:
     worker = start(silent_s=silent_s)
@@ -159,9 +159,7 @@ def test_a_worker_that_cannot_begin_says_why(start: Start) -> None:
         start("print('Hello.')").wait_until_ready()
 
 
-def test_a_start_that_takes_too_long_is_given_up_and_tried_again_when_somebody_asks(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_start_that_times_out_is_retried_at_the_next_request(start: Start, tmp_path: Path) -> None:
     worker = start(start_s=3.0, hang=str(tmp_path / "hung"))
     waiting = ask(worker, 1)
 
@@ -174,7 +172,7 @@ def test_a_start_that_takes_too_long_is_given_up_and_tried_again_when_somebody_a
     assert take_all(worker, ask(worker, 1)) == [1, 2, 3]
 
 
-def test_an_interpreter_that_is_not_there_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_interpreter_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
     with pytest.raises(EngineNotReadyError, match="cannot be started: /nowhere/python"):
@@ -193,7 +191,7 @@ os._exit(1)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="asks for a process as POSIX does")
-def test_a_worker_outlives_nobody() -> None:
+def test_a_worker_ends_with_its_parent() -> None:
     asked = subprocess.run([sys.executable, "-c", PARENT, COUNTER], capture_output=True, text=True, check=False)
     process = int(asked.stdout)
 

@@ -67,7 +67,7 @@ def nobody_waits_for_a_compiler_beyond_its_test() -> Iterator[None]:
             thread.join(60)
 
 
-def test_what_is_compiled_beside_the_engine_is_used_then_and_at_once_the_next_time(
+def test_code_compiled_in_the_background_is_used_and_reused_at_the_next_start(
     module: Callable[[str], str],
 ) -> None:
     used: list[bool] = []
@@ -83,9 +83,7 @@ def test_what_is_compiled_beside_the_engine_is_used_then_and_at_once_the_next_ti
     assert len(used) == 2
 
 
-def test_of_engines_that_start_at_once_one_has_it_compiled_for_all(
-    module: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_one_of_several_starting_engines_compiles_for_all(module: Callable[[str], str], tmp_path: Path) -> None:
     body = f"import time; time.sleep(0.5); open({str(tmp_path / 'times')!r}, 'a').write('once ')"
     work = Compilable("steps", module(body), [], lambda: None)
 
@@ -95,7 +93,7 @@ def test_of_engines_that_start_at_once_one_has_it_compiled_for_all(
     assert (tmp_path / "times").read_text() == "once "
 
 
-def test_a_process_that_was_killed_keeps_nobody_from_compiling(work: Compilable) -> None:
+def test_a_killed_process_does_not_block_compilation(work: Compilable) -> None:
     from s1_mini.kernels.compiled.build import marker
 
     hold = """if True:
@@ -116,7 +114,7 @@ def test_a_process_that_was_killed_keeps_nobody_from_compiling(work: Compilable)
     wait_until(lambda: speaker.kernels.value == "numba")
 
 
-def test_of_what_another_installation_compiled_nothing_is_taken_as_kept(work: Compilable, tmp_path: Path) -> None:
+def test_code_compiled_by_another_installation_is_not_reused(work: Compilable, tmp_path: Path) -> None:
     _, first = compiler(work)
     wait_until(lambda: first.kernels.value == "numba")
 
@@ -127,7 +125,7 @@ def test_of_what_another_installation_compiled_nothing_is_taken_as_kept(work: Co
     wait_until(lambda: second.kernels.value == "numba")
 
 
-def test_modules_of_the_folder_that_an_engine_is_started_in_are_not_run(
+def test_modules_in_the_working_directory_are_not_imported(
     work: Compilable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -170,7 +168,7 @@ def test_the_process_of_an_engine_that_stopped_goes_on_and_leaves_no_zombie(
     assert (tmp_path / "done").exists()
 
 
-def test_what_an_engine_that_stopped_left_to_compile_is_all_there_for_the_next(
+def test_compilation_that_outlives_its_engine_is_complete_for_the_next_one(
     module: Callable[[str], str], tmp_path: Path
 ) -> None:
     from s1_mini.kernels.compiled.build import marker
@@ -186,7 +184,7 @@ def test_what_an_engine_that_stopped_left_to_compile_is_all_there_for_the_next(
     assert compiler(*parts)[1].kernels == Choice("numba", "frames and the codec, compiled before, and kept")
 
 
-def test_an_engine_whose_first_words_fail_leaves_nobody_who_waits_for_the_compiler(
+def test_an_engine_whose_warm_up_fails_leaves_no_thread_waiting_for_the_compiler(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: Synthesizer) -> None:
@@ -202,7 +200,7 @@ def test_an_engine_whose_first_words_fail_leaves_nobody_who_waits_for_the_compil
     assert closed
 
 
-def test_what_other_users_may_have_written_is_not_run(work: Compilable, tmp_path: Path) -> None:
+def test_files_that_other_users_can_write_are_not_executed(work: Compilable, tmp_path: Path) -> None:
     if not hasattr(os, "geteuid"):
         pytest.skip("folders of Windows take their rights from the user's own")
     _, first = compiler(work)
@@ -215,9 +213,7 @@ def test_what_other_users_may_have_written_is_not_run(work: Compilable, tmp_path
     assert "S1_MINI_COMPILE_CACHE_PATH names a folder of this user's own" in second.kernels.reason
 
 
-def test_folders_that_nobody_used_for_a_month_are_removed_at_a_start_and_nothing_else(
-    work: Compilable, tmp_path: Path
-) -> None:
+def test_cache_folders_unused_for_a_month_are_removed_at_a_start(work: Compilable, tmp_path: Path) -> None:
     from s1_mini.kernels.compiled import build
 
     build.in_order(_itself)
@@ -275,7 +271,7 @@ def test_a_program_without_a_python_of_its_own_is_not_started_again(
     assert "S1_MINI_COMPILE=true" in speaker.kernels.reason
 
 
-def test_where_compiling_fails_torch_computes_and_it_is_told(
+def test_failed_compilation_falls_back_to_torch_with_a_warning(
     module: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     work = Compilable("steps", module("raise OSError('no room')"), [], lambda: None)
@@ -288,7 +284,7 @@ def test_where_compiling_fails_torch_computes_and_it_is_told(
     assert [record.message for record in caplog.records] == ["numba fails, torch computes: OSError: no room"]
 
 
-def test_where_nothing_can_be_kept_torch_computes_and_no_process_is_begun(
+def test_without_a_writable_cache_torch_is_used_and_no_process_is_started(
     work: Compilable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -301,7 +297,7 @@ def test_where_nothing_can_be_kept_torch_computes_and_no_process_is_begun(
     assert "numba fails" in speaker.kernels.reason
 
 
-def test_what_cannot_be_used_is_told_and_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_compiled_code_is_reported_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     def use() -> None:
         raise RuntimeError("not the same")
 
@@ -311,7 +307,7 @@ def test_what_cannot_be_used_is_told_and_left(caplog: pytest.LogCaptureFixture) 
     assert [record.message for record in caplog.records] == ["numba fails, torch computes: not the same"]
 
 
-def test_what_was_taken_into_use_before_another_part_failed_is_told() -> None:
+def test_partial_compilation_is_reported() -> None:
     def fail() -> None:
         raise RuntimeError("not the same")
 
@@ -332,7 +328,7 @@ def test_what_was_taken_into_use_before_another_part_failed_is_told() -> None:
         ({}, 1e9, "so large a model"),
     ],
 )
-def test_nothing_is_compiled_where_it_is_unwanted_or_does_not_pay(
+def test_nothing_is_compiled_where_it_is_disabled_or_not_worthwhile(
     settings: dict[str, Any], num_bytes: float, told: str
 ) -> None:
     _, speaker = compiler(None, num_bytes=num_bytes, **settings)

@@ -28,7 +28,7 @@ def _no_wait_for_hanging_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("what", ["begin", "prefill", "step", "decode"])
-def test_a_lost_device_kills_the_engine_and_is_not_taken_for_a_bad_request(
+def test_a_lost_device_stops_the_engine_and_is_not_reported_as_a_bad_request(
     what: str, speaker: LoadedCheckpoint
 ) -> None:
     synthesizer = start(speaker)
@@ -43,7 +43,7 @@ def test_a_lost_device_kills_the_engine_and_is_not_taken_for_a_bad_request(
     wait_until(lambda: not synthesizer.core.is_alive)
 
 
-def test_a_model_that_fails_for_all_is_an_error_to_each(speaker: LoadedCheckpoint) -> None:
+def test_a_model_that_fails_for_all_fails_each_request(speaker: LoadedCheckpoint) -> None:
     synthesizer = start(speaker)
 
     def fail(*_: Any) -> None:
@@ -61,7 +61,7 @@ def test_a_model_that_fails_for_all_is_an_error_to_each(speaker: LoadedCheckpoin
 
 
 @pytest.mark.parametrize(("what", "who"), [("begin", "of model"), ("step", "of model"), ("decode", "of sound")])
-def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
+def test_a_hanging_device_fails_all_requests_and_is_detected(
     what: str, who: str, speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that audio has its own thread
@@ -91,7 +91,7 @@ def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
     wait_until(lambda: not any(worker.thread.is_alive() for worker in synthesizer.core.workers))
 
 
-def test_a_stop_comes_back_though_the_device_hangs(speaker: LoadedCheckpoint) -> None:
+def test_stop_returns_although_the_device_hangs(speaker: LoadedCheckpoint) -> None:
     synthesizer = start(speaker, stuck_after_s=1.0)
     woken = threading.Event()
     hangs = hang_in(synthesizer, "step", woken)
@@ -105,7 +105,7 @@ def test_a_stop_comes_back_though_the_device_hangs(speaker: LoadedCheckpoint) ->
     woken.set()
 
 
-def test_an_engine_that_dies_while_its_sound_hangs_tells_all(
+def test_an_engine_that_dies_while_audio_decoding_hangs_fails_all_requests(
     speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that audio has its own thread
@@ -153,7 +153,7 @@ def hang_in(synthesizer: Synthesizer, what: str, woken: threading.Event) -> thre
     return hangs
 
 
-def test_a_codec_slower_than_the_model_fills_the_queue_and_no_hidden_one(
+def test_a_codec_slower_than_the_model_causes_back_pressure(
     speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # the codec has a thread
@@ -204,7 +204,7 @@ def start_alone(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
         return start(speaker, **settings)
 
 
-def test_a_chunk_that_is_made_again_is_made_once(speaker: LoadedCheckpoint) -> None:
+def test_a_retried_chunk_is_delivered_once(speaker: LoadedCheckpoint) -> None:
     plain = start(speaker)
     expected = {seed: sound(ask(plain, seed=seed, frames=60, profile="ttfa")) for seed in range(6)}
     synthesizer = start(speaker)
@@ -225,7 +225,7 @@ def test_a_chunk_that_is_made_again_is_made_once(speaker: LoadedCheckpoint) -> N
     assert leaks(synthesizer.core.scheduler) == []
 
 
-def test_pieces_follow_each_other_in_order_however_slowly_the_engine_turns(speaker: LoadedCheckpoint) -> None:
+def test_utterances_follow_each_other_in_order_on_a_slow_engine(speaker: LoadedCheckpoint) -> None:
     texts = ["One.", "Two.", "Three."]
     plain = start(speaker)
     expected = sound(ask(plain, *texts, seed=3, frames=20))
@@ -237,7 +237,7 @@ def test_pieces_follow_each_other_in_order_however_slowly_the_engine_turns(speak
     assert np.array_equal(sound(ask(synthesizer, *texts, seed=3, frames=20)), expected)
 
 
-def test_memory_that_runs_out_while_encoding_is_tried_again_and_else_a_capacity_error(
+def test_out_of_memory_while_encoding_is_retried_and_then_a_capacity_error(
     speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synthesizer = start(speaker)

@@ -110,7 +110,7 @@ def test_a_later_prompt_that_fails_ends_its_request_alone(
     assert leaks(synthesizer.core.scheduler) == []
 
 
-def test_a_stream_that_nobody_reads_pauses_and_goes_on_unchanged(
+def test_an_unread_stream_pauses_and_resumes_unchanged(
     speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", WINDOW_S)

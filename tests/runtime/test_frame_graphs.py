@@ -33,7 +33,7 @@ def equip(core: EngineCore) -> None:
     stage.is_overlapped = True
 
 
-def test_an_engine_with_graphs_says_what_one_without_says(both: tuple[Synthesizer, Synthesizer]) -> None:
+def test_an_engine_with_graphs_generates_what_one_without_generates(both: tuple[Synthesizer, Synthesizer]) -> None:
     heard = []
     for synthesizer in both:
         queues = [
@@ -68,7 +68,7 @@ def test_a_slot_may_be_filled_to_its_last_column(both: tuple[Synthesizer, Synthe
     assert leaks(both[0].core.scheduler) == []
 
 
-def test_who_breaks_off_takes_nothing_from_the_others(both: tuple[Synthesizer, Synthesizer]) -> None:
+def test_a_cancelled_request_does_not_affect_the_others(both: tuple[Synthesizer, Synthesizer]) -> None:
     options: dict[str, Any] = {"seed": 4, "frames": 30, "temperature": 0.0}
     alone = sound(ask(both[1], "Stay.", **options))
 
@@ -127,7 +127,7 @@ def test_prompts_are_read_together_and_each_into_its_slot(speaker: LoadedCheckpo
         assert not stage.state.cache.keys[:, (1, 3, 5), :, :POSITIONS].any()
 
 
-def test_a_prompt_longer_than_the_largest_graph_is_read_in_several_goes(speaker: LoadedCheckpoint) -> None:
+def test_a_prompt_longer_than_the_largest_graph_is_read_in_parts(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
     columns = torch.from_numpy(model.prompt("And a text.", [random_voice(2 * READS[-1], seed=2)]).items).T
     length = columns.shape[1]

@@ -31,7 +31,7 @@ class Cycle:
         self.itself = self
 
 
-def test_the_collector_rests_within_the_block_and_is_as_before_after_it() -> None:
+def test_the_garbage_collector_is_disabled_within_the_block_and_restored_after_it() -> None:
     with no_collections():
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -50,7 +50,7 @@ def test_the_collector_rests_within_the_block_and_is_as_before_after_it() -> Non
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("is_ahead", [False, True])
-def test_calls_launched_ahead_of_a_look_lose_no_output(device: torch.device, is_ahead: bool) -> None:
+def test_calls_launched_ahead_of_reading_lose_no_output(device: torch.device, is_ahead: bool) -> None:
     count = torch.zeros((), dtype=torch.int64, device=device)
 
     def call(rows: int) -> list[Tensor]:
@@ -74,7 +74,7 @@ def test_calls_launched_ahead_of_a_look_lose_no_output(device: torch.device, is_
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_call_launched_before_the_last_is_looked_at_leaves_it_its_inputs(device: torch.device) -> None:
+def test_a_call_launched_before_the_last_is_read_keeps_that_calls_inputs(device: torch.device) -> None:
     slow = torch.randn(1024, 1024, device=device)
 
     def call(rows: int, numbers: Tensor) -> list[Tensor]:
@@ -98,7 +98,7 @@ def test_a_call_launched_before_the_last_is_looked_at_leaves_it_its_inputs(devic
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_graphs_that_nobody_has_any_more_are_not_destroyed_while_another_is_captured() -> None:
+def test_unused_graphs_are_not_destroyed_while_another_is_captured() -> None:
     device = torch.device("cuda", 0)
     stream, total = graph_stream(device, 0), torch.zeros(8, device=device)
     before = capture(lambda: total.add_(1), stream, torch.cuda.graph_pool_handle())

@@ -134,7 +134,7 @@ def test_a_fault_of_the_encoding_half_is_found_before_the_first_reference(publis
         load(EngineConfig(checkpoint_path=changed, device="cpu"))
 
 
-def test_a_tied_head_that_is_another_is_refused(published: Path, tmp_path: Path) -> None:
+def test_a_tied_head_that_differs_from_the_embedding_is_refused(published: Path, tmp_path: Path) -> None:
     changed = edit(published, tmp_path / "c", lambda t: t, "model.pth")
     path = changed / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
@@ -188,7 +188,7 @@ def test_a_missing_file_is_named(name: str, tiny: Path, tmp_path: Path) -> None:
         load(EngineConfig(checkpoint_path=tmp_path / "c", device="cpu"))
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="nowhere is not a directory"):
         find_checkpoint(tmp_path / "nowhere")
 
@@ -218,7 +218,7 @@ def test_choices_of_device_and_precision_explain_themselves() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_missing_device_is_refused() -> None:
     assert choose_device("auto").value == "cpu"
     with pytest.raises(ConfigurationError, match="this machine has 0 CUDA devices"):
         choose_device("cuda")
@@ -228,7 +228,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     ("weights", "kv", "chosen", "share"),
     [("int8", "full", ("int8", "full"), 1), ("fp8", "fp8", ("int8", "fp8"), 1 / 4)],
 )
-def test_an_engine_with_narrow_weights_speaks_and_tells_what_it_chose(
+def test_an_engine_with_eight_bit_weights_works_and_reports_its_choice(
     weights: str, kv: str, chosen: tuple[str, str], share: float, tiny: Path
 ) -> None:
     full = load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded.model
@@ -248,7 +248,7 @@ def test_an_engine_with_narrow_weights_speaks_and_tells_what_it_chose(
     assert {weight.dtype for weight in model.network.fast_layers.parameters()} == {torch.float32}
 
 
-def test_what_a_device_cannot_do_is_replaced_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_options_of_a_device_are_replaced_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     on_ampere = choose_weights_dtype("fp8", "cuda"), choose_kv_dtype("fp8", "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
@@ -283,7 +283,7 @@ def test_stages_are_placed_by_name_and_a_wrong_placement_is_refused_before_weigh
     assert "'codec=cpu' is not stage=device, or names a stage twice" in refusal("codec=cpu,codec=cpu")
 
 
-def test_weights_that_the_machine_cannot_multiply_stay_in_full_and_health_says_why(
+def test_weights_that_the_machine_cannot_multiply_stay_unquantised_and_health_says_why(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -19,7 +19,7 @@ def test_a_prepared_process_lets_threads_take_turns_often() -> None:
         sys.setswitchinterval(before)
 
 
-def test_what_is_loaded_is_frozen_within_the_block_alone() -> None:
+def test_loaded_objects_are_frozen_within_the_block_only() -> None:
     loaded = [[number] for number in range(1000)]
     with frozen():
         assert gc.get_freeze_count() > len(loaded)

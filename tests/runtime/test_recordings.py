@@ -47,7 +47,7 @@ def test_work_is_done_in_the_order_in_which_it_came(line: Recordings) -> None:
     assert done == [0, 1]
 
 
-def test_what_work_fails_with_is_raised_to_who_waits(line: Recordings) -> None:
+def test_an_error_of_the_work_is_raised_to_the_waiting_caller(line: Recordings) -> None:
     def fail(check: Check) -> None:
         raise ValueError("broken")
 
@@ -55,7 +55,7 @@ def test_what_work_fails_with_is_raised_to_who_waits(line: Recordings) -> None:
         line.submit(fail).result(5)
 
 
-def test_one_more_than_may_wait_is_refused_with_a_time(line: Recordings) -> None:
+def test_work_over_the_queue_limit_is_refused_with_a_retry_time(line: Recordings) -> None:
     never = threading.Event()
     line.submit(until(never))
     wait_until(lambda: line.health()["running"] == 1)
@@ -68,7 +68,7 @@ def test_one_more_than_may_wait_is_refused_with_a_time(line: Recordings) -> None
     assert refused.value.retry_after_s >= 1
 
 
-def test_work_that_is_cancelled_in_line_lets_go_of_all_it_holds(line: Recordings) -> None:
+def test_work_cancelled_in_the_queue_releases_everything_it_holds(line: Recordings) -> None:
     never, kept = threading.Event(), Kept()
     line.submit(until(never))
     wait_until(lambda: line.health()["running"] == 1)
@@ -81,7 +81,7 @@ def test_work_that_is_cancelled_in_line_lets_go_of_all_it_holds(line: Recordings
     assert line.health()["waiting"] == 0
 
 
-def test_work_that_is_cancelled_under_way_ends_and_makes_room(line: Recordings) -> None:
+def test_work_cancelled_in_progress_ends_and_frees_its_place(line: Recordings) -> None:
     ended = threading.Event()
 
     def work(check: Check) -> None:

@@ -64,7 +64,7 @@ def beginning(slot: int, *, steps: Sequence[int] = ()) -> Plan:
     return Plan(0, slot, begins=[Begin(slot, 0, [], [], 0, 1, 1, 0, 0, conditions)], steps=list(steps))
 
 
-def test_what_is_begun_while_steps_are_under_way_is_no_time_of_its_own(clock: Clock) -> None:
+def test_prefill_that_overlaps_steps_is_not_counted_twice(clock: Clock) -> None:
     runner = StageRunner(Slow(clock), lambda: None)
     plans = [beginning(0, steps=[0]), beginning(1), beginning(2, steps=[0])]
 
@@ -74,7 +74,7 @@ def test_what_is_begun_while_steps_are_under_way_is_no_time_of_its_own(clock: Cl
     assert [look().seconds for look in looks] == [3.5, 0.0, 0.5]
 
 
-def test_what_is_begun_alone_is_counted_to_its_end(clock: Clock) -> None:
+def test_prefill_without_steps_is_counted_to_its_end(clock: Clock) -> None:
     runner = StageRunner(Slow(clock), lambda: None)
     plan = beginning(0)
 

@@ -41,7 +41,7 @@ def test_slots_of_a_prefix_are_a_group_led_by_the_first_and_the_others_begin_at_
     assert np.flatnonzero(shared.tables.starts.numpy()).tolist() == [3, 4, 9, 20]
 
 
-def test_more_than_a_group_may_have_are_shared_out_evenly(shared: SharedPrefixes) -> None:
+def test_slots_over_the_group_limit_are_split_evenly(shared: SharedPrefixes) -> None:
     prefix = torch.zeros(1)
     hold(shared, range(MOST + 1), prefix)
     assert [len(members) for _, _, members in groups_of(shared)] == [5, 4]
@@ -52,7 +52,7 @@ def test_more_than_a_group_may_have_are_shared_out_evenly(shared: SharedPrefixes
     assert [leader for leader, _, _ in found] == [0, 6, 12]
 
 
-def test_few_rows_and_short_prefixes_are_not_worth_it(shared: SharedPrefixes) -> None:
+def test_few_rows_and_short_prefixes_are_not_grouped(shared: SharedPrefixes) -> None:
     few, short = torch.zeros(1), torch.zeros(1)
     hold(shared, range(FEWEST_ROWS - 1), few)
     hold(shared, range(10, 20), short, WORTH_POSITIONS - 1)
@@ -61,7 +61,7 @@ def test_few_rows_and_short_prefixes_are_not_worth_it(shared: SharedPrefixes) ->
     assert not shared.tables.starts.any()
 
 
-def test_what_is_in_common_is_whole_blocks_and_bounded(shared: SharedPrefixes) -> None:
+def test_the_shared_length_is_in_whole_blocks_and_bounded(shared: SharedPrefixes) -> None:
     middle, long = torch.zeros(1), torch.zeros(1)
     hold(shared, range(4), middle, 95)
     hold(shared, range(4, 8), long, 5000)
@@ -77,7 +77,7 @@ def test_only_slots_of_the_step_are_members_and_no_more_groups_than_it_looks_at(
     assert len(groups_of(shared, SLOTS)) == 2
 
 
-def test_when_the_leader_begins_anew_the_next_leads(shared: SharedPrefixes) -> None:
+def test_when_the_leader_is_reset_the_next_slot_leads(shared: SharedPrefixes) -> None:
     prefix = torch.zeros(1)
     hold(shared, range(6), prefix)
     assert groups_of(shared)[0][0] == 0
@@ -91,7 +91,7 @@ def test_when_the_leader_begins_anew_the_next_leads(shared: SharedPrefixes) -> N
     assert groups_of(shared) == [(0, 96, [0, 1, 3, 4, 5])]
 
 
-def test_a_prefix_that_is_gone_is_no_other_at_its_address(shared: SharedPrefixes) -> None:
+def test_a_freed_prefix_is_not_confused_with_another_at_its_address(shared: SharedPrefixes) -> None:
     for slot in range(8):  # each is freed before the next is allocated
         hold(shared, (slot,), torch.zeros(1))
 
@@ -113,7 +113,7 @@ def test_tables_are_written_only_when_something_changed(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_slots_are_shared_out_once_and_evenly(seed: int) -> None:
+def test_slots_are_distributed_once_and_evenly(seed: int) -> None:
     random = np.random.default_rng(seed)
     numbers = random.integers(0, 6, 60)
 

@@ -55,7 +55,7 @@ def test_the_engine_has_the_slots_that_were_planned(speaker: LoadedCheckpoint, m
 
 
 @pytest.mark.parametrize("short", SHORT_NAMES)
-def test_a_plan_and_an_open_checkpoint_tell_the_same_of_each_stage(short: str, tmp_path: Path) -> None:
+def test_a_plan_and_a_loaded_checkpoint_agree_on_each_stage(short: str, tmp_path: Path) -> None:
     family = get_family(SHORT_NAMES[short])
     family.write_random(tmp_path / short, size="tiny", form="compact", seed=0)
     speaker = load(config(checkpoint_path=tmp_path / short))
@@ -66,12 +66,12 @@ def test_a_plan_and_an_open_checkpoint_tell_the_same_of_each_stage(short: str, t
     assert opened.max_positions == planned.max_positions == speaker.loaded.max_positions
 
 
-def test_slots_are_as_many_as_there_is_room_for(speaker: LoadedCheckpoint, scarce: float) -> None:
+def test_slots_fill_the_free_memory(speaker: LoadedCheckpoint, scarce: float) -> None:
     assert slots_for(scarce, speaker, config()) == (50, 2112)
     assert slots_for(PLENTY, speaker, config()) == (AUTO_SLOTS, speaker.loaded.model.max_columns)
 
 
-def test_what_was_asked_for_is_kept_where_there_is_room(speaker: LoadedCheckpoint, scarce: float) -> None:
+def test_requested_slots_are_kept_if_memory_allows(speaker: LoadedCheckpoint, scarce: float) -> None:
     assert slots_for(PLENTY, speaker, config(max_batch_size=700)) == (700, speaker.loaded.model.max_columns)
     assert slots_for(scarce, speaker, config(max_batch_size=8)) == (8, speaker.loaded.model.max_columns)
     assert slots_for(scarce, speaker, config(enable_batching=False)) == (1, speaker.loaded.model.max_columns)
@@ -86,12 +86,12 @@ def test_a_larger_prefix_cache_and_longer_references_leave_fewer_slots(
     assert slots_for(scarce, speaker, config(max_reference_s=10))[0] > 50
 
 
-def test_too_little_memory_is_told_with_what_is_needed(speaker: LoadedCheckpoint) -> None:
+def test_too_little_memory_is_reported_with_the_requirement(speaker: LoadedCheckpoint) -> None:
     with pytest.raises(ConfigurationError, match="S1_MINI_KV_CACHE_GB"):
         slots_for(GIB, speaker, config())
 
 
-def test_each_device_of_a_placement_has_to_have_room(speaker: LoadedCheckpoint, scarce: float) -> None:
+def test_each_device_of_a_placement_needs_enough_memory(speaker: LoadedCheckpoint, scarce: float) -> None:
     model, codec = speaker.sizes(256_000_000).demands.values()
     rooms = [DeviceMemory(scarce, model, "cuda:0"), DeviceMemory(PLENTY, codec, "cuda:1")]
 
@@ -100,7 +100,7 @@ def test_each_device_of_a_placement_has_to_have_room(speaker: LoadedCheckpoint, 
         slots_in([rooms[0], DeviceMemory(GIB / 2, codec, "cuda:1")], speaker.sizes(0), config())
 
 
-def test_an_engine_looks_at_every_gpu_that_its_stages_are_on(
+def test_an_engine_checks_every_gpu_of_its_stages(
     speaker: LoadedCheckpoint, scarce: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = {"cuda:0": PLENTY, "cuda:1": scarce, "cuda:2": GIB / 2}
@@ -115,7 +115,7 @@ def test_an_engine_looks_at_every_gpu_that_its_stages_are_on(
         measure_slots(apart[3], config())
 
 
-def test_weights_that_have_no_room_are_told_before_they_are_loaded() -> None:
+def test_weights_that_do_not_fit_are_reported_before_they_are_loaded() -> None:
     sizes = get_family().sizes(None, Formats(), 0)
     stages = gpus_of({"language_model": Choice("cuda:0", ""), "codec": Choice("cuda:1", "")})
     check_weights(sizes, stages, {"cuda:0": 2e9, "cuda:1": 1e9})
@@ -124,6 +124,6 @@ def test_weights_that_have_no_room_are_told_before_they_are_loaded() -> None:
         check_weights(sizes, stages, {"cuda:0": 2e9, "cuda:1": 2e8})
 
 
-def test_on_a_cpu_there_are_four_where_nothing_is_said(speaker: LoadedCheckpoint) -> None:
+def test_a_cpu_has_four_slots_by_default(speaker: LoadedCheckpoint) -> None:
     assert measure_slots(speaker, config()) == (CPU_SLOTS, speaker.loaded.model.max_columns)
     assert measure_slots(speaker, config(max_batch_size=9))[0] == 9

@@ -66,7 +66,7 @@ def test_a_call_decodes_no_more_frames_than_it_may(speaker: LoadedCheckpoint) ->
     assert all(size * rows <= MAX_FRAMES for size, rows in most.items())
 
 
-def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: LoadedCheckpoint) -> None:
+def test_audio_that_is_not_finite_is_an_error_of_its_slot(speaker: LoadedCheckpoint) -> None:
     """The slots next to it are reported as finite."""
     codes = np.zeros((2, BOOKS), np.int64)
     conditions = Conditions(SamplingParams(), 0, 0, 8, {})
@@ -85,7 +85,7 @@ def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: LoadedCheckpoi
     assert np.isfinite(result.values[0]).all()
 
 
-def test_a_request_whose_sound_is_not_finite_fails_alone(speaker: LoadedCheckpoint) -> None:
+def test_a_request_with_non_finite_audio_fails_alone(speaker: LoadedCheckpoint) -> None:
     synthesizer = start_equipped(speaker, SETTINGS, equip)
     expected = sound(ask(synthesizer, frames=16, profile="ttfa"))
     stage = synthesizer.core.runners[1].stage

@@ -30,7 +30,7 @@ from tests.runtime.conftest import ask, random_voice, sound, start
 from waiting import EVENTUALLY_S, wait_until
 
 
-def test_requests_in_any_company_sound_as_they_do_alone(synthesizer: Synthesizer) -> None:
+def test_requests_sound_the_same_in_any_batch(synthesizer: Synthesizer) -> None:
     voices = [(), (random_voice(),), (random_voice(40, seed=2),)]
     asked = [{"seed": i, "frames": 5 + 3 * i, "voices": voices[i % 3]} for i in range(10)]
     alone = [sound(ask(synthesizer, f"Text number {i}.", **options)) for i, options in enumerate(asked)]
@@ -46,7 +46,7 @@ def test_another_engine_says_the_same(synthesizer: Synthesizer, speaker: LoadedC
     assert np.array_equal(sound(ask(other)), sound(ask(synthesizer)))
 
 
-def test_a_cached_voice_sounds_as_one_read_anew(speaker: LoadedCheckpoint) -> None:
+def test_a_cached_voice_sounds_like_one_read_again(speaker: LoadedCheckpoint) -> None:
     voice = random_voice(100)
     fresh, cached = start(speaker, kv_cache_size=0), start(speaker)
     sound(ask(cached, "Something else.", voices=(voice,)))
@@ -72,7 +72,7 @@ def test_requests_that_share_a_voice_read_it_once(synthesizer: Synthesizer, spea
     assert sum(read) == prompt.num_shared + 3 * rest
 
 
-def test_later_pieces_speak_with_the_voice_that_the_first_has_found(synthesizer: Synthesizer) -> None:
+def test_later_utterances_use_the_voice_of_the_first(synthesizer: Synthesizer) -> None:
     texts = ["One sentence.", "And another one.", "The last."]
 
     both = sound(ask(synthesizer, *texts, seed=5))
@@ -82,7 +82,7 @@ def test_later_pieces_speak_with_the_voice_that_the_first_has_found(synthesizer:
     assert np.array_equal(both, sound(ask(synthesizer, *texts, seed=5)))
 
 
-def test_what_a_listener_leaves_is_given_up_within_a_frame(synthesizer: Synthesizer) -> None:
+def test_a_cancelled_request_stops_within_a_frame(synthesizer: Synthesizer) -> None:
     with held_generation(SOUNDS):
         queue = ask(synthesizer, frames=400)
         listener = iter(queue)
@@ -94,7 +94,7 @@ def test_what_a_listener_leaves_is_given_up_within_a_frame(synthesizer: Synthesi
     assert leaks(synthesizer.core.scheduler) == []
 
 
-def test_the_last_chunk_tells_where_the_first_seconds_went(synthesizer: Synthesizer) -> None:
+def test_the_last_chunk_reports_where_time_to_first_audio_went(synthesizer: Synthesizer) -> None:
     started = time.monotonic()
     *before, last = ask(synthesizer)
     took = time.monotonic() - started
@@ -106,7 +106,7 @@ def test_the_last_chunk_tells_where_the_first_seconds_went(synthesizer: Synthesi
     assert last.timing.queue_s + last.timing.prefill_s <= last.timing.first_chunk_s <= took
 
 
-def test_what_was_left_before_its_turn_tells_of_no_prefill(synthesizer: Synthesizer) -> None:
+def test_a_request_cancelled_in_the_queue_reports_no_prefill(synthesizer: Synthesizer) -> None:
     with held_generation():
         queues = [ask(synthesizer, frames=400) for _ in range(synthesizer.num_slots + 1)]
         for queue in queues:
@@ -115,7 +115,7 @@ def test_what_was_left_before_its_turn_tells_of_no_prefill(synthesizer: Synthesi
     assert [chunk.timing.prefill_s for chunk in queues[-1] if chunk.timing] == [None]
 
 
-def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: LoadedCheckpoint) -> None:
+def test_a_full_queue_refuses_new_requests_and_finishes_accepted_ones(speaker: LoadedCheckpoint) -> None:
     synthesizer = start(speaker, max_queue_size=2, max_batch_size=1)
     queues, refusals = [], []
     with held_generation():
@@ -190,7 +190,7 @@ NUM_STORM = 200  # requests; several of each kind meet in every slot
 
 
 @pytest.mark.slow
-def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(speaker: LoadedCheckpoint) -> None:
+def test_requests_that_survive_random_faults_sound_as_alone_and_nothing_leaks(speaker: LoadedCheckpoint) -> None:
     chance = random.Random(7)
     voices = [(), *((random_voice(10 * seed, seed=seed),) for seed in (2, 4, 6))]
     texts = [

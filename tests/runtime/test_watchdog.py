@@ -60,7 +60,7 @@ def test_a_hanging_thread_is_reported_by_the_watchdogs_own_thread() -> None:
     watchdog.stop()
 
 
-def test_a_watch_that_was_stopped_ends() -> None:
+def test_a_stopped_watchdog_ends() -> None:
     watch = Watchdog([], 0.1, lambda *_: None)
     before = set(threading.enumerate())
     watch.start()

@@ -45,12 +45,12 @@ def test_answers_and_inputs_are_objects_of_a_bucket(s3: Any, place: str, key: st
 
 
 @pytest.mark.parametrize("place", ["s3://", "s3://-", "s3://Speech/x"])
-def test_a_place_that_is_no_bucket_is_refused(place: str) -> None:
+def test_a_location_that_is_not_a_bucket_is_refused(place: str) -> None:
     with pytest.raises(ConfigurationError, match="async store"):
         S3Store(place)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ConfigurationError, match="async store"):
@@ -67,7 +67,7 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> 
         store.read("link", 100)
 
 
-def test_the_location_that_a_folder_names_is_one_that_it_reads_up_to_the_limit(tmp_path: Path) -> None:
+def test_a_folder_can_read_every_location_that_it_returns_up_to_the_limit(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "new" / "an swers"))
     store.write("a b.out", b"sound", "audio/wav")
 

@@ -160,7 +160,7 @@ def test_json_lines_answer_line_by_line_and_a_bad_line_fails_alone(toolkit: Tool
         (None, {"content_type": "multipart/form-data; boundary=x"}, 415, "content_type_unsupported"),
     ],
 )
-def test_what_is_wrong_gets_a_status_and_a_code_and_no_traceback(
+def test_errors_have_a_status_and_a_code_and_no_traceback(
     toolkit: Toolkit, body: Any, named: dict[str, str], status: int, code: str
 ) -> None:
     assert (toolkit.error(body, **named)[0], toolkit.error(body, **named)[1]["code"]) == (status, code)
@@ -184,7 +184,7 @@ def test_a_pickle_is_refused_and_never_opened(
     assert not (tmp_path / TOUCHED).exists()
 
 
-def test_an_unforeseen_failure_is_500_and_tells_nothing_of_the_inside(
+def test_an_unexpected_error_is_500_and_reveals_nothing_internal(
     toolkit: Toolkit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -197,7 +197,7 @@ def test_an_unforeseen_failure_is_500_and_tells_nothing_of_the_inside(
     assert "secret" not in error["message"]
 
 
-def test_an_answer_that_would_kill_the_worker_is_refused_with_the_way_out(
+def test_a_response_that_would_kill_the_worker_is_refused_with_a_hint(
     toolkit: Toolkit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MMS_MAX_RESPONSE_SIZE", "1000")
@@ -246,7 +246,7 @@ def test_a_model_folder_with_code_only_leaves_the_checkpoint_to_the_settings(tmp
     assert handler.find_checkpoint(tmp_path) is None
 
 
-def test_an_engine_that_is_closed_leaves_nothing_out_of_the_collectors_sight(tiny: Path) -> None:
+def test_a_closed_engine_unfreezes_its_objects(tiny: Path) -> None:
     one = handler._Process()
     one.get(tiny)
     assert gc.get_freeze_count()
@@ -262,7 +262,7 @@ def test_a_stream_is_answered_whole(toolkit: Toolkit) -> None:
     assert stream == whole
 
 
-def test_a_key_and_names_that_a_server_would_check_are_no_matter_here(
+def test_an_api_key_and_host_names_of_the_server_are_ignored(
     load: Callable[[Path], Toolkit], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("S1_MINI_SERVER_API_KEY", "secret")
@@ -286,6 +286,6 @@ def test_without_a_context_errors_are_raised(toolkit: Toolkit, tiny: Path) -> No
         assert raised.value.code == code
 
 
-def test_the_folder_that_is_named_like_the_sdk_is_no_package() -> None:
+def test_the_folder_named_like_the_sdk_is_not_a_package() -> None:
     """With an `__init__.py` it would shadow AWS's own `sagemaker` in a checkout."""
     assert not list(CODE.parent.rglob("__init__.py"))

@@ -46,7 +46,7 @@ def test_a_client_that_disconnects_has_no_answer_to_compare(place: Place, kind: 
     ],
     ids=["whole", "different", "500", "doubled", "429", "503", "reset"],
 )
-def test_every_outcome_is_counted_as_what_it_is(
+def test_every_outcome_is_counted_correctly(
     place: Place, monkeypatch: pytest.MonkeyPatch, outcome: object, counted: str
 ) -> None:
     begun, over, answers = threading.Event(), threading.Event(), 0

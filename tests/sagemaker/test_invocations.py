@@ -63,7 +63,7 @@ def test_a_stream_comes_in_chunks_and_says_its_rate_and_is_the_whole_answer(http
     assert streamed.content == whole.content
 
 
-def test_a_form_with_a_recording_says_what_the_same_json_says(http: httpx2.Client, tone: np.ndarray) -> None:
+def test_a_form_with_a_recording_equals_the_same_json(http: httpx2.Client, tone: np.ndarray) -> None:
     wav = recording(tone)
     fields = {name: str(value) for name, value in SHORT.items()} | {"reference_text": "Hello."}
     by_form = http.post("/invocations", data=fields, files={"reference_audio": ("me.wav", wav)})
@@ -132,7 +132,7 @@ def test_attributes_that_name_no_route_are_refused(http: httpx2.Client, header: 
     assert answer.headers["x-request-id"]
 
 
-def test_what_a_client_says_in_attributes_never_comes_back(http: httpx2.Client) -> None:
+def test_custom_attributes_of_a_client_are_never_echoed(http: httpx2.Client) -> None:
     answer = http.post("/invocations", json=SHORT, headers={ATTRIBUTES: "sample_rate=1%0d%0aX-Evil: 1"})
 
     assert answer.status_code == 200
@@ -154,13 +154,13 @@ def test_what_a_client_says_in_attributes_never_comes_back(http: httpx2.Client) 
         ({"json": SHORT | {"text": ""}}, 422, "text_invalid"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_code(
+def test_errors_are_reported_with_their_code(
     http: httpx2.Client, named: dict[str, Any], status: int, code: str
 ) -> None:
     assert error_of(http.post("/invocations", **named)) == (status, code)
 
 
-def test_batch_transform_is_told_how_to_send(http: httpx2.Client) -> None:
+def test_batch_transform_gets_its_execution_parameters(http: httpx2.Client) -> None:
     told = http.get("/execution-parameters").json()
 
     assert told == {"MaxConcurrentTransforms": 4, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 16}
@@ -182,7 +182,7 @@ def test_lines_wait_for_a_queue_that_is_full_instead_of_failing(container: Any, 
     assert ["audio" in json.loads(line) for line in answer.text.splitlines()] == [True] * 10
 
 
-def test_a_client_that_leaves_its_lines_leaves_nothing_behind(container: Any) -> None:
+def test_a_client_that_disconnects_from_json_lines_leaves_nothing_behind(container: Any) -> None:
     body = "\n".join(json.dumps(SHORT | {"text": "One two three. " * 30, "max_new_tokens": 200}) for _ in range(20))
     headers = {"Content-Type": "application/jsonlines"}
     with held_generation():

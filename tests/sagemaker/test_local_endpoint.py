@@ -41,7 +41,7 @@ def wait_for(*locations: str) -> Path:
     return next(path for path in paths if path.exists())
 
 
-def test_invoke_endpoint_gives_what_the_container_gives(runtime: Any, http: httpx2.Client) -> None:
+def test_invoke_endpoint_returns_the_containers_response(runtime: Any, http: httpx2.Client) -> None:
     answer = runtime.invoke_endpoint(**call(), Accept="audio/flac", CustomAttributes="caller=test")
 
     assert answer["ContentType"] == "audio/flac"
@@ -117,14 +117,14 @@ def test_a_failure_before_the_first_sound_is_a_model_error(runtime: Any) -> None
         assert json.loads(response["OriginalMessage"])["error"]["code"] == "voice_not_found"
 
 
-def test_another_name_is_no_endpoint(runtime: Any) -> None:
+def test_an_unknown_endpoint_name_is_refused(runtime: Any) -> None:
     with pytest.raises(ClientError) as raised:
         runtime.invoke_endpoint(EndpointName="other", Body=b"{}")
 
     assert raised.value.response["Error"]["Code"] == "ValidationError"
 
 
-def test_the_runtimes_own_accept_counts_and_the_containers_other_headers_stay_inside(container: Any) -> None:
+def test_the_runtimes_accept_header_applies_and_other_container_headers_are_removed(container: Any) -> None:
     headers = {"X-Amzn-SageMaker-Accept": "audio/pcm", "Content-Type": "application/json"}
     with container.http() as http:
         answer = http.post(f"/endpoints/{ENDPOINT}/invocations", json=SHORT, headers=headers)
@@ -156,7 +156,7 @@ class FullStore(FolderStore):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_an_answer_that_the_disk_has_no_room_for_is_told_as_a_failure(
+def test_a_result_that_does_not_fit_on_the_disk_is_a_failure(
     runtime: Any, container: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(container.app.state.endpoint, "store", FullStore(container.store))
@@ -169,7 +169,7 @@ def test_an_answer_that_the_disk_has_no_room_for_is_told_as_a_failure(
     wait_until(lambda: not list(container.store.glob(".*")))
 
 
-def test_a_store_without_room_for_a_failure_accepts_nothing(
+def test_a_store_without_space_for_a_failure_accepts_nothing(
     runtime: Any, container: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(name: str) -> None:
@@ -190,7 +190,7 @@ def test_a_store_without_room_for_a_failure_accepts_nothing(
         ({"Body": json.dumps(SHORT | {"voice": "nobody"}), "ContentType": "application/json"}, "voice_not_found"),
     ],
 )
-def test_what_fails_asynchronously_is_told_in_the_failure_location(
+def test_an_asynchronous_failure_is_written_to_the_failure_location(
     runtime: Any, given: dict[str, str], code: str
 ) -> None:
     accepted = runtime.invoke_endpoint_async(EndpointName=ENDPOINT, **given)
@@ -209,7 +209,7 @@ def test_what_fails_asynchronously_is_told_in_the_failure_location(
         {"Body": b"{}", "InvocationTimeoutSeconds": 3601},
     ],
 )
-def test_an_asynchronous_invocation_that_cannot_be_is_refused_at_once(runtime: Any, named: dict[str, Any]) -> None:
+def test_an_invalid_asynchronous_invocation_is_refused_at_once(runtime: Any, named: dict[str, Any]) -> None:
     with pytest.raises(ClientError) as raised:
         runtime.invoke_endpoint_async(EndpointName=ENDPOINT, **named)
 
@@ -234,7 +234,7 @@ def test_custom_attributes_choose_another_route_through_boto3(runtime: Any) -> N
 @pytest.mark.parametrize(
     ("loaded", "asked"), [("voice_a", "voice_a.tar.gz"), ("v1.2", "v1.2"), ("odd.tar.gz", "/odd.tar.gz")]
 )
-def test_every_name_that_can_be_loaded_can_be_asked(
+def test_every_model_name_that_can_be_loaded_can_be_invoked(
     runtime: Any, http: httpx2.Client, tiny: Path, loaded: str, asked: str
 ) -> None:
     http.post("/models", json={"model_name": loaded, "url": str(tiny)}).raise_for_status()
@@ -247,7 +247,7 @@ def test_every_name_that_can_be_loaded_can_be_asked(
 
 
 @pytest.mark.parametrize("asked", ["..", "folder/voice-a", "voice_a.tar.gz.tar.gz", "none.tar.gz", "v1.2/../x"])
-def test_a_model_that_is_not_loaded_never_is_another(runtime: Any, http: httpx2.Client, asked: str) -> None:
+def test_an_unloaded_model_is_never_replaced_by_another(runtime: Any, http: httpx2.Client, asked: str) -> None:
     with pytest.raises(ClientError) as raised:
         runtime.invoke_endpoint(**call(), TargetModel=asked)
     direct = http.post("/invocations", json=SHORT, headers={"X-Amzn-SageMaker-Target-Model": asked})
@@ -257,7 +257,7 @@ def test_a_model_that_is_not_loaded_never_is_another(runtime: Any, http: httpx2.
     assert direct.json()["error"]["code"] == "model_not_found"
 
 
-def test_a_client_that_leaves_a_response_stream_frees_its_slot(runtime: Any, container: Any) -> None:
+def test_a_client_that_closes_a_response_stream_frees_its_slot(runtime: Any, container: Any) -> None:
     long = LONG | {"text": "One two three. " * 200, "max_new_tokens": 200, "stream": True}
     with held_generation(SOUNDS):
         answer = runtime.invoke_endpoint_with_response_stream(**call(**long), Accept="audio/pcm")

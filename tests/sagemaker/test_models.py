@@ -14,7 +14,7 @@ def load(http: httpx2.Client, name: str, url: Path | str) -> httpx2.Response:
     return http.post("/models", json={"model_name": name, "url": str(url)})
 
 
-def test_models_are_loaded_listed_asked_and_unloaded(http: httpx2.Client, tiny: Path) -> None:
+def test_models_are_loaded_listed_invoked_and_unloaded(http: httpx2.Client, tiny: Path) -> None:
     assert load(http, "one", tiny).status_code == 200
     again = load(http, "one", tiny)
     assert load(http, "two", tiny).status_code == 200
@@ -69,7 +69,7 @@ def test_a_folder_without_a_checkpoint_leaves_nothing_loaded(http: httpx2.Client
 
 
 @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "x"}, {"next_page_token": "-1"}])
-def test_a_page_that_cannot_be_is_refused_by_its_field(http: httpx2.Client, query: dict[str, str]) -> None:
+def test_an_invalid_page_token_is_refused_by_its_field(http: httpx2.Client, query: dict[str, str]) -> None:
     answer = http.get("/models", params=query)
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, *query)

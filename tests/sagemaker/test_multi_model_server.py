@@ -105,7 +105,7 @@ def speaks(client: httpx2.Client) -> bool:
         return False
 
 
-def test_sound_comes_through_the_server(server: httpx2.Client) -> None:
+def test_audio_is_returned_through_the_server(server: httpx2.Client) -> None:
     answer = server.post("/invocations", json=SHORT, headers={"Accept": "audio/flac"})
 
     assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/flac")

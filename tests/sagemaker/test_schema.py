@@ -18,7 +18,7 @@ SMALL = {"S1_MINI_MAX_COLUMNS": "64", "S1_MINI_MAX_BATCH_SIZE": "8"}  # a random
 
 
 @pytest.mark.schema
-def test_no_request_of_schemathesis_meets_an_answer_that_is_not_declared(tiny: Path, tmp_path: Path) -> None:
+def test_schemathesis_finds_no_undeclared_response(tiny: Path, tmp_path: Path) -> None:
     command = [Path(sys.executable).with_name("schemathesis"), "run", "--checks", CHECKS, "--no-color"]
     command += ["--max-examples", str(EXAMPLES), "--seed", "1", "--phases", "examples,coverage,fuzzing"]
     command += ["--continue-on-failure", "--warnings", "off", "--request-timeout", "60"]

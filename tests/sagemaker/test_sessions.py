@@ -61,7 +61,7 @@ def test_a_session_can_be_opened_with_its_first_words(http: httpx2.Client) -> No
     assert http.post("/invocations", json={"requestType": "CLOSE"}, headers={ID: opened(begun)}).status_code == 200
 
 
-def test_a_recording_that_is_none_opens_no_session(http: httpx2.Client, container: Any) -> None:
+def test_an_invalid_recording_opens_no_session(http: httpx2.Client, container: Any) -> None:
     before = len(container.app.state.sessions)
 
     answer = http.post("/invocations", json={"reference_audio": "AAAA"}, headers={ID: "NEW_SESSION"})
@@ -73,7 +73,7 @@ def test_a_recording_that_is_none_opens_no_session(http: httpx2.Client, containe
     assert len(container.app.state.sessions) == before
 
 
-def test_a_new_session_replaces_the_one_that_was_not_used_for_longest(http: httpx2.Client) -> None:
+def test_a_new_session_replaces_the_least_recently_used(http: httpx2.Client) -> None:
     ids = [opened(http.post("/invocations", json={}, headers={ID: "NEW_SESSION"})) for _ in range(3)]
     assert http.post("/invocations", json=SHORT, headers={ID: ids[0]}).status_code == 200
 

@@ -38,7 +38,7 @@ def fill(held: Accounts, client: str, resource: Resource, most: int = 1000) -> i
 
 
 @pytest.mark.parametrize("num_hogs", [1, 2, 3])
-def test_clients_that_take_all_they_can_leave_room_for_a_new_one(num_hogs: int) -> None:
+def test_clients_that_use_their_whole_share_leave_room_for_a_new_one(num_hogs: int) -> None:
     held = accounts(1000)
     for hog in range(num_hogs):
         assert fill(held, f"hog {hog}", REQUESTS) > 0
@@ -46,14 +46,14 @@ def test_clients_that_take_all_they_can_leave_room_for_a_new_one(num_hogs: int) 
     assert held.refusal("newcomer", REQUESTS, 1) is None
 
 
-def test_a_client_alone_may_hold_three_quarters_and_is_told_when_it_holds_more() -> None:
+def test_a_single_client_may_hold_three_quarters_and_is_refused_more() -> None:
     held = accounts(100)
 
     assert fill(held, "client", REQUESTS) == 75
     assert isinstance(held.refusal("client", REQUESTS, 1), TooManyRequestsError)
 
 
-def test_where_all_share_one_address_no_client_is_refused_before_the_limit() -> None:
+def test_clients_behind_one_address_are_not_refused_below_the_limit() -> None:
     held = accounts(100, by_client=False)
 
     assert fill(held, "platform", REQUESTS) == 100
@@ -91,7 +91,7 @@ def test_the_fixed_limit_of_a_client_counts_below_its_share() -> None:
     assert held.refusal("other", REQUESTS, 1) is None
 
 
-def test_what_is_refused_is_not_charged() -> None:
+def test_a_refused_request_is_not_charged() -> None:
     held = accounts(100)
     one = held.hold("client")
     one.set(BYTES, 10)
@@ -140,7 +140,7 @@ def test_totals_are_the_sums_of_all_holdings_whatever_happens() -> None:
                 assert held.of(name, each) == sum(one.sum(each) for other, one in holdings if other == name)
 
 
-def test_nothing_is_charged_to_what_was_released() -> None:
+def test_a_released_request_cannot_be_charged() -> None:
     held = accounts(100)
     whole = held.hold("client")
     part = whole.part()
@@ -201,7 +201,7 @@ def test_a_client_that_keeps_all_members_busy_loses_its_oldest_to_another_client
     assert evicted == ["a"]
 
 
-def test_a_busy_member_whose_client_does_not_read_makes_room_for_anybody(evicted: list[str]) -> None:
+def test_a_busy_member_with_a_stalled_client_is_evicted_for_any_client(evicted: list[str]) -> None:
     pool = IdlePool(accounts(2), CONNECTIONS, evicted.append, lambda name: name == "stalled")
     for name in ("reading", "stalled"):
         pool.add(name, "client")

@@ -19,14 +19,14 @@ def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("length", range(30))
-def test_what_was_encoded_is_decoded(length: int) -> None:
+def test_encoded_data_is_decoded(length: int) -> None:
     content = bytes(range(length))
 
     assert decode_base64(base64.b64encode(content).decode()) == content
     assert decode_base64(f"data:audio/wav;base64,{base64.b64encode(content).decode()}") == content
 
 
-def test_what_is_wrong_as_a_whole_is_wrong_in_pieces() -> None:
+def test_input_that_is_invalid_as_a_whole_is_invalid_in_pieces() -> None:
     for letters in product("A=!", repeat=4):
         for text in ("".join(letters), "QUJD" * 3 + "".join(letters), "".join(letters) + "QUJDQUJD"):
             if text.endswith("==="):
@@ -41,6 +41,6 @@ def test_what_is_wrong_as_a_whole_is_wrong_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("text", ["QUJDQ", "QUJDQUI", "QUJD=", "QUJD====", "QQ==QUJD"])
-def test_what_ends_too_soon_or_goes_on_behind_its_end_is_refused(text: str) -> None:
+def test_input_that_is_truncated_or_has_trailing_data_is_refused(text: str) -> None:
     with pytest.raises(InvalidError, match="is not base64"):
         decode_base64(text)

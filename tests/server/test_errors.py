@@ -125,7 +125,7 @@ def test_a_refusal_is_one_sentence_in_the_words_of_json(
     [b"", b"{", b"\xff\xfe", b'{"text": "\\ud800"}', DEEP, b"NaN", b'{"text": "Hi."} x'],
     ids=lambda c: c[:12],
 )
-def test_what_is_not_json_is_told_so(http: httpx2.Client, content: bytes) -> None:
+def test_a_body_that_is_not_json_is_reported(http: httpx2.Client, content: bytes) -> None:
     status, code, _ = told(http.post("/v1/tts", content=content, headers=JSON))
 
     assert (status, code) in ((400, "body_invalid"), (422, "request_invalid"))
@@ -151,7 +151,7 @@ def test_a_body_of_another_type_is_not_read(http: httpx2.Client, kind: str | Non
     ],
     ids=lambda content: content[:20],
 )
-def test_a_broken_form_is_told_so(http: httpx2.Client, content: bytes) -> None:
+def test_a_malformed_form_is_reported(http: httpx2.Client, content: bytes) -> None:
     answer = http.post("/v1/tts", content=content, headers={"Content-Type": "multipart/form-data; boundary=x"})
 
     assert told(answer)[0] in (400, 422)
@@ -218,7 +218,7 @@ def test_a_whole_number_may_be_written_as_one_with_a_point(http: httpx2.Client) 
     assert told(http.post("/v1/tts", json={"text": "Hi.", "seed": 3.5}))[1:] == ("request_invalid", "seed")
 
 
-def test_a_fault_of_ours_is_logged_once_and_not_told(
+def test_an_internal_error_is_logged_once_and_hidden_from_the_client(
     http: httpx2.Client, door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(EngineRuntime, "prepare", lambda *_, **__: 1 / 0)

@@ -26,7 +26,7 @@ def test_ping_and_ready_are_200_and_empty(http: httpx2.Client) -> None:
     assert [(http.get(path).status_code, http.get(path).content) for path in ("/ping", "/ready")] == [(200, b"")] * 2
 
 
-def test_health_tells_what_the_engine_tells(http: httpx2.Client, door: Door) -> None:
+def test_health_reports_the_engines_health(http: httpx2.Client, door: Door) -> None:
     told = http.get("/health").json()
 
     assert told["ready"] is True
@@ -35,7 +35,7 @@ def test_health_tells_what_the_engine_tells(http: httpx2.Client, door: Door) -> 
     assert set(told["server"]["held"]) >= {"requests", "body_bytes", "audio_bytes"}
 
 
-def test_metrics_count_what_was_spoken_and_name_no_path_that_a_client_made_up(http: httpx2.Client) -> None:
+def test_metrics_count_synthesized_audio_and_have_no_labels_of_unknown_paths(http: httpx2.Client) -> None:
     def figure(name: str) -> float:
         found = re.search(rf"^{re.escape(name)} (\S+)$", http.get("/metrics").text, re.MULTILINE)
         return float(found[1]) if found else 0.0
@@ -53,7 +53,7 @@ def test_metrics_count_what_was_spoken_and_name_no_path_that_a_client_made_up(ht
     assert "/made" not in http.get("/metrics").text
 
 
-def test_metrics_leave_out_what_the_engine_counts_if_it_is_set(tiny: Path) -> None:
+def test_metrics_can_omit_the_engines_counters(tiny: Path) -> None:
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", metrics_enabled=False))
     with serving(engine) as door, door.client() as client:
         told = client.get("/metrics").text
@@ -62,7 +62,7 @@ def test_metrics_leave_out_what_the_engine_counts_if_it_is_set(tiny: Path) -> No
     assert "s1_mini_frames_total" not in told
 
 
-def test_metrics_tell_of_the_process_too(http: httpx2.Client) -> None:
+def test_metrics_include_the_process(http: httpx2.Client) -> None:
     told = http.get("/metrics").text
 
     assert re.search(r'^python_info\{.*implementation="', told, re.MULTILINE)
@@ -96,7 +96,7 @@ def test_examples_of_openapi_work(http: httpx2.Client) -> None:
             assert http.post(path, json=body).status_code == 200, body
 
 
-def test_one_line_tells_of_one_request(http: httpx2.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_request_has_one_log_line(http: httpx2.Client, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "s1_mini.server.access"):
         http.post("/v1/tts", json=BODY, headers={"X-Request-Id": "one"})
         http.get("/ping", headers={"X-Request-Id": "two"})
@@ -140,7 +140,7 @@ def test_lines_are_metrics_for_cloudwatch_if_it_is_set(
     assert "_aws" not in made_up
 
 
-def test_the_dashboard_shows_only_figures_that_there_are(http: httpx2.Client) -> None:
+def test_the_dashboard_shows_only_existing_metrics(http: httpx2.Client) -> None:
     http.post("/v1/tts", json=BODY)
     there = set(re.findall(r"^(s1_mini_\w+)", http.get("/metrics").text, re.MULTILINE))
     panels = json.loads((ROOT / "docs/grafana.json").read_text())["panels"]
@@ -151,7 +151,7 @@ def test_the_dashboard_shows_only_figures_that_there_are(http: httpx2.Client) ->
         assert shown <= there, panel["title"]
 
 
-def test_an_engine_that_has_died_is_told_and_stays_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_engine_is_reported_and_stays_reported(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
     with serving(engine) as door, door.client() as client:
         monkeypatch.setattr(engine, "state", lambda: EngineState("failed"))

@@ -122,7 +122,7 @@ def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
     ],
     ids=["no HTTP", "200 headers"],
 )
-def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(door: Door, content: bytes, sentence: str) -> None:
+def test_malformed_http_is_refused_in_the_shape_of_all_errors(door: Door, content: bytes, sentence: str) -> None:
     with door.connect() as plug:
         plug.sendall(content)
         told, _, body = read_all(plug).partition(b"\r\n\r\n")
@@ -132,7 +132,7 @@ def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(door: Door, conte
     assert sentence in json.loads(body)["error"]["message"]
 
 
-def test_the_bodies_of_all_together_are_bounded(small_engine: ProductionTTSEngine) -> None:
+def test_the_total_size_of_all_bodies_is_bounded(small_engine: ProductionTTSEngine) -> None:
     # a quarter of the bytes is reserved for other clients, and one request may hold a third of the rest
     with serving(small_engine, max_bodies_bytes=400_000) as door, ExitStack() as held:
         plugs = [held.enter_context(door.connect()) for _ in range(2)]
@@ -149,7 +149,7 @@ def test_the_bodies_of_all_together_are_bounded(small_engine: ProductionTTSEngin
         wait_until(lambda: held_bytes(door) == 0)
 
 
-def test_listeners_who_take_nothing_are_ended_and_others_are_served(open_door: Door, caplog) -> None:
+def test_stalled_clients_are_disconnected_and_others_are_served(open_door: Door, caplog) -> None:
     with ExitStack() as held, caplog.at_level(logging.WARNING, "s1_mini.server.connections"):
         for _ in range(4):  # as many as there are slots
             plug = held.enter_context(socket.socket())
@@ -165,7 +165,7 @@ def test_listeners_who_take_nothing_are_ended_and_others_are_served(open_door: D
     assert any("it took nothing" in record.message for record in caplog.records)
 
 
-def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
+def test_a_complete_response_that_is_not_read_is_aborted(open_door: Door) -> None:
     with socket.socket() as plug:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         plug.connect(("127.0.0.1", open_door.port))
@@ -178,7 +178,7 @@ def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
         assert b"HTTP/1.1 200" in plug.recv(4096)  # it had started, and was cut off
 
 
-def test_idle_connections_make_room_for_new_ones_and_say_so_once(open_door: Door, caplog) -> None:
+def test_idle_connections_are_evicted_for_new_ones_with_one_warning(open_door: Door, caplog) -> None:
     with ExitStack() as held, caplog.at_level(logging.WARNING, "s1_mini.server.connections"):
         for _ in range(100):
             held.enter_context(open_door.connect())
@@ -246,7 +246,7 @@ def held_recordings(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.mark.usefixtures("held_recordings")
-def test_recordings_of_clients_who_have_gone_are_gone(tiny) -> None:
+def test_recordings_of_disconnected_clients_are_dropped(tiny) -> None:
     config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2)
     with ProductionTTSEngine(config) as engine, serving(engine) as door:
         plugs = [send_recording(door, flac(3)) for _ in range(12)]
@@ -259,7 +259,7 @@ def test_recordings_of_clients_who_have_gone_are_gone(tiny) -> None:
         assert held_bytes(door) == 0
 
 
-def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(
+def test_recordings_over_the_queue_limit_are_refused_and_plain_requests_are_served(
     tiny, held_recordings: threading.Event
 ) -> None:
     config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2, max_waiting_references=2)
@@ -308,7 +308,7 @@ UPGRADE = (
     ],
     ids=["a body", "chunks", "a long header", "a long path", "another method", "another route"],
 )
-def test_a_handshake_that_is_no_websockets_is_answered_and_its_connection_closed(
+def test_an_invalid_websocket_handshake_is_answered_and_its_connection_closed(
     door: Door, request_line: bytes, more: bytes, status: bytes
 ) -> None:
     with door.connect() as plug:
@@ -338,9 +338,7 @@ def test_a_text_message_that_is_not_utf8_closes_the_websocket_without_a_tracebac
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell before all is read")
 @pytest.mark.parametrize("more", [b"POST", b"a" * 30_000, b"a" * 3_000_000], ids=["word", "more", "much"])
-def test_who_leaves_after_the_first_bytes_of_another_request_leaves_the_slot_to_others(
-    open_door: Door, more: bytes
-) -> None:
+def test_a_client_that_disconnects_with_a_pipelined_request_frees_its_slot(open_door: Door, more: bytes) -> None:
     before = open_door.engine.metrics.ends["cancelled"]
     with held_generation():
         with open_door.connect() as plug:
@@ -363,7 +361,7 @@ def test_an_upload_in_many_small_pieces_is_read(door: Door) -> None:
     assert answer.json()["error"]["code"] == "body_invalid"
 
 
-def test_a_late_body_of_a_refused_request_leaves_the_connection_to_the_next(
+def test_a_connection_is_reusable_after_the_late_body_of_a_refused_request(
     small_engine: ProductionTTSEngine, clock: Clock
 ) -> None:
     with serving(small_engine) as door, door.connect() as plug:
@@ -423,7 +421,7 @@ def test_a_flood_of_empty_frames_ends_the_websocket(door: Door, frame: bytes) ->
     assert max(took) < PING_S
 
 
-def test_recordings_of_sessions_and_messages_without_an_end_count_among_the_bodies_of_all(
+def test_session_recordings_and_unfinished_messages_count_towards_the_body_limit(
     small_engine: ProductionTTSEngine,
 ) -> None:
     with serving(small_engine, max_bodies_bytes=2_000_000) as door:
@@ -440,7 +438,7 @@ def test_recordings_of_sessions_and_messages_without_an_end_count_among_the_bodi
         wait_until(lambda: held_bytes(door) == 0)
 
 
-def test_recordings_of_all_stretches_that_wait_count(small_engine: ProductionTTSEngine) -> None:
+def test_recordings_of_all_waiting_utterances_count(small_engine: ProductionTTSEngine) -> None:
     def fill(session: ClientConnection) -> None:
         session.send(json.dumps({"type": "input.text", "text": "It goes on and on. " * 200}))
         for _ in range(20):

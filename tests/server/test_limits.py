@@ -104,7 +104,7 @@ def test_a_body_that_does_not_say_its_length_is_refused_once_it_is_over_the_limi
     assert received.startswith(b"HTTP/1.1 413")
 
 
-def test_a_sender_who_hears_nothing_until_it_has_sent_all_hears_413_too(strict: Door) -> None:
+def test_a_client_that_reads_only_after_sending_everything_gets_413(strict: Door) -> None:
     with strict.client() as client:
         answer = client.post("/v1/tts", content=b"x" * 300_000, headers=KEY | {"Content-Type": "application/json"})
 
@@ -153,7 +153,7 @@ def test_connections_that_send_no_head_are_closed_and_others_are_served(
         assert [plug.recv(100) for plug in plugs] == [b""] * 100
 
 
-def test_a_connection_that_rests_between_two_requests_is_kept(small_engine: ProductionTTSEngine, clock: Clock) -> None:
+def test_an_idle_keep_alive_connection_is_kept(small_engine: ProductionTTSEngine, clock: Clock) -> None:
     with serving(small_engine, head_timeout_s=30) as door, door.connect() as plug:
         for rest_s in (40, 0):
             plug.sendall(PING)
@@ -162,7 +162,7 @@ def test_a_connection_that_rests_between_two_requests_is_kept(small_engine: Prod
 
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic sesame", "Bearer", "Bearer sésame"])
-def test_without_the_key_nothing_is_spoken(strict: Door, given: str | None) -> None:
+def test_requests_without_the_key_are_refused(strict: Door, given: str | None) -> None:
     headers = {} if given is None else {"Authorization": given.encode()}
     with strict.client() as client:
         answer = client.post("/v1/tts", json=BODY, headers=headers)
@@ -172,7 +172,7 @@ def test_without_the_key_nothing_is_spoken(strict: Door, given: str | None) -> N
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_the_key_opens_and_health_needs_none(strict: Door) -> None:
+def test_the_key_grants_access_and_health_needs_none(strict: Door) -> None:
     with strict.client() as client:
         assert client.post("/v1/tts", json=BODY, headers=KEY).status_code == 200
         assert [client.get(path).status_code for path in PROBES] == [200] * 4
@@ -191,7 +191,7 @@ def test_a_new_route_has_the_key_and_admission_without_being_listed(
     assert [answer.status_code for answer in (locked, admitted, full, unknown)] == [401, 200, 503, 401]
 
 
-def test_a_page_of_a_listed_origin_may_read_answers_and_errors_and_no_other_may(strict: Door, door: Door) -> None:
+def test_only_pages_of_allowed_origins_may_read_responses_and_errors(strict: Door, door: Door) -> None:
     origin = {"Origin": "https://a.example"}
     with strict.client() as listed, door.client() as closed:
         failed = listed.post("/v1/tts", json=BODY, headers=origin)
@@ -226,7 +226,7 @@ def test_a_full_queue_refuses_before_the_body_is_read(
     assert b"retry-after: 1" in lowered
 
 
-def test_more_than_may_be_answered_at_once_get_503_and_more_of_one_client_429(
+def test_requests_over_the_total_limit_get_503_and_over_the_client_limit_429(
     small_engine: ProductionTTSEngine,
 ) -> None:
     for setting, status, told in (("max_requests", 503, "server_busy"), ("max_requests_per_client", 429, "too_many")):
@@ -243,7 +243,7 @@ def test_more_than_may_be_answered_at_once_get_503_and_more_of_one_client_429(
         assert again.status_code == 200
 
 
-def test_what_takes_longer_than_it_may_ends_with_a_clean_error_and_frees_its_slot(
+def test_a_request_that_times_out_ends_with_a_clean_error_and_frees_its_slot(
     small_engine: ProductionTTSEngine,
 ) -> None:
     with serving(small_engine, request_timeout_s=OVER_AT_ONCE_S) as door, door.client() as client:
@@ -254,7 +254,7 @@ def test_what_takes_longer_than_it_may_ends_with_a_clean_error_and_frees_its_slo
     assert code(answer) == "request_timeout"
 
 
-def test_a_stream_past_its_time_is_broken_off_so_that_nobody_takes_it_for_whole(
+def test_a_stream_that_times_out_is_cut_off_without_its_terminating_chunk(
     small_engine: ProductionTTSEngine,
 ) -> None:
     with serving(small_engine, stream_timeout_s=OVER_AT_ONCE_S) as door, door.client() as client:
@@ -268,7 +268,7 @@ def test_a_stream_past_its_time_is_broken_off_so_that_nobody_takes_it_for_whole(
 
 
 @pytest.mark.parametrize(("stream_timeout_s", "is_whole"), [(OVER_AT_ONCE_S, False), (3600.0, True)])
-def test_a_stream_that_ends_by_closing_is_reset_if_it_is_not_whole(
+def test_an_incomplete_stream_that_ends_by_closing_is_reset(
     small_engine: ProductionTTSEngine, stream_timeout_s: float, is_whole: bool
 ) -> None:
     request = raw_post(LONG_SPEECH | {"stream": True, "format": "pcm"}, version="1.0")
@@ -283,7 +283,7 @@ def test_a_stream_that_ends_by_closing_is_reset_if_it_is_not_whole(
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_client_that_goes_away_leaves_its_slot_to_others(door: Door, http: httpx2.Client, streams: bool) -> None:
+def test_a_client_that_disconnects_frees_its_slot(door: Door, http: httpx2.Client, streams: bool) -> None:
     def inside() -> list[int]:
         told = http.get("/health").json()
         return [told["requests"], told["server"]["requests"]]  # in the engine, and in the server
@@ -303,7 +303,7 @@ def test_a_client_that_goes_away_leaves_its_slot_to_others(door: Door, http: htt
         wait_until(lambda: cancelled() == before + 1)
 
 
-def test_a_client_that_goes_away_while_the_engine_is_being_asked_leaves_nothing_behind(
+def test_a_client_that_disconnects_during_submission_leaves_nothing_behind(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that is submitting a request cannot be interrupted."""
@@ -349,7 +349,7 @@ def test_ping_answers_while_many_requests_are_being_generated(door: Door) -> Non
     assert statuses == [200] * 8
 
 
-def test_the_server_answers_before_the_engine_stands_and_says_so(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_responds_while_the_engine_is_still_loading(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     from s1_mini import EngineConfig
 
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
@@ -390,7 +390,7 @@ LOCAL = {"Content-Type": "application/json"}
     ],
     ids=str,
 )
-def test_a_page_of_another_site_cannot_ask_a_server_without_a_key(
+def test_a_page_of_another_site_cannot_call_a_server_without_a_key(
     http: httpx2.Client, method: str, path: str, headers: dict[str, str]
 ) -> None:
     answer = http.request(method, path, headers=LOCAL | headers, content=b"{}" if method == "POST" else None)
@@ -409,7 +409,7 @@ def test_a_page_of_another_site_cannot_open_a_websocket(door: Door) -> None:
     assert refused.value.response.status_code == 403
 
 
-def test_our_own_page_and_pages_that_are_allowed_may_ask(door: Door, small_engine: ProductionTTSEngine) -> None:
+def test_our_own_page_and_allowed_pages_may_send_requests(door: Door, small_engine: ProductionTTSEngine) -> None:
     with door.client() as client:
         own = client.post("/v1/tts", json=BODY, headers={"Origin": door.url})
     settings = {"cors_origins": "https://a.example", "allowed_hosts": "speech.example"}
@@ -420,14 +420,14 @@ def test_our_own_page_and_pages_that_are_allowed_may_ask(door: Door, small_engin
     assert (own.status_code, named.status_code) == (200, 200)
 
 
-def test_a_path_with_a_slash_too_many_is_told_and_not_redirected(http: httpx2.Client) -> None:
+def test_a_path_with_an_extra_slash_is_an_error_and_not_a_redirect(http: httpx2.Client) -> None:
     answer = http.post("/v1/tts/", json=BODY)
 
     assert answer.status_code == 404
     assert "location" not in answer.headers
 
 
-def test_a_load_balancer_may_look_under_any_name(http: httpx2.Client) -> None:
+def test_a_load_balancer_may_check_health_under_any_host_name(http: httpx2.Client) -> None:
     assert [http.get(path, headers={"Host": "10.0.0.7:8080"}).status_code for path in PROBES] == [200] * 4
 
 
@@ -440,7 +440,7 @@ def test_a_load_balancer_may_look_under_any_name(http: httpx2.Client) -> None:
         (None, "LOCALHOST."),
     ],
 )
-def test_names_are_compared_as_names(small_engine: ProductionTTSEngine, origin: str | None, host: str) -> None:
+def test_host_names_are_compared_as_names(small_engine: ProductionTTSEngine, origin: str | None, host: str) -> None:
     with serving(small_engine, allowed_hosts="x.example,localhost") as door, door.client() as client:
         headers = {"Host": host} | ({"Origin": origin} if origin else {})
 

@@ -42,7 +42,7 @@ def test_a_request_is_one_short_line() -> None:
     )
 
 
-def test_another_line_tells_its_message_and_its_fields() -> None:
+def test_any_other_line_has_its_message_and_its_fields() -> None:
     assert written("restored", voices=2, seconds=1.5) == "restored (voices=2, seconds=1.5)"
     assert written("engine died", logging.ERROR, event="engine_died") == "error: engine died"
 
@@ -129,7 +129,7 @@ def on_a_terminal(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], C
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
-def test_on_a_terminal_a_person_reads_one_line_for_each_event_and_no_other(tiny: Path) -> None:
+def test_a_terminal_shows_one_line_for_each_event_and_no_other(tiny: Path) -> None:
     """The URL and how to stop are printed once the server is ready; health checks and page files are not logged."""
     with on_a_terminal(tiny) as (process, lines), httpx2.Client(trust_env=False, verify=False) as client:
         wait_until(lambda: any("ready at" in line for line in lines()))
@@ -150,7 +150,7 @@ def test_on_a_terminal_a_person_reads_one_line_for_each_event_and_no_other(tiny:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
-def test_on_a_terminal_a_checkpoint_that_cannot_be_loaded_is_told_as_by_any_verb(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_checkpoint_error_as_other_commands_do(tmp_path: Path) -> None:
     with on_a_terminal(tmp_path) as (process, lines):
         code = process.wait(EVENTUALLY_S)
         wait_until(lambda: len(lines()) == 2)
@@ -160,7 +160,7 @@ def test_on_a_terminal_a_checkpoint_that_cannot_be_loaded_is_told_as_by_any_verb
     assert lines()[1].startswith(f"s1-mini: {tmp_path} is not a checkpoint: it lacks config.json")
 
 
-def test_piped_each_line_is_json_and_says_once_where_it_listens_when_it_is_ready_and_who_may_ask(tiny: Path) -> None:
+def test_piped_logs_are_json_and_report_address_readiness_and_access_once(tiny: Path) -> None:
     """Without a key it warns if clients of other hosts can connect."""
     with served(tiny, subprocess.PIPE, host="127.1") as process:  # 127.0.0.1, under another name
         assert process.stderr is not None

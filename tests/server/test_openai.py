@@ -34,7 +34,7 @@ def robin(door: Door, tone: np.ndarray) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("form", ["mp3", "opus", "flac", "wav", "pcm"])
-def test_the_client_gets_each_format_that_it_can_ask_for(client: openai.OpenAI, form: str) -> None:
+def test_the_client_gets_each_format_that_it_can_request(client: openai.OpenAI, form: str) -> None:
     answer = client.audio.speech.create(
         model="tts-1", input="Good morning.", voice="alloy", response_format=form, extra_body=SHORT
     )
@@ -82,7 +82,7 @@ def test_events_end_with_the_tokens_that_were_read_and_made(http: httpx2.Client,
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
-def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
+def test_errors_are_of_the_clients_own_types(client: openai.OpenAI) -> None:
     asked = {"model": "tts-1", "input": "Hi.", "voice": "alloy"}
 
     with pytest.raises(openai.NotFoundError) as caught:
@@ -101,13 +101,13 @@ def test_the_client_can_list_and_look_up_the_model(client: openai.OpenAI) -> Non
         client.models.retrieve("gpt-5")
 
 
-def test_clients_that_ask_for_voices_and_models_of_speech_get_them(http: httpx2.Client, robin: str) -> None:
+def test_clients_that_list_voices_and_speech_models_get_them(http: httpx2.Client, robin: str) -> None:
     """Open WebUI reads `id` and `name` of both, in the format of Kokoro-FastAPI."""
     assert http.get("/v1/audio/voices").json() == {"voices": [{"id": robin, "name": robin}]}
     assert http.get("/v1/audio/models").json() == {"models": [{"id": "s1-mini", "name": "s1-mini"}]}
 
 
-def test_what_other_servers_take_beside_is_ignored_here_and_nowhere_else(http: httpx2.Client) -> None:
+def test_extra_fields_of_other_servers_are_ignored_on_this_route_only(http: httpx2.Client) -> None:
     extras = {"lang_code": "a", "volume_multiplier": 1.0, "normalization_options": {"normalize": True}}
 
     plain, more = (
@@ -134,7 +134,7 @@ def test_a_voice_is_a_name_or_an_object_with_an_id(client: openai.OpenAI, robin:
 
 
 @pytest.mark.parametrize("voice", [{}, {"name": "alloy"}, {"id": "alloy", "more": "x"}, {"id": 7}, ["alloy"], 7])
-def test_a_voice_of_another_shape_is_refused_in_words_of_ours(http: httpx2.Client, voice: object) -> None:
+def test_a_voice_of_another_shape_is_refused_with_our_message(http: httpx2.Client, voice: object) -> None:
     answer = http.post("/v1/audio/speech", json={"input": "Hi.", "voice": voice} | SHORT)
     error = answer.json()["error"]
 

@@ -109,7 +109,7 @@ def ask(client: httpx2.Client, path: str, kind: str, body: dict[str, Any]) -> tu
 
 
 @pytest.mark.parametrize(("path", "kind"), BODIES)
-def test_each_field_takes_what_it_is_said_to_take_and_nothing_else(
+def test_each_field_accepts_what_its_schema_allows_and_nothing_else(
     http: httpx2.Client, told: dict[str, Any], path: str, kind: str
 ) -> None:
     wrong, num_tried = [], 0
@@ -132,7 +132,7 @@ def test_each_field_takes_what_it_is_said_to_take_and_nothing_else(
 
 
 @pytest.mark.parametrize(("path", "kind"), BODIES)
-def test_only_declared_fields_are_taken_where_it_is_said_so(
+def test_only_declared_fields_are_accepted_where_the_schema_says_so(
     http: httpx2.Client, told: dict[str, Any], path: str, kind: str
 ) -> None:
     refuses = schema_of(told, path, kind).get("additionalProperties") is False
@@ -150,7 +150,7 @@ def test_all_of_it_is_json_schema(told: dict[str, Any]) -> None:
     assert len(found) > 100
 
 
-def test_bounds_that_settings_move_are_told_as_they_are() -> None:
+def test_bounds_that_depend_on_settings_are_documented_as_set() -> None:
     engine = ProductionTTSEngine(EngineConfig(max_text_length=77))
     told = create_app(engine, ServerSettings(max_batch_items=3)).openapi()
 
@@ -161,7 +161,7 @@ def test_bounds_that_settings_move_are_told_as_they_are() -> None:
     assert schema_of(told, "/v1/tts", FORM)["properties"]["text"]["maxLength"] == 77
 
 
-def test_only_failures_that_there_can_be_are_declared(told: dict[str, Any]) -> None:
+def test_only_possible_errors_are_declared(told: dict[str, Any]) -> None:
     def statuses(path: str, method: str) -> set[str]:
         return set(told["paths"][path][method]["responses"])
 

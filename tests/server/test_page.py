@@ -157,7 +157,7 @@ def upload(page: Page, content: bytes, name: str = "a.wav") -> None:
 
 @pytest.mark.slow
 @needs_browser
-def test_sound_is_heard_while_it_is_made_and_kept_to_the_sample(
+def test_audio_plays_while_it_is_generated_and_is_kept_to_the_sample(
     visit: Open, voiced: ProductionTTSEngine, tmp_path: Path
 ) -> None:
     """Audio plays before all of it is generated, and the download equals the engine's output."""
@@ -187,7 +187,7 @@ def test_sound_is_heard_while_it_is_made_and_kept_to_the_sample(
 
 
 @needs_browser
-def test_stop_is_heard_by_the_engine_too(visit: Open, voiced: ProductionTTSEngine) -> None:
+def test_stop_cancels_the_request_in_the_engine(visit: Open, voiced: ProductionTTSEngine) -> None:
     """Stop ends playback and request, keeps the received audio, and preserves keyboard focus."""
     page = visit()
     speak(page, LONG)
@@ -204,7 +204,7 @@ def test_stop_is_heard_by_the_engine_too(visit: Open, voiced: ProductionTTSEngin
 
 
 @needs_browser
-def test_what_was_said_can_be_played_and_sought_again(visit: Open) -> None:
+def test_finished_audio_can_be_replayed_and_seeked(visit: Open) -> None:
     page = visit()
     speak(page, "Hello there.")
     expect(page.locator("main")).to_have_attribute("data-state", "done")
@@ -220,7 +220,7 @@ def test_what_was_said_can_be_played_and_sought_again(visit: Open) -> None:
 
 
 @needs_browser
-def test_a_refusal_is_told_in_words_at_its_field(visit: Open) -> None:
+def test_an_invalid_value_is_explained_at_its_field(visit: Open) -> None:
     """Numbers are validated before the request; messages are for a visitor, and disappear when the field is edited."""
     page = visit()
     sent: list[str] = []
@@ -252,7 +252,7 @@ def test_a_refusal_is_told_in_words_at_its_field(visit: Open) -> None:
 
 
 @needs_browser
-def test_a_full_server_says_when_to_come_again(visit: Open, voiced: ProductionTTSEngine) -> None:
+def test_a_full_server_says_when_to_retry(visit: Open, voiced: ProductionTTSEngine) -> None:
     with serving(voiced, max_requests=1) as door, door.client() as client:
         page = visit(door.url)
         with client.stream("POST", "/v1/tts", json={"text": LONG, "format": "pcm", "stream": True}) as holding:
@@ -263,7 +263,7 @@ def test_a_full_server_says_when_to_come_again(visit: Open, voiced: ProductionTT
 
 
 @needs_browser
-def test_voices_are_listed_and_auditioned(visit: Open, voiced: ProductionTTSEngine) -> None:
+def test_voices_are_listed_and_can_be_previewed(visit: Open, voiced: ProductionTTSEngine) -> None:
     page = visit()
     expect(page.get_by_role("radio")).to_have_count(len(voiced.voice_names()))
     expect(page.get_by_role("radio", name="default")).to_be_checked()
@@ -314,9 +314,7 @@ def wav_of(seconds: float) -> bytes:
 
 
 @needs_browser
-def test_a_short_recording_is_a_voice_too_and_one_that_is_gone_is_told_with_the_list_as_it_is(
-    visit: Open, shown: Door
-) -> None:
+def test_a_short_recording_can_be_a_voice_and_a_deleted_voice_refreshes_the_list(visit: Open, shown: Door) -> None:
     """The README's own sample has 2.7 s; Add may be pressed while it is still being read. Added voices come last."""
     page = adding(visit())
     page.get_by_role("textbox", name="Name").fill("aaron")
@@ -336,7 +334,7 @@ def test_a_short_recording_is_a_voice_too_and_one_that_is_gone_is_told_with_the_
 
 
 @needs_browser
-def test_what_is_said_of_a_recording_is_so(visit: Open, tmp_path: Path) -> None:
+def test_hints_about_a_recording_are_correct(visit: Open, tmp_path: Path) -> None:
     """A length outside the recommended range is a hint; the reason of a refusal stays when Add is pressed."""
     page = adding(visit())
     note = page.locator("#record-note")
@@ -356,7 +354,7 @@ def test_what_is_said_of_a_recording_is_so(visit: Open, tmp_path: Path) -> None:
 
 
 @needs_browser
-def test_a_name_that_is_taken_can_be_replaced_where_the_refusal_says_so(visit: Open) -> None:
+def test_an_existing_voice_can_be_replaced_where_the_error_allows_it(visit: Open) -> None:
     page = visit()
     for _ in range(2):
         page.get_by_role("button", name="Add a voice").click()
@@ -379,7 +377,9 @@ def test_a_name_that_is_taken_can_be_replaced_where_the_refusal_says_so(visit: O
 
 @needs_browser
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_it_is_said_whether_added_voices_last(visit: Open, tiny: Path, tmp_path: Path, is_kept: bool) -> None:
+def test_the_page_says_whether_added_voices_are_persistent(
+    visit: Open, tiny: Path, tmp_path: Path, is_kept: bool
+) -> None:
     path = tmp_path if is_kept else None
     with (
         ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", voices_path=path)) as engine,
@@ -392,7 +392,7 @@ def test_it_is_said_whether_added_voices_last(visit: Open, tiny: Path, tmp_path:
 
 
 @needs_browser
-def test_what_lacks_in_a_new_voice_is_told(visit: Open) -> None:
+def test_missing_parts_of_a_new_voice_are_reported(visit: Open) -> None:
     page = adding(visit())
     send, alert = page.get_by_role("button", name="Add voice"), page.locator("#add-error")
 
@@ -412,7 +412,7 @@ def test_what_lacks_in_a_new_voice_is_told(visit: Open) -> None:
 
 
 @needs_browser
-def test_a_key_is_asked_for_and_kept_in_the_tab_only(visit: Open, voiced: ProductionTTSEngine) -> None:
+def test_the_api_key_is_requested_and_stored_in_the_tab_only(visit: Open, voiced: ProductionTTSEngine) -> None:
     with serving(voiced, api_key="open sesame") as door:
         page = visit(door.url)
         expect(page.get_by_role("alert")).to_have_text("This server asks for an API key.")
@@ -432,7 +432,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(visit: Open, voiced: Produc
 
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_its_words_stand_out(visit: Open, scheme: str) -> None:
+def test_the_page_fits_a_phone_and_has_enough_contrast(visit: Open, scheme: str) -> None:
     """At 360 px nothing scrolls sideways, and all text has the contrast of WCAG AA, also in the dialog."""
     page = visit(viewport={"width": 360, "height": 740}, color_scheme=scheme, is_mobile=True, has_touch=True)
     page.get_by_text("Advanced").tap()
@@ -452,7 +452,9 @@ def test_it_fits_a_phone_and_its_words_stand_out(visit: Open, scheme: str) -> No
 
 
 @needs_browser
-def test_all_of_it_is_reached_in_order_by_keyboard_and_has_a_name(visit: Open, voiced: ProductionTTSEngine) -> None:
+def test_every_control_is_reachable_by_keyboard_in_order_and_has_a_name(
+    visit: Open, voiced: ProductionTTSEngine
+) -> None:
     page = visit()
     expect(page.get_by_role("radio").first).to_be_visible()
     reached = []
@@ -528,9 +530,7 @@ def test_while_recording_the_whole_script_and_the_stop_button_are_in_sight(
 
 
 @needs_browser
-def test_what_was_written_and_chosen_is_there_and_in_sight_after_a_reload(
-    visit: Open, voiced: ProductionTTSEngine
-) -> None:
+def test_text_and_choices_are_restored_and_visible_after_a_reload(visit: Open, voiced: ProductionTTSEngine) -> None:
     page = visit(viewport={"width": 1280, "height": 720})
     last = [info.name for info in voiced.voices() if not info.is_default][-1]
     page.get_by_role("radio", name=last).check()
@@ -550,7 +550,7 @@ def test_what_was_written_and_chosen_is_there_and_in_sight_after_a_reload(
 
 
 @needs_browser
-def test_a_browser_that_keeps_nothing_speaks_all_the_same(visit: Open, voiced: ProductionTTSEngine) -> None:
+def test_the_page_works_without_browser_storage(visit: Open, voiced: ProductionTTSEngine) -> None:
     """As with cookies blocked: even reading the storage raises."""
     with serving(voiced, api_key="open sesame") as door:
         page = visit()
@@ -567,14 +567,14 @@ def test_a_browser_that_keeps_nothing_speaks_all_the_same(visit: Open, voiced: P
 
 
 @needs_browser
-def test_speak_and_play_are_told_apart_by_their_signs(visit: Open) -> None:
+def test_speak_and_play_have_different_icons(visit: Open) -> None:
     signs = visit().evaluate("['speak', 'play'].map((id) => document.querySelector(`#${id} use`).getAttribute('href'))")
 
     assert len(set(signs)) == 2
 
 
 @needs_browser
-def test_a_checkpoint_without_voices_speaks_all_the_same(visit: Open, door: Door) -> None:
+def test_the_page_works_for_a_checkpoint_without_voices(visit: Open, door: Door) -> None:
     page = visit(door.url)
     expect(page.get_by_text("no named voices")).to_be_visible()
 
@@ -587,7 +587,7 @@ def test_a_checkpoint_without_voices_speaks_all_the_same(visit: Open, door: Door
 
 
 @needs_browser
-def test_it_names_the_model_and_offers_what_that_takes(visit: Open, shown: Door, tmp_path: Path) -> None:
+def test_the_page_names_the_model_and_offers_its_options(visit: Open, shown: Door, tmp_path: Path) -> None:
     """A mel model cannot clone from recordings and does not sample: the page offers voice files, and no temperature."""
     write_random_checkpoint(tmp_path / "noise")
     vector, file = np.random.default_rng(0).standard_normal(512).astype(np.float32), io.BytesIO()
@@ -631,7 +631,7 @@ def test_the_page_runs_its_own_files_only(http: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["..%2fpage.py", "..%2f..%2fconfig.js", "nothing.js", "%00.js", "x" * 5000 + ".js"])
-def test_no_other_file_is_given(http: httpx2.Client, name: str) -> None:
+def test_no_other_file_is_served(http: httpx2.Client, name: str) -> None:
     answer = http.get(f"/static/{name}")
 
     assert answer.status_code == 404

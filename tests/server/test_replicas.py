@@ -71,7 +71,7 @@ def requests_inside(door: Replicas) -> list[int]:
     return [replica["health"]["server"]["requests"] for replica in door.health()["replicas"] if replica["health"]]
 
 
-def test_a_voice_added_through_the_door_speaks_everywhere_and_is_gone_everywhere(
+def test_a_voice_added_through_the_proxy_exists_and_is_deleted_on_every_replica(
     door: Replicas, http: httpx2.Client, tone: np.ndarray
 ) -> None:
     form = {"name": "robin", "text": "Ah."}
@@ -96,7 +96,7 @@ def test_a_voice_added_through_the_door_speaks_everywhere_and_is_gone_everywhere
 
 
 @pytest.mark.usefixtures("held")
-def test_requests_go_to_the_replica_with_less_to_do(door: Replicas) -> None:
+def test_requests_go_to_the_less_busy_replica(door: Replicas) -> None:
     with door.client() as client:
         streams = [client.stream("POST", "/v1/tts", json=LONG) for _ in range(6)]
         for stream in streams:
@@ -109,7 +109,7 @@ def test_requests_go_to_the_replica_with_less_to_do(door: Replicas) -> None:
     assert inside == [3, 3]
 
 
-def test_a_voice_stays_with_one_replica_while_that_has_no_more_to_do_than_the_other(
+def test_a_voice_stays_on_one_replica_while_it_is_not_busier_than_the_other(
     door: Replicas, http: httpx2.Client, tone: np.ndarray
 ) -> None:
     for name in ("carl", "dora"):
@@ -125,7 +125,7 @@ def test_a_voice_stays_with_one_replica_while_that_has_no_more_to_do_than_the_ot
     assert {len(replicas) for replicas in spoke.values()} == {1}
 
 
-def test_a_session_is_answered_by_the_replica_that_has_it(
+def test_a_session_is_served_by_the_replica_that_holds_it(
     door: Replicas, http: httpx2.Client, tone: np.ndarray
 ) -> None:
     opened = [http.post("/invocations", json={"requestType": "NEW_SESSION"}, headers={SESSION: "NEW_SESSION"})]
@@ -143,7 +143,7 @@ def test_a_session_is_answered_by_the_replica_that_has_it(
     assert {answer.status_code for answer in closed} == {200}
 
 
-def test_one_page_of_figures_has_those_of_each_replica_and_how_the_replicas_are(http: httpx2.Client) -> None:
+def test_one_metrics_page_has_the_figures_and_states_of_all_replicas(http: httpx2.Client) -> None:
     http.post("/v1/tts", json=SHORT)
     told = http.get("/metrics").text
 
@@ -159,7 +159,7 @@ def test_one_page_of_figures_has_those_of_each_replica_and_how_the_replicas_are(
         assert told.count(f"# TYPE {family} ") == 1
 
 
-def test_health_tells_of_all_and_of_each_and_batch_transform_of_all_slots(http: httpx2.Client) -> None:
+def test_health_reports_all_replicas_and_batch_transform_reports_all_slots(http: httpx2.Client) -> None:
     told = http.get("/health").json()
 
     assert told["ready"] is True
@@ -194,7 +194,7 @@ def exchange(door: Replicas, content: bytes, *, drips: bytes = b"") -> bytes:
     ],
     ids=["a slow head", "no HTTP", "many headers", "a large head", "HTTP/2", "two lengths"],
 )
-def test_a_head_that_is_none_is_refused_before_a_replica_sees_it(
+def test_an_invalid_request_head_is_refused_before_it_reaches_a_replica(
     door: Replicas, content: bytes, drips: bytes, status: bytes
 ) -> None:
     received = exchange(door, content, drips=drips)
@@ -202,7 +202,7 @@ def test_a_head_that_is_none_is_refused_before_a_replica_sees_it(
     assert received.split()[1] == status
 
 
-def test_a_head_of_as_many_headers_as_are_allowed_is_taken(door: Replicas) -> None:
+def test_a_request_head_with_the_maximum_of_headers_is_accepted(door: Replicas) -> None:
     lines = [b"Host: localhost", b"Connection: close", *(b"A%d: b" % number for number in range(98))]
     received = exchange(door, b"GET /v1/voices HTTP/1.1\r\n" + b"\r\n".join(lines) + b"\r\n\r\n")
 
@@ -219,7 +219,7 @@ def test_a_head_of_as_many_headers_as_are_allowed_is_taken(door: Replicas) -> No
     ],
     ids=["a header that is not ASCII", "an encoded path", "another method", "an encoded ping"],
 )
-def test_what_is_about_all_replicas_is_answered_in_the_shape_of_all_answers(
+def test_proxy_errors_have_the_same_shape_as_all_errors(
     door: Replicas, lines: bytes, status: int, code: str | None
 ) -> None:
     received = exchange(door, lines + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -278,7 +278,7 @@ def test_a_body_that_drips_after_the_answer_does_not_hold_the_connection(door: R
     assert closed
 
 
-def test_many_idle_connections_keep_nobody_out(door: Replicas, http: httpx2.Client) -> None:
+def test_many_idle_connections_do_not_block_new_ones(door: Replicas, http: httpx2.Client) -> None:
     plugs = []
     for number in range(400):
         plugs.append(door.connect())
@@ -293,7 +293,7 @@ def test_many_idle_connections_keep_nobody_out(door: Replicas, http: httpx2.Clie
     assert set(silent) == {b""}  # ended by the timeout for request heads
 
 
-def test_a_listener_who_takes_nothing_is_ended_and_one_who_takes_slowly_is_not(door: Replicas, held: Path) -> None:
+def test_a_stalled_client_is_disconnected_and_a_slow_one_is_not(door: Replicas, held: Path) -> None:
     with ExitStack() as stack:
         plugs = [stack.enter_context(socket.socket()) for _ in range(3)]
         for plug in plugs:
@@ -343,7 +343,7 @@ def test_one_client_has_no_more_than_its_share_of_all_replicas_together(door: Re
 
 
 @pytest.mark.usefixtures("held")
-def test_what_is_too_much_for_all_replicas_reaches_none_of_them(door: Replicas, http: httpx2.Client) -> None:
+def test_a_request_over_the_shared_limit_reaches_no_replica(door: Replicas, http: httpx2.Client) -> None:
     with ExitStack() as stack:
         send_many(door, 64, stack, clients=64)
         refused = http.post("/v1/tts", json=SHORT, headers={"X-Request-Id": "one-too-many"})
@@ -424,7 +424,7 @@ def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_com
     assert spoke == {"0", "1"}  # the restarted replica knows the voice, too
 
 
-def test_a_replica_that_hangs_is_passed_by_and_replaced(door: Replicas) -> None:
+def test_a_hanging_replica_is_bypassed_and_replaced(door: Replicas) -> None:
     before = door.pids()
     os.kill(before[0], signal.SIGSTOP)
 
@@ -450,7 +450,7 @@ def test_a_replica_that_hangs_is_passed_by_and_replaced(door: Replicas) -> None:
     assert door.pids()[1] == before[1]
 
 
-def test_the_proxy_comes_back_too_and_who_connects_meanwhile_waits(door: Replicas, http: httpx2.Client) -> None:
+def test_the_proxy_is_restarted_and_clients_wait_meanwhile(door: Replicas, http: httpx2.Client) -> None:
     (proxy,) = (
         child for child in psutil.Process(door.process.pid).children() if "haproxy" in " ".join(child.cmdline())
     )
@@ -464,7 +464,7 @@ def test_the_proxy_comes_back_too_and_who_connects_meanwhile_waits(door: Replica
     wait_until(speaks)
 
 
-def test_sigterm_lets_all_finish_what_they_have_and_refuses_what_comes(door: Replicas, held: Path) -> None:
+def test_sigterm_finishes_requests_in_flight_and_refuses_new_ones(door: Replicas, held: Path) -> None:
     """The last test of this server: it shuts it down."""
     results: list[object] = []
 

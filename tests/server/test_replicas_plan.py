@@ -40,7 +40,7 @@ CORES = LocalMachine(num_gpus=0, num_cores=2, free_bytes=4e9)
         (3, "cpu", CORES, 3),
     ],
 )
-def test_there_is_one_replica_for_each_gpu_or_as_many_as_are_asked_for(
+def test_there_is_one_replica_for_each_gpu_or_the_requested_number(
     wanted: int, device: str, machine: LocalMachine, count: int
 ) -> None:
     assert count_replicas(wanted, EngineConfig(device=device), machine, 40_000_000) == count
@@ -62,7 +62,7 @@ def test_there_is_one_replica_for_each_gpu_or_as_many_as_are_asked_for(
         ),
     ],
 )
-def test_what_has_no_place_is_told(
+def test_replicas_that_do_not_fit_are_reported(
     wanted: int, device: str, machine: LocalMachine, checkpoint: float, sentence: str
 ) -> None:
     with pytest.raises(ConfigurationError) as told:
@@ -85,12 +85,12 @@ def test_each_replica_sees_its_own_gpu_only_or_its_share_of_the_cores() -> None:
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "65", "many", "2.5", ""])
-def test_a_number_that_is_none_is_named(given: str) -> None:
+def test_an_invalid_number_of_replicas_is_named(given: str) -> None:
     with pytest.raises(ConfigurationError, match="S1_MINI_SERVER_REPLICAS"):
         ServerSettings(replicas=given)
 
 
-def test_the_proxy_is_taken_from_the_path_first_and_told_how_to_install(
+def test_the_proxy_is_found_on_the_path_first_and_its_installation_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.remote.proxy.find_spec", lambda _: None)
@@ -112,7 +112,7 @@ def test_the_proxy_is_taken_from_the_path_first_and_told_how_to_install(
         (["--replicas", "none"], "S1_MINI_SERVER_REPLICAS='none': "),
     ],
 )
-def test_the_command_line_tells_it_before_anything_starts(
+def test_the_command_line_reports_errors_before_anything_starts(
     call: Call, tiny: Path, options: list[str], sentence: str
 ) -> None:
     code, _, told = call("serve", "--port", "0", "--checkpoint", tiny, *options)
@@ -122,9 +122,7 @@ def test_the_command_line_tells_it_before_anything_starts(
     assert len(told.splitlines()) == 1
 
 
-def test_who_may_name_another_client_is_the_same_as_without_replicas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trusted_proxies_are_the_same_as_without_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = [ReplicaInfo(index, 2, tmp_path / str(index), False) for index in range(2)]
 
     def told() -> str:

@@ -127,7 +127,7 @@ def inside(running: Running) -> int:
         return client.get("/health").json()["server"]["requests"]
 
 
-def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(tiny: Path, tmp_path: Path) -> None:
+def test_sigterm_under_load_finishes_accepted_requests_and_refuses_new_ones(tiny: Path, tmp_path: Path) -> None:
     """Loaded objects are frozen, so that the garbage collector does not scan them."""
     with held(tiny, tmp_path, "-c", FROZEN) as (running, file):
         wait_until(lambda: any("frozen" in line for line in running.lines))
@@ -154,7 +154,7 @@ def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(ti
     assert [line["frozen"] > 50_000 for line in lines if "frozen" in line] == [True]
 
 
-def test_what_is_not_finished_in_time_is_told_so(tiny: Path, tmp_path: Path) -> None:
+def test_requests_that_do_not_finish_in_time_get_an_error(tiny: Path, tmp_path: Path) -> None:
     with held(tiny, tmp_path, S1_MINI_SERVER_DRAIN_TIMEOUT_S="5") as (running, _), running.client() as client:
         threads, results = speak_many(running, 2)
         with client.stream("POST", "/v1/tts", json=LONG | {"stream": True}) as stream:
@@ -171,7 +171,7 @@ def test_what_is_not_finished_in_time_is_told_so(tiny: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(tiny: Path, tmp_path: Path, tone: np.ndarray) -> None:
+def test_stored_voices_survive_a_kill_during_storing(tiny: Path, tmp_path: Path, tone: np.ndarray) -> None:
     """Voices whose storage was confirmed survive a `kill -9` and sound the same; no other voice is half-written."""
     kept = {"S1_MINI_VOICES_PATH": str(tmp_path / "voices"), "S1_MINI_REFERENCE_CACHE_PATH": str(tmp_path / "cache")}
     asked = {"text": "Good morning.", "seed": 1, "max_new_tokens": 4, "format": "pcm"}
@@ -213,7 +213,7 @@ def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(tiny: Path, tmp_pa
     assert warned == []
 
 
-def test_an_engine_that_hangs_is_told_to_all_and_ends_the_process_with_1(tiny: Path) -> None:
+def test_a_hanging_engine_fails_all_requests_and_exits_with_1(tiny: Path) -> None:
     with served(tiny, "-c", HANGS, S1_MINI_STUCK_AFTER_S="1") as running:
         wait_until(running.is_ready)
         threads, results = speak_many(running, 4)
@@ -236,7 +236,7 @@ def test_an_engine_that_hangs_is_told_to_all_and_ends_the_process_with_1(tiny: P
         ("localhost", "much", "S1_MINI_SERVER_MAX_BODY_BYTES='much': "),
     ],
 )
-def test_what_cannot_be_served_is_told_before_anything_is_loaded_or_listens(
+def test_invalid_settings_are_reported_before_loading_or_listening(
     call: Call, host: str, max_body_bytes: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process, because importing everything takes a second."""

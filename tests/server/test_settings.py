@@ -12,7 +12,7 @@ from s1_mini.sagemaker.environment import container_environment
 from s1_mini.server.settings import ServerSettings
 
 
-def test_variables_are_read_and_the_engine_does_not_take_them_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_variables_are_read_and_do_not_confuse_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S1_MINI_SERVER_PORT", "9000")
     monkeypatch.setenv("S1_MINI_SERVER_CORS_ORIGINS", "https://a.example, https://b.example")
 
@@ -25,7 +25,7 @@ def test_variables_are_read_and_the_engine_does_not_take_them_for_its_own(monkey
     assert settings.cors_origins == ("https://a.example", "https://b.example")
 
 
-def test_a_variable_that_means_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S1_MINI_SERVER_PROT", "9000")
 
     with pytest.warns(UserWarning, match="S1_MINI_SERVER_PROT"):

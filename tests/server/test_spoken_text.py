@@ -34,7 +34,7 @@ def reader(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pro
         yield engine
 
 
-def test_python_tells_what_was_spoken_and_what_was_not(reader: ProductionTTSEngine) -> None:
+def test_the_python_api_returns_the_normalized_text_and_the_skipped_characters(reader: ProductionTTSEngine) -> None:
     response = reader.generate("2 wordsд", seed=1, **FEW)
     first, *others = reader.stream("2 words", seed=1, **FEW)
 
@@ -48,7 +48,7 @@ def test_python_tells_what_was_spoken_and_what_was_not(reader: ProductionTTSEngi
         reader.generate("Hi", normalize="on")  # type: ignore[arg-type]
 
 
-def test_a_batch_tells_it_if_asked_and_a_binary_answer_warns_in_a_header(reader: ProductionTTSEngine) -> None:
+def test_a_batch_returns_it_on_request_and_a_binary_response_warns_in_a_header(reader: ProductionTTSEngine) -> None:
     items = {"items": [{"text": "2 wordsд"}], **FEW}
     with serving(reader) as door, door.client() as http:
         asked = http.post("/v1/tts/batch", json=items | {"return_spoken_text": True}).json()["results"][0]
@@ -67,7 +67,7 @@ def test_a_batch_tells_it_if_asked_and_a_binary_answer_warns_in_a_header(reader:
     assert refused.json()["error"]["field"] == "normalize"
 
 
-def test_sagemakers_json_tells_it_if_asked(reader: ProductionTTSEngine) -> None:
+def test_sagemakers_json_returns_it_on_request(reader: ProductionTTSEngine) -> None:
     body = json.dumps({"text": "2 words", "return_spoken_text": True, **FEW})
 
     with closing(Container(reader)) as model:
@@ -118,7 +118,7 @@ def test_openais_route_skips_unsupported_characters_unless_the_request_says_othe
     assert refused.status_code == 422
 
 
-def test_a_websocket_session_goes_on_after_a_sentence_without_anything_to_speak(strict: ProductionTTSEngine) -> None:
+def test_a_websocket_session_continues_after_a_sentence_without_speech(strict: ProductionTTSEngine) -> None:
     with serving(strict) as door, session(door) as socket:
         say(socket, type="session.config", **FEW)
         for text in ("猫。 ", "▶. ", "two 犬 words. ", "one word."):
@@ -134,7 +134,7 @@ def test_a_websocket_session_goes_on_after_a_sentence_without_anything_to_speak(
     assert messages[-1] == {"type": "session.done", "sentences": 2}
 
 
-def test_a_websocket_session_without_anything_to_speak_ends_with_an_error(strict: ProductionTTSEngine) -> None:
+def test_a_websocket_session_without_any_speech_ends_with_an_error(strict: ProductionTTSEngine) -> None:
     with serving(strict) as door, session(door) as socket:
         say(socket, type="input.text", text="猫。")
         say(socket, type="input.done")

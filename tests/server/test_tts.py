@@ -23,7 +23,7 @@ def samples_of(content: bytes) -> np.ndarray:
     return wave
 
 
-def test_a_text_becomes_a_wav_that_says_how_long_it_is_and_how_long_it_took(http: httpx2.Client) -> None:
+def test_a_text_becomes_a_wav_with_headers_for_its_length_and_latency(http: httpx2.Client) -> None:
     answer = http.post("/v1/tts", json=SHORT)
 
     assert answer.status_code == 200
@@ -82,7 +82,7 @@ def test_a_stream_decodes_to_the_samples_of_the_whole_answer(http: httpx2.Client
         assert np.array_equal(samples_of(streamed.content), samples_of(whole.content))
 
 
-def test_a_form_with_a_recording_says_what_the_same_json_says(http: httpx2.Client, tone: np.ndarray) -> None:
+def test_a_form_with_a_recording_equals_the_same_json(http: httpx2.Client, tone: np.ndarray) -> None:
     file = encode(tone, 44_100, "wav")
     fields = {
         "text": "Good morning.",
@@ -103,7 +103,7 @@ def test_a_form_with_a_recording_says_what_the_same_json_says(http: httpx2.Clien
     assert formed.content == coded.content
 
 
-def test_a_batch_is_as_the_seed_writes_it_and_an_item_fails_alone(http: httpx2.Client) -> None:
+def test_a_batch_has_the_documented_format_and_an_item_fails_alone(http: httpx2.Client) -> None:
     body = {
         "items": [{"text": "Hello world"}, {"text": " "}, {"text": "Goodbye world"}],
         "max_new_tokens": 20,
@@ -138,7 +138,7 @@ WRONG_ITEMS = [
 ]
 
 
-def test_whatever_is_wrong_with_an_item_is_its_own_result(http: httpx2.Client) -> None:
+def test_an_invalid_item_is_reported_in_its_own_result(http: httpx2.Client) -> None:
     items = [{"text": "Hello world"}, *(item for item, _, _ in WRONG_ITEMS)]
 
     answer = http.post("/v1/tts/batch", json={"items": items, "max_new_tokens": 8})
@@ -163,7 +163,7 @@ def test_whatever_is_wrong_with_an_item_is_its_own_result(http: httpx2.Client) -
         (b'{"items": [{"text": "Hi."}], "temperature": 9}', 422, "temperature"),
     ],
 )
-def test_what_is_wrong_with_a_batch_as_such_refuses_all_of_it(
+def test_an_invalid_batch_is_refused_as_a_whole(
     http: httpx2.Client, body: bytes, status: int, field: str | None
 ) -> None:
     answer = http.post("/v1/tts/batch", content=body, headers={"Content-Type": "application/json"})

@@ -36,7 +36,7 @@ def client(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[htt
         yield client
 
 
-def test_all_voices_are_listed_and_each_can_be_asked_for(client: httpx2.Client) -> None:
+def test_all_voices_are_listed_and_each_can_be_queried(client: httpx2.Client) -> None:
     voices = client.get("/v1/voices").json()["voices"]
 
     assert [(voice["name"], voice["is_default"], voice["source"]) for voice in voices] == [
@@ -83,7 +83,7 @@ def test_a_voice_of_the_checkpoint_stays(client: httpx2.Client) -> None:
         ),
     ],
 )
-def test_a_wrong_voice_is_refused_by_its_field(
+def test_an_invalid_voice_is_refused_with_its_field(
     client: httpx2.Client, tone: np.ndarray, fields: dict[str, str], has_file: bool, sentence: str
 ) -> None:
     file = encode(tone, 44_100, "wav")
@@ -101,7 +101,7 @@ def test_a_voice_is_sent_as_a_form(client: httpx2.Client) -> None:
     assert client.post("/v1/voices", json={"name": "carl"}).status_code == 415
 
 
-def test_an_added_voice_is_replaced_if_that_is_asked_for(client: httpx2.Client, tone: np.ndarray) -> None:
+def test_an_added_voice_is_replaced_on_request(client: httpx2.Client, tone: np.ndarray) -> None:
     file = encode(tone, 44_100, "wav")
 
     def add(name: str, **fields: str) -> httpx2.Response:
@@ -119,14 +119,14 @@ def test_an_added_voice_is_replaced_if_that_is_asked_for(client: httpx2.Client, 
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_the_list_tells_whether_added_voices_outlive_the_server(tiny: Path, tmp_path: Path, is_kept: bool) -> None:
+def test_the_list_says_whether_added_voices_outlive_the_server(tiny: Path, tmp_path: Path, is_kept: bool) -> None:
     path = tmp_path if is_kept else None
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", voices_path=path))
     with serving(engine) as door, door.client() as client:
         assert client.get("/v1/voices").json()["keeps_added"] is is_kept
 
 
-def test_a_voice_is_kept_speaks_and_is_forgotten(client: httpx2.Client, tone: np.ndarray) -> None:
+def test_a_voice_is_added_used_and_deleted_over_http(client: httpx2.Client, tone: np.ndarray) -> None:
     file = encode(tone, 44_100, "wav")
 
     added = client.post("/v1/voices", data={"name": "carl", "text": "Ah."}, files={"audio": ("a.wav", file)})

@@ -49,7 +49,7 @@ def hear(socket: ClientConnection) -> tuple[list[dict[str, object]], bytes, int]
     ("max_websocket_s", "is_draining", "outcome"),
     [(1.0, False, ("session_timeout", 1008)), (60.0, True, ("shutting_down", 1013))],
 )
-def test_a_client_that_never_rests_is_told_why_its_session_ends(
+def test_a_client_that_never_stops_sending_receives_the_reason_its_session_ends(
     small_engine: ProductionTTSEngine, max_websocket_s: float, is_draining: bool, outcome: tuple[str, int]
 ) -> None:
     with serving(small_engine, max_websocket_s=max_websocket_s) as door, session(door) as socket:
@@ -64,7 +64,7 @@ def test_a_client_that_never_rests_is_told_why_its_session_ends(
     assert (messages[-1]["error"]["code"], code) == outcome
 
 
-def test_a_voice_that_is_not_there_is_told_before_any_text_comes(door: Door) -> None:
+def test_an_unknown_voice_is_reported_before_any_text_arrives(door: Door) -> None:
     with session(door) as socket:
         say(socket, **CONFIG | {"voice": "nobody"})
         messages, sound, code = hear(socket)
@@ -84,7 +84,7 @@ def test_a_voice_that_is_not_there_is_told_before_any_text_comes(door: Door) -> 
     ],
     ids=str,
 )
-def test_a_wrong_message_is_told_by_its_own_fields(
+def test_an_invalid_message_is_reported_by_its_fields(
     door: Door, message: dict[str, object], field: str, sentence: str
 ) -> None:
     with session(door) as socket:
@@ -96,7 +96,7 @@ def test_a_wrong_message_is_told_by_its_own_fields(
 
 
 @pytest.mark.parametrize("pieces", [[""], ["...", " !"]])
-def test_a_text_that_says_nothing_is_refused_when_it_is_done(door: Door, pieces: list[str]) -> None:
+def test_a_text_without_speech_is_refused_when_it_is_complete(door: Door, pieces: list[str]) -> None:
     with session(door) as socket:
         for piece in pieces:
             say(socket, type="input.text", text=piece)
@@ -107,7 +107,7 @@ def test_a_text_that_says_nothing_is_refused_when_it_is_done(door: Door, pieces:
 
 
 @pytest.mark.parametrize("path", [PATH, "/invocations-bidirectional-stream"])
-def test_the_first_sentence_sounds_while_the_second_is_still_written(door: Door, path: str) -> None:
+def test_the_first_sentence_is_audible_while_the_second_is_still_typed(door: Door, path: str) -> None:
     with session(door, path) as socket:
         say(socket, **CONFIG)
         for piece in ("Good mor", "ning. How a"):
@@ -207,7 +207,7 @@ def test_a_session_that_has_ended_holds_no_connection(small_engine: ProductionTT
         wait_until(lambda: len(door.app.state.connections) == 0)
 
 
-def test_who_goes_away_leaves_the_slot_to_others(door: Door) -> None:
+def test_a_client_that_disconnects_from_a_session_frees_its_slot(door: Door) -> None:
     before = door.engine.metrics.ends["cancelled"]
     with held_generation():
         with session(door) as socket:
@@ -220,7 +220,7 @@ def test_who_goes_away_leaves_the_slot_to_others(door: Door) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of Linux without being configured")
-def test_a_session_that_makes_room_ends_even_after_its_text_is_done(small_engine: ProductionTTSEngine) -> None:
+def test_an_evicted_session_ends_even_after_its_text_is_complete(small_engine: ProductionTTSEngine) -> None:
     with serving(small_engine, max_websockets=1) as door, held_generation(), session(door) as first:
         say(first, type="input.text", text="A sentence that goes on and on. " * 30)
         say(first, type="input.done")

@@ -58,7 +58,7 @@ def test_with_skip_the_rest_is_spoken_with_a_warning() -> None:
     assert script.warning == "Skipped characters that this voice cannot pronounce: 'д', 'а'."
 
 
-def test_with_skip_a_text_of_which_nothing_is_left_is_an_error_that_says_so() -> None:
+def test_with_skip_a_text_of_only_unsupported_characters_is_an_error() -> None:
     with pytest.raises(NothingToSpeakError, match="this voice speaks English; nothing of 'да, да!' is left") as raised:
         WORDS.script("да, да!", 100, on_unsupported="skip")
 
@@ -104,18 +104,18 @@ def test_a_text_in_another_language_gets_a_warning_that_names_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["~~~", "---\n***", "<b></b>"])
-def test_markup_alone_has_nothing_to_say(text: str) -> None:
+def test_markup_alone_is_an_empty_text(text: str) -> None:
     with pytest.raises(TextError, match="has nothing to say"):
         WORDS.script(text, 100)
 
 
-def test_the_bound_on_a_text_holds_for_what_is_spoken_of_it() -> None:
+def test_the_length_limit_applies_to_the_normalized_text() -> None:
     with pytest.raises(TextError, match="its 40 characters are 159 when they are spoken; at most 100 are allowed"):
         WORDS.script("1" * 40, 100)
 
 
 @pytest.mark.parametrize("text", [5, {"language": "tlh"}, {"alphabet": ""}, {"alphabet": ["a"]}])
-def test_a_declaration_that_is_none_is_refused(text: object) -> None:
+def test_an_invalid_declaration_is_refused(text: object) -> None:
     with pytest.raises(CheckpointMismatchError, match=r"config\.json: text"):
         TextForm.from_config({"text": text})
 

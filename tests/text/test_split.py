@@ -44,7 +44,7 @@ def test_nothing_but_white_space_at_the_cuts_is_lost(text, max_bytes):
 
 
 @given(st.lists(st.sampled_from([*WRITTEN_CHARACTERS, "a", "字", "，", "。", " "]), max_size=200), st.integers(50, 300))
-def test_no_written_character_is_torn(characters, max_bytes):
+def test_no_grapheme_is_split(characters, max_bytes):
     pieces = split("".join(characters), max_bytes)
 
     borders = set(accumulate(len(character) for character in characters if character != " "))
@@ -143,7 +143,7 @@ def test_a_character_larger_than_a_piece_is_cut_rather_than_refused():
     assert "".join(split(text, 50)) == text
 
 
-def test_a_long_sentence_leaves_no_crumb():
+def test_a_long_sentence_leaves_no_tiny_part():
     for length in range(201, 420):
         pieces = split(("word " * 100)[:length], 200)
         assert min(len(piece) for piece in pieces) >= 45, length

@@ -63,7 +63,7 @@ def key(text: str) -> str:
     return " ".join(re.sub(r"[^\w\s']", " ", text.lower()).split())
 
 
-def test_what_people_write_is_said_as_a_careful_reader_would() -> None:
+def test_text_is_normalized_as_a_careful_reader_would_read_it() -> None:
     rows = read_sentences()
 
     wrong = [(written, spoken(written)) for _, written, forms in rows if key(spoken(written)) not in forms]
@@ -72,7 +72,7 @@ def test_what_people_write_is_said_as_a_careful_reader_would() -> None:
     assert len(wrong) <= len(rows) // 100, wrong
 
 
-def test_what_was_said_is_said_the_same_again_whatever_was_written() -> None:
+def test_normalizing_twice_changes_nothing() -> None:
     draw = random.Random(5)
     texts = [written for _, written, _ in read_sentences()]
     texts += ["".join(draw.choices(NOISE, k=60)) for _ in range(300)]
@@ -117,7 +117,9 @@ def test_no_text_takes_long() -> None:
         ("en", '"Wait—" he said', '"Wait—" he said'),
     ],
 )
-def test_marks_and_the_numbers_of_other_languages_are_said_exactly_so(language: str, written: str, said: str) -> None:
+def test_punctuation_and_numbers_of_other_languages_are_normalized_exactly(
+    language: str, written: str, said: str
+) -> None:
     assert spoken(written, language) == said
 
 

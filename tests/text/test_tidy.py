@@ -33,7 +33,7 @@ LIMIT = 20_000
         ),
     ],
 )
-def test_what_is_read_aloud_stays_as_it_was(text):
+def test_characters_that_are_read_aloud_are_unchanged(text):
     assert tidied(text, LIMIT) == text
 
 
@@ -89,7 +89,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED)
-def test_what_cannot_be_spoken_is_refused_with_the_reason(text, reason):
+def test_unspeakable_text_is_refused_with_the_reason(text, reason):
     with pytest.raises(TextError, match=reason) as caught:
         tidied(text, LIMIT)
 

@@ -82,7 +82,7 @@ def test_a_text_is_split_at_what_the_model_reads_at_once(checkpoint: Path, monke
     assert pieces[-2:] == ["One sentence.", "And another one."]
 
 
-def test_a_listener_that_leaves_holds_nobody_up(engine: ProductionTTSEngine) -> None:
+def test_a_cancelled_request_does_not_delay_others(engine: ProductionTTSEngine) -> None:
     chunks = engine.stream(TEXT, temperature=0.0, max_new_tokens=3000)
     next(chunks)
 
@@ -104,7 +104,7 @@ def test_a_recording_becomes_a_voice_and_is_kept(checkpoint: Path, tmp_path: Pat
     assert np.array_equal(heard, kept)
 
 
-def test_it_is_served_over_http_and_at_the_door_of_sagemaker(engine: ProductionTTSEngine, tmp_path: Path) -> None:
+def test_it_is_served_over_http_and_sagemaker(engine: ProductionTTSEngine, tmp_path: Path) -> None:
     expected = engine.generate("Hello there.", seed=5, voice="high").audio
     with running(engine, tmp_path) as container, container.http() as client:
         body = {"text": "Hello there.", "seed": 5, "voice": "high", "format": "wav"}
@@ -135,7 +135,7 @@ def test_it_is_written_packaged_and_planned_by_the_commands(checkpoint: Path, tm
     assert plan
 
 
-def test_without_the_line_it_is_no_family_of_this_engine(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_registration_it_is_an_unknown_family(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(registry.FAMILIES, NAME)
 
     with pytest.raises(CheckpointMismatchError, match="model_type='toy' is not a family"):
@@ -157,7 +157,7 @@ def test_a_voice_file_of_its_own_is_a_voice_and_a_wrong_one_is_refused(engine: P
         engine.add_voice("other", file(np.zeros(9, np.float32)), "")
 
 
-def test_where_recordings_make_no_voice_they_are_refused_and_voice_files_taken(
+def test_families_without_cloning_refuse_recordings_and_accept_voice_files(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     describe = Toy.describe
@@ -173,6 +173,6 @@ def test_where_recordings_make_no_voice_they_are_refused_and_voice_files_taken(
         engine.generate("Hello.", reference_audio=np.ones(2 * SAMPLE_RATE, np.float32) / 2)
 
 
-def test_a_parameter_that_means_nothing_is_refused_by_its_name(engine: ProductionTTSEngine) -> None:
+def test_an_unsupported_parameter_is_refused_by_name(engine: ProductionTTSEngine) -> None:
     with pytest.raises(ParameterError, match="top_k: is not supported by this model, which samples by temp"):
         engine.generate("Hello.", top_k=5)

@@ -94,7 +94,7 @@ if hasattr(os, "mkfifo"):
 
 
 @pytest.mark.parametrize("damage", BROKEN)
-def test_a_file_that_is_no_voice_is_named_in_an_error_and_hurts_no_other(damage: str, folder: Path) -> None:
+def test_a_file_that_is_not_a_voice_is_named_in_an_error_and_affects_no_other(damage: str, folder: Path) -> None:
     directory = VoiceDirectory(folder, voice_format("codec"))
     for name in ("good", "bad"):
         directory.put(NamedVoice(name, make_voice()), replace=False)
@@ -105,7 +105,7 @@ def test_a_file_that_is_no_voice_is_named_in_an_error_and_hurts_no_other(damage:
     assert directory.get("good") is not None
 
 
-def test_listing_leaves_out_what_is_no_voice_and_says_so_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_listing_omits_files_that_are_not_voices_and_warns_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = VoiceDirectory(folder, voice_format("codec"))
     directory.put(NamedVoice("good", make_voice()), replace=False)
     (folder / "bad.safetensors").write_bytes(b"no voice")
@@ -132,7 +132,7 @@ def test_fifos_and_broken_links_among_recordings_are_reported_and_never_waited_f
             read_recording(recording.audio, 1000)
 
 
-def test_what_another_process_adds_replaces_or_deletes_is_seen(folder: Path) -> None:
+def test_changes_by_another_process_are_seen(folder: Path) -> None:
     mine, theirs = VoiceDirectory(folder, voice_format("codec")), VoiceDirectory(folder, voice_format("codec"))
 
     theirs.put(NamedVoice("mia", make_voice(1)), replace=False)
@@ -148,7 +148,7 @@ def test_what_another_process_adds_replaces_or_deletes_is_seen(folder: Path) -> 
     assert mine.get("mia") is None
 
 
-def test_of_many_who_put_a_name_at_once_one_wins(folder: Path) -> None:
+def test_of_many_concurrent_writers_of_a_name_one_wins(folder: Path) -> None:
     directories = [VoiceDirectory(folder, voice_format("codec")) for _ in range(8)]
     outcomes: list[str] = []
 
@@ -192,7 +192,7 @@ def test_a_write_that_fails_leaves_the_old_voice_and_nothing_else(
     assert [path.name for path in folder.iterdir()] == ["mia.safetensors"]
 
 
-def test_a_directory_that_cannot_be_one_is_a_configuration_error(tmp_path: Path) -> None:
+def test_an_invalid_directory_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ConfigurationError, match="voices_path="):

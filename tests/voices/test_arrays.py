@@ -89,7 +89,7 @@ def test_arrays_of_every_order_and_shape_come_back() -> None:
 
 
 @pytest.mark.parametrize(("data", "complaint"), WRONG.values(), ids=WRONG)
-def test_what_is_no_such_file_is_refused_and_takes_a_few_megabytes_at_most(data: bytes, complaint: str) -> None:
+def test_an_invalid_file_is_refused_within_a_few_megabytes_of_memory(data: bytes, complaint: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=complaint):

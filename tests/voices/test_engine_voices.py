@@ -90,7 +90,7 @@ def test_the_checkpoints_voices_stay_as_they_are_and_win(
             engine.delete_voice("anna")
 
 
-def test_an_unknown_voice_is_told_with_twenty_that_there_are(tiny: Path, folder: Path, codec: str) -> None:
+def test_an_unknown_voice_is_reported_with_twenty_available_ones(tiny: Path, folder: Path, codec: str) -> None:
     directory = VoiceDirectory(folder, voice_format(codec))
     for index in range(23):
         directory.put(NamedVoice(f"v{index:02}", make_voice()), replace=False)
@@ -123,7 +123,7 @@ def test_an_unknown_voice_is_told_with_twenty_that_there_are(tiny: Path, folder:
         ({"description": "\x07"}, ParameterError, "description: "),
     ],
 )
-def test_what_cannot_be_a_voice_is_refused_by_field_and_leaves_nothing(
+def test_an_invalid_voice_is_refused_by_field_and_leaves_nothing(
     changes: dict[str, Any], error: type[Exception], complaint: str, engine: ProductionTTSEngine, tone: np.ndarray
 ) -> None:
     given = {"name": "mia", "reference_audio": tone, "reference_text": "Ah.", "description": ""} | changes
@@ -180,7 +180,7 @@ def test_an_engine_loads_recordings_of_a_former_one_in_the_background(
         assert engine.health_check()["reference_cache"]["misses"] == 0
 
 
-def test_deleting_a_voice_harms_nobody_who_speaks_with_it(tiny: Path, folder: Path, tone: np.ndarray) -> None:
+def test_deleting_a_voice_does_not_affect_requests_that_use_it(tiny: Path, folder: Path, tone: np.ndarray) -> None:
     text = "Hello there. " * 40
     with engine_of(tiny, voices_path=folder) as engine:
         engine.add_voice("mia", tone, "Ah.")
@@ -289,7 +289,7 @@ def test_all_voices_are_warmed_as_far_as_the_cache_goes(voiced: Path) -> None:
     assert (told["failed"], stats["entries"], stats["evictions"]) == ({}, 3, 0)
 
 
-def test_reading_a_voice_ahead_gives_way_to_who_comes(voiced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preloading_a_voice_yields_to_requests(voiced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = make_voice(7, frames=700)
     with engine_of(voiced, max_batch_size=2) as engine:
         synthesizer, outcomes = engine._running.synthesizer, []
@@ -333,7 +333,7 @@ def test_warming_ends_with_the_engine(voiced: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_recordings_in_the_directory_become_voices_and_broken_ones_are_told(
+def test_recordings_in_the_directory_become_voices_and_broken_ones_are_reported(
     tiny: Path, folder: Path, tone: np.ndarray
 ) -> None:
     soundfile.write(folder / "mia.wav", tone, 44_100)

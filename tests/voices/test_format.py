@@ -60,7 +60,7 @@ def test_codes_are_kept_in_two_bytes_as_they_always_were(tmp_path: Path) -> None
     assert load_file(path)["codes"].dtype == torch.int16
 
 
-def test_values_that_cannot_be_are_refused_when_a_voice_is_read(tmp_path: Path) -> None:
+def test_invalid_values_are_refused_when_a_voice_is_read(tmp_path: Path) -> None:
     form = replace(VECTOR, fault=lambda tensors: "" if tensors["speaker"].isfinite().all() else "is not finite")
     path = write_voice(tmp_path, "anna", Voice({"speaker": torch.full((512,), torch.inf)}, ""), is_default=True)
     library = CheckpointVoices(tmp_path, {"anna": path}, form, {})

@@ -25,7 +25,7 @@ def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
     assert library.default is anna.voice
 
 
-def test_a_list_tells_the_same_and_reads_codes_when_a_voice_is_asked_for(voiced: Path) -> None:
+def test_a_list_has_the_same_details_and_codes_are_read_on_demand(voiced: Path) -> None:
     library, listed = CheckpointVoices.open(voiced, voice_format()), CheckpointVoices.listed(voiced, voice_format())
 
     assert [listed.summary(name) for name in listed.names] == [library.summary(name) for name in library.names]
@@ -33,7 +33,7 @@ def test_a_list_tells_the_same_and_reads_codes_when_a_voice_is_asked_for(voiced:
     assert listed.default is listed.describe("anna").voice
 
 
-def test_the_default_voice_speaks_for_none_and_an_unknown_one_is_an_error_that_lists_those_known(voiced: Path) -> None:
+def test_the_default_voice_is_used_without_a_name_and_an_unknown_name_lists_the_known_ones(voiced: Path) -> None:
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
         default, anna, bert = (
             engine.generate("Hello.", seed=1, max_new_tokens=6, voice=name).audio for name in (None, "anna", "bert")
@@ -52,14 +52,14 @@ def test_a_voice_and_a_reference_together_are_refused(engine: ProductionTTSEngin
 
 
 @pytest.mark.parametrize("name", ["", "Anna", "../up", "a" * 65, "-x", "con.aux", "con", "nul", "lpt1"])
-def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_name_that_is_not_a_portable_file_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(VoiceError, match="is not a name"):
         write_voice(tmp_path, name, Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, ""))
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_voice_that_cannot_be_read_is_told_without_the_folder_that_it_lies_in(tmp_path: Path) -> None:
+def test_an_unreadable_voice_is_reported_without_its_directory(tmp_path: Path) -> None:
     checkpoint = tmp_path / r"back\slash"  # some systems repeat it in the error message
     library = CheckpointVoices(checkpoint, {"bert": checkpoint / FOLDER / "bert.safetensors"}, voice_format(), {})
 
@@ -69,7 +69,7 @@ def test_a_voice_that_cannot_be_read_is_told_without_the_folder_that_it_lies_in(
 
 
 @pytest.mark.parametrize("damage", [b"no voice", b"\x08" + bytes(7) + b'{"a":{}}'])
-def test_a_damaged_voice_is_named_with_what_to_do_and_harms_no_other(
+def test_a_damaged_voice_is_named_with_advice_and_affects_no_other(
     damage: bytes, voiced: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (voiced / FOLDER / "bert.safetensors").write_bytes(damage)
@@ -91,9 +91,7 @@ def test_a_damaged_voice_is_named_with_what_to_do_and_harms_no_other(
 
 
 @pytest.mark.parametrize("tells_default", [False, True])
-def test_whoever_names_no_voice_is_told_that_the_default_is_damaged_and_what_to_do(
-    tells_default: bool, voiced: Path
-) -> None:
+def test_a_request_without_a_voice_reports_a_damaged_default_with_advice(tells_default: bool, voiced: Path) -> None:
     if tells_default:  # and has codes that are in no codebook
         codes = torch.full((BOOKS, 9), 30_000)
         write_voice(voiced / FOLDER, "anna", Voice({"codes": codes}, "Ah."), is_default=True)

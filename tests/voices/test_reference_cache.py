@@ -203,9 +203,7 @@ def test_several_stores_share_a_folder_within_one_limit(tmp_path: Path) -> None:
     assert len(kept(tmp_path)) > 64
 
 
-def test_an_entry_that_another_process_deletes_meanwhile_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_deleted_by_another_process_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remove = type(files).remove
 
     def late(self: object, path: Path) -> None:
@@ -238,7 +236,7 @@ def test_warming_loads_the_entries_used_last_as_far_as_memory_goes_and_leaves_th
     assert [number for number in range(9) if cache.find(key(number)) is not None] == [6, 7, 8]
 
 
-def test_warming_deletes_what_is_beyond_a_smaller_limit(tmp_path: Path) -> None:
+def test_warming_deletes_entries_over_a_reduced_limit(tmp_path: Path) -> None:
     for number in range(20):
         store_of(tmp_path).write(key(number), codes(number))
     set_times(tmp_path, *range(20))
@@ -269,7 +267,7 @@ def encoder() -> Encoder:
     return Encoder(torch.arange(40).reshape(4, 10))
 
 
-def test_what_is_known_is_not_encoded_again(encoder: Encoder) -> None:
+def test_a_known_recording_is_not_encoded_again(encoder: Encoder) -> None:
     cache = ReferenceCache(max_bytes=10_000)
     key = cache.key(b"recording")
 
@@ -299,7 +297,7 @@ def test_a_recording_that_many_bring_at_once_is_encoded_once(encoder: Encoder) -
     assert len(heard) == 8
 
 
-def test_an_encoding_that_fails_fails_for_all_who_wait_and_may_be_tried_again(encoder: Encoder) -> None:
+def test_a_failed_encoding_fails_for_all_waiting_callers_and_can_be_retried(encoder: Encoder) -> None:
     cache = ReferenceCache(max_bytes=10_000)
 
     def broken() -> dict[str, torch.Tensor]:
@@ -311,7 +309,7 @@ def test_an_encoding_that_fails_fails_for_all_who_wait_and_may_be_tried_again(en
     assert torch.equal(cache.get("key", encoder)["codes"], encoder.codes)
 
 
-def test_keys_tell_recordings_apart() -> None:
+def test_different_recordings_have_different_keys() -> None:
     cache = ReferenceCache(max_bytes=0)
     waves = [np.zeros(8, np.float32), np.zeros(8, np.float64), np.ones(8, np.float32)]
 

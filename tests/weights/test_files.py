@@ -66,7 +66,7 @@ def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
         read_tensors(tmp_path / "model.safetensors.index.json")
 
 
-def test_safetensors_win_over_a_pickle_beside_them(tmp_path: Path) -> None:
+def test_safetensors_win_over_a_pickle_next_to_them(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
     torch.save({}, tmp_path / "model.pth")
 
@@ -104,7 +104,7 @@ def test_a_file_without_a_dictionary_of_tensors_is_refused(content: object, tmp_
         read_tensors(tmp_path / "w.pth")
 
 
-def test_a_directory_that_is_no_checkpoint_is_told_with_all_that_it_lacks(tiny: Path, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_checkpoint_is_reported_with_everything_missing(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "model.pth").touch()
     (tmp_path / "config.json").write_text("{}")
 
@@ -114,14 +114,14 @@ def test_a_directory_that_is_no_checkpoint_is_told_with_all_that_it_lacks(tiny: 
     assert Checkpoint(tiny).check_files().directory == tiny
 
 
-def test_a_config_that_is_damaged_is_told_before_what_lacks(tmp_path: Path) -> None:
+def test_a_damaged_config_is_reported_before_missing_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bark"')
 
     with pytest.raises(CheckpointFileError, match=r"config\.json is not readable JSON"):
         Checkpoint(tmp_path).check_files()
 
 
-def test_missing_weights_are_named_with_what_would_do(tmp_path: Path) -> None:
+def test_missing_weights_are_named_with_the_accepted_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointFileError, match=r"expected one of codec\.safetensors, .*codec\.pth"):
         find_tensors(tmp_path, "codec")
 
@@ -196,19 +196,19 @@ def test_a_file_packed_again_without_compression_gives_the_same_numbers(saved: P
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_file_packed_again_with_compression_is_refused_with_the_way_out(saved: Path, method: int) -> None:
+def test_a_file_packed_again_with_compression_is_refused_with_a_hint(saved: Path, method: int) -> None:
     with pytest.raises(CheckpointFileError, match=r"again\.pth is compressed.* without compression \(zip -0 -r\)"):
         read_tensors(pack_again(saved, method))
 
 
-def test_the_way_out_gives_the_same_numbers(saved: Path) -> None:
+def test_following_the_hint_gives_the_same_numbers(saved: Path) -> None:
     compressed = pack_again(saved, zipfile.ZIP_DEFLATED)
 
     assert_same(pack_again(compressed.replace(saved)))
 
 
 @pytest.mark.skipif(shutil.which("zip") is None, reason="needs the program zip")
-def test_what_the_program_zip_makes_of_it_is_refused_or_the_same(saved: Path, tmp_path: Path) -> None:
+def test_a_file_repacked_by_zip_is_refused_or_unchanged(saved: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(saved) as archive:
         archive.extractall(tmp_path / "unpacked")
     for name, level in (("small.pth", "-9"), ("plain.pth", "-0")):
@@ -228,7 +228,7 @@ def test_a_record_of_another_length_than_its_tensor_is_refused(saved: Path, leng
         read_tensors(pack_again(saved, change=change))
 
 
-def test_a_record_that_is_there_twice_is_refused(saved: Path) -> None:
+def test_a_duplicate_record_is_refused(saved: Path) -> None:
     again = pack_again(saved)
     with zipfile.ZipFile(again, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("model/data/0", bytes(20_000))

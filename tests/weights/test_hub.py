@@ -133,7 +133,7 @@ def test_a_name_is_an_owner_and_a_repository_and_perhaps_a_revision() -> None:
 
 @pytest.mark.parametrize("form", ["published", "compact"])
 @pytest.mark.parametrize("family", SHORT_NAMES)
-def test_of_every_family_what_it_needs_is_downloaded_and_never_python(
+def test_only_needed_files_of_each_family_are_downloaded_and_never_python(
     family: str, form: Literal["published", "compact"], hub: Hub, find: Callable[..., Path], tmp_path: Path
 ) -> None:
     files = publish(hub, tmp_path / "random", family, form)
@@ -198,7 +198,7 @@ def test_a_second_start_downloads_nothing_and_with_a_commit_asks_nothing(
 
 
 @pytest.mark.parametrize("way", ["HF_HUB_OFFLINE", "no network", "the hub is down"])
-def test_without_a_network_what_is_in_the_cache_works_and_a_line_says_so_without_torch(
+def test_without_a_network_the_cache_works_and_a_line_says_so_without_torch(
     way: str, hub: Hub, repository: Repository, find: Callable[..., Path], tmp_path: Path
 ) -> None:
     directory = find()
@@ -218,7 +218,7 @@ def test_without_a_network_what_is_in_the_cache_works_and_a_line_says_so_without
     assert hub.downloads() == set()
 
 
-def test_without_a_network_what_is_not_in_the_cache_is_refused_with_the_way_out(
+def test_without_a_network_uncached_names_are_refused_with_a_hint(
     repository: Repository, refusal: Callable[..., str]
 ) -> None:
     nowhere = "http://127.0.0.1:9"
@@ -246,7 +246,7 @@ def test_half_a_checkpoint_in_the_cache_is_refused_without_a_network_and_made_wh
     assert (directory / "codec.pth").read_bytes() == (published / "codec.pth").read_bytes()
 
 
-def test_a_gated_repository_tells_where_to_accept_and_opens_with_the_token(
+def test_a_gated_repository_says_where_to_accept_and_works_with_the_token(
     hub: Hub, repository: Repository, find: Callable[..., Path], refusal: Callable[..., str]
 ) -> None:
     repository.is_gated = True
@@ -280,7 +280,7 @@ def test_a_missing_repository_or_revision_is_refused_by_its_name(
     )
 
 
-def test_a_repository_that_is_no_checkpoint_is_refused_before_its_weights_are_downloaded(
+def test_a_repository_that_is_not_a_checkpoint_is_refused_before_its_weights_are_downloaded(
     hub: Hub, repository: Repository, refusal: Callable[..., str], published: Path
 ) -> None:
     files = files_of(published)
@@ -295,7 +295,7 @@ def test_a_repository_that_is_no_checkpoint_is_refused_before_its_weights_are_do
     assert "model.pth" not in hub.downloads()
 
 
-def test_what_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded(
+def test_a_checkpoint_that_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded(
     hub: Hub, repository: Repository, refusal: Callable[..., str], tmp_path: Path
 ) -> None:
     repository.told_sizes["model.pth"] = 10**17
@@ -317,7 +317,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert f"checkpoint {NAME} cannot be kept in {tmp_path / 'file' / 'hub'}: " in sentence
 
 
-def test_a_library_that_is_too_old_is_told_with_the_command(
+def test_a_library_that_is_too_old_is_reported_with_the_upgrade_command(
     repository: Repository, refusal: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "old" / "huggingface_hub").mkdir(parents=True)
@@ -343,7 +343,7 @@ def test_a_plan_of_any_family_downloads_no_weights(family: str, hub: Hub, tmp_pa
     assert {Path(name).suffix for name in hub.downloads()} <= {".json", ".txt", ".md", ".tiktoken", ".model"}
 
 
-def test_a_package_and_a_conversion_record_commit_and_licence_and_the_engine_tells_them(
+def test_a_package_and_a_conversion_record_commit_and_licence_and_the_engine_reports_them(
     hub: Hub, repository: Repository, tmp_path: Path
 ) -> None:
     commit = repository.refs["main"]
