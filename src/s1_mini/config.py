@@ -150,7 +150,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         1000.0, gt=0, description="size of that folder; the least recently used recordings are deleted first"
     )
 
-    # Named voices beside the checkpoint's own (voices/registry.py).
+    # Named voices in addition to the checkpoint's own (voices/registry.py).
     voices_path: Folder = Field(None, description="where added voices are kept; else they live until stop")
     warm_voices: str = Field("", description="names, with commas between, that are read in after the start; or all")
 

@@ -68,7 +68,7 @@ class Files:
     def rename_to_new(self, source: Path, target: Path) -> None:
         """Link the file `source` as `target`, or rename it where there are no hard links.
 
-        Raises `FileExistsError` if `target` is there, whoever was first, other processes too, or `OSError`.
+        Raises `FileExistsError` if `target` exists, also if another process was faster, or `OSError`.
         """
         try:
             os.link(source, target)

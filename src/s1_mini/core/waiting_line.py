@@ -2,9 +2,9 @@
 
 A request that finds the queue full is refused at once with a time to retry after; an accepted request is never lost.
 Clients take turns, and are charged by steps, so that long utterances count more than short ones. Within a client,
-groups of requests do likewise. Within a group, utterances leave in the order in which they are due. A request counts
-once, however many of its utterances wait; paused requests stay in the queue and do not count. Pure bookkeeping with the
-time as an argument.
+groups of requests take turns in the same way. Within a group, utterances leave in the order in which they are due. A
+request counts once, however many of its utterances wait; paused requests stay in the queue and do not count. Pure
+bookkeeping with the time as an argument.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _download(place: S3Place, folder: Path) -> list[Path]:
 
 
 def _choose(asked: Mapping[str, str | None], files: tuple[InputFile, ...]) -> CorpusColumns:
-    """Return the columns to use. Raises `CorpusError` for one that was asked for and that a file lacks."""
+    """Return the columns to use. Raises `CorpusError` for a requested one that a file lacks."""
     names: dict[str, Any] = {}
     found = [(file, _columns_of(file.path)) for file in files]
     for purpose in PURPOSES:

@@ -1,6 +1,7 @@
 """The codec's decoder as a stage: chunks of codes in, sound out; each slot keeps the state of its stream.
 
-A chunk that ends its utterance may be filled up to the next size: the codec is causal, and its slot begins anew.
+A chunk that ends its utterance may be filled up to the next size: the codec is causal, and its slot then begins a new
+stream.
 Shapes: n slots of a call, K codebooks, F frames, T samples.
 """
 
@@ -86,7 +87,7 @@ class DacDecoder(ChunkStage):
     def _launch(self, graphs: Graphs, begun: list[Begin], size: int) -> Wait:
         n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._codec.num_codebooks), np.int64)
-        # Slots and numbers of chunks. Zeros, as while graphs are captured, begin a stream anew.
+        # Slots and numbers of chunks. Zeros, as while graphs are captured, begin a new stream.
         rows = np.zeros((2, n), np.int64)
         rows[0] = self._policy.slots
         for at, begin in enumerate(begun):

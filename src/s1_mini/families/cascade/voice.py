@@ -1,6 +1,6 @@
 """A voice of the cascade: the semantic tokens and codes of some seconds of speech, as suno publishes them.
 
-`semantic_prompt` [n], `coarse_prompt` [2, m] and `fine_prompt` [8, m], in one `.npz`, or as `NAME_KEY.npy` beside a
+`semantic_prompt` [n], `coarse_prompt` [2, m] and `fine_prompt` [8, m], in one `.npz`, or as `NAME_KEY.npy` next to a
 `speaker_embeddings_path.json`, which says where they are. Only what makes tensors loads torch.
 """
 
@@ -84,7 +84,7 @@ def from_arrays(numbers: Numbers, arrays: Mapping[str, np.ndarray]) -> dict[str,
 
 
 def published_voices(directory: Path) -> dict[str, dict[str, Path]]:
-    """Return the files of the voices beside a checkpoint, if any, by name and key. Raises `CheckpointFileError`."""
+    """Return the voice files in a checkpoint's directory, if any, by name and key. Raises `CheckpointFileError`."""
     index = directory / INDEX
     if not index.is_file():
         return {}
@@ -121,12 +121,12 @@ def _read_shapes(files: Mapping[str, Path], name: str) -> dict[str, tuple[int, .
 
 
 def read_published(numbers: Numbers, files: Mapping[str, Path], name: str) -> dict[str, Tensor]:
-    """Read one voice beside a checkpoint. Raises `CheckpointFileError`."""
+    """Read one voice from a checkpoint's directory. Raises `CheckpointFileError`."""
     try:
         voice = from_arrays(numbers, _read_published(files, name))
         reason = fault(numbers, voice)
     except ValueError as error:
         reason = str(error)
     if reason:
-        raise CheckpointFileError(f"the voice {name} beside the checkpoint {reason}")
+        raise CheckpointFileError(f"the voice {name} next to the checkpoint {reason}")
     return voice
