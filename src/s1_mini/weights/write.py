@@ -1,4 +1,4 @@
-"""Write the files of checkpoints and artifacts; a failure leaves nothing behind."""
+"""Write the files of checkpoints and artifacts; a failure leaves nothing behind. Imports torch for tensors only."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save, save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import CheckpointFileError
 from s1_mini.files import files
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Chunk = bytes | memoryview
 
@@ -45,6 +44,8 @@ def copied(path: Path, name: str) -> ArchiveEntry:
 
 def voice_file(name: str, tensors: Mapping[str, Tensor]) -> ArchiveEntry:
     """Return a member with the tensors of a voice. More metadata would be written in random order."""
+    from safetensors.torch import save
+
     content = save(dict(tensors), metadata={"text": ""})
     return ArchiveEntry(name, len(content), lambda: iter([content]))
 
@@ -102,6 +103,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as `.safetensors` or, by suffix, as a flat `.pth`."""
+    import torch
+    from safetensors.torch import save_file
+
     if path.suffix == ".pth":
         torch.save(dict(tensors), path)
     else:

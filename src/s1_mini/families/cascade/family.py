@@ -1,4 +1,4 @@
-"""The cascade as the registry knows it; what needs torch is imported at its first use."""
+"""The cascade as the registry knows it; what needs torch or numpy is imported at its first use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from s1_mini.families.base import Description
 from s1_mini.families.cascade.config import SETS, make_config, read_cascade_config
 from s1_mini.families.cascade.settings import STAGES, CascadeSettings
-from s1_mini.families.cascade.voice import voice_format
 from s1_mini.weights.directory import MODEL_NAMES, pick_files
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ class Cascade:
         return pick_files(names, (self.needed_files[0], *weights, self.needed_files[-1]), BESIDE)
 
     def describe(self, directory: Path) -> Description:
+        from s1_mini.families.cascade.voice import voice_format  # imports numpy
+
         config = read_cascade_config(directory)
         return Description(config.codec.sampling_rate, voice_format(config), ("temperature", "top_p", "top_k"))
 
