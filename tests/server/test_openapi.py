@@ -161,6 +161,12 @@ def test_bounds_that_depend_on_settings_are_documented_as_set() -> None:
     assert schema_of(told, "/v1/tts", FORM)["properties"]["text"]["maxLength"] == 77
 
 
+def test_generated_clients_name_their_functions_as_before(told: dict[str, Any]) -> None:
+    names = {path: told["paths"][path]["get"]["operationId"] for path in ("/ping", "/ready", "/v1/voices/{name}")}
+
+    assert list(names.values()) == ["ping_ping_get", "ready_ready_get", "describe_voice_v1_voices__name__get"]
+
+
 def test_only_possible_errors_are_declared(told: dict[str, Any]) -> None:
     def statuses(path: str, method: str) -> set[str]:
         return set(told["paths"][path][method]["responses"])
