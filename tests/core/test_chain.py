@@ -16,7 +16,14 @@ from leaks import leaks
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Plan, Report, StepResult
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.exceptions import CapacityError, EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
+from s1_mini.exceptions import (
+    CapacityError,
+    EngineError,
+    EngineNotReadyError,
+    GenerationError,
+    RequestTimeoutError,
+    S1MiniError,
+)
 from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.stage import Pending
 from tests.core.conftest import ONE_THREAD, THREE_THREADS, ask, settle, sound, start
@@ -261,6 +268,8 @@ def test_a_dead_thread_fails_all_requests(stage: int, ahead: bool) -> None:
         with pytest.raises(S1MiniError, match=r"has (died|failed)"):  # of accepted or new requests
             sound(ask(core))
     assert not core.is_alive
+    with pytest.raises(EngineError, match=r"must be started anew: SystemError\('broken'\)"):
+        ask(core)
 
 
 @pytest.mark.parametrize("drains", [True, False])
