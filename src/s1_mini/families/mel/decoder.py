@@ -48,13 +48,7 @@ class MelDecoder(Stage):
         self._graphs: StepGraphs[int] | None = None
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
-    @torch.inference_mode()
-    def capture(self) -> None:
-        if self.device.type == "cuda":
-            self.make_graphs()
-
     def make_graphs(self) -> None:
-        """Build the graphs; on a CPU (in tests) their calls run uncaptured."""
         config = self._model.config
         options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(

@@ -49,13 +49,7 @@ class LanguageModel(Stage):
         self._steps: StepGraphs[tuple[int, bool]] | None = None  # by rows, and whether some share a prefix
         self._reads: StepGraphs[int] | None = None
 
-    @torch.inference_mode()
-    def capture(self) -> None:
-        if self.device.type == "cuda":
-            self.make_graphs()
-
     def make_graphs(self) -> None:
-        """Build the graphs; on a CPU (in tests) their calls run uncaptured."""
         books = self._model.num_codebooks
         options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(
