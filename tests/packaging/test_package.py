@@ -156,7 +156,7 @@ def test_voices_are_packaged_and_duplicate_names_are_refused(published: Path, tm
     with pytest.raises(VoiceError, match="'anna' is there twice"):
         lay_out(tmp_path / "packaged", voices=tmp_path / "mine")
     (tmp_path / "mine" / "anna.safetensors").rename(tmp_path / "mine" / "Anna B.safetensors")
-    with pytest.raises(VoiceError, match="voices: 'Anna B' is no name; use up to 64 of a-z"):
+    with pytest.raises(VoiceError, match="voices: 'Anna B' is not a name; use up to 64 of a-z"):
         lay_out(published, voices=tmp_path / "mine")
 
 

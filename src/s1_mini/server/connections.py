@@ -142,19 +142,19 @@ class ThrottledWarnings:
 
 def _unsent(transport: asyncio.Transport) -> int:
     """Return the bytes in the system's send buffer; 0 if the system does not report them."""
-    return _queued(transport, termios.TIOCOUTQ) if sys.platform == "linux" else 0
+    return _queued(transport, "TIOCOUTQ") if sys.platform == "linux" else 0
 
 
 def unread(transport: asyncio.Transport) -> int:
     """Return the bytes in the system's receive buffer; 0 if the system does not report them."""
-    return _queued(transport, termios.FIONREAD) if sys.platform != "win32" else 0
+    return _queued(transport, "FIONREAD")
 
 
-def _queued(transport: asyncio.Transport, request: int) -> int:
+def _queued(transport: asyncio.Transport, request: str) -> int:
     count = bytearray(4)
     if sys.platform != "win32":
         with suppress(OSError, ValueError):  # it is being closed
-            fcntl.ioctl(transport.get_extra_info("socket").fileno(), request, count)
+            fcntl.ioctl(transport.get_extra_info("socket").fileno(), getattr(termios, request), count)
     return int.from_bytes(count, sys.byteorder)
 
 
