@@ -3,8 +3,8 @@
 Example: python scripts/test.py -k scheduler
 
 Needs Python 3.11 or newer and this checkout, nothing else. Every check runs, also after one that failed; the exit
-code is 0 only if all passed. Arguments go to pytest. With --infra only the tests of infra/ run: cdk synth and what is
-promised of its templates, in `.venv-infra`; that needs Node 20 or newer, too.
+code is 0 only if all passed. Arguments go to pytest. With --infra only the tests of infra/ run, in `.venv-infra`: cdk
+synth and the tests of its templates. They also need Node 20 or newer.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def checks(
 ) -> "list[tuple[str, list[str]]]":
     """Return name and command of each check; pytest is last.
 
-    `is_new`: no test was ever collected in this checkout, so compile the imports of the tests beside the first checks.
+    `is_new`: this checkout has no bytecode yet, so compile the imports of the tests in parallel with the first checks.
     """
     run = [str(python), "-m"]
     return [

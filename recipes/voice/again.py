@@ -2,8 +2,8 @@
 
 python -m recipes.voice.again --checkpoint src/s1_mini/default_model --work DIR
 
-Its eight bits become floats, what the export multiplied is divided again, and sound is bounded as in the training.
-`codec.py decoder`, `tokens.py` and `model.py` go on from what is in `DIR` then, with fresh optimisers.
+Dequantizes the weights, undoes the scaling of the export, and bounds the audio as in training. `codec.py decoder`,
+`tokens.py` and `model.py` then continue from `DIR` with fresh optimisers.
 """
 
 from __future__ import annotations

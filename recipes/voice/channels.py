@@ -25,9 +25,9 @@ PIECE = 2048  # steps of which one product gives a share of a weight's gradient
 
 
 def _of_weight(x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient [I, O] of a weight, of x [N, I] and the gradient [N, O] of their product.
+    """Return the gradient [I, O] of a weight from x [N, I] and the gradient [N, O] of their product.
 
-    It is summed over many pieces: one product over so many steps would keep few multiprocessors busy.
+    It is summed over many pieces, since one product over this many steps would keep few multiprocessors busy.
     """
     pieces = _pieces(len(x))
     if pieces == 1:

@@ -87,7 +87,7 @@ def factors(codec: Container[str]) -> dict[str, float]:
 
 
 def export(work: Path, output: Path, waves: dict[str, Tensor]) -> None:
-    """Write the checkpoint of `work` to the new directory `output`, with voices and the card beside this file."""
+    """Write the checkpoint of `work` to the new directory `output`, with voices and this folder's model card."""
     with tempfile.TemporaryDirectory() as folder:
         finished(work, Path(folder) / "finished")
         convert_checkpoint(Path(folder) / "finished", output, precision="int8", codec_precision="int8")

@@ -1,10 +1,10 @@
-"""The codec's gate: what its round trip costs of held-out speech by held-out speakers.
+"""Measure how much quality held-out speech by held-out speakers loses in the codec's round trip.
 
 python -m recipes.voice.gate speak --teacher DIR --phonemes FILE --output HELD.npz       (on a GPU)
 python -m recipes.voice.gate measure --codec DIR --packages DIR --phonemes FILE --speech HELD.npz [--count 120]
 
 `--phonemes` is what `phonemes.py --held-out` wrote. `measure` passes (exit code 0) if the round trip loses at most
-0.3 of DistillMOS and one point of Whisper base's word error. It needs `requirements.txt` beside this file.
+0.3 of DistillMOS and one point of Whisper base's word error. It needs the `requirements.txt` of this folder.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ python -m recipes.voice.judge --packages DIR --checkpoint DIR [--checkpoint DIR 
 
 Every checkpoint speaks the same held-out sentences on the CPU, at the engine's defaults: in its default voice, in all
 of its voices in turn, or as the held-out speakers that `gate.py speak` wrote to `--speech`, each cloned from another of
-its utterances, or from several that last as long as is wanted; what the teacher says stands beside that. `--packages`
+its utterances, or from several of a given total length, next to the teacher's own audio. `--packages`
 is what `packages.py` wrote. Needs `requirements.txt` beside this file.
 """
 

@@ -1,7 +1,7 @@
-"""Element-wise passes between convolutions as fused kernels: the discriminators' and the teacher's.
+"""Fused kernels for the element-wise operations between convolutions of the discriminators and of the teacher.
 
-Eagerly these are several passes each, and as many launches; torch's compiler joins them, but takes minutes.
-Shapes: N steps of all rows, C channels; what is given in other shapes is read as it lies.
+Eager PyTorch needs several launches for each; torch's compiler fuses them, but takes minutes.
+Shapes: N steps of all rows, C channels; other contiguous shapes are treated as flat memory.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 python -m recipes.voice.run --work DIR --teacher DIR --phonemes FILE --seconds 1500 [--stages spectral,adversarial]
 
-A codec that is in `DIR` already is trained further, with `--stages adversarial` or `decoder` say.
-Speech is made in `--makers` processes (0 if it is there) beside the first stage, which compiles for its first minute
-anyway. `--rate` is the peak of every stage, instead of its own.
+If `DIR` already holds a codec, it is trained further, for example with `--stages adversarial` or `decoder`.
+`--makers` processes generate speech during the first stage, which spends its first minute compiling (0 if the speech
+exists). `--rate` replaces the peak learning rate of every stage.
 `DIR/codec.safetensors` is the result, in half precision in `DIR/codec_half.safetensors`.
 """
 

@@ -188,9 +188,9 @@ def write_utterances(path: Path, utterances: Sequence[Heard]) -> None:
 def recorded(
     studio: Studio, texts: Sequence[Text], names: list[str], *, part: int, parts: int, seconds: float, per_speaker: int
 ) -> Iterator[list[Utterance]]:
-    """Speak texts in random order, over and over, until the time is over; what waits then comes last.
+    """Speak texts in random order, repeatedly, until `seconds` have passed, and finish the texts already started.
 
-    Every so many texts have one speaker, and come in any order; no two parts share a speaker.
+    `per_speaker` consecutive texts have one speaker. Utterances come in any order; no two parts share a speaker.
     """
     began, random, who = time.monotonic(), np.random.default_rng(part), part
     while time.monotonic() - began < seconds:

@@ -1,16 +1,16 @@
-"""Speak with the teacher and encode at once, as the dual-AR model learns it; no audio is kept.
+"""Speak with the teacher and encode the audio at once into training data for the dual-AR model; no audio is kept.
 
 python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds 300 [--part K --parts N]
     [--again K] [--held-out FILE] [--beside 4]
 
-`DIR` holds the finished codec. `--phonemes` is what `phonemes.py` wrote, a file or a folder of them, of which each part
-takes its share; `--held-out` are held-out sentences, which part 0 says first. `--again` says how often this part was
-started before, so that it says others; `--beside`, how many processes share its GPU. A speaker says eight texts, which
-come in any order; when all are there they are written side by side to `DIR/tokens`. The model sees the texts in words,
-as the engine gives them.
+`DIR` holds the finished codec. `--phonemes` is a file written by `phonemes.py` or a folder of such files, of which each
+part takes its share; `--held-out` are held-out sentences, which part 0 speaks first. `--again` is the number of earlier
+runs of this part, so that it speaks new texts; `--beside`, the number of processes that share its GPU. A speaker says
+eight texts in any order; when all are done, they are written one after another to `DIR/tokens`. The model reads texts
+in words, as the engine passes them.
 
-The vocabulary has single bytes, the pieces of the speaker tag, S1's control tokens and semantic tokens. Bytes are
-enough for a language that is only read aloud; the tag is merged so that it costs five tokens.
+The vocabulary consists of single bytes, the pieces of the speaker tag, S1's control tokens and semantic tokens. Bytes
+are enough for a language that is only read aloud; the tag is merged so that it costs five tokens.
 
 A shard holds utterances one after the other as the engine writes them into a prompt (speaker tag, text, frames, end):
 `main` int32 [T], `codes` int16 [K, T], `lengths` int32 [n] in tokens, `speaker` int32 [n].

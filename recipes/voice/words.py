@@ -1,8 +1,7 @@
-"""Compare a transcript with the text that was to be said: word errors that no spelling can cause.
+"""Count the word errors of a transcript, regardless of spelling.
 
-A text is a row of places; each place has one or more spellings ("1984": "nineteen eighty four", "one thousand nine
-hundred eighty four", …). The edit distance takes, place by place, the spelling that fits the hypothesis best.
-Pure text: knows no sound and no recogniser.
+A reference is a sequence of positions; each has one or more spellings ("1984": "nineteen eighty four", "one thousand
+nine hundred eighty four", …). The edit distance picks, per position, the spelling closest to the hypothesis.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All errors of this package; `S1MiniError` catches them all.
 
-Each error has a stable `code` for machines, and a sentence for people: what was given, what is allowed, which setting
-helps. `RequestError` and its children are mistakes of the caller and name the `field` at fault; the others are about
-this installation or this moment.
+Each error has a stable `code` for programs and a message for people: the given value, the allowed values, the setting
+to change. `RequestError` and its subclasses are the caller's mistakes and name the `field` at fault; the others concern
+the installation or its current state.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Files:
         self._insist(lambda: source.rename(target))
 
     def rename_to_new(self, source: Path, target: Path) -> None:
-        """Link the file `source` as `target`, or rename it where there are no hard links.
+        """Link the file `source` as `target`, or rename it on file systems without hard links.
 
         Raises `FileExistsError` if `target` exists, also if another process was faster, or `OSError`.
         """
@@ -84,9 +84,9 @@ class Files:
         self._insist(path.unlink)
 
     def publish(self, path: Path, content: bytes, *, replace: bool = True) -> None:
-        """Write a temporary file and rename it: readers see the old file, none, or the whole new one.
+        """Write a temporary file and rename it, so that readers see the old file, none, or the complete new one.
 
-        That holds after a crash, too. Raises `OSError`, and without `replace` `FileExistsError`.
+        That also holds after a crash. Raises `OSError`, and without `replace` `FileExistsError`.
         """
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".tmp", dir=path.parent)
         unfinished = Path(name)

@@ -234,5 +234,5 @@ def test_the_sdks_cells_ask_the_endpoint_and_make_and_remove_a_config(
     book = execute(book, desk, environment, str(python), kernels)
 
     check_sounds(book, SOUNDS["03_deploy_to_sagemaker"] + 1)
-    assert "endpoint-config/beside demo-" in streams(book, "stdout")
+    assert "endpoint-config/captured demo-" in streams(book, "stdout")
     assert not (desk / "fence.log").exists(), (desk / "fence.log").read_text(encoding="utf-8")

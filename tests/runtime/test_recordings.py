@@ -142,7 +142,7 @@ def test_clients_take_turns_and_one_client_leaves_places_to_others() -> None:
 
 
 class EndsAtTheDeadline(Future[Voice]):
-    """Has its result as soon as who waits for it has given up."""
+    """Has its result as soon as its waiter has given up."""
 
     def result(self, timeout: float | None = None) -> Voice:
         """Time out first."""

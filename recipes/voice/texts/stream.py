@@ -240,7 +240,7 @@ MAX_CHARACTERS = 220
 # spelling, so there are some, and a third is natural; the rest covers what people type to a voice.
 WEIGHTS = {
     "natural": 14,  # how English goes on; each is used once before any comes again
-    "salad": 6,  # how English is spelt: any word beside any other
+    "salad": 6,  # arbitrary word pairs, to learn spelling
     "template": 7,  # statements, questions, commands, service and technical talk, names
     "number": 4,  # digits, years, dates, times, money, units
     "short": 5,  # one or two words: where small voices run away

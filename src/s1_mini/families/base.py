@@ -85,7 +85,9 @@ class Conversion:
         """Raise `ParameterError` for weights in eight bits, which checkpoints of this family cannot have."""
         for name in ("precision", "codec_precision"):
             if getattr(self, name) == "int8":
-                raise ParameterError(name, f"'int8' is none of {family}, whose weights are stored in 16 or 32 bits")
+                raise ParameterError(
+                    name, f"'int8' is not available for {family}, which stores weights in 16 or 32 bits"
+                )
 
 
 @dataclass(frozen=True)

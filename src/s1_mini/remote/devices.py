@@ -104,7 +104,7 @@ def _count_gpus(wanted: Wanted) -> int:
 
 
 def _free_bytes() -> float:
-    """Return free memory within the container's limit; infinite where the system does not tell."""
+    """Return free memory within the container's limit; infinite where the system does not report it."""
     free = float("inf")
     try:
         told = Path("/proc/meminfo").read_text(encoding="ascii")

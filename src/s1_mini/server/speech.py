@@ -87,7 +87,7 @@ async def speak(
     """Speak `request`; return once all audio is there, or for a stream the first chunk.
 
     Raises the engine's errors, `VoiceNotFoundError`, `RequestTimeoutError`, and `BusyError` or `TooManyRequestsError`
-    if its client holds too much. What fails later in a stream is raised from `body`. Cancelling the caller cancels the
+    if its client holds too much. Later errors of a stream are raised from `body`. Cancelling the caller cancels the
     request.
     """
     speech = request.speech

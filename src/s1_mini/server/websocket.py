@@ -212,7 +212,7 @@ class Session:
         allowed = self._state.engine.config.max_text_length
         ahead = self._num_waiting + len(text)
         if ahead > allowed:
-            raise TextError("text", f"is {ahead} characters ahead of what is spoken; at most {allowed} are allowed")
+            raise TextError("text", f"is {ahead} characters ahead of the speech; at most {allowed} are allowed")
         self._says = bool(self._says)
         text = self._rest + text
         if len(text) <= SMALL_TEXT:

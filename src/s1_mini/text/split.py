@@ -18,7 +18,7 @@ from s1_mini.text.tidy import PARAGRAPH_BREAK
 _ZERO_WIDTH_JOINER = "\u200d"
 _VIRAMA = 9  # canonical combining class: the mark that binds two Indic consonants into one
 _FLAG_LETTERS = re.compile("[\U0001f1e6-\U0001f1ff]+$")
-# Extend what stands before them though they are no marks: joiners, Thai and Lao am, halfwidth voicing, tones, tags.
+# Extend the preceding character although they are not marks: joiners, Thai and Lao am, halfwidth voicing, tones, tags.
 _EXTENDERS = re.compile("[\u200c\u200d\u0e33\u0eb3\uff9e\uff9f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]")
 
 

@@ -128,7 +128,7 @@ def _draw_books(codec: Encodec, draws: torch.Generator) -> None:
     noise = torch.randn(1, _HEARD_SAMPLES, generator=draws) * torch.linspace(0.02, 0.5, _HEARD_SAMPLES)
     rest = codec.latents(noise).transpose(1, 2)
     rest = rest * _scale(codec.encoder, _LATENT_SPREAD / rest.std())
-    # As near to the origin as the nearest of so many entries leaves least of a vector, on average.
+    # Scaled so that the nearest of all entries leaves the smallest residual on average.
     nearness = min(1.0, math.sqrt(2 * math.log(codec.config.codebook_size) / codec.config.hidden_size))
     codes = []
     for book in codec.quantizer.books:

@@ -161,9 +161,9 @@ def read_config(directory: Path) -> CascadeConfig:
 
 
 def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each model by its network's names, heads cut to what can be sampled.
+    """Return each model's tensors under its network's names, with heads cut to the tokens that can be sampled.
 
-    Raises `CheckpointMismatchError` for a missing model, and for tensors of none.
+    Raises `CheckpointMismatchError` for a missing model and for tensors that belong to no model.
     """
     numbers = config.numbers
     models: dict[str, dict[str, Tensor]] = {stage: {} for stage in PREFIXES}
@@ -177,7 +177,7 @@ def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str,
     lacking = [PREFIXES[stage] for stage, named in models.items() if not named]
     if lacking:
         raise CheckpointMismatchError(
-            f"there are no weights of {', '.join(lacking)}*: a cascade needs all of its models"
+            f"the weights {', '.join(lacking)}* are missing: a cascade needs all of its models"
         )
     if foreign:
         raise CheckpointMismatchError(f"{foreign[0]} is of no model of a cascade")

@@ -23,7 +23,7 @@ export class Adding extends EventTarget {
     element("add-file").addEventListener("change", ({ target }) => {
       this.taking = this.take(target.files[0]);
     });
-    element("add-form").addEventListener("input", () => this.tell(""));
+    element("add-form").addEventListener("input", () => this.show(""));
     element("record").addEventListener("click", () => this.record());
     element("add-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -50,7 +50,7 @@ export class Adding extends EventTarget {
   async take(blob) {
     this.recording = null;
     this.refusal = "";
-    this.tell("");
+    this.show("");
     this.showSound(null);
     if (!blob) return;
     if (this.takesFiles) {
@@ -63,7 +63,7 @@ export class Adding extends EventTarget {
       this.showSound(file, seconds);
     } catch (error) {
       this.refusal = error.message;
-      this.tell(this.refusal);
+      this.show(this.refusal);
     }
   }
 
@@ -83,7 +83,7 @@ export class Adding extends EventTarget {
       this.recorder.stop();
       return;
     }
-    this.tell("");
+    this.show("");
     const text = element("add-text");
     if (!text.value.trim()) {
       text.value = TO_READ;
@@ -93,7 +93,7 @@ export class Adding extends EventTarget {
     try {
       this.recorder = await Recorder.start((seconds, level) => this.level(seconds, level));
     } catch {
-      this.tell("The microphone cannot be used. Allow it in the browser, or choose a file.");
+      this.show("The microphone cannot be used. Allow it in the browser, or choose a file.");
       return;
     }
     this.showRecording(true);
@@ -126,9 +126,9 @@ export class Adding extends EventTarget {
     try {
       await this.taking;
       if (!this.dialog.open) return;
-      if (!name.value.trim()) return this.tell("Give the voice a name.", name);
-      if (!this.recording) return this.tell(this.refusal || (this.takesFiles ? "Choose a voice file." : "Choose a recording or make one."), element("add-file"));
-      if (!this.takesFiles && !text.value.trim()) return this.tell("Write what is said in the recording.", text);
+      if (!name.value.trim()) return this.show("Give the voice a name.", name);
+      if (!this.recording) return this.show(this.refusal || (this.takesFiles ? "Choose a voice file." : "Choose a recording or make one."), element("add-file"));
+      if (!this.takesFiles && !text.value.trim()) return this.show("Write the transcript of the recording.", text);
       button.textContent = "Adding…";
       const called = name.value.trim().toLowerCase().replace(/\s+/g, "-");
       const voice = await addVoice(called, this.recording, text.value.trim(), element("add-replace").checked);
@@ -138,15 +138,15 @@ export class Adding extends EventTarget {
       const fields = { name, text, audio: element("add-file") };
       if (error.status === 401) this.dialog.close();
       if (error.status === 401) this.dispatchEvent(new CustomEvent("unauthorized", { detail: error }));
-      else if (error.status === 413) this.tell("The recording is too long for this server.", fields.audio);
-      else this.tell(error.message, fields[error.field]);
+      else if (error.status === 413) this.show("The recording is too long for this server.", fields.audio);
+      else this.show(error.message, fields[error.field]);
     } finally {
       button.disabled = false;
       button.textContent = "Add voice";
     }
   }
 
-  tell(message, field) {
+  show(message, field) {
     for (const id of ["add-name", "add-file", "add-text"]) element(id).removeAttribute("aria-invalid");
     field?.setAttribute("aria-invalid", "true");
     field?.focus();
@@ -161,6 +161,6 @@ export class Adding extends EventTarget {
     element("add-text").style.height = "";
     element("add-text-hint").hidden = true;
     this.showSound(null);
-    this.tell("");
+    this.show("");
   }
 }

@@ -18,7 +18,7 @@ export class Clip {
     return this.length / this.rate;
   }
 
-  /** Take in bytes; they may end in the middle of a sample. */
+  /** Append bytes, which may end in the middle of a sample. */
   append(bytes) {
     if (!bytes.length) return;
     let start = 0;

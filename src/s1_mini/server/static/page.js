@@ -93,7 +93,7 @@ async function receive(response) {
   page.dataset.generatedMs = since(performance.now());
 }
 
-/** The fetch is over, in whatever way: what came can be played and kept. */
+/** After a complete or failed fetch, the received audio can be played and saved. */
 function end() {
   abort = null;
   element("progress").classList.add("unseen");
@@ -168,8 +168,8 @@ function showPlay() {
 
 function showError(error, more = "") {
   for (const id of Object.values(FIELDS)) element(id).removeAttribute("aria-invalid");
-  const isGone = error?.code === "voice_not_found"; // somebody else has deleted it
-  const hint = isGone ? " The list of voices is up to date now; choose one of it." : "";
+  const isGone = error?.code === "voice_not_found"; // another client deleted it
+  const hint = isGone ? " The list of voices is now up to date; choose another." : "";
   element("error").textContent = error ? error.message + more + hint : "";
   if (isGone) voices.load();
   if (error?.status === 401) {

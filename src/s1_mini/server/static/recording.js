@@ -8,12 +8,12 @@ const [MIN_S, MAX_S] = [5, 30]; // what clones best; the microphone stops there
 const SPARE_S = 1; // it is stopped a little after its time
 export const BEST = `${MIN_S} to ${MAX_S} s are best`;
 
-/** Whether a recording is as long as is best; the server takes others, too. */
+/** Whether a recording has the recommended length; the server also accepts others. */
 export function isBest(seconds) {
   return seconds >= MIN_S && seconds <= MAX_S + SPARE_S;
 }
 
-/** Decode any sound the browser knows to 16-bit mono wav; what it does not know goes as it is, `seconds` null. */
+/** Convert any audio the browser can decode to 16-bit mono wav; leave other files unchanged, with `seconds` null. */
 export async function toWav(blob) {
   if (blob.size > MAX_FILE_BYTES) throw new Error("The file is larger than 50 MB. Choose a shorter recording.");
   const bytes = await blob.arrayBuffer();
@@ -55,7 +55,7 @@ export class Recorder {
     return recorder;
   }
 
-  /** End it; `done` then resolves to what was recorded. */
+  /** Stop; `done` then resolves to the recording. */
   stop() {
     clearInterval(this.timer);
     this.context?.close();

@@ -1,4 +1,4 @@
-// Draws a clip as bars: what was played in full colour, what is still to come fainter. Colours come from the style.
+// Draws a clip as bars: the played part in full colour, the rest fainter. Colours come from the style sheet.
 
 const BAR = 3;
 const STEP = 5;

@@ -162,7 +162,7 @@ def _letters(found: re.Match[str]) -> str:
 
 
 def _squared(found: re.Match[str]) -> str:
-    """Separate mc in mc², but not a unit: a dot that is not read, because "m c" might begin with a unit, too."""
+    """Separate mc in mc², but not a unit, by a dot that is not read; "m c" might itself begin with a unit."""
     is_unit = found[1] in UNITS or found[1] + found[2] in UNITS
     return found[1] if is_unit else "·".join(found[1])
 

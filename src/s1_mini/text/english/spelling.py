@@ -1,6 +1,6 @@
-"""What is spelt and does not count: telephones, rooms, versions, mixed letters and digits, links, files, acronyms.
+"""Items that are spelled out: telephone and room numbers, versions, mixed letters and digits, links, files, acronyms.
 
-Also words in capitals that only shout, and repeated letters.
+Also words in capitals for emphasis, and repeated letters.
 """
 
 from __future__ import annotations
