@@ -151,7 +151,7 @@ def main() -> None:
     rows = [[way.name, way.requests, way.seconds, way.audio_per_s, way.first_ms] for way in ways]
     found = [asdict(way) | {"audio_per_s": way.audio_per_s} for way in ways]
     result = facts | {"size": size, "tokens": tokens, "ways": found, "stages": stages}
-    report(["way", "requests", "seconds", "audio s/s", "first sound ms"], rows, result)
+    report(["way", "requests", "seconds", "audio s/s", "first audio ms"], rows, result)
 
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ def main() -> None:
                 print(outcome, file=sys.stderr, flush=True)
     sums = sums_by_way(outcomes, given.rounds)
     for way, total in sums.items():
-        print(f"{way}: {total:,.0f} seconds of sound a second, {total / sums[given.ways[0]]:.3f} of {given.ways[0]}")
+        print(f"{way}: {total:,.0f} seconds of audio per second, {total / sums[given.ways[0]]:.3f} of {given.ways[0]}")
     workload, rows = {name: str(value) for name, value in vars(given).items()}, [asdict(each) for each in outcomes]
     result = {**facts, "workload": workload, "outcomes": rows, "sums": sums}
     report(list(Outcome.__annotations__), [list(row.values()) for row in rows], result, given.output)

@@ -75,8 +75,8 @@ class Part:
 PARTS = (
     Part("a driver's core that reads a corpus, texts a second", lambda e: e.texts_per_s, 62_000, "16 us a line here"),
     Part("writes to one prefix of S3, a second", lambda e: 2 * e.texts_per_s / SHARD, 3_500, "AWS"),
-    Part("100 Gbit/s, sound as pcm", lambda e: e.audio_per_s * PCM_BYTES_A_S, 12.5e9, "88 kB a second of sound"),
-    Part("100 Gbit/s, sound as opus", lambda e: e.audio_per_s * OPUS_BYTES_A_S, 12.5e9, "4 kB a second of sound"),
+    Part("100 Gbit/s, audio as pcm", lambda e: e.audio_per_s * PCM_BYTES_A_S, 12.5e9, "88 kB a second of audio"),
+    Part("100 Gbit/s, audio as opus", lambda e: e.audio_per_s * OPUS_BYTES_A_S, 12.5e9, "4 kB a second of audio"),
     Part("a core of HAProxy before all", lambda e: 5 * e.audio_per_s * 35e-6, 1, "35 us/chunk, scale_measured.md"),
     Part("a core of Ray Serve's own proxy", lambda e: 5 * e.audio_per_s * 920e-6, 1, "920 us/chunk, scale_measured.md"),
 )
@@ -161,7 +161,7 @@ def main() -> None:
     wants = {part: part.wanted(engine) for part in PARTS}
     scarce = [(part.name, wanted, part.there / wanted, part.source) for part, wanted in wants.items()]
     print(
-        f"{plan.card.title}: {engine.slots} slots, {engine.audio_per_s:.0f} seconds of sound a second, requests of "
+        f"{plan.card.title}: {engine.slots} slots, {engine.audio_per_s:.0f} seconds of audio per second, requests of "
         f"{options.sound:g} s; one in {1 / WAITING:.0f} finds no free slot"
     )
     heads = ("engines", "by chance: load", "slots taken", "to the freest: load", "slots taken", "streams", "1 h costs")

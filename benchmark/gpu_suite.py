@@ -68,9 +68,9 @@ TARGETS = {
     "frame_1": Target("ms a frame, 1 row", 1.5, 0.65),
     "frame_64": Target("ms a frame, 64 rows", 2.5, 1.4),
     "frame_128": Target("ms a frame, 128 rows", 3.5, 2.2),
-    "audio_per_s": Target("seconds of sound a second, saturated", 600, 1500, less_is_better=False),
-    "first_idle": Target("first sound, idle, voice cached, p50, ms", 20, 8),
-    "first_busy": Target("first sound under load, p95, ms", 50, 20),
+    "audio_per_s": Target("seconds of audio per second, saturated", 600, 1500, less_is_better=False),
+    "first_idle": Target("first audio, idle, voice cached, p50, ms", 20, 8),
+    "first_busy": Target("first audio under load, p95, ms", 50, 20),
     "underruns_busy": Target("underruns under that load", 0, 0),
     "streams": Target("real-time streams without underruns (100 ms)", 300, 1000, less_is_better=False),
     "same_captured": Target("same tokens, captured as eager", 0.99, 1.0, less_is_better=False),
@@ -189,9 +189,9 @@ def run_suite(config: EngineConfig, scale: Scale, seed: int, progress: Callable[
         parts = Parts(engine, seed, scale)
         columns = engine.health_check()["slots"]["columns"]
         facts = describe_engine(engine) | {"columns": columns, "workload": asdict(scale)}
-        progress("first sound, idle")
+        progress("first audio, idle")
         idle = parts.idle()
-        progress("first sound under load")
+        progress("first audio under load")
         busy = parts.busy()
         progress("saturated")
         full = parts.saturated()

@@ -187,7 +187,7 @@ BATCHES = {
     "p95_ms": "p95 ms",
     "baseline_requests_per_s": "baseline/s",
     "requests_per_s": "requests/s",
-    "sound_s_per_s": "sound s/s",
+    "sound_s_per_s": "audio s/s",
     "gpu_use": "GPU use %",
 }
 GROWTH = {
@@ -335,7 +335,7 @@ class Comparison:
         for text in texts:
             generate(text)  # warm-up
         found.append(measure_each("engine", runs, rate, generate, waves)[0])
-        found.append(measure_each("engine, first sound", runs, rate, stream, waves)[0])
+        found.append(measure_each("engine, first audio", runs, rate, stream, waves)[0])
         return found, clock.parts
 
     def batches(self, requests: Sequence[int], repeats: int) -> list[dict[str, Any]]:

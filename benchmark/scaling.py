@@ -178,7 +178,7 @@ def draw(outcomes: Sequence[Mapping[str, Any]], path: Path) -> None:
         figure, (left, right) = pyplot.subplots(1, 2, figsize=(8.0, 3.0), layout="constrained")
         left.plot(counts, [each["sound_s_a_second"] for each in outcomes], marker="o", label="measured")
         left.plot(counts, [one * count for count in counts], linestyle=":", label="of one, times as many")
-        left.set(title="Saturated", xlabel="replicas", ylabel="seconds of sound a second")
+        left.set(title="Saturated", xlabel="replicas", ylabel="seconds of audio per second")
         right.plot(counts, [each["first_ms_p50"] for each in outcomes], marker="o", label="50 %")
         right.plot(counts, [each["first_ms_p95"] for each in outcomes], marker="o", label="95 %")
         right.set(title="First byte, as many requests for each", xlabel="replicas", ylabel="ms", ylim=(0, None))

@@ -53,7 +53,7 @@ def main(arguments: "list[str]") -> int:
             server.terminate()
             server.wait()
     if code == 0:
-        environment.say(f"The sound is in {Path(options.output).resolve()}")
+        environment.say(f"The audio is in {Path(options.output).resolve()}")
     return code
 
 

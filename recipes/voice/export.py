@@ -4,7 +4,7 @@ python -m recipes.voice.export --work DIR --teacher DIR --output build/voice
 
 `DIR` holds the finished codec and model, `--teacher` is what `packages.py` wrote. Every voice is an utterance of the
 teacher, encoded. Two things that listeners like are multiplied into weights, so that they hold at every setting: both
-transformers draw colder, the depth transformer most, and sound is a little louder. The codec's config makes it louder
+transformers draw colder, the depth transformer most, and audio is a little louder. The codec's config makes it louder
 still, and bounds its peaks. Needs hibari-tts.
 """
 

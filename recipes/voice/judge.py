@@ -6,7 +6,7 @@ python -m recipes.voice.judge --packages DIR --checkpoint DIR [--checkpoint DIR 
 Every checkpoint speaks the same held-out sentences on the CPU, at the engine's defaults: in its default voice, in all
 of its voices in turn, or as the held-out speakers that `gate.py speak` wrote to `--speech`, each cloned from another of
 its utterances, or from several of a given total length, next to the teacher's own audio. `--packages`
-is what `packages.py` wrote. Needs `requirements.txt` beside this file.
+is what `packages.py` wrote. Needs this folder's `requirements.txt`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Said(NamedTuple):
     """A sentence as a voice says it: float32 [T]."""
 
     text: str
-    voice: str  # utterances of one voice are to sound alike
+    voice: str  # utterances of one voice should sound alike
     wave: Wave
     rate: int
     reference: Wave | None = None  # of the same rate, whom it is to sound like

@@ -32,7 +32,7 @@ GROUP = 8 * CHUNK  # texts that are sorted by length
 MAX_PHONEMES = 240
 MAX_S = 16.0
 KEPT_LEAD_S = 0.05  # of the third to half a second of silence that the teacher begins with
-# After the last phoneme, or the last sound if that is earlier, and fading: the teacher may breathe for 0.8 s.
+# After the last phoneme, or the last audio if that is earlier, and fading: the teacher may breathe for 0.8 s.
 KEPT_TAIL_S = 0.25
 KEPT_FRAMES = round(KEPT_TAIL_S * RATE / SAMPLES_PER_FRAME)
 LOUD = 300  # of 32,768
@@ -49,7 +49,7 @@ class Text(NamedTuple):
 
 
 class Utterance(NamedTuple):
-    """A text by a speaker, with its sound int16 [T]."""
+    """A text by a speaker, with its audio int16 [T]."""
 
     text: int
     speaker: int
@@ -151,7 +151,7 @@ def resampled(waves: Tensor, factor: float) -> Tensor:
 
 
 def trimmed(samples: np.ndarray) -> np.ndarray:
-    """Cut the silence before the first sound to `KEPT_LEAD_S` and after the last to `KEPT_TAIL_S`, and let it fade."""
+    """Cut the silence before the first audio to `KEPT_LEAD_S` and after the last to `KEPT_TAIL_S`, and let it fade."""
     loud = np.flatnonzero(np.abs(samples) > LOUD)
     if len(loud):
         start, end = int(loud[0]) - round(KEPT_LEAD_S * RATE), int(loud[-1]) + round(KEPT_TAIL_S * RATE)

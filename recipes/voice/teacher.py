@@ -1,4 +1,4 @@
-"""Generate speech with the teacher in batches: phonemes to durations, then rows of equal length to sound at 24 kHz.
+"""Generate speech with the teacher in batches: phonemes to durations, then rows of equal length to audio at 24 kHz.
 
 The first half takes padded batches, since masks and packed LSTMs are exact. The second takes rows of one frame count,
 which need no mask; the last phoneme is lengthened to a multiple of `SHELF` frames, so that there are some 40 counts.
@@ -25,7 +25,7 @@ RATE = 24_000
 SAMPLES_PER_FRAME = 600  # 25 ms
 SHELF = 8  # frames; every new count costs a tenth of a second once
 SHORT, LAST_FRAMES = 20, 8  # phonemes of a text of which the last is drawled or breathed out if it is left longer
-MARKS = frozenset(' .,!?;:…—"()“”')  # what is among phonemes and has no sound of its own
+MARKS = frozenset(' .,!?;:…—"()“”')  # what is among phonemes and has no audio of its own
 
 
 class Spoken(NamedTuple):
@@ -99,7 +99,7 @@ class Teacher:
 
     @torch.inference_mode()
     def speak(self, texts: Sequence[Spoken], num_frames: int) -> Tensor:
-        """Sound [B, 600 F] of texts whose durations each sum to `num_frames` F."""
+        """Audio [B, 600 F] of texts whose durations each sum to `num_frames` F."""
         at = torch.stack([self._positions(text.durations, num_frames) for text in texts])
         features = torch.stack([text.features[row] for text, row in zip(texts, at, strict=True)])
         sounds = torch.stack([text.sounds[:, row] for text, row in zip(texts, at, strict=True)])

@@ -131,7 +131,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         description="how long a piece is held back to begin together with others",
     )
     batch_grouping: bool = Field(True, description="pieces that share a voice begin together")
-    max_queue_size: int = Field(256, ge=1, description="sentence pieces that may wait")
+    max_queue_size: int = Field(256, ge=1, description="requests that may wait")
 
     # Memory.
     kv_cache_gb: float | None = Field(

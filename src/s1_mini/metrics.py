@@ -90,12 +90,14 @@ class EngineMetrics:
         """Yield every metric."""
         yield MetricFamily("queue_seconds", "histogram", "From arrival to the first slot", self.queue_s)
         yield MetricFamily("prefill_seconds", "histogram", "From the slot until the prompt is read", self.prefill_s)
-        yield MetricFamily("first_chunk_seconds", "histogram", "From arrival to the first sound", self.first_chunk_s)
+        yield MetricFamily("first_chunk_seconds", "histogram", "From arrival to the first audio", self.first_chunk_s)
         yield MetricFamily("request_seconds", "histogram", "From arrival to the end", self.total_s)
-        yield MetricFamily("real_time_factor", "histogram", "Seconds of work a second of sound", self.real_time_factor)
+        yield MetricFamily(
+            "real_time_factor", "histogram", "Seconds of work per second of audio", self.real_time_factor
+        )
         yield MetricFamily("batch_rows", "histogram", "Rows that made a frame in one step", self.rows)
         yield MetricFamily("frames_total", "counter", "Frames made", float(self.frames))
-        yield MetricFamily("audio_seconds_total", "counter", "Seconds of sound delivered", self.audio_s)
+        yield MetricFamily("audio_seconds_total", "counter", "Seconds of audio delivered", self.audio_s)
         yield MetricFamily("underruns_total", "counter", "Listeners who had heard all before more came", self.underruns)
         yield MetricFamily("requests_total", "counter", "Requests by how they ended", dict(self.ends), label="end")
         for name, figures, description in (

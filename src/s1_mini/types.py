@@ -220,7 +220,7 @@ def check_range(name: str, value: float, low: float, high: float, *, open_below:
 def check_choice(name: str, value: str | None, choices: Any) -> None:
     """Raise `ParameterError` unless `value` is None or one of the values of a `Literal`."""
     if value is not None and value not in get_args(choices):
-        raise ParameterError(name, f"{value!r} is not known; there are {', '.join(get_args(choices))}")
+        raise ParameterError(name, f"must be one of {', '.join(get_args(choices))}, not {value!r}")
 
 
 def check_integer(name: str, value: int, low: int, high: int) -> None:

@@ -128,12 +128,12 @@ def test_a_path_that_holds_no_file_is_refused(tmp_path, place):
 
 def test_a_recording_given_by_its_path_is_named_and_one_given_by_its_bytes_is_not(tmp_path):
     bad, empty = tmp_path / "bad.wav", tmp_path / "empty.wav"
-    bad.write_text("no sound")
+    bad.write_text("no audio")
     empty.touch()
 
     assert_refused(bad, f"^reference_audio: {re.escape(repr(str(bad)))}: the file is not audio")
     assert_refused(empty, f"^reference_audio: {re.escape(repr(str(empty)))}: the file is empty$")
-    assert_refused(b"no sound", "^reference_audio: the file is not audio")
+    assert_refused(b"no audio", "^reference_audio: the file is not audio")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from s1_mini.types import SamplingParams
 from tests.toy.family import NAME, Toy
 
 SECTIONS = ["text to prompt", "recording to voice", "language model: prefill", "language model: step", SCHEDULING]
-SECTIONS += ["codec: step", "sound to wav"]
+SECTIONS += ["codec: step", "audio to wav"]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_shares_make_the_whole_and_every_step_is_counted(speaker: LoadedChec
     assert sum(section.share for section in sections) == pytest.approx(1.0)
     calls = {section.name: section.calls for section in sections}
     assert calls["language model: step"] == 3
-    assert calls["text to prompt"] == calls["recording to voice"] == calls["sound to wav"] == 1
+    assert calls["text to prompt"] == calls["recording to voice"] == calls["audio to wav"] == 1
     assert 1 <= calls["codec: step"] <= 3
     for section in sections:
         assert 0 < section.p50_ms <= section.p95_ms

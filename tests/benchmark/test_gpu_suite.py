@@ -116,7 +116,7 @@ def test_a_real_time_client_sends_its_next_request_after_playback(engine: Produc
     assert len(load.outcomes) == 4
     assert load.failures == {}
     heard_s = min(one.audio_s for one in load.outcomes)
-    assert load.seconds > 0.1 + heard_s, "the second request waits for the first one's sound"
+    assert load.seconds > 0.1 + heard_s, "the second request waits for the first one's audio"
 
 
 def test_a_load_sends_no_requests_after_its_time_limit(

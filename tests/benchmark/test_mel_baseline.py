@@ -58,7 +58,7 @@ def test_the_command_prints_every_table_and_a_line_of_json(checkpoint: Path, tmp
     assert code == 0
     assert json.loads((tmp_path / "it.json").read_text()) == told
     assert told["facts"]["steps"] == [25, 30]
-    assert [way["name"] for way in told["latencies"]] == ["baseline", "transformers", "engine", "engine, first sound"]
+    assert [way["name"] for way in told["latencies"]] == ["baseline", "transformers", "engine", "engine, first audio"]
     assert all(way["largest_difference"] <= 1e-4 for way in told["latencies"][1:3])
     assert [batch["failed"] for batch in told["batches"]] == [0, 0]
     assert [way["runs"] for way in told["latencies"]] == [4, 4, 4, 4]

@@ -154,10 +154,10 @@ BAD_CALLS = {
     "unknown format": (["say", "Hi.", "--format", "aac"], " --format: 'aac' is not known; allowed are wav"),
     "no folder": (["say", "Hi.", "-o", "{tmp}/no/a.wav"], " --output: cannot write"),
     "temperature": (["say", "Hi.", "--temperature", "9"], " --temperature: 9.0 is not a number in [0, 2]"),
-    "normalize": (["say", "Hi.", "--normalize", "on"], " --normalize: 'on' is not known; there are auto, off"),
+    "normalize": (["say", "Hi.", "--normalize", "on"], " --normalize: must be one of auto, off, not 'on'"),
     "on_unsupported": (
         ["say", "Hi.", "--on-unsupported", "no"],
-        " --on-unsupported: 'no' is not known; there are error",
+        " --on-unsupported: must be one of error, skip, not 'no'",
     ),
     "unsupported character": (
         ["say", "Look 猫 now.", "--checkpoint", str(DEFAULT_MODEL)],
@@ -285,7 +285,7 @@ def test_sound_is_not_sent_to_a_terminal(verb: tuple[str, ...]) -> None:
     os.close(ours)
     os.close(theirs)
     assert result.returncode == 1
-    assert b"--output: - sends sound to stdout, which is this terminal; add `> FILE` or `| PROGRAM`" in result.stderr
+    assert b"--output: - sends audio to stdout, which is this terminal; add `> FILE` or `| PROGRAM`" in result.stderr
 
 
 def test_a_text_that_reaches_the_limit_is_reported(call: Call, tiny: Path, tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_an_output_file_that_cannot_be_opened_is_kept(tmp_path: Path, monkeypatc
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    (tmp_path / "out.wav").write_bytes(b"earlier sound")
+    (tmp_path / "out.wav").write_bytes(b"earlier audio")
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(PermissionError):
         _write(tmp_path / "out.wav", iter([b"sound"]))

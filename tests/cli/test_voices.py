@@ -76,7 +76,7 @@ CALLS = {
     "unknown": (["describe", "nobody"], " NAME: 'nobody' is not a voice here; there are: "),
     "checkpoint's": (["delete", "clara", "--voices-path", "{tmp}"], " NAME: 'clara' is the checkpoint's"),
     "checkpoint's, no directory": (["delete", "clara"], " NAME: 'clara' is the checkpoint's and cannot be deleted"),
-    "no sound": (
+    "no audio": (
         ["add", "me", __file__, "--text", "Ah.", "--voices-path", "{tmp}"],
         f" RECORDING: {__file__!r}: the file",
     ),

@@ -90,7 +90,7 @@ def test_a_line_may_skip_unsupported_characters(tmp_path: Path) -> None:
     assert isinstance(second, CorpusRow)
     assert isinstance(third, BadLine)
     assert (first.on_unsupported, second.on_unsupported) == (None, "skip")
-    assert third.reason == "on_unsupported: 1 is not known; there are error, skip"
+    assert third.reason == "on_unsupported: must be one of error, skip, not 1"
 
 
 def test_a_seed_is_made_of_the_id_and_stays_the_same_from_version_to_version() -> None:

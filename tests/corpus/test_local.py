@@ -330,7 +330,7 @@ def test_the_progress_bar_shows_audio_per_hour_cost_and_time_left_and_changes_no
 
     shown = capsys.readouterr().err
     assert "of 20 texts" in shown
-    assert "h of sound an hour, cost" in shown
+    assert "h of audio per hour, cost" in shown
     assert " left" in shown
     assert tree(tmp_path / "out") == tree(whole)
 

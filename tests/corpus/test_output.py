@@ -277,10 +277,10 @@ def test_audio_per_hour_cost_and_time_left_are_of_this_run() -> None:
     entry = Entry(shard=0, texts=20, spoken=19, cut=1, seconds=900, files={}, errors=[{"line": 1}])
     tally.add(entry)
     tally.begin()
-    assert tally.describe() == "0.0 h of sound an hour, cost 0.00"
+    assert tally.describe() == "0.0 h of audio per hour, cost 0.00"
 
     now[0] = 1000.0
     tally.add(replace(entry, seconds=1800))
 
     assert (tally.done, tally.bad, tally.cut, tally.seconds) == (40, 2, 2, 2700)
-    assert tally.describe() == "2.0 h of sound an hour, cost 1.80 of 7.20, 0:45:00 left"
+    assert tally.describe() == "2.0 h of audio per hour, cost 1.80 of 7.20, 0:45:00 left"

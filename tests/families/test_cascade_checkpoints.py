@@ -164,11 +164,11 @@ def test_a_tensor_of_the_wrong_shape_is_reported_by_name(
 @pytest.mark.parametrize(
     ("lacking", "told"),
     [
-        ("fine.pt", r"lacks fine\.pt \(fine\) beside coarse\.pt, text\.pt"),
-        ("text.pt", r"lacks text\.pt \(semantic\) beside coarse\.pt, fine\.pt"),
+        ("fine.pt", r"has coarse\.pt, text\.pt, but not fine\.pt \(fine\)"),
+        ("text.pt", r"has coarse\.pt, fine\.pt, but not text\.pt \(semantic\)"),
         ("codec.safetensors", r"lacks codec\.safetensors \(codec\)"),
         ("*.pt", "holds no models: expected model.safetensors"),
-        ("fine.pt fine_2.pt", r"lacks fine\.pt \(fine\) beside coarse\.pt, fine_2\.pt, text\.pt"),
+        ("fine.pt fine_2.pt", r"has coarse\.pt, fine_2\.pt, text\.pt, but not fine\.pt \(fine\)"),
     ],
 )
 def test_a_missing_file_is_named_with_the_existing_ones(suno: Path, lacking: str, told: str) -> None:

@@ -35,7 +35,7 @@ def test_a_request_is_one_short_line() -> None:
     asked = {"request_id": "a1", "method": "POST", "route": "/v1/tts", "status": 200, "total_ms": 1234.5}
 
     assert written("request", **asked, audio_s=2.345, _aws={"CloudWatchMetrics": []}) == (
-        "POST /v1/tts 200 in 1.23 s, 2.3 s of sound"
+        "POST /v1/tts 200 in 1.23 s, 2.3 s of audio"
     )
     assert written("request", logging.WARNING, **asked | {"status": 503}, code="not_ready") == (
         "warning: POST /v1/tts 503 in 1.23 s, not_ready"

@@ -21,7 +21,7 @@ BODIES = {
     ("/v1/tts", FORM): SPEECH | {"text": "Hi.", "stream": "true"},
     ("/v1/tts/batch", JSON): SPEECH | {"items": [{"text": " "}]},  # cheap: the item fails, the batch does not
     ("/v1/audio/speech", JSON): SPEECH | {"input": "Hi."},
-    ("/v1/voices", FORM): {"name": "carl", "text": "Ah.", "audio": b"no sound"},
+    ("/v1/voices", FORM): {"name": "carl", "text": "Ah.", "audio": b"no audio"},
 }
 KEYWORDS = {
     *("additionalProperties", "anyOf", "const", "default", "description", "enum", "examples", "exclusiveMaximum"),

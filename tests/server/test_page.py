@@ -402,7 +402,7 @@ def test_missing_parts_of_a_new_voice_are_reported(visit: Open) -> None:
     page.get_by_role("textbox", name="Name").fill("one")
     send.click()
     expect(alert).to_have_text("Choose a recording or make one.")
-    upload(page, b"no sound")
+    upload(page, b"no audio")
     page.get_by_label("What is said").fill("Nothing.")
     send.click()
     expect(alert).not_to_be_empty()

@@ -116,7 +116,7 @@ def test_an_unknown_voice_is_reported_with_twenty_available_ones(tiny: Path, fol
         ({"name": "con"}, VoiceError, "'con' is not a name"),
         ({"name": "../mia"}, VoiceError, "is not a name"),
         ({"name": None}, VoiceError, "is not a name"),
-        ({"reference_audio": b"no sound"}, ReferenceAudioError, "reference_audio: "),
+        ({"reference_audio": b"no audio"}, ReferenceAudioError, "reference_audio: "),
         ({"reference_text": "\x00"}, TextError, "reference_text: "),
         ({"reference_text": ""}, TextError, "reference_text: it is empty"),
         ({"description": "x" * 501}, ParameterError, "description: 501 characters"),
@@ -339,7 +339,7 @@ def test_recordings_in_the_directory_become_voices_and_broken_ones_are_reported(
     soundfile.write(folder / "mia.wav", tone, 44_100)
     (folder / "mia.txt").write_text("Ah.", encoding="utf-8")
     soundfile.write(folder / "nils.flac", tone, 44_100)
-    (folder / "olga.mp3").write_bytes(b"no sound")
+    (folder / "olga.mp3").write_bytes(b"no audio")
     (folder / "olga.txt").write_text("Ah.", encoding="utf-8")
     soundfile.write(folder / "Not a name.ogg", tone, 44_100)
     (folder / "Not a name.txt").write_text("Ah.", encoding="utf-8")

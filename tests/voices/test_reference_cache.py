@@ -301,9 +301,9 @@ def test_a_failed_encoding_fails_for_all_waiting_callers_and_can_be_retried(enco
     cache = ReferenceCache(max_bytes=10_000)
 
     def broken() -> dict[str, torch.Tensor]:
-        raise ValueError("no sound")
+        raise ValueError("no audio")
 
-    with pytest.raises(ValueError, match="no sound"):
+    with pytest.raises(ValueError, match="no audio"):
         cache.get("key", broken)
 
     assert torch.equal(cache.get("key", encoder)["codes"], encoder.codes)

@@ -95,11 +95,11 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> byt
     infinite, for an empty wave unless the format is pcm, and for a wave of another number of dimensions than one.
     """
     if wave.ndim != 1:
-        raise GenerationError(f"sound to encode has the shape {wave.shape}; allowed is [samples], one channel")
+        raise GenerationError(f"audio to encode has the shape {wave.shape}; allowed is [samples], one channel")
     if audio_format == "pcm":
         return to_int16(wave).tobytes()
     if len(wave) == 0:
-        raise GenerationError(f"there is no sound to encode as {audio_format}: the wave has no samples")
+        raise GenerationError(f"there is no audio to encode as {audio_format}: the wave has no samples")
     rate = rate_in(audio_format, sample_rate)
     if rate != sample_rate:
         wave = soxr.resample(wave, sample_rate, rate)
@@ -114,7 +114,7 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> byt
 
 
 def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
-    """Return the rate in Hz that a file has for sound of `sample_rate`: the same wherever its format can hold it."""
+    """Return the rate in Hz that a file has for audio of `sample_rate`: the same wherever its format can hold it."""
     rates = _ENCODINGS[audio_format].rates
     return sample_rate if not rates or sample_rate in rates else _RATE_FOR_THE_REST
 

@@ -35,7 +35,7 @@ _ID3_BYTES = 10  # header of an ID3v2 tag, which libsndfile skips before it look
 _MAX_TAGS = 8
 
 _BLOCK = 2**16  # frames decoded at once
-_MAX_LOSS_S = 0.1  # mp3 headers round; more missing sound means a file cut short
+_MAX_LOSS_S = 0.1  # mp3 headers round; more missing audio means a file cut short
 _UNKNOWN_FRAMES = 2**62  # libsndfile says 2**63 - 1 for a stream that does not state its length
 
 

@@ -102,7 +102,7 @@ class Listener:
         self._chunks.append((arrived_s, len(wave) / sample_rate))
 
     def outcome(self, ended_s: float, *, late_s: float = 0.0, failure: str | None = None, is_cut: bool) -> Outcome:
-        """Compute the figures; a request without sound counts as failed."""
+        """Compute the figures; a request without audio counts as failed."""
         if failure is not None or not self._chunks:
             return Outcome(ended_s, late_s=late_s, failure=failure or "no_sound")
         starts, underruns = play(self._chunks)

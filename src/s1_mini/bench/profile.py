@@ -176,7 +176,7 @@ class Profiler:
         chunks = [list(queue) for queue in queues]
         self.frames = sum(chunk.frames for chunk in chunks[0])
         waves = [np.concatenate([chunk.audio for chunk in row]) for row in chunks]
-        timer.time(f"sound to {kind}", lambda: [encode(wave, self._rate, kind) for wave in waves])
+        timer.time(f"audio to {kind}", lambda: [encode(wave, self._rate, kind) for wave in waves])
         return waves
 
     def can_encode(self, recording: np.ndarray) -> bool:

@@ -105,7 +105,7 @@ def choose_voice(state: VoiceState, engine: ProductionTTSEngine, seed: int) -> V
         return lambda _: known
     if names:
         wave, text = engine.generate(TEXT, voice=names[0], seed=seed).audio, TEXT
-        assert wave is not None, "generate raises where it has no sound"
+        assert wave is not None, "generate raises where it has no audio"
     else:
         wave, text = tone(engine.sample_rate), None
 

@@ -29,7 +29,7 @@ from s1_mini.exceptions import ParameterError
 
 COPY_SHARE = 4.29 / 4.80  # of the data sheet's bandwidth that a copy reaches: measured on an H200 (2026-11)
 ROWS = (1, 16, 64, 128)
-# Of one server's sound, for each of several behind one port: two H200 gave 1.75 times one
+# Of one server's audio, for each of several behind one port: two H200 gave 1.75 times one
 # (docs/internals/scale_measured.md).
 REPLICA_SHARE = 0.875
 
@@ -40,11 +40,11 @@ CodecFormat = Literal["half", "float32"]
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Efficiency of the engine: frame = `fixed_ms` + memory floor / share, sound = floor / share.
+    """Efficiency of the engine: frame = `fixed_ms` + memory floor / share, audio = floor / share.
 
     Of the streams that these two allow it holds `engine_share`: prompts, bookkeeping and a burst take the rest. The
     defaults are what an H200 reached, taken for every card: 1.19, 2.44, 3.47 and 5.60 ms at 1, 64, 128 and 256 rows of
-    350 columns, 1,900 seconds of sound a second by the codec alone, 640 streams held (docs/internals/performance.md,
+    350 columns, 1,900 seconds of audio per second by the codec alone, 640 streams held (docs/internals/performance.md,
     2026-11).
     """
 
@@ -68,7 +68,7 @@ class StepTime:
 
     @property
     def total_ms(self) -> float:
-        """Frame and sound."""
+        """Frame and audio."""
         return self.model_ms + self.codec_ms
 
 

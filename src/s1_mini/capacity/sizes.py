@@ -111,7 +111,7 @@ class Formats:
     weights: float = 2
     large: float = 2
     kv: float = 2
-    codec: int = 2  # of what makes sound
+    codec: int = 2  # of what makes audio
     is_fp8: bool = False  # whether the large products are in e4m3, which a family may not have everywhere
 
 
@@ -131,7 +131,7 @@ class StageSizes:
     """
 
     weight_bytes: float
-    step: Callable[[int, int], Cost]  # of a frame of sound, by rows and by positions in use in each
+    step: Callable[[int, int], Cost]  # of a frame of audio, by rows and by positions in use in each
     bound: Literal["memory", "compute"]
     is_single: bool = False  # computes in 32 bits, without tensor cores
 
@@ -142,7 +142,7 @@ class Sizes:
 
     stages: Mapping[str, StageSizes]
     demands: Mapping[str, MemoryRequirement]
-    frame_s: float  # seconds of sound of one frame
+    frame_s: float  # seconds of audio of one frame
     max_positions: int  # of a slot
     needed_positions: Callable[[float, int], int]  # for a reference of seconds, and a piece of bytes of text
 

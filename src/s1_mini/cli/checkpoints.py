@@ -112,7 +112,7 @@ def random_checkpoint(
     """
     chosen = SHORT_NAMES.get(family)
     if chosen is None:
-        raise ParameterError("family", f"{family!r} is none of {', '.join(SHORT_NAMES)}")
+        raise ParameterError("family", f"must be one of {', '.join(SHORT_NAMES)}, not {family!r}")
     found = get_family(chosen)
     if size not in found.random_sizes:
         allowed = "; ".join(f"{name}: {told}" for name, told in found.random_sizes.items())

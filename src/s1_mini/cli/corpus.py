@@ -73,7 +73,7 @@ class CorpusTally:
 
     def describe(self) -> str:
         """Return the figures in one line."""
-        parts = [f"{self.rate:.1f} h of sound an hour"]
+        parts = [f"{self.rate:.1f} h of audio per hour"]
         left_s = self.left_s
         if self.price is not None:
             cost = f"cost {self.spent_s / HOUR_S * self.price:.2f}"
@@ -103,7 +103,7 @@ def corpus(
         int | None, typer.Option(min=1, max=8192, help="Texts that an engine has at a time. [2 x slots]")
     ] = None,
     layout: Annotated[
-        Literal["files", "parquet"], typer.Option(help="A shard is a folder of sound files, or one Parquet file.")
+        Literal["files", "parquet"], typer.Option(help="A shard is a folder of audio files, or one Parquet file.")
     ] = "files",
     audio_format: FormatName = "wav",
     shard_size: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a shard.")] = 256,
@@ -224,7 +224,7 @@ def _report(tally: CorpusTally, output: str) -> None:
     from s1_mini.corpus.manifest import ERRORS
 
     spoken = tally.done - tally.bad
-    typer.echo(f"{output}: {spoken:,} texts, {tally.seconds / 3600:.2f} h of sound; {tally.describe()}", err=True)
+    typer.echo(f"{output}: {spoken:,} texts, {tally.seconds / 3600:.2f} h of audio; {tally.describe()}", err=True)
     typer.echo(f"this run took {_duration(tally.spent_s)}", err=True)
     if tally.bad:
         typer.echo(f"s1-mini: warning: {tally.bad:,} lines could not be spoken: {output}/{ERRORS} says why", err=True)

@@ -329,7 +329,7 @@ def invoke(
     name: Name,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say, in quotes.")],
     path: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="File for the sound; - for stdout.")
+        Path, typer.Option("-o", "--output", metavar="FILE", help="File for the audio; - for stdout.")
     ] = Path("out.wav"),
     voice: Annotated[str | None, typer.Option(metavar="NAME", help="One of the artifact's.")] = None,
     audio_format: FormatName = "wav",

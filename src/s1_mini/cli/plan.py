@@ -46,7 +46,7 @@ def plan(
         float | None, typer.Option(min=0.01, max=1.0, help="Of the card's operations, for the codec. [measured]")
     ] = None,
     engine_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Of the streams that frames and sound allow. [measured]")
+        float | None, typer.Option(min=0.01, max=1.0, help="Of the streams that frames and audio allow. [measured]")
     ] = None,
     only_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON alone.")] = False,
 ) -> None:

@@ -57,7 +57,7 @@ def say(
         Path | None, typer.Option("--reference", help="Recording whose voice to use, or a voice file (.npz, .npy).")
     ] = None,
     reference_text: Annotated[str | None, typer.Option(metavar="TEXT", help="Transcript of the reference.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same sound.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same audio.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = DEFAULT_SAMPLING.temperature,
     top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = DEFAULT_SAMPLING.top_p,
     top_k: Annotated[
@@ -84,7 +84,7 @@ def say(
         ),
     ] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="With -o -: send sound while it is made (wav or pcm).")
+        bool, typer.Option("--stream", help="With -o -: send audio while it is generated (wav or pcm).")
     ] = False,
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made; needs s1-mini[play].")] = False,
     device: Device = None,
@@ -156,7 +156,7 @@ def say(
 def _report(output: str | None, said_s: float, took_s: float | None, loaded_s: float) -> None:
     where = {None: "loudspeaker", PIPE: "stdout"}.get(output, output)
     speed = "" if took_s is None else f" in {took_s:.2f} s (real-time factor {took_s / said_s:.2f})"
-    typer.echo(f"{where}: {said_s:.2f} s of sound{speed}, loaded in {loaded_s:.2f} s", err=True)
+    typer.echo(f"{where}: {said_s:.2f} s of audio{speed}, loaded in {loaded_s:.2f} s", err=True)
 
 
 def _check_voice(voice: str | None, reference: Path | None, transcript: str | None) -> None:
@@ -251,7 +251,7 @@ def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChu
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("speaking"), BarColumn(), TextColumn("{task.fields[said]:.1f} s of sound"))
+    columns = (SpinnerColumn(), TextColumn("speaking"), BarColumn(), TextColumn("{task.fields[said]:.1f} s of audio"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
         task, said = progress.add_task("speaking", total=None, said=0.0), 0.0
         for chunk in chunks:

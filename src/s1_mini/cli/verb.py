@@ -126,7 +126,7 @@ def print_table(rows: Iterable[Iterable[str]], *columns: Any, **options: Any) ->
 def check_pipe() -> None:
     """Raise `ParameterError` if stdout is a terminal, which would show audio as characters."""
     if sys.stdout is not None and sys.stdout.isatty():
-        raise ParameterError("path", "- sends sound to stdout, which is this terminal; add `> FILE` or `| PROGRAM`")
+        raise ParameterError("path", "- sends audio to stdout, which is this terminal; add `> FILE` or `| PROGRAM`")
 
 
 def _hint(error: Exception) -> str:

@@ -54,7 +54,7 @@ def describe_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path:
 def add_voice(
     voice: Name,
     reference_audio: Annotated[
-        Path, typer.Argument(metavar="RECORDING", help="Any sound file, or a voice file (.npz, .npy).")
+        Path, typer.Argument(metavar="RECORDING", help="Any audio file, or a voice file (.npz, .npy).")
     ],
     reference_text: Annotated[str, typer.Option("--text", help="Transcript of the recording, word for word.")] = "",
     description: Annotated[str, typer.Option(help="A few words about the voice.")] = "",

@@ -1,4 +1,4 @@
-"""The part that the stages of all codecs share: chunks of items in, sound out, by captured calls on a GPU.
+"""The part that the stages of all codecs share: chunks of items in, audio out, by captured calls on a GPU.
 
 Shapes: n slots of a call, T samples.
 """
@@ -45,7 +45,7 @@ class ChunkStage(Stage):
         *,
         own_kernels: bool,
     ) -> None:
-        """Capture a `call` of two inputs that returns sound [n, T]."""
+        """Capture a `call` of two inputs that returns audio [n, T]."""
 
         def checked(_: tuple[int, int], items: Tensor, rows: Tensor) -> list[Tensor]:
             sound = call(items, rows)

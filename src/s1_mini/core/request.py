@@ -121,7 +121,7 @@ class Request:
     set_voice: Callable[[Sequence[np.ndarray]], None] | None = None
     is_building: bool = False  # utterances that were taken from `later`
     first: int = 0  # the number of its first utterance
-    front: int = 0  # the utterance whose sound is given out now
+    front: int = 0  # the utterance whose audio is given out now
     was_cut: bool = False  # an utterance ran out of steps before it stopped
     admitted: float | None = None  # when its first utterance got a slot
     begun: float | None = None  # when its first prompt was read

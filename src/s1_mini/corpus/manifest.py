@@ -165,7 +165,7 @@ def _parquet(spoken: Sequence[Spoken]) -> bytes:
     )
     table = pa.Table.from_pylist([{**result.describe(), "audio": result.sound} for result in spoken], schema)
     buffer = io.BytesIO()
-    # Sound does not shrink, and a dictionary of it would double the work.
+    # Audio does not shrink, and a dictionary of it would double the work.
     parquet.write_table(table, buffer, compression={"audio": "NONE"}, use_dictionary=False, row_group_size=_GROUP_ROWS)
     return buffer.getvalue()
 

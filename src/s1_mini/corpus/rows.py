@@ -1,4 +1,4 @@
-"""The texts of a corpus with all that decides their sound, and the lines that cannot be spoken."""
+"""The texts of a corpus with all that decides their audio, and the lines that cannot be spoken."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Form = Literal["published", "compact"]
 class Description:
     """A checkpoint's properties, read from its small files without any weights."""
 
-    sample_rate: int  # Hz of the sound
+    sample_rate: int  # Hz of the audio
     voice: VoiceFormat  # its tensors, and the encoder that makes them
     sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # the parameters that have an effect
     max_piece_bytes: int = 2**20  # of text in one piece; longer ones are split

@@ -39,7 +39,7 @@ FEW_ROWS = 2
 MAX_INPUTS = 4096  # of a program of the few-rows kernel
 MAX_ROWS = 128  # above, the vendor's products are as fast
 TALL = 64  # rows of a tile: the minimum of Hopper's tensor cores
-PROMPT_ROWS = 512  # above, rows are steps of sound, and a tile may be large
+PROMPT_ROWS = 512  # above, rows are steps of audio, and a tile may be large
 
 
 @jit

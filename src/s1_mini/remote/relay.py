@@ -192,7 +192,7 @@ class Relay:
             await asyncio.sleep(POLL_S)
             self.admit()  # a consumer may have caught up
             for request in self._ledger.late(time.monotonic()):
-                message = f"not finished in time, after {request.speech.sent_s:.1f} s of sound"
+                message = f"not finished in time, after {request.speech.sent_s:.1f} s of audio"
                 self._end(request, RequestTimeoutError(message))
 
     async def close(self, error: S1MiniError) -> None:

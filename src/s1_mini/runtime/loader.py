@@ -234,7 +234,7 @@ def choose_codec_dtype(setting: Precision, device: str) -> Choice:
     if not device.startswith("cuda"):
         return Choice("float32", f"half precision is not faster on {device}")
     # 55 dB of signal to noise against float32 with the voice that ships; bfloat16 leaves 37 (2026-11).
-    return Choice("float16", "half the bytes of float32, and its sound")
+    return Choice("float16", "half the bytes of float32, and its audio")
 
 
 def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:

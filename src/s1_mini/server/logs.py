@@ -71,7 +71,7 @@ def set_up_logging(log_format: LogFormat = "auto", stream: TextIO | None = None,
 def _sentence(message: str, fields: dict[str, Any]) -> str:
     if message == "request":
         parts = [f"{fields['method']} {fields['route']} {fields['status']} in {fields['total_ms'] / 1000:.2f} s"]
-        parts += [f"{fields['audio_s']:.1f} s of sound"] if fields.get("audio_s") else []
+        parts += [f"{fields['audio_s']:.1f} s of audio"] if fields.get("audio_s") else []
         parts += [fields["code"]] if "code" in fields else []
         return ", ".join(parts)
     match fields.get("event"):

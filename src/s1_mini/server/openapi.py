@@ -47,7 +47,7 @@ SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
         "description": "Audio in the requested format",
         "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in map(media_type, FORMATS)},
         "headers": {
-            "X-Sample-Rate": {"schema": {"type": "integer"}, "description": "Hz of the engine's sound"},
+            "X-Sample-Rate": {"schema": {"type": "integer"}, "description": "Hz of the engine's audio"},
             "X-Request-Id": {"schema": {"type": "string"}},
             "X-Audio-Seconds": {"schema": {"type": "number"}, "description": "Of a whole answer"},
             "X-Generation-Seconds": {"schema": {"type": "number"}, "description": "Of a whole answer"},

@@ -86,7 +86,7 @@ class Sampling(Strict):
     )
     return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
 
-    seed: Seed | None = Field(None, description="Same seed, same sound.")
+    seed: Seed | None = Field(None, description="Same seed, same audio.")
     temperature: float = Field(
         DEFAULT_SAMPLING.temperature, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest."
     )

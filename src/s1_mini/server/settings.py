@@ -54,7 +54,7 @@ class ServerSettings(Settings):
     request_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="to the whole answer, or to a stream's first sound; 55 in the container; "
+        description="to the whole answer, or to a stream's first audio; 55 in the container; "
         "S1_MINI_REQUEST_TIMEOUT_S of the engine counts to the last audio of either",
     )
     stream_timeout_s: float = Field(300.0, gt=0, description="to a stream's end, and for a whole answer to be taken")

@@ -174,7 +174,7 @@ async def _stream(
         async with asyncio.timeout_at(first_deadline.at):
             first = await anext(chunks, None)
     except TimeoutError:
-        raise first_deadline.error("the first sound") from None
+        raise first_deadline.error("the first audio") from None
     if first is None:
         raise GenerationError("the model said nothing")
     encoder = StreamEncoder(audio_format, first.sample_rate)

@@ -273,7 +273,7 @@ def _known_language(language: str) -> str:
         for tag in (f"{first.lower()}_{rest}", first.lower()):
             if tag in languages() or tag == "en":
                 return tag
-    raise ParameterError("language", f"{str(language)[:20]!r} is not known; there are {', '.join(sorted(languages()))}")
+    raise ParameterError("language", f"must be one of {', '.join(sorted(languages()))}, not {str(language)[:20]!r}")
 
 
 def _reader(language: str) -> Callable[[str], str]:

@@ -1,4 +1,4 @@
-"""The DAC codec: codes to sound and sound to codes, whole or streamed through the same path.
+"""The DAC codec: codes to audio and audio to codes, whole or streamed through the same path.
 
 decode: codes -> vectors -> post_module -> upsample -> decoder -> samples
 encode: samples -> encoder -> downsample -> pre_module -> codes

@@ -1,4 +1,4 @@
-"""The codec's decoder as a stage: chunks of codes in, sound out; each slot keeps the state of its stream.
+"""The codec's decoder as a stage: chunks of codes in, audio out; each slot keeps the state of its stream.
 
 A chunk that ends its utterance may be filled up to the next size: the codec is causal, and its slot then begins a new
 stream.
@@ -26,7 +26,7 @@ from s1_mini.runtime.stage import Pending
 
 Snake = Callable[[Tensor, Tensor], Tensor]
 
-MAX_FRAMES = 400  # of all slots of one captured call: beyond, a GPU is full, and first sounds would wait
+MAX_FRAMES = 400  # of all slots of one captured call: beyond, a GPU is full, and first chunks would wait
 
 
 class DacDecoder(ChunkStage):

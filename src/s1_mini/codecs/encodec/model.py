@@ -1,4 +1,4 @@
-"""The codec: codes to sound and sound to codes, whole or streamed through the same layers.
+"""The codec: codes to audio and audio to codes, whole or streamed through the same layers.
 
 decode: codes -> vectors -> decoder -> samples
 encode: samples -> encoder -> vectors -> codes

@@ -1,4 +1,4 @@
-"""The decoder as a stage: chunks of codes in, sound out; a slot keeps its stream's state.
+"""The decoder as a stage: chunks of codes in, audio out; a slot keeps its stream's state.
 
 A stream's beginning is mirrored, so its first chunk must have seven frames, or the whole stream: `chunk_sizes` ensures
 it. A chunk that ends its utterance may be padded to the next size, because the next one in its slot is a new stream.
@@ -24,7 +24,7 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.graphs import Buffer, Wait
 from s1_mini.runtime.rows import fit
 
-MAX_FRAMES = 1600  # of all slots of one captured call: beyond, a GPU is full, and first sounds would wait
+MAX_FRAMES = 1600  # of all slots of one captured call: beyond, a GPU is full, and first chunks would wait
 
 
 def chunk_sizes(config: EncodecConfig, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class EncodecDecoder(ChunkStage):
         )
 
     def _decode(self, codes: Tensor, rows: Tensor) -> Tensor:
-        """Return the sound [n, T] of codes [n, K, F]; `rows` [3, n] are slots, new streams (0 or 1) and valid frames.
+        """Return the audio [n, T] of codes [n, K, F]; `rows` [3, n] are slots, new streams (0 or 1) and valid frames.
 
         All tensors are on the device, so that it can be captured in a graph.
         """

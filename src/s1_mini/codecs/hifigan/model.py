@@ -27,7 +27,7 @@ END_TAPS = 7  # of the first convolution and of the last
 
 
 class Edges:
-    """Where the streams of a window's rows begin and end, in frames; frame 0 is the first that becomes sound.
+    """Where the streams of a window's rows begin and end, in frames; frame 0 is the first that becomes audio.
 
     For one row they are numbers, and what lies outside is set to zero where there is any; for several they are tensors
     [B], and nothing of it is known to the host, so that it can be captured.
@@ -201,7 +201,7 @@ class HifiGan(nn.Module):
                 module.prepare()
 
     def forward(self, frames: Tensor, edges: Edges) -> Tensor:
-        """Return sound [B, T] of a window [B, F, M], or [B, M, F] with steps last, less `reach` frames at both ends.
+        """Return audio [B, T] of a window [B, F, M], or [B, M, F] with steps last, less `reach` frames at both ends.
 
         What lies outside of `edges` may be anything.
         """
@@ -224,7 +224,7 @@ class HifiGan(nn.Module):
 
     @torch.inference_mode()
     def speak(self, frames: Tensor) -> Tensor:
-        """Return the sound [T] of a whole mel [F, M]."""
+        """Return the audio [T] of a whole mel [F, M]."""
         padded = F.pad(frames.to(self.mean), (0, 0, self.reach, self.reach)).unsqueeze(0)
         edges = Edges(0, len(frames), axis=self.axis)
         sound: Tensor = self(padded.transpose(1, 2) if self.axis == 2 else padded, edges)
@@ -242,7 +242,7 @@ class HifiGan(nn.Module):
         return total / kinds
 
     def _plan(self, count: int) -> tuple[Window, list[Level]]:
-        """Plan which frames are needed for the sound of `count`, and which steps each level makes of them."""
+        """Plan which frames are needed for the audio of `count`, and which steps each level makes of them."""
         rate, kinds = self.config.samples_per_frame, len(self.config.block_taps)
         need, levels = Window(-self.conv_post.reach, count * rate + self.conv_post.reach), []
         for index in reversed(range(len(self.upsampler))):

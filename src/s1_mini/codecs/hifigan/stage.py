@@ -1,4 +1,4 @@
-"""A vocoder as a stage: chunks of frames with their context in, sound out. Slots have no state.
+"""A vocoder as a stage: chunks of frames with their context in, audio out. Slots have no state.
 
 A network such as a post-net may come first; it needs context as well.
 Shapes: n units of a call, F frames, M mel bins, T samples.
@@ -35,7 +35,7 @@ def context_of(vocoder: HifiGan, front: Front | None = None) -> int:
 
 
 class Vocoder(ChunkStage):
-    """A vocoder that turns windows into sound."""
+    """A vocoder that turns windows into audio."""
 
     def __init__(self, vocoder: HifiGan, policy: Chunks, *, number: int, front: Front | None = None) -> None:
         """Take both as they lie in memory; `number` is the stage's in its chain, for its stream on a GPU."""
@@ -74,7 +74,7 @@ class Vocoder(ChunkStage):
         return wave
 
     def _speak(self, frames: Tensor, edges: Edges) -> Tensor:
-        """Return the sound [n, T] of windows [n, F, M]."""
+        """Return the audio [n, T] of windows [n, F, M]."""
         x = frames.to(self._vocoder.dtype)
         x = x.transpose(1, 2) if self._vocoder.axis == 2 else x
         if self._front is not None:

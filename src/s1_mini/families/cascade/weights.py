@@ -88,7 +88,7 @@ def find_parts(directory: Path) -> dict[str, Path]:
     most = max(sets, key=lambda files: (sum(file.is_file() for file in files.values()), files["semantic"].is_file()))
     lacking = ", ".join(f"{file.name} ({stage})" for stage, file in most.items() if not file.is_file())
     if lacking:
-        raise CheckpointFileError(f"{directory} lacks {lacking} beside {', '.join(sorted(found))}")
+        raise CheckpointFileError(f"{directory} has {', '.join(sorted(found))}, but not {lacking}")
     return most
 
 

@@ -34,8 +34,8 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "throughput": (128,),
 }
 MAX_FRAMES = 1024  # of all units of one captured call
-VOCODER_SLOTS = 2  # for each of the decoder's: an utterance may still sound when its slot is another's
-SPARE_FRAMES = 64  # that become sound in a turn of a thread that does both, beyond twice those that it makes
+VOCODER_SLOTS = 2  # for each of the decoder's: an utterance may still be vocoded when its decoder slot has a new one
+SPARE_FRAMES = 64  # vocoded per turn of a thread that runs both stages, beyond twice the frames it generates
 
 
 class LoadedMel:

@@ -1,7 +1,7 @@
 """Make a checkpoint with random weights, in the published form or the compact one. It speaks noise.
 
 Shapes come from the modules themselves. The scales keep activations near one and let the probability of the end be
-small but not nothing: torch's own would give a mel that ends at once and a sound of 1e-11.
+small but not nothing: torch's own would give a mel that ends at once and audio of 1e-11.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from s1_mini.families.mel.settings import MelSettings
 
 GIVEN = ("tokens", "speaker", "masks", "frames_in", "mel_in")
 FREE = 10.0  # times the tolerance: each step goes on from the last one's rounding
-CHUNK = 16  # frames that the vocoder makes sound of at once
+CHUNK = 16  # frames that the vocoder makes audio of at once
 
 
 def verify_mel(
@@ -125,7 +125,7 @@ def step_alone(model: MelModel, state: MelState) -> Tensor:
 
 
 def _speak(loaded: LoadedMel, mel: Tensor) -> Tensor:
-    """Return the sound of a mel after the post-net, computed window by window."""
+    """Return the audio of a mel after the post-net, computed window by window."""
     vocoder, around = loaded.vocoder, context_of(loaded.vocoder)
     mel, waves = mel.to(vocoder.device).float(), []
     for begin in range(0, len(mel), CHUNK):

@@ -36,9 +36,9 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "balanced": (4, 4, 8, 16, 25),
     "throughput": (25,),
 }
-CODEC_SLOTS = 2  # for each of the model's: an utterance may still sound when its slot is another's
-SMALL_CHUNK = 4  # frames of a first sound that the model's thread makes, if that of sound is at another's
-SPARE_FRAMES = 32  # that become sound in a turn of a thread that makes both, beyond twice the frames it makes
+CODEC_SLOTS = 2  # for each of the model's: an utterance may still be decoded when its model slot has a new one
+SMALL_CHUNK = 4  # frames of a first chunk that the model's thread decodes if the codec's thread is busy with another
+SPARE_FRAMES = 32  # decoded per turn of a thread that runs model and codec, beyond twice the frames it generates
 
 
 class LoadedS1:

@@ -46,12 +46,12 @@ async function start() {
   begin(body.text);
   try {
     await receive(await speak(body, abort.signal));
-    if (!clip.length) throw new ApiError("The server sent no sound.");
+    if (!clip.length) throw new ApiError("The server sent no audio.");
     enter("playing", "Speaking…");
   } catch (error) {
     if (page.dataset.state === "stopped") return;
     player.pause();
-    const cut = clip?.length ? ` The sound broke off after ${clip.seconds.toFixed(1)} s.` : "";
+    const cut = clip?.length ? ` The audio broke off after ${clip.seconds.toFixed(1)} s.` : "";
     showError(error instanceof ApiError ? error : new ApiError("The connection was lost."), cut);
     enter("failed", "");
   } finally {
@@ -73,7 +73,7 @@ function begin(text) {
   element("clock").textContent = "";
   element("progress").classList.remove("unseen");
   element("progress").removeAttribute("value");
-  enter("waiting", "Waiting for the first sound…");
+  enter("waiting", "Waiting for the first audio…");
 }
 
 /** Read the stream to its end; every piece is played and drawn as it comes. */
@@ -213,7 +213,7 @@ player.addEventListener("play", () => {
 });
 player.addEventListener("pause", showPlay);
 player.addEventListener("finish", () => {
-  if (page.dataset.state === "playing") enter("done", `Finished: ${clip.seconds.toFixed(1)} s of sound.`);
+  if (page.dataset.state === "playing") enter("done", `Finished: ${clip.seconds.toFixed(1)} s of audio.`);
   settle();
   showPosition();
 });
