@@ -75,16 +75,22 @@ class LoadSettings(BaseSettings):
 
     checkpoint_path: Folder = Field(
         None,
-        description="folder of a checkpoint, or its name on the Hugging Face hub; without it the voice in the package",
+        description="checkpoint: a directory, or a name on the Hugging Face hub; unset: the built-in voice",
     )
     device: Device = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
     placement: Placement = Field(
-        {}, description="stages that are elsewhere, such as codec=cuda:1; a wrong name is answered with the right ones"
+        {},
+        description="devices of individual stages, such as codec=cuda:1; an unknown stage is an error that "
+        "lists the valid names",
     )
-    precision: Precision = Field("auto", description="of the model; auto is bfloat16 on a GPU that has it")
-    codec_dtype: Precision = Field("auto", description="of the decoding half of the codec; auto is float16 on a GPU")
-    weights_dtype: WeightFormat = Field("full", description="of the model's large products; full is as precision says")
-    kv_dtype: KVFormat = Field("full", description="of the model's keys and values")
+    precision: Precision = Field(
+        "auto", description="number format of the model; auto: bfloat16 on a GPU that supports it"
+    )
+    codec_dtype: Precision = Field("auto", description="number format of the codec's decoder; auto: float16 on a GPU")
+    weights_dtype: WeightFormat = Field(
+        "full", description="number format of the weights in large matrix products; full: as `S1_MINI_PRECISION`"
+    )
+    kv_dtype: KVFormat = Field("full", description="number format of the KV cache; full: as `S1_MINI_PRECISION`")
 
     @field_validator("precision", "codec_dtype", mode="before")
     @classmethod
@@ -107,78 +113,98 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     # Compilation: inductor on a GPU (runtime/loader.py), numba on a CPU (runtime/ahead.py), eager elsewhere.
     compile: CompileSwitch = Field(
         "auto",
-        description="auto: torch.compile on Linux with a GPU, numba on a CPU in the background; true: before the start",
+        description="auto: torch.compile on Linux with a GPU, numba in the background on a CPU; true: compile"
+        " before the engine starts",
     )
-    compile_backend: CompileBackend = Field("auto", description="eager runs as written; off is an alias of eager")
+    compile_backend: CompileBackend = Field("auto", description="eager (alias off): no compilation")
     compile_cache_path: Folder = Field(
-        None, description="where compiled kernels are kept for the next start; the first engine of a process decides"
+        None,
+        description="folder that keeps compiled kernels for the next start; the first engine of a process "
+        "sets it for all",
     )
 
     # Batching: requests join and leave at every frame (core/scheduler.py).
-    enable_batching: bool = Field(True, description="false: one piece at a time")
+    enable_batching: bool = Field(True, description="false: one sentence piece at a time")
     max_batch_size: int | None = Field(
         None,
         ge=1,
         le=4096,
         validation_alias=_variables("MAX_BATCH_SIZE", "BATCH_SIZE"),
-        description="slots; without it 4 on a CPU, and on a GPU as many as there is memory for, up to 256",
+        description="number of slots; unset: 4 on a CPU, as many as fit in memory on a GPU, up to 256",
     )
     batch_timeout_ms: float = Field(
         0.0,
         ge=0,
         le=60_000,
         validation_alias=_variables("BATCH_TIMEOUT_MS", "BATCH_TIMEOUT"),
-        description="how long a piece is held back to begin together with others",
+        description="how long a piece waits for others to form a batch",
     )
-    batch_grouping: bool = Field(True, description="pieces that share a voice begin together")
-    max_queue_size: int = Field(256, ge=1, description="requests that may wait")
+    batch_grouping: bool = Field(True, description="start pieces with the same voice together")
+    max_queue_size: int = Field(256, ge=1, description="maximum number of requests in the queue")
 
     # Memory.
     kv_cache_gb: float | None = Field(
-        None, gt=0, description="without it what a GPU has free less what all else needs (s1-mini plan); 1 GB on a CPU"
+        None,
+        gt=0,
+        description="size of the KV cache; unset: the GPU's free memory minus all other needs (`s1-mini "
+        "plan`), 1 GB on a CPU",
     )
-    max_columns: int | None = Field(None, ge=64, description="text, reference and frames of one piece")
-    prefix_cache_mb: float = Field(256.0, ge=0, description="keys and values that voices used before have left")
+    max_columns: int | None = Field(
+        None, ge=64, description="maximum positions of a slot: text, reference and frames of one piece"
+    )
+    prefix_cache_mb: float = Field(
+        256.0, ge=0, description="size of the prefix cache: keys and values of recently used voices"
+    )
     kv_cache_size: int = Field(
-        100, ge=0, description="voices whose keys and values are kept so (prefixes), not a size in memory; 0: none"
+        100, ge=0, description="maximum number of voices in the prefix cache (a count, not a size); 0: none"
     )
-    reference_cache_size: int = Field(1000, ge=0, description="recordings whose encodings are kept in memory")
+    reference_cache_size: int = Field(
+        1000, ge=0, description="maximum number of recordings whose encodings are kept in memory"
+    )
     reference_cache_path: Folder = Field(
         None, description="folder of encoded recordings, kept for the next start and shared by processes"
     )
     reference_cache_disk_mb: float = Field(
-        1000.0, gt=0, description="size of that folder; the least recently used recordings are deleted first"
+        1000.0, gt=0, description="maximum size of that folder; the least recently used recordings are deleted first"
     )
 
     # Named voices in addition to the checkpoint's own (voices/registry.py).
-    voices_path: Folder = Field(None, description="where added voices are kept; else they live until stop")
-    warm_voices: str = Field("", description="names, with commas between, that are read in after the start; or all")
+    voices_path: Folder = Field(
+        None, description="folder that keeps added voices; unset: they are kept in memory until the engine stops"
+    )
+    warm_voices: str = Field("", description="voices to load after the start: comma-separated names, or all")
 
     # How text is read (text/form.py).
     normalize: Literal["auto", "off"] = Field(
-        "auto", description="auto: numbers and symbols are read as words, if the checkpoint reads words; off: as sent"
+        "auto",
+        description="auto: read numbers and symbols as words if the checkpoint declares a language; off: pass"
+        " the text unchanged",
     )
     on_unsupported: Literal["error", "skip"] = Field(
         "error",
         validation_alias=_variables("ON_UNSUPPORTED", "UNSPEAKABLE"),
-        description="characters that a voice cannot pronounce: reject the text, or speak the rest with a warning; "
+        description="characters that a voice cannot pronounce: reject the text, or skip them with a warning; "
         "OpenAI's routes and WebSocket sessions skip unless the request says otherwise",
     )
 
     # Limits on what a client may send.
-    max_text_length: int = Field(20_000, ge=1, description="characters of one request")
-    chunk_length: int = Field(200, ge=50, le=1000, description="UTF-8 bytes of one sentence piece")
-    max_reference_s: float = Field(60.0, gt=0, le=190.0, description="of a recording")
-    max_reference_bytes: int = Field(64 * 2**20, ge=1024, description="of a recording, as it comes")
-    max_waiting_references: int = Field(32, ge=1, description="recordings that wait to be encoded; more are refused")
-    request_timeout_s: float = Field(300.0, gt=0, description="from the request to its last audio, waiting included")
+    max_text_length: int = Field(20_000, ge=1, description="maximum characters of one request")
+    chunk_length: int = Field(200, ge=50, le=1000, description="maximum UTF-8 bytes of one sentence piece")
+    max_reference_s: float = Field(60.0, gt=0, le=190.0, description="maximum length of a recording")
+    max_reference_bytes: int = Field(64 * 2**20, ge=1024, description="maximum size of a recording's file")
+    max_waiting_references: int = Field(
+        32, ge=1, description="maximum recordings waiting to be encoded; more are refused"
+    )
+    request_timeout_s: float = Field(
+        300.0, gt=0, description="maximum time from a request to its last audio, including time in the queue"
+    )
 
     # Upkeep.
     stuck_after_s: float = Field(
-        120.0, gt=0, description="that the engine may be at one thing, such as a frame, before it counts as dead"
+        120.0, gt=0, description="how long one operation, such as a frame, may take before the engine counts as hung"
     )
     vram_clear_on_oom: bool = Field(True, description="release unused memory to the GPU when it runs out")
-    metrics_enabled: bool = Field(True, description="let a server show what the engine counts")
+    metrics_enabled: bool = Field(True, description="publish the engine's metrics")
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -68,15 +68,18 @@ class ClusterSettings(Settings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, arbitrary_types_allowed=True)
 
     replicas: Counts = Field(
-        {}, description="such as coarse=2,codec=1-4: a range scales by itself; without it 1 of each"
+        {}, description="replicas of each stage, such as coarse=2,codec=1-4; a range autoscales; unset: 1 each"
     )
-    gpus: Shares = Field({}, description="GPUs of each replica; without it 1 where S1_MINI_DEVICE is cuda, else 0")
-    cpus: Shares = Field({}, description="CPUs that Ray keeps for each replica; without it 0.2 for a stage's")
+    gpus: Shares = Field({}, description="GPUs of each replica; unset: 1 if S1_MINI_DEVICE is cuda, else 0")
+    cpus: Shares = Field({}, description="CPUs that Ray reserves for each replica; unset: 0.2 for a stage's")
     max_ongoing: Numbers = Field(
-        {}, description="utterances at one replica; without it the slots of the first stage, and many at the others"
+        {}, description="maximum utterances at one replica; unset: the slots of the first stage, 1,024 for others"
     )
-    max_open: int = Field(256, ge=1, le=100_000, description="utterances that one ingress has spoken at a time")
-    grows: bool = Field(False, description="the cluster adds machines by itself, so its present size is not a limit")
+    max_open: int = Field(256, ge=1, le=100_000, description="maximum utterances in progress at one ingress")
+    grows: bool = Field(
+        False,
+        description="the cluster adds machines by itself, so requirements are not checked against its present size",
+    )
 
     def check_names(self, title: str, stages: Sequence[str]) -> None:
         """Raise `ConfigurationError` for a stage that a family has not."""

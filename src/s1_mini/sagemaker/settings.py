@@ -16,15 +16,17 @@ class ContainerSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="S1_MINI_SERVER_SAGEMAKER_")
 
     # Sticky sessions.
-    max_sessions: int = Field(256, ge=1, description="that are open at once")
-    max_session_mb: float = Field(256.0, gt=0, description="recordings of all sessions together")
-    session_s: float = Field(1200.0, gt=0, le=86_400.0, description="from its beginning to its end")
+    max_sessions: int = Field(256, ge=1, description="maximum open sessions")
+    max_session_mb: float = Field(256.0, gt=0, description="maximum size of the recordings of all sessions together")
+    session_s: float = Field(1200.0, gt=0, le=86_400.0, description="lifetime of a session")
 
     # The multi-model container's models, next to the engine that is always loaded.
-    models_root: Path = Field(Path("/opt/ml/models"), description="models lie in it, and nowhere else")
-    models_memory_mb: float = Field(8192.0, gt=0, description="of all of them; see models.py for what one counts")
-    models_kv_mb: float = Field(512.0, gt=0, description="keys and values of each; instead of S1_MINI_KV_CACHE_GB")
+    models_root: Path = Field(Path("/opt/ml/models"), description="the only folder that models are loaded from")
+    models_memory_mb: float = Field(
+        8192.0, gt=0, description="maximum memory of all loaded models together (endpoint.md)"
+    )
+    models_kv_mb: float = Field(512.0, gt=0, description="KV cache of each model; replaces S1_MINI_KV_CACHE_GB")
 
     # The local endpoint's asynchronous invocations.
-    max_async: int = Field(64, ge=1, description="accepted and not yet answered")
-    max_async_bytes: int = Field(64 * 2**20, ge=1024, description="of one input")
+    max_async: int = Field(64, ge=1, description="maximum asynchronous requests in progress")
+    max_async_bytes: int = Field(64 * 2**20, ge=1024, description="maximum size of one asynchronous input")

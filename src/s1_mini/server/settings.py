@@ -22,62 +22,89 @@ class ServerSettings(Settings):
 
     model_config = SettingsConfigDict(env_prefix=SERVER)
 
-    host: str = Field("127.0.0.1", description="address to listen at; the container says 0.0.0.0, which is all")
-    port: int = Field(8080, ge=0, le=65_535, description="0 picks a free one")
+    host: str = Field("127.0.0.1", description="address to listen on; the container uses 0.0.0.0 (all addresses)")
+    port: int = Field(8080, ge=0, le=65_535, description="port to listen on; 0 picks a free one")
     replicas: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="engine processes behind the port; auto: one for each GPU, as the container has it"
+        1, description="engine processes behind the port; auto, the container's default: one for each GPU"
     )
-    api_key: SecretStr | None = Field(None, description="bearer key of all paths but pages and probes; none: open")
-    api_keys: SecretStr | None = Field(None, description="more keys, comma-separated; each is a client of its own")
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field((), description="pages that may call, comma-separated")
+    api_key: SecretStr | None = Field(
+        None, description="bearer key, required except on public paths (serving.md); unset: no authentication"
+    )
+    api_keys: SecretStr | None = Field(None, description="more keys, comma-separated; each is a separate client")
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="web origins that may call the API, comma-separated"
+    )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="names of this server, comma-separated; with none, and no key, on loopback: localhost",
+        description="accepted host names, comma-separated; unset, on loopback and without a key: localhost only",
     )
 
     # How much a client may send, and how slowly.
-    max_body_bytes: int = Field(16 * 2**20, ge=1024, description="of a request, declared or not")
+    max_body_bytes: int = Field(16 * 2**20, ge=1024, description="maximum size of a request body")
     max_bodies_bytes: int = Field(
-        256 * 2**20, ge=1024, description="of bodies and recordings, all clients together; more get 503"
+        256 * 2**20, ge=1024, description="bodies and recordings of all clients together; beyond this, requests get 503"
     )
     max_audio_bytes: int = Field(
-        2**30, ge=1024, description="of generated audio that is not sent yet, all clients together; more get 503"
+        2**30, ge=1024, description="unsent audio of all clients together; beyond this, requests get 503"
     )
-    head_timeout_s: float = Field(10.0, gt=0, description="from a connection, or a head's first bytes, to its last")
-    body_timeout_s: float = Field(20.0, gt=0, description="from the first to the last byte of a body")
-    send_timeout_s: float = Field(20.0, gt=0, description="without a byte taken of an answer that waits; then it ends")
-    max_batch_items: int = Field(32, ge=1, le=1024, description="texts of one batch")
-    max_websocket_s: float = Field(1800.0, gt=0, description="30 min is the platform's limit for one connection")
-    websocket_idle_s: float = Field(60.0, gt=0, description="without a message, while nothing is spoken")
+    head_timeout_s: float = Field(10.0, gt=0, description="maximum time to receive a complete request head")
+    body_timeout_s: float = Field(20.0, gt=0, description="maximum time to receive a body, from its first byte")
+    send_timeout_s: float = Field(20.0, gt=0, description="close a connection whose client reads nothing for this long")
+    max_batch_items: int = Field(32, ge=1, le=1024, description="maximum texts of one batch")
+    max_websocket_s: float = Field(
+        1800.0, gt=0, description="maximum duration of a session; SageMaker's limit is 30 minutes"
+    )
+    websocket_idle_s: float = Field(
+        60.0, gt=0, description="maximum time without a message while no audio is being generated"
+    )
 
     # How long an answer may take.
     request_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="to the whole answer, or to a stream's first audio; 55 in the container; "
-        "S1_MINI_REQUEST_TIMEOUT_S of the engine counts to the last audio of either",
+        description="maximum time to the complete response, or to a stream's first audio; 55 in the "
+        "container; the engine's S1_MINI_REQUEST_TIMEOUT_S covers the time to the last audio of "
+        "both",
     )
-    stream_timeout_s: float = Field(300.0, gt=0, description="to a stream's end, and for a whole answer to be taken")
-    drain_timeout_s: float = Field(25.0, gt=0, description="from SIGTERM to the exit; the platform kills after 30 s")
+    stream_timeout_s: float = Field(
+        300.0, gt=0, description="maximum duration of a stream, and of the client reading a complete response"
+    )
+    drain_timeout_s: float = Field(
+        25.0, gt=0, description="maximum time from SIGTERM to the exit; SageMaker kills the container after 30 s"
+    )
 
-    log_format: LogFormat = Field("auto", description="of log lines; auto: text on a terminal, else json")
+    log_format: LogFormat = Field("auto", description="format of log lines; auto: text on a terminal, otherwise json")
     cloudwatch_namespace: str = Field(
-        "", max_length=255, pattern=r"^[A-Za-z0-9._/#:-]*$", description="of metrics in log lines; none without it"
+        "",
+        max_length=255,
+        pattern=r"^[A-Za-z0-9._/#:-]*$",
+        description="CloudWatch namespace of metrics in log lines; unset: no such metrics",
     )
 
     # How many at once.
-    max_connections: int = Field(4096, ge=1, description="less where the system lets the process open fewer files")
-    max_websockets: int = Field(512, ge=1, description="WebSocket sessions; a new one replaces the longest idle one")
-    max_requests: int = Field(512, ge=1, description="texts being spoken; more get 503; see also the engine's queue")
+    max_connections: int = Field(4096, ge=1, description="maximum connections; fewer if the system limits open files")
+    max_websockets: int = Field(
+        512, ge=1, description="maximum WebSocket sessions; a new one replaces the longest idle one"
+    )
+    max_requests: int = Field(
+        512,
+        ge=1,
+        description="maximum texts in progress; beyond this, requests get 503; the engine's queue has its own limit",
+    )
     max_requests_per_client: int = Field(
-        0, ge=0, description="texts of one client being spoken; more get 429; 0: three quarters of what others leave"
+        0,
+        ge=0,
+        description="maximum texts in progress for one client; beyond this, 429; 0: three quarters of what "
+        "other clients leave",
     )
     fairness: Literal["client", "request"] = Field(
         "client",
-        description="client: one API key, else one address, cannot use up a limit; request: where all requests come "
-        "from one address, as behind SageMaker, one request cannot",
+        description="client: no single client (API key or address) can use up a limit; request: no single "
+        "request can, for setups such as SageMaker where all requests come from one address",
     )
-    threads: int = Field(32, ge=1, le=512, description="for what would block the event loop: encoding, decoding, files")
+    threads: int = Field(
+        32, ge=1, le=512, description="threads for work that would block the event loop: encoding, decoding, files"
+    )
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)

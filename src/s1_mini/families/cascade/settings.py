@@ -27,17 +27,17 @@ class CascadeSettings(BaseModel, frozen=True):
         None,
         ge=0,
         le=1,
-        description="cascade: the end is chosen where it is likelier than this; 0 never; None as the checkpoint says",
+        description="cascade: stop when the end token is likelier than this; 0: never; unset: the checkpoint's value",
     )
     fine_temperature: float | None = Field(
         None,
         ge=0,
         le=2,
-        description="cascade: temperature of the fine codes; 0 the likeliest; None as the checkpoint says",
+        description="cascade: temperature of the fine codes; 0: always the likeliest; unset: the checkpoint's value",
     )
     vllm_stages: Annotated[tuple[str, ...], BeforeValidator(_stages), NoDecode] = Field(
-        (), description="cascade: stages that vLLM makes: semantic, coarse or, with a comma between, both"
+        (), description="cascade: stages that run on vLLM: semantic, coarse, or both with a comma between"
     )
     vllm_python: Path | None = Field(
-        None, description="cascade: Python of the environment that has vLLM; None where this one has it"
+        None, description="cascade: Python of the environment with vLLM; unset: this environment"
     )

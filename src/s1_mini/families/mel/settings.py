@@ -15,9 +15,12 @@ Dropout = Literal["on", "off"]
 class MelSettings(BaseModel, frozen=True):
     """Options for opening a SpeechT5 checkpoint."""
 
-    prenet_dropout: Dropout = Field("on", description="of a mel model's prenet: on as it was trained, or off")
+    prenet_dropout: Dropout = Field("on", description="mel: dropout in the prenet; on, as in training")
     stop_threshold: float = Field(
-        0.5, gt=0, le=10, description="probabilities of the end, added up, from which a mel ends; above 2: never"
+        0.5,
+        gt=0,
+        le=10,
+        description="mel: stop when a step's stop probabilities add up to at least this; above 2: never",
     )
-    min_length_ratio: float = Field(0.0, ge=0, le=100, description="frames of a mel for each character, at the least")
-    max_length_ratio: float = Field(20.0, gt=0, le=100, description="frames of a mel for each character, at most")
+    min_length_ratio: float = Field(0.0, ge=0, le=100, description="mel: minimum frames per character")
+    max_length_ratio: float = Field(20.0, gt=0, le=100, description="mel: maximum frames per character")

@@ -17,6 +17,10 @@ Switch = Literal["off", "on"]
 class S1Settings(BaseModel, frozen=True):
     """Options for opening an S1 checkpoint."""
 
-    heads: Heads = Field("restricted", description="restricted keeps only the rows of the head that can be spoken")
-    repetition_mode: RepetitionMode = Field("upstream", description="as the original counts, or as it meant to: fixed")
-    batch_invariance: Switch = Field("off", description="S1: on a GPU, too, tokens do not depend on who else speaks")
+    heads: Heads = Field("restricted", description="S1: restricted: keep only the head's rows of tokens that can occur")
+    repetition_mode: RepetitionMode = Field(
+        "upstream", description="S1: upstream: count repetitions as the original code does; fixed: as it intended"
+    )
+    batch_invariance: Switch = Field(
+        "off", description="S1: a request's tokens do not depend on others in its batch, also on a GPU"
+    )
