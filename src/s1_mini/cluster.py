@@ -91,12 +91,12 @@ def check(config: EngineConfig, cluster: ClusterSettings, family: Family) -> Non
     cluster.check_names(family.title, family.stage_names)
     if config.placement:
         raise ConfigurationError(
-            f"placement: says where stages stand in one process (S1_MINI_PLACEMENT); on a cluster each has GPUs of its "
-            f"own ({ENV_PREFIX}GPUS)"
+            f"placement: is for the stages of one process (S1_MINI_PLACEMENT); on a cluster, {ENV_PREFIX}GPUS gives "
+            "each stage its own GPUs"
         )
     if ":" in config.device:
         raise ConfigurationError(
-            f"device={config.device!r} names one GPU; on a cluster Ray gives each replica its own: cuda"
+            f"device={config.device!r} names one GPU; on a cluster Ray assigns GPUs to replicas: use cuda"
         )
     shared = [n for n in family.stage_names if 0 < needs_of(n, config, cluster)["num_gpus"] < 1]
     if shared and config.kv_cache_gb is None:

@@ -422,5 +422,5 @@ def _matched(name: str, values: Any, count: int) -> list[Any]:
         return [None] * count
     listed = _listed(name, values)
     if len(listed) != count:
-        raise ParameterError(name, f"has {len(listed)} items for {count} texts; give one each, None for none")
+        raise ParameterError(name, f"has {len(listed)} items for {count} texts; give one for each text, None for none")
     return listed

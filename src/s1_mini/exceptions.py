@@ -101,7 +101,7 @@ class VoiceUnsupportedError(RequestError):
 
 
 class ParameterError(RequestError):
-    """A sampling or output parameter is out of its range."""
+    """A parameter is invalid or conflicts with another one."""
 
     code = "parameter_invalid"
 

@@ -95,10 +95,12 @@ class EngineMetrics:
         yield MetricFamily(
             "real_time_factor", "histogram", "Seconds of work per second of audio", self.real_time_factor
         )
-        yield MetricFamily("batch_rows", "histogram", "Rows that made a frame in one step", self.rows)
-        yield MetricFamily("frames_total", "counter", "Frames made", float(self.frames))
+        yield MetricFamily("batch_rows", "histogram", "Rows that generated a frame in one step", self.rows)
+        yield MetricFamily("frames_total", "counter", "Frames generated", float(self.frames))
         yield MetricFamily("audio_seconds_total", "counter", "Seconds of audio delivered", self.audio_s)
-        yield MetricFamily("underruns_total", "counter", "Listeners who had heard all before more came", self.underruns)
+        yield MetricFamily(
+            "underruns_total", "counter", "Streams that ran out of audio before more arrived", self.underruns
+        )
         yield MetricFamily("requests_total", "counter", "Requests by how they ended", dict(self.ends), label="end")
         for name, figures, description in (
             ("seconds", self.stage_seconds, "Seconds of work of each stage"),
@@ -106,4 +108,6 @@ class EngineMetrics:
             ("rows", self.stage_rows, "Rows of the steps of each stage"),
         ):
             yield MetricFamily(f"stage_{name}_total", "counter", description, dict(figures), label="stage")
-        yield MetricFamily("out_of_memory_total", "counter", "Times that memory ran out", float(self.out_of_memory))
+        yield MetricFamily(
+            "out_of_memory_total", "counter", "Number of times that memory ran out", float(self.out_of_memory)
+        )

@@ -167,7 +167,7 @@ class TTSRequest:
         """Build a request from keyword options. Raises `ParameterError`, and `TypeError` for an unknown option."""
         given: dict[str, Any] = {**options}
         if unknown := sorted(given.keys() - set(OPTIONS)):
-            raise TypeError(f"unknown option {unknown[0]!r}; there are {', '.join(OPTIONS)}")
+            raise TypeError(f"unknown option {unknown[0]!r}; available: {', '.join(OPTIONS)}")
         sampling = SamplingParams(**{name: given.pop(name) for name in SAMPLING_OPTIONS if name in given})
         references = references_of(given.pop("reference_audio", None), given.pop("reference_text", None))
         return cls(text, references, sampling=sampling, **given)

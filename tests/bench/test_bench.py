@@ -138,7 +138,7 @@ def test_requests_that_failed_among_others_are_counted_in_a_warning(
 
     failed = lengths.count(max(lengths))
     assert (done.code, done.facts["failed"]) == (0, failed)
-    assert done.errors == f"s1-mini: warning: {failed} of 12 requests failed and count in no other figure\n"
+    assert done.errors == f"s1-mini: warning: {failed} of 12 requests failed and are excluded from all other figures\n"
 
 
 def test_an_open_load_counts_from_the_plan_and_not_from_the_call(engine: ProductionTTSEngine) -> None:

@@ -218,8 +218,8 @@ def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
         (["--context", 0], "context: 0"),
         (["--columns", 9000], r"columns: 9000 is not a whole number in \[1, 8192\]"),
         (["--machine", "ml.g6.3xlarge"], "allowed are g4dn.xlarge"),
-        (["--machine", "ml.g6.12xlarge", "--gpu", "l4"], "has its own GPUs; leave --gpu out"),
-        (["--replicas", 2], "name it with --machine"),
+        (["--machine", "ml.g6.12xlarge", "--gpu", "l4"], "cannot be combined with --gpu"),
+        (["--replicas", 2], "requires --machine"),
         (
             ["--machine", "ml.g6.12xlarge", "--replicas", 8],
             "8: each has a GPU of its own, and ml.g6.12xlarge has 4 GPUs; say 4, or take ml.g6.48xlarge, which has 8",
@@ -230,7 +230,7 @@ def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
             ["--machine", "ml.g6.12xlarge", "--placement", "codec=cuda:1", "--replicas", 2],
             "each replica sees one GPU; leave one of both out",
         ),
-        (["--placement", "sound=cuda:1"], "unknown stage sound; there are language_model, codec"),
+        (["--placement", "sound=cuda:1"], "unknown stage sound; available: language_model, codec"),
         (["--placement", "codec=cpu"], "only GPUs are planned"),
     ],
 )

@@ -97,7 +97,7 @@ def test_stdin_is_read_as_utf_8_whatever_the_locale(
 
     assert (piped.code, named.code, broken.code) == (0, 0, 1)
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
-    assert "stdin does not give UTF-8" in broken.err
+    assert "stdin is not UTF-8" in broken.err
 
 
 def test_a_reference_file_of_any_rate_and_channels_is_taken(
@@ -175,13 +175,13 @@ BAD_CALLS = {
         ["say", "Hi.", "--reference", "{tmp}/none.wav"],
         " --reference: '{tmp}/none.wav': ",
     ),
-    "what is said in nothing": (["say", "Hi.", "--reference-text", "Ah."], " --reference-text: is the transcript of a"),
+    "what is said in nothing": (["say", "Hi.", "--reference-text", "Ah."], " --reference-text: is a transcript; give"),
     "two voices": (
         ["say", "Hi.", "--reference", "a.wav", "--voice", "me"],
         " --voice: cannot be combined with --reference",
     ),
-    "unknown voice": (["say", "Hi.", "--voice", "nobody"], " --voice: 'nobody' is not a voice here"),
-    "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], " --stream: goes down stdout; add `-o -`"),
+    "unknown voice": (["say", "Hi.", "--voice", "nobody"], " --voice: 'nobody' does not exist"),
+    "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], " --stream: writes to stdout: add `-o -`"),
     "mp3 stream": (["say", "Hi.", "-o", "-", "--stream", "--format", "mp3"], " --format: mp3 cannot be streamed"),
     "output is a folder": (["say", "Hi.", "-o", "{tmp}"], "it is a folder"),
     "no device": (["say", "Hi.", "--device", "tpu"], " --device='tpu': is not a device; allowed are auto"),
@@ -285,7 +285,7 @@ def test_sound_is_not_sent_to_a_terminal(verb: tuple[str, ...]) -> None:
     os.close(ours)
     os.close(theirs)
     assert result.returncode == 1
-    assert b"--output: - sends audio to stdout, which is this terminal; add `> FILE` or `| PROGRAM`" in result.stderr
+    assert b"--output: - writes audio to stdout, which is this terminal; add `> FILE` or `| PROGRAM`" in result.stderr
 
 
 def test_a_text_that_reaches_the_limit_is_reported(call: Call, tiny: Path, tmp_path: Path) -> None:

@@ -99,9 +99,9 @@ def test_nothing_is_written_where_no_file_is_named(
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
-        ("none", "play: this machine has no loudspeaker that can be used (Error querying device -1)"),
-        ("rate", "play: the loudspeaker cannot be used (Error opening OutputStream: Invalid sample rate"),
-        ("unplugged", "play: the loudspeaker cannot be used (Error writing to stream: Stream is stopped)"),
+        ("none", "play: no audio output device is available (Error querying device -1)"),
+        ("rate", "play: the audio output device failed (Error opening OutputStream: Invalid sample rate"),
+        ("unplugged", "play: the audio output device failed (Error writing to stream: Stream is stopped)"),
     ],
 )
 def test_a_failing_audio_device_is_reported_in_one_sentence(

@@ -48,7 +48,7 @@ def test_values_from_variables_are_shown_and_secrets_are_not(
 
 
 def test_unchanged_settings_are_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "--changed") == "no variable changes a setting: each has its default\n"
+    assert shown(capsys, "--changed") == "all settings have their default values\n"
 
 
 def test_an_invalid_value_is_reported_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

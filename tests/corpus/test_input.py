@@ -169,7 +169,7 @@ REFUSED = {
     "broken.parquet": (b"PAR1 and no more PAR1", "broken.parquet cannot be read: "),
     "same.jsonl": (
         b'{"id": "x", "text": "1"}\n{"id": "y", "text": "2"}\n{"id": "x", "text": "3"}\n',
-        "id 'x' is there twice, in line 1 of same.jsonl and line 3 of same.jsonl; make ids unique, or number the lines "
+        "id 'x' occurs twice, in line 1 of same.jsonl and line 3 of same.jsonl; make ids unique, or number the lines "
         'instead with --id-column ""',
     ),
 }

@@ -151,7 +151,7 @@ def test_a_complete_corpus_is_not_synthesized_again(
     assert local(texts, whole) == 0
 
     assert tree(whole) == before
-    assert "20 of 20 texts stand in" in capsys.readouterr().err
+    assert "20 of 20 texts are already in" in capsys.readouterr().err
 
 
 def test_a_deleted_shard_is_synthesized_again(whole: Path, texts: Path, tmp_path: Path, local: Local) -> None:
@@ -209,7 +209,7 @@ def test_bad_lines_are_reported_with_line_id_and_reason_and_the_others_are_synth
     expected += ["is not UTF-8", "text: is empty"]
     for (_, _, reason), part in zip(told, expected, strict=True):
         assert part in str(reason)
-    assert "11 lines could not be spoken" in capsys.readouterr().err
+    assert "11 lines failed" in capsys.readouterr().err
 
 
 def test_a_text_that_fails_is_retried_once_and_then_reported(
@@ -270,8 +270,8 @@ def test_a_corpus_of_only_bad_lines_fails(tmp_path: Path, capsys: pytest.Capture
     assert local(source, tmp_path / "out") == 1
 
     told = capsys.readouterr().err
-    assert "none of 1 lines could be spoken" in told
-    assert "errors.jsonl says why" in told
+    assert "all 1 lines failed" in told
+    assert "errors.jsonl" in told
     assert [reason for *_, reason in errors(tmp_path / "out")] == ["is not UTF-8: it has the byte 0xe9"]
 
 

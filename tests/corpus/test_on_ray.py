@@ -44,7 +44,12 @@ def test_there_is_one_actor_for_each_gpu_or_the_requested_number(
 @pytest.mark.parametrize(
     ("there", "device", "wanted", "sentence"),
     [
-        ({"CPU": 64, "GPU": 8}, "auto", 9, "9 actors need a GPU each, and Ray has 8; give it more, or ask for fewer"),
+        (
+            {"CPU": 64, "GPU": 8},
+            "auto",
+            9,
+            "9 actors need a GPU each, and Ray has 8; add GPUs or CPUs to Ray, or request fewer actors",
+        ),
         ({"CPU": 2}, "auto", 3, "3 actors need a CPU each, and Ray has 2"),
         ({"CPU": 2}, "cuda", 1, "1 actors need a GPU each, and Ray has 0"),
     ],
@@ -145,11 +150,13 @@ def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Jo
     other = {**job.header, "checkpoint": "0" * 64}
     header.write_bytes(header_bytes(other))
     told = Actor(Job(job.config, job.output, "files", "wav", other)).start()
-    assert str(told).startswith("checkpoint: other files are here; put the same on all machines (process ")
+    assert str(told).startswith(
+        "checkpoint: the files differ on this machine; use identical files on all machines (process "
+    )
 
     header.unlink()
     told = Actor(job).start()
-    assert "is not the same here; name s3://bucket/prefix, or a shared folder (process " in str(told)
+    assert "is a different place on this machine; name s3://bucket/prefix, or a shared folder (process " in str(told)
 
 
 def test_missing_ray_is_reported_with_the_install_command(
@@ -163,7 +170,7 @@ def test_missing_ray_is_reported_with_the_install_command(
     assert not (tmp_path / "out").exists()
 
     assert speak(monkeypatch, texts, tmp_path / "out", "--actors", 2, "--local") == 1
-    assert "--actors: are Ray's, and --local does without; give one of them" in capsys.readouterr().err
+    assert "--actors: requires Ray and cannot be combined with --local" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +225,7 @@ def test_an_error_of_every_actor_ends_the_run_with_its_message(
 
     process = begin(texts, tmp_path / "out", *words, "--voice", "nobody", log=log, PYTHONPATH=with_ray)
     assert process.wait(300) == 1
-    assert "s1-mini: no actor is left: voice: 'nobody' is not a voice here" in log.read_text()
+    assert "s1-mini: no actor is left: voice: 'nobody' does not exist" in log.read_text()
 
     process = begin(texts, tmp_path / "other", *words, "--actors", 4000, log=log, PYTHONPATH=with_ray)
     assert process.wait(300) == 1

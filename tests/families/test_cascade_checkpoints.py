@@ -136,7 +136,7 @@ def test_a_voice_is_written_as_the_same_bytes_each_time() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ("fine_acoustics.", r"no weights of fine_acoustics\.\*"),
+        ("fine_acoustics.", r"the weights fine_acoustics\.\* are missing"),
         (
             {"fine_acoustics.layernorm_final.weight": torch.zeros(32)},
             r"fine_acoustics\.\*.*layernorm_final\.weight \(32,\), config says \(64,\)",
@@ -166,7 +166,7 @@ def test_a_tensor_of_the_wrong_shape_is_reported_by_name(
     [
         ("fine.pt", r"has coarse\.pt, text\.pt, but not fine\.pt \(fine\)"),
         ("text.pt", r"has coarse\.pt, fine\.pt, but not text\.pt \(semantic\)"),
-        ("codec.safetensors", r"lacks codec\.safetensors \(codec\)"),
+        ("codec.safetensors", r"but not codec\.safetensors \(codec\)"),
         ("*.pt", "holds no models: expected model.safetensors"),
         ("fine.pt fine_2.pt", r"has coarse\.pt, fine_2\.pt, text\.pt, but not fine\.pt \(fine\)"),
     ],
@@ -299,7 +299,7 @@ def test_a_published_voice_file_is_read(tmp_path: Path) -> None:
         ({"semantic_prompt": np.zeros(200)}, "semantic_prompt is float64"),
         ({"coarse_prompt": np.zeros((2, 300), int)}, "does not go on from its coarse_prompt"),
         ({"fine_prompt": np.zeros((8, 301), int)}, "does not go on from its coarse_prompt"),
-        ({"semantic_prompt": np.array([None])}, "it holds object, not numbers"),
+        ({"semantic_prompt": np.array([None])}, "it contains object, not numbers"),
     ],
 )
 def test_a_voice_whose_parts_disagree_is_refused(tmp_path: Path, changed: dict[str, np.ndarray], told: str) -> None:

@@ -140,7 +140,7 @@ def test_recordings_are_refused_and_voice_files_are_spoken_with(
     np.savez(tmp_path / "one.npz", **voice)
     asked = {"seed": 1, "max_new_tokens": 4}
 
-    with pytest.raises(VoiceUnsupportedError, match=r"cannot make a voice of a recording"):
+    with pytest.raises(VoiceUnsupportedError, match=r"cannot create a voice from a recording"):
         engine.generate("Hello.", reference_audio=tone, reference_text="Aah.", **asked)
     engine.add_voice("mine", tmp_path / "one.npz", "")
 

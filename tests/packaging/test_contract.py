@@ -52,7 +52,7 @@ def test_a_changed_artifact_is_refused_and_not_started(
     ("options", "told"),
     [
         ([], "--output"),
-        (["-o", "a.tar.gz", "--artifact", "b.tar.gz"], "give one"),
+        (["-o", "a.tar.gz", "--artifact", "b.tar.gz"], "use only one"),
         (["--artifact", "b.tar.gz"], "s3://bucket/prefix"),
         (["-o", "a.tar.gz", "--upload", "bucket/prefix"], "is not s3://bucket/prefix"),
         (["-o", "a.tar.gz", "--voices", "nowhere"], "nowhere is not a folder"),

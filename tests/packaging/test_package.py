@@ -153,7 +153,7 @@ def test_voices_are_packaged_and_duplicate_names_are_refused(published: Path, tm
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "packaged", device="cpu")) as engine:
         assert engine.generate("Hi.", voice="anna", max_new_tokens=4).success
-    with pytest.raises(VoiceError, match="'anna' is there twice"):
+    with pytest.raises(VoiceError, match="'anna' occurs twice"):
         lay_out(tmp_path / "packaged", voices=tmp_path / "mine")
     (tmp_path / "mine" / "anna.safetensors").rename(tmp_path / "mine" / "Anna B.safetensors")
     with pytest.raises(VoiceError, match="voices: 'Anna B' is not a name; use up to 64 of a-z"):
@@ -163,7 +163,7 @@ def test_voices_are_packaged_and_duplicate_names_are_refused(published: Path, tm
 def test_a_voice_of_another_codec_is_refused(published: Path, tmp_path: Path) -> None:
     write_voice(tmp_path, "anna", Voice({"codes": torch.full((BOOKS, 4), 4000)}, "Hello."))
 
-    with pytest.raises(CheckpointFileError, match=r"anna.*encoded by another; get or make this file again"):
+    with pytest.raises(CheckpointFileError, match=r"anna.*encoded by another; recreate this file"):
         lay_out(published, voices=tmp_path)
 
 
@@ -260,7 +260,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda model: (model / "voices").symlink_to("/etc", target_is_directory=True), "'voices' is a link"),
     (add_device, "'extra' is a pipe"),
     (lambda model: (model / "manifest.json").unlink(), r"no manifest\.json"),
-    (lambda model: (model / "manifest.json").write_text("{}"), "not a manifest of s1-mini package"),
+    (lambda model: (model / "manifest.json").write_text("{}"), "not a manifest written by `s1-mini package`"),
 ]
 
 
@@ -335,15 +335,15 @@ EVIL: list[tuple[tuple[tarfile.TarInfo, bytes], str]] = [
     (member("/etc/passwd", content=b"x"), "'/etc/passwd' is an absolute path"),
     (member("C:/evil", content=b"x"), "'C:/evil' is an absolute path"),
     (member("voices/../../evil", content=b"x"), "leads out of its folder"),
-    (member("a\\..\\evil", content=b"x"), "letters that no path here may have"),
+    (member("a\\..\\evil", content=b"x"), "characters that are not allowed in a path"),
     (member("config.json:evil", content=b"x"), "cannot be a path on Windows"),
     (member("voices/con.safetensors", content=b"x"), "give 'con.safetensors' another name"),
     (member("code/nul .py", content=b"x"), "cannot be a path on Windows"),
     (member("voices./anna", content=b"x"), "cannot be a path on Windows"),
     (member("what?", content=b"x"), "cannot be a path on Windows"),
-    (member("config.json", content=b"x"), "'config.json' is there twice"),
+    (member("config.json", content=b"x"), "'config.json' occurs twice"),
     (member("CONFIG.JSON", content=b"x"), "differ only in case"),
-    (member("config.json/evil", content=b"x"), "'config.json' is a file, and the folder of"),
+    (member("config.json/evil", content=b"x"), "'config.json' is both a file and the folder of"),
     (member("folder", tarfile.DIRTYPE), "'folder' is a folder"),
     (member("more.txt", content=b"x"), "'more.txt' is not listed"),
 ]

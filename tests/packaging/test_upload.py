@@ -119,7 +119,7 @@ def test_existing_objects_are_neither_sent_again_nor_overwritten(s3: Any, large:
     again = Recorder(s3)
     Uploader(again, part_bytes=PART).send(large, PLACE)
     large.write_bytes(b"another")
-    with pytest.raises(UploadError, match="there already, with other content, and is never written over"):
+    with pytest.raises(UploadError, match="already exists with different content and is not overwritten"):
         Uploader(s3, part_bytes=PART).send(large, PLACE)
 
     assert {name for name, _ in again.asked} == {"head_object"}

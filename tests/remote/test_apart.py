@@ -212,7 +212,9 @@ def test_a_recording_becomes_a_voice_in_a_process_without_stages(
 def test_a_replica_that_resumes_with_different_output_fails_the_request(opened: tuple[Apart, Fault]) -> None:
     parts, fault = opened
     fault.set("coarse", go_on_otherwise)
-    with pytest.raises(GenerationError, match="replica of the stage coarse was lost, and another one does not go"):
+    with pytest.raises(
+        GenerationError, match="replica of the stage coarse was lost, and its replacement generated different output"
+    ):
         parts.engine.generate("Hello there.", **ASKED)
 
 

@@ -36,7 +36,7 @@ def test_variables_and_arguments_set_replicas_and_shares_of_each_stage(monkeypat
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"replicas": "coarse"}, "'coarse' is not stage=number, or names a stage twice"),
+        ({"replicas": "coarse"}, "'coarse' must be stage=number, with each stage once"),
         (
             {"replicas": "semantic=2,coarse=0"},
             "REPLICAS='semantic=2,coarse=0': '0' is neither a number of replicas from 1 nor a range such as 1-4",
@@ -56,10 +56,10 @@ def test_a_value_that_is_not_a_number_is_refused_by_name(given: dict[str, str], 
     [
         (
             {"replicas": "vocoder=2"},
-            "S1_MINI_CLUSTER_REPLICAS: Bark has no stage vocoder; there are semantic, coarse, fine, codec and ingress",
+            "S1_MINI_CLUSTER_REPLICAS: Bark has no stage vocoder; available: semantic, coarse, fine, codec and ingress",
         ),
-        ({"placement": {"codec": "cpu"}}, r"placement: .* one process .*; on a cluster .*S1_MINI_CLUSTER_GPUS"),
-        ({"device": "cuda:1"}, "device='cuda:1' names one GPU; on a cluster Ray gives each replica its own: cuda"),
+        ({"placement": {"codec": "cpu"}}, r"placement: .* one process .*; on a cluster, S1_MINI_CLUSTER_GPUS"),
+        ({"device": "cuda:1"}, "device='cuda:1' names one GPU; on a cluster Ray assigns GPUs to replicas: use cuda"),
         ({"gpus": "fine=0.5,codec=0.5"}, "fine, codec share a GPU, and .* keys and values .S1_MINI_KV_CACHE_GB"),
         ({"replicas": "ingress=2"}, "several of ingress need a folder of voices that all share .S1_MINI_VOICES_PATH"),
     ],

@@ -281,7 +281,7 @@ def test_failed_compilation_falls_back_to_torch_with_a_warning(
         wait_until(lambda: "numba fails" in speaker.kernels.reason)
 
     assert speaker.kernels == Choice("torch", "numba fails: OSError: no room")
-    assert [record.message for record in caplog.records] == ["numba fails, torch computes: OSError: no room"]
+    assert [record.message for record in caplog.records] == ["numba failed, torch runs instead: OSError: no room"]
 
 
 def test_without_a_writable_cache_torch_is_used_and_no_process_is_started(
@@ -304,7 +304,7 @@ def test_unusable_compiled_code_is_reported_and_ignored(caplog: pytest.LogCaptur
     _, speaker = compiler(Compilable("steps", "s1_mini.kernels.compiled.layers", [], use), compile="true")
 
     assert speaker.kernels == Choice("torch", "numba fails: not the same")
-    assert [record.message for record in caplog.records] == ["numba fails, torch computes: not the same"]
+    assert [record.message for record in caplog.records] == ["numba failed, torch runs instead: not the same"]
 
 
 def test_partial_compilation_is_reported() -> None:

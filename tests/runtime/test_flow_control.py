@@ -84,7 +84,7 @@ def test_a_long_text_alone_takes_all_slots(speaker: LoadedCheckpoint) -> None:
 
 
 def test_a_later_piece_that_leaves_no_room_is_refused_at_submission(synthesizer: Synthesizer) -> None:
-    with pytest.raises(CapacityError, match="a slot holds 512"):
+    with pytest.raises(CapacityError, match="a slot has 512"):
         ask(synthesizer, *PIECES, "Much too long. " * 60, voices=[VOICE])
 
     assert synthesizer.core.line.is_empty

@@ -92,7 +92,10 @@ MODEL_FAULTS = {
     "short head": (lambda t: t | {"output.weight": torch.ones(7, 32)}, r"output.weight \(7, 32\) has not 336 rows"),
     "a head of no shape": (lambda t: t | {"output.weight": torch.tensor(1.0)}, r"output.weight \(\) has not 336 rows"),
     "whole numbers": (lambda t: t | {"norm.weight": torch.ones(32, dtype=torch.int64)}, "norm.weight is not floating"),
-    "the same twice": (lambda t: t | {"model.norm.weight": torch.ones(32)}, "two tensors of the file mean norm.weight"),
+    "the same twice": (
+        lambda t: t | {"model.norm.weight": torch.ones(32)},
+        "two tensors of the file map to norm.weight",
+    ),
     "legacy beside joined": (
         lambda t: t | {f"layers.0.attention.w{p}.weight": torch.ones(8, 32) for p in "qkv"},
         "there joined and as",

@@ -164,7 +164,7 @@ def test_a_cancelled_encoding_ends_while_another_is_in_progress(
 
 
 def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesizer) -> None:
-    with pytest.raises(CapacityError, match="a slot holds 512"):
+    with pytest.raises(CapacityError, match="a slot has 512"):
         ask(synthesizer, voices=(random_voice(600),))
 
 

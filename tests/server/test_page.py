@@ -287,7 +287,7 @@ def test_a_voice_is_added_used_and_deleted(visit: Open, voiced: ProductionTTSEng
         said = voiced.generate(STORY, seed=1, return_bytes=True, audio_format="flac")
         upload(page, said.audio_bytes, "a.flac")
         expect(page.locator("#record-note")).to_have_text(f"{said.audio_seconds:.1f} s.")
-        page.get_by_label("What is said").fill(STORY)
+        page.get_by_label("Transcript").fill(STORY)
     else:
         page.get_by_role("button", name="Use the microphone").click()
         expect(page.locator("#record-clock")).to_have_text("2 s")
@@ -318,7 +318,7 @@ def test_a_short_recording_can_be_a_voice_and_a_deleted_voice_refreshes_the_list
     """The README's own sample has 2.7 s; Add may be pressed while it is still being read. Added voices come last."""
     page = adding(visit())
     page.get_by_role("textbox", name="Name").fill("aaron")
-    page.get_by_label("What is said").fill("The wind was strong.")
+    page.get_by_label("Transcript").fill("The wind was strong.")
     page.locator("#add-file").set_input_files(ROOT / "docs" / "voice" / "reference.wav")
     page.get_by_role("button", name="Add voice").click()
     expect(page.get_by_role("radio", name="aaron")).to_be_checked()
@@ -328,8 +328,8 @@ def test_a_short_recording_can_be_a_voice_and_a_deleted_voice_refreshes_the_list
     with shown.client() as client:
         assert client.delete("/v1/voices/aaron").status_code == 204
     speak(page, "Hello.", voice="aaron")
-    expect(page.get_by_role("alert")).to_contain_text("'aaron' is not a voice here")
-    expect(page.get_by_role("alert")).to_contain_text("list of voices is now up to date; choose another")
+    expect(page.get_by_role("alert")).to_contain_text("'aaron' does not exist")
+    expect(page.get_by_role("alert")).to_contain_text("list of voices has been refreshed; choose another")
     expect(page.get_by_role("radio", name="aaron")).to_have_count(0)
 
 
@@ -361,7 +361,7 @@ def test_an_existing_voice_can_be_replaced_where_the_error_allows_it(visit: Open
         page.get_by_role("textbox", name="Name").fill("hum")
         upload(page, wav_of(5.0))
         expect(page.locator("#add-audio")).to_be_visible()
-        page.get_by_label("What is said").fill("Hm.")
+        page.get_by_label("Transcript").fill("Hm.")
         page.get_by_role("button", name="Add voice").click()
         if page.get_by_role("radio", name="hum").count() == 0:
             expect(page.get_by_role("radio", name="hum")).to_be_checked()
@@ -401,9 +401,9 @@ def test_missing_parts_of_a_new_voice_are_reported(visit: Open) -> None:
     expect(page.get_by_role("textbox", name="Name")).to_be_focused()
     page.get_by_role("textbox", name="Name").fill("one")
     send.click()
-    expect(alert).to_have_text("Choose a recording or make one.")
+    expect(alert).to_have_text("Choose or record one.")
     upload(page, b"no audio")
-    page.get_by_label("What is said").fill("Nothing.")
+    page.get_by_label("Transcript").fill("Nothing.")
     send.click()
     expect(alert).not_to_be_empty()
     page.keyboard.press("Escape")
@@ -415,7 +415,7 @@ def test_missing_parts_of_a_new_voice_are_reported(visit: Open) -> None:
 def test_the_api_key_is_requested_and_stored_in_the_tab_only(visit: Open, voiced: ProductionTTSEngine) -> None:
     with serving(voiced, api_key="open sesame") as door:
         page = visit(door.url)
-        expect(page.get_by_role("alert")).to_have_text("This server asks for an API key.")
+        expect(page.get_by_role("alert")).to_have_text("This server requires an API key.")
         expect(page.get_by_label("API key")).to_be_focused()
         page.get_by_label("API key").fill("wrong")
         page.keyboard.press("Enter")
@@ -522,7 +522,7 @@ def test_while_recording_the_whole_script_and_the_stop_button_are_in_sight(
             expect(page.get_by_role("button", name=button)).to_be_in_viewport(ratio=1)
     page.get_by_role("button", name="Use the microphone").click()
 
-    script = page.get_by_label("What is said")
+    script = page.get_by_label("Transcript")
     expect(script).to_have_value(re.compile(r"fresh bread\.$"))
     expect(script).to_be_in_viewport(ratio=1)
     expect(page.get_by_role("button", name="Stop recording")).to_be_in_viewport(ratio=1)
@@ -602,7 +602,7 @@ def test_the_page_names_the_model_and_offers_its_options(visit: Open, shown: Doo
         expect(page.get_by_label("Temperature")).to_be_hidden()
         page.get_by_role("button", name="Add a voice").click()
         expect(page.get_by_role("button", name="microphone")).to_be_hidden()
-        expect(page.get_by_label("What is said")).to_be_hidden()
+        expect(page.get_by_label("Transcript")).to_be_hidden()
         page.get_by_role("textbox", name="Name").fill("mine")
         page.get_by_label("Voice file").set_input_files(
             {"name": "mine.npy", "mimeType": "application/octet-stream", "buffer": file.getvalue()}

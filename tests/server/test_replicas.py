@@ -315,7 +315,7 @@ def test_a_stalled_client_is_disconnected_and_a_slow_one_is_not(door: Replicas, 
 
     assert left == 1
     assert last.endswith(b"0\r\n\r\n")
-    assert door.told(message="connection ended: it took nothing")
+    assert door.told(message="connection closed: the client stopped reading")
 
 
 def send_many(door: Replicas, count: int, stack: ExitStack, clients: int = 1) -> None:
@@ -455,7 +455,7 @@ def test_the_proxy_is_restarted_and_clients_wait_meanwhile(door: Replicas, http:
         child for child in psutil.Process(door.process.pid).children() if "haproxy" in " ".join(child.cmdline())
     )
     proxy.kill()
-    wait_until(lambda: bool(door.told(message="the proxy ended; it is started again")))
+    wait_until(lambda: bool(door.told(message="the proxy exited; restarting it")))
 
     def speaks() -> bool:
         with door.client() as client:

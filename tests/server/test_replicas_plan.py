@@ -49,9 +49,15 @@ def test_there_is_one_replica_for_each_gpu_or_the_requested_number(
 @pytest.mark.parametrize(
     ("wanted", "device", "machine", "checkpoint", "sentence"),
     [
-        (5, "auto", GPUS, 4e7, "replicas=5: each has a GPU of its own, and 4 GPUs are here; auto takes all of them"),
-        (2, "auto", LocalMachine(1, 8, 9e9), 4e7, "replicas=2: each has a GPU of its own, and 1 GPU is here;"),
-        (2, "cuda:1", GPUS, 4e7, "replicas=2: device=cuda:1 is one device; say auto, cuda or cpu"),
+        (
+            5,
+            "auto",
+            GPUS,
+            4e7,
+            "replicas=5: each replica needs its own GPU, but 4 GPUs are here; auto uses all of them",
+        ),
+        (2, "auto", LocalMachine(1, 8, 9e9), 4e7, "replicas=2: each replica needs its own GPU, but 1 GPU is here;"),
+        (2, "cuda:1", GPUS, 4e7, "replicas=2: device=cuda:1 is one device; use auto, cuda or cpu"),
         (2, "auto", CORES, 2e9, "replicas=2: each takes about 4.5 GB of memory, and 4.0 GB are free: enough for 0"),
         (
             2,
@@ -173,5 +179,5 @@ def test_stages_on_devices_of_their_own_and_several_replicas_exclude_each_other(
     apart = EngineConfig(device="cuda", placement="codec=cuda:1")
 
     assert count_replicas("auto", apart, LocalMachine(4, 8, 1e12), 0) == 1
-    with pytest.raises(ConfigurationError, match="replicas=2: S1_MINI_PLACEMENT gives stages to devices"):
+    with pytest.raises(ConfigurationError, match="replicas=2: cannot be combined with S1_MINI_PLACEMENT"):
         count_replicas(2, apart, LocalMachine(4, 8, 1e12), 0)

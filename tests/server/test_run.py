@@ -230,7 +230,7 @@ def test_a_hanging_engine_fails_all_requests_and_exits_with_1(tiny: Path) -> Non
     ("host", "max_body_bytes", "sentence"),
     [
         ("127.0.0.1", "5000", "port PORT is taken; choose another with `--port`"),
-        ("nonsense.invalid", "5000", "host 'nonsense.invalid' is not known here; choose another with `--host`"),
+        ("nonsense.invalid", "5000", "host 'nonsense.invalid' cannot be resolved; choose another with `--host`"),
         ("192.0.2.1", "5000", "host '192.0.2.1' is not an address of this machine; choose another with `--host`"),
         ("localhost", "5000", "checkpoint nowhere is not a directory."),
         ("localhost", "much", "S1_MINI_SERVER_MAX_BODY_BYTES='much': "),

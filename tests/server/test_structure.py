@@ -29,12 +29,12 @@ def test_large_texts_with_any_content_pass(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"[" + b"1," * MAX_MARKS + b"1]", f"more than {MAX_MARKS} marks of JSON"),
-        (b"[" * (MAX_MARKS + 1), f"more than {MAX_MARKS} marks of JSON"),
-        (b"{" + b'"k":1,' * MAX_MARKS + b"}", f"more than {MAX_MARKS} marks of JSON"),
-        (b'""' * (MAX_MARKS + 1), f"more than {MAX_MARKS} marks of JSON"),
-        (b'{"seed":' + b"1" * (MAX_GAP + 1) + b"}", "without a mark of JSON"),
-        (b" " * (MAX_GAP + 1) + b"{}", "without a mark of JSON"),
+        (b"[" + b"1," * MAX_MARKS + b"1]", f"more than {MAX_MARKS} JSON tokens"),
+        (b"[" * (MAX_MARKS + 1), f"more than {MAX_MARKS} JSON tokens"),
+        (b"{" + b'"k":1,' * MAX_MARKS + b"}", f"more than {MAX_MARKS} JSON tokens"),
+        (b'""' * (MAX_MARKS + 1), f"more than {MAX_MARKS} JSON tokens"),
+        (b'{"seed":' + b"1" * (MAX_GAP + 1) + b"}", "without a JSON token"),
+        (b" " * (MAX_GAP + 1) + b"{}", "without a JSON token"),
         (b'{"text":"' + b"\\n" * (MAX_ESCAPES + 1) + b'"}', "backslashes"),
     ],
     ids=["list", "depth", "keys", "strings", "number", "spaces", "escapes"],
@@ -45,6 +45,6 @@ def test_json_that_is_slow_to_parse_is_refused(data: bytes, reason: str) -> None
 
 
 def test_structural_characters_count_outside_of_strings_only() -> None:
-    with pytest.raises(BodyError, match="more than 4 marks"):
+    with pytest.raises(BodyError, match="more than 4 JSON tokens"):
         check_structure(b'["a\\"[[[[", "]", 1, 2]', 4)
     check_structure(b'["a\\"[[[[", "]"]', 4)

@@ -105,12 +105,12 @@ def test_a_text_in_another_language_gets_a_warning_that_names_it() -> None:
 
 @pytest.mark.parametrize("text", ["~~~", "---\n***", "<b></b>"])
 def test_markup_alone_is_an_empty_text(text: str) -> None:
-    with pytest.raises(TextError, match="has nothing to say"):
+    with pytest.raises(TextError, match="has nothing that can be spoken"):
         WORDS.script(text, 100)
 
 
 def test_the_length_limit_applies_to_the_normalized_text() -> None:
-    with pytest.raises(TextError, match="its 40 characters are 159 when they are spoken; at most 100 are allowed"):
+    with pytest.raises(TextError, match="its 40 characters expand to 159 in words; at most 100 are allowed"):
         WORDS.script("1" * 40, 100)
 
 

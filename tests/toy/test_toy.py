@@ -168,7 +168,7 @@ def test_families_without_cloning_refuse_recordings_and_accept_voice_files(
     )
     with (
         ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine,
-        pytest.raises(VoiceUnsupportedError, match="cannot make a voice of a recording; name one of its voices"),
+        pytest.raises(VoiceUnsupportedError, match="cannot create a voice from a recording; name one of its voices"),
     ):
         engine.generate("Hello.", reference_audio=np.ones(2 * SAMPLE_RATE, np.float32) / 2)
 

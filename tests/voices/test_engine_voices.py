@@ -104,7 +104,7 @@ def test_an_unknown_voice_is_reported_with_twenty_available_ones(tiny: Path, fol
             lambda: engine.unpin_voice("nobody"),
         ]
         for ask in asks:
-            with pytest.raises(VoiceNotFoundError, match=r"there are: v00, .*, v19 and 3 more$") as caught:
+            with pytest.raises(VoiceNotFoundError, match=r"available: v00, .*, v19 and 3 more$") as caught:
                 ask()
             assert caught.value.code == "voice_not_found"
 
@@ -193,7 +193,7 @@ def test_deleting_a_voice_does_not_affect_requests_that_use_it(tiny: Path, folde
 
         assert np.array_equal(np.concatenate(heard), whole)
         assert list(folder.iterdir()) == []
-        with pytest.raises(VoiceNotFoundError, match="there are: none"):
+        with pytest.raises(VoiceNotFoundError, match="available: none"):
             engine.generate("Hello.", voice="mia")
 
 
@@ -276,7 +276,7 @@ def test_voices_are_warmed_after_the_start(
 
     assert np.array_equal(warm, cold)
     assert (told["count"], told["added"], list(told["failed"])) == (2, 0, ["nobody"])
-    assert "'nobody' is not a voice here" in caplog.text
+    assert "'nobody' does not exist" in caplog.text
 
 
 def test_all_voices_are_warmed_as_far_as_the_cache_goes(voiced: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_default_voice_is_used_without_a_name_and_an_unknown_name_lists_the_
             engine.generate("Hello.", seed=1, max_new_tokens=6, voice=name).audio for name in (None, "anna", "bert")
         )
         for unknown in ("clara", "../anna", "", "ANNA"):
-            with pytest.raises(VoiceError, match="there are: anna, bert"):
+            with pytest.raises(VoiceError, match="available: anna, bert"):
                 engine.generate("Hello.", voice=unknown)
 
     assert np.array_equal(default, anna)
@@ -73,7 +73,7 @@ def test_a_damaged_voice_is_named_with_advice_and_affects_no_other(
     damage: bytes, voiced: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (voiced / FOLDER / "bert.safetensors").write_bytes(damage)
-    told = r"'bert' cannot be used: voices.bert\.safetensors is not a voice file: .*; get this file"
+    told = r"'bert' cannot be used: voices.bert\.safetensors is not a voice file: .*; download the checkpoint's file"
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
         assert engine.voice_names() == ["anna", "bert"]
@@ -85,7 +85,7 @@ def test_a_damaged_voice_is_named_with_advice_and_affects_no_other(
             engine.describe_voice("bert")
         assert list(engine.health_check()["voices"]["failed"]) == ["bert"]
 
-    warned = [record.message for record in caplog.records if "left out" in record.message]
+    warned = [record.message for record in caplog.records if "skipping" in record.message]
     assert len(warned) == 1
     assert "'bert' cannot be used" in warned[0]
 
@@ -97,7 +97,7 @@ def test_a_request_without_a_voice_reports_a_damaged_default_with_advice(tells_d
         write_voice(voiced / FOLDER, "anna", Voice({"codes": codes}, "Ah."), is_default=True)
     else:
         (voiced / FOLDER / "anna.safetensors").write_bytes(b"no voice")
-    told = r"^voice: none is named, and the default .*'anna' cannot be used: voices.anna\.safetensors .*; get this"
+    told = r"^voice: no voice was named, and the default .*'anna' cannot be used: voices.anna.*; download the"
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
         with pytest.raises(VoiceFileError, match=told):

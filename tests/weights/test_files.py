@@ -224,7 +224,7 @@ def test_a_record_of_another_length_than_its_tensor_is_refused(saved: Path, leng
     def change(name: str, content: bytes) -> bytes:
         return (content * 2)[:length] if name.endswith("data/0") else content
 
-    with pytest.raises(CheckpointFileError, match=r"is damaged: a tensor has [\d,]+ bytes, and no record has"):
+    with pytest.raises(CheckpointFileError, match=r"is damaged: a tensor needs [\d,]+ bytes, but no record has"):
         read_tensors(pack_again(saved, change=change))
 
 
@@ -233,7 +233,7 @@ def test_a_duplicate_record_is_refused(saved: Path) -> None:
     with zipfile.ZipFile(again, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("model/data/0", bytes(20_000))
 
-    with pytest.raises(CheckpointFileError, match="is damaged: it holds 'model/data/0' twice"):
+    with pytest.raises(CheckpointFileError, match="is damaged: it has 'model/data/0' twice"):
         read_tensors(again)
 
 
@@ -247,7 +247,7 @@ def test_numbers_that_would_be_read_from_another_place_are_refused(saved: Path, 
     struct.pack_into("<H", content, at, length ^ bytes_off)
     saved.write_bytes(content)
 
-    with pytest.raises(CheckpointFileError, match="does not lie where the file says"):
+    with pytest.raises(CheckpointFileError, match="is not at the stated offset"):
         read_tensors(saved)
 
 

@@ -231,7 +231,7 @@ def test_without_a_network_uncached_names_are_refused_with_a_hint(
         assert sentence.startswith(
             f"checkpoint_not_found checkpoint {NAME} is not a directory here and is incomplete in"
         )
-        assert f"{why}: connect once, or name a directory" in sentence
+        assert f"{why}: connect to the network once, or name a directory" in sentence
 
 
 def test_half_a_checkpoint_in_the_cache_is_refused_without_a_network_and_made_whole_with_it(
@@ -303,7 +303,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_is_refused_before_it_is_down
     sentence = refusal()
 
     assert f"the disk of {tmp_path / 'hf' / 'hub'} is full (100,000,000." in sentence
-    assert sentence.endswith("are free); free some, or name a folder on another disk with HF_HOME")
+    assert sentence.endswith("are free); free some space, or set HF_HOME to a folder on another disk")
     assert "model.pth" not in hub.downloads()
 
 

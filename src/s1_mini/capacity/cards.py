@@ -91,7 +91,7 @@ def find_machine(instance_type: str) -> InstanceType:
     found = next((machine for machine in MACHINES if machine.instance_type.removeprefix("ml.") == wanted), None)
     if found is None:
         known = ", ".join(machine.instance_type.removeprefix("ml.") for machine in MACHINES)
-        raise ParameterError("machine", f"{instance_type!r} is not a known machine; allowed are {known}")
+        raise ParameterError("machine", f"{instance_type!r} is not a known instance type; allowed are {known}")
     return found
 
 

@@ -257,11 +257,11 @@ def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish:
     for name, value in (("columns", wish.columns), ("context", wish.context)):
         if value is not None and not 1 <= value <= sizes.max_positions:
             raise ParameterError(
-                name, f"{value} is not a whole number in [1, {sizes.max_positions}], the model's columns"
+                name, f"{value} is not a whole number in [1, {sizes.max_positions}], the model's positions"
             )
     if unknown := sorted(set(wish.placement) - set(sizes.stages)):
         known = ", ".join(sizes.stages)
-        raise ParameterError("placement", f"unknown stage {', '.join(unknown)}; there are {known}")
+        raise ParameterError("placement", f"unknown stage {', '.join(unknown)}; available: {known}")
     for card in cards:
         if wish.needs_fp8 and not card.has_fp8:
             raise ParameterError("gpu", f"{card.title} (capability {card.capability}) has no fp8; use int8 or half")

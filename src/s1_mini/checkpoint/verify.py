@@ -34,7 +34,7 @@ def verify_checkpoint(
     chosen = torch.device(choose_device(device).value)
     checks = family_of(directory).verify(directory, content, chosen, tolerance)
     if checks is None:
-        raise VerificationError(f"{oracle} is not an oracle: it holds no known tensors of such a checkpoint")
+        raise VerificationError(f"{oracle} is not an oracle: it has no known tensors of such a checkpoint")
     # A GPU's convolutions round to TF32 unless told not to, which is 1e-3 of the wave.
     with torch.inference_mode(), _named_faults(oracle), torch.backends.cudnn.flags(allow_tf32=False), current(chosen):
         yield from checks
@@ -56,5 +56,5 @@ def _named_faults(path: Path) -> Iterator[None]:
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise VerificationError(
-            f"{path} is not of the form of an oracle of this checkpoint: {type(error).__name__}: {reason}"
+            f"{path} is not an oracle for this checkpoint: {type(error).__name__}: {reason}"
         ) from None

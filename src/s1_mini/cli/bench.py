@@ -23,19 +23,24 @@ MAX_CLIENTS = 4096  # as many slots as an engine may have
 def bench(
     checkpoint: Checkpoint = None,
     concurrency: Annotated[
-        str | None, typer.Option(help="Requests at a time, as 8 or 1,4,8. [8 without --rate]")
+        str | None, typer.Option(help="Concurrent requests, such as 8 or 1,4,8. [8 without --rate]")
     ] = None,
-    rate: Annotated[str | None, typer.Option(help="Requests a second at random moments, as 2 or 1,2.5.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of each load.")] = 64,
+    rate: Annotated[
+        str | None, typer.Option(help="Requests per second with random arrivals, such as 2 or 1,2.5.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests per load.")] = 64,
     voice_state: Annotated[
-        Literal["cold", "cached", "none"], typer.Option(help="Another recording each time, a known voice, or no voice.")
+        Literal["cold", "cached", "none"],
+        typer.Option(help="A new recording per request, a cached voice, or no voice."),
     ] = "cached",
     chunk_profile: Annotated[ChunkProfile, typer.Option("--profile", help="How audio is cut into chunks.")] = "ttfa",
     baseline: Annotated[
-        Literal["none", "sequential"], typer.Option(help="Also do the same work one request at a time.")
+        Literal["none", "sequential"], typer.Option(help="Also run the same requests one at a time.")
     ] = "none",
-    slots: Annotated[int | None, typer.Option(min=1, max=MAX_CLIENTS, help="[the greatest concurrency, or 8]")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Frames of a request at most.")] = 200,
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=MAX_CLIENTS, help="Slots of the engine. [the highest concurrency, or 8]")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum frames per request.")] = 200,
     device: DeviceName = "auto",
     seed: Annotated[int, typer.Option(help="Same seed, same sentences and arrivals.")] = 0,
     path: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.")] = None,
@@ -57,7 +62,7 @@ def bench(
     given = concurrency or ("" if rates else str(DEFAULT_CONCURRENCY))
     many = tuple(_whole("concurrency", number) for number in _numbers("concurrency", given))
     if baseline == "sequential" and not many:
-        raise ParameterError("baseline", "compares with a --concurrency; give one together with --rate")
+        raise ParameterError("baseline", "needs --concurrency as well as --rate")
     test = LoadTest(
         concurrencies=many,
         rates=rates,
@@ -78,7 +83,7 @@ def bench(
         f"load average {facts['load_average']} before"
     )
     typer.echo(
-        f"{requests} requests a load, at most {max_new_tokens} frames each, voice {voice_state}, "
+        f"{requests} requests per load, at most {max_new_tokens} frames each, voice {voice_state}, "
         f"profile {chunk_profile}, {facts['slots']} slots, seed {seed}"
     )
     typer.echo(result.tables())
@@ -104,7 +109,9 @@ def _judge(loads: Sequence[Load]) -> None:
             raise EngineError(f"{load.name}: all {load.num_failed} requests failed ({codes}), so nothing was measured")
     if failed := sum(load.num_failed for load in loads):
         total = sum(len(load.outcomes) for load in loads)
-        typer.echo(f"s1-mini: warning: {failed} of {total} requests failed and count in no other figure", err=True)
+        typer.echo(
+            f"s1-mini: warning: {failed} of {total} requests failed and are excluded from all other figures", err=True
+        )
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
@@ -114,7 +121,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
     except ValueError:
         raise ParameterError(name, f"{text!r} is not a number or a comma-separated list of numbers") from None
     if not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise ParameterError(name, f"{text!r} holds a number that is not above 0")
+        raise ParameterError(name, f"{text!r} has a number that is not above 0")
     return numbers
 
 
@@ -130,9 +137,9 @@ def profile(
     text: Annotated[
         str, typer.Option(help="Text to speak, as one sentence piece.")
     ] = "The children were playing in the garden behind the house.",
-    rows: Annotated[int, typer.Option(min=1, max=1024, help="How many say it side by side.")] = 1,
-    repeats: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one to warm up.")] = 5,
-    max_frames: Annotated[int, typer.Option(min=1, help="Where speech that does not end is cut.")] = 150,
+    rows: Annotated[int, typer.Option(min=1, max=1024, help="Batch size.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repetitions, after one to warm up.")] = 5,
+    max_frames: Annotated[int, typer.Option(min=1, help="Maximum frames.")] = 150,
     audio_format: FormatName = "wav",
 ) -> None:
     """Measure the sections of an utterance on this machine: a table, then one line of JSON.

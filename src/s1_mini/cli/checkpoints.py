@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Source = Annotated[Path, typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.")]
 Precision = Annotated[ModelPrecision, typer.Option(help="Number format of the model.")]
 Codec = Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")]
-DecodeOnly = Annotated[bool, typer.Option("--decode-only", help="Leave out what only references need.")]
+DecodeOnly = Annotated[bool, typer.Option("--decode-only", help="Omit the encoder, which only cloning needs.")]
 
 
 def convert(
@@ -32,7 +32,7 @@ def convert(
     codec_precision: Codec = "float16",
     decode_only: DecodeOnly = False,
 ) -> None:
-    """Write a checkpoint in compact form: safetensors, weight norm folded, dead buffers gone.
+    """Write a checkpoint in compact form: safetensors, with weight norm folded and unused buffers removed.
 
     Example: s1-mini convert --checkpoint openaudio-s1-mini -o s1-mini-compact
     """
@@ -64,13 +64,13 @@ def verify(
     oracle: Annotated[
         Path,
         typer.Option(
-            help="Reference tensors of this checkpoint, a .pt or .safetensors file; docs/ lists them by family."
+            help="Reference tensors for this checkpoint, a .pt or .safetensors file; docs/ lists them by family."
         ),
     ],
     tolerance: Annotated[float, typer.Option(help="Largest absolute difference allowed.")] = 1e-4,
     device: DeviceName = "cpu",
 ) -> None:
-    """Recompute an oracle's tensors and compare; exit code 0 only if all are within tolerance.
+    """Compare a checkpoint with reference tensors (an oracle); exit code 0 only if all are within tolerance.
 
     Example: s1-mini verify --checkpoint s1_tiny --oracle s1_tiny/oracle.pt
     """
@@ -100,13 +100,13 @@ def random_checkpoint(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New directory to write.")],
     family: Annotated[
         str,
-        typer.Option(help=f"Which architecture: {', '.join(SHORT_NAMES)}.", autocompletion=completing(*SHORT_NAMES)),
+        typer.Option(help=f"Architecture: {', '.join(SHORT_NAMES)}.", autocompletion=completing(*SHORT_NAMES)),
     ] = next(iter(SHORT_NAMES)),
-    size: Annotated[str, typer.Option(help="Which size; a wrong one is answered with those of the family.")] = "tiny",
-    form: Annotated[Form, typer.Option(help="As published (.pth) or compact (safetensors).")] = "compact",
-    seed: Annotated[int, typer.Option(min=0, help="Which random weights.")] = 0,
+    size: Annotated[str, typer.Option(help="Size; an unknown one lists the family's sizes.")] = "tiny",
+    form: Annotated[Form, typer.Option(help="published (.pth) or compact (safetensors).")] = "compact",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
-    """Write a checkpoint with random weights, for speed and plumbing. It speaks noise.
+    """Write a checkpoint with random weights, for benchmarks and integration tests. Its output is noise.
 
     Example: s1-mini random-checkpoint noise && s1-mini say "Hello" --checkpoint noise -o noise.wav
     """
@@ -128,7 +128,7 @@ def package(
     checkpoint: Checkpoint = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="New file or folder to write.")] = None,
     voices: Annotated[
-        Path | None, typer.Option(help="Folder of NAME.safetensors to add to the checkpoint's own.")
+        Path | None, typer.Option(help="Folder of voices (NAME.safetensors) to add to the checkpoint's own.")
     ] = None,
     layout: Annotated[
         Layout, typer.Option(help="archive: one .tar.gz; prefix: a folder of files for an uncompressed S3 prefix.")
@@ -136,28 +136,40 @@ def package(
     precision: Precision = "keep",
     codec_precision: Codec = "float16",
     decode_only: DecodeOnly = False,
-    compile_cache: Annotated[Path | None, typer.Option(help="Folder that S1_MINI_COMPILE_CACHE_PATH named.")] = None,
-    compile_key: Annotated[str | None, typer.Option(help="GPU and torch that it is for. [this machine's]")] = None,
-    upload: Annotated[str | None, typer.Option(metavar="S3_URL", help="Send it to s3://bucket/prefix.")] = None,
-    artifact: Annotated[Path | None, typer.Option(help="Send this one, which is there already.")] = None,
-    kms_key: Annotated[str | None, typer.Option(help="KMS key to encrypt with on S3.")] = None,
-    check: Annotated[Path | None, typer.Option(metavar="ARTIFACT", help="Try this one as a container would.")] = None,
+    compile_cache: Annotated[
+        Path | None, typer.Option(help="Compile cache to include (S1_MINI_COMPILE_CACHE_PATH).")
+    ] = None,
+    compile_key: Annotated[
+        str | None, typer.Option(help="GPU and torch that the cache was built for. [this machine's]")
+    ] = None,
+    upload: Annotated[
+        str | None, typer.Option(metavar="S3_URL", help="Upload the artifact to s3://bucket/prefix.")
+    ] = None,
+    artifact: Annotated[Path | None, typer.Option(help="Upload this existing artifact.")] = None,
+    kms_key: Annotated[str | None, typer.Option(help="KMS key that encrypts the upload.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="ARTIFACT", help="Test this artifact as a container would run it.")
+    ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where --check runs it. [auto]", autocompletion=completing(*DEVICES))
+        str | None, typer.Option(help="Device for --check. [auto]", autocompletion=completing(*DEVICES))
     ] = None,
 ) -> None:
-    """Package a checkpoint for an endpoint: the same inputs give the same bytes.
+    """Package a checkpoint for an endpoint, reproducibly.
 
     Example: s1-mini package --checkpoint openaudio-s1-mini --output model.tar.gz
     """
     from s1_mini.aws.place import S3Place
 
     if output is None and artifact is None and check is None:
-        raise ConfigurationError("name a new file or folder with --output, or what is there with --artifact or --check")
+        raise ConfigurationError(
+            "name a new file or folder with --output, or an existing artifact with --artifact or --check"
+        )
     if output is not None and artifact is not None:
-        raise ConfigurationError("--output writes a new artifact and --artifact names one that is there; give one")
+        raise ConfigurationError(
+            "--output writes a new artifact, --artifact names an existing one; use only one of them"
+        )
     if artifact is not None and upload is None:
-        raise ConfigurationError("--artifact is for --upload; name s3://bucket/prefix with it")
+        raise ConfigurationError("--artifact requires --upload s3://bucket/prefix")
     place = None if upload is None else S3Place.parse(upload)
     if place is not None:
         require("aws", "--upload")
@@ -205,7 +217,7 @@ def _check(artifact: Path, device: str | None) -> None:
         typer.echo(f"{'ok' if step.passed else 'FAILED':>6}  {step.name}: {step.told}")
         failed += [] if step.passed else [step.name]
     if failed:
-        raise PackageError(f"{artifact} would not serve: {', '.join(failed)}")
+        raise PackageError(f"{artifact} would fail as an endpoint: {', '.join(failed)}")
 
 
 def _send(source: Path, place: S3Place, kms_key: str | None) -> None:
@@ -225,7 +237,7 @@ def _send(source: Path, place: S3Place, kms_key: str | None) -> None:
             location = uploader.send(source, place, progress)
         except UploadError as error:
             again = f"s1-mini package --artifact {source} --upload {place}"
-            raise UploadError(f"{error}; to try again: {again}") from None
+            raise UploadError(f"{error}; to retry: {again}") from None
     typer.echo(location)
 
 

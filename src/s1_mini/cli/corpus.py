@@ -97,36 +97,49 @@ def corpus(
         ),
     ],
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="Folder or s3://bucket/prefix.")],
-    local: Annotated[bool, typer.Option("--local", help="One engine in this process, without Ray.")] = False,
-    actors: Annotated[int | None, typer.Option(min=1, help="Engines on Ray. [one a GPU; one without GPU]")] = None,
+    local: Annotated[bool, typer.Option("--local", help="Run one engine in this process, without Ray.")] = False,
+    actors: Annotated[
+        int | None, typer.Option(min=1, help="Number of engines (Ray actors). [one per GPU; one without a GPU]")
+    ] = None,
     in_flight: Annotated[
-        int | None, typer.Option(min=1, max=8192, help="Texts that an engine has at a time. [2 x slots]")
+        int | None, typer.Option(min=1, max=8192, help="Texts in progress per engine. [2 x slots]")
     ] = None,
     layout: Annotated[
-        Literal["files", "parquet"], typer.Option(help="A shard is a folder of audio files, or one Parquet file.")
+        Literal["files", "parquet"],
+        typer.Option(help="Write each shard as a folder of audio files or as one Parquet file."),
     ] = "files",
     audio_format: FormatName = "wav",
-    shard_size: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a shard.")] = 256,
-    text_column: Annotated[str | None, typer.Option(help="[text]")] = None,
-    id_column: Annotated[str | None, typer.Option(help='[id, if it is there]; "" counts the lines instead.')] = None,
-    voice_column: Annotated[str | None, typer.Option(help='[voice, if it is there]; "" is none.')] = None,
-    seed_column: Annotated[str | None, typer.Option(help='[seed, if it is there]; "" makes all of ids.')] = None,
-    parameters_column: Annotated[
-        str | None, typer.Option(help='Objects such as {"temperature": 0.7}. [parameters, if it is there]')
+    shard_size: Annotated[int, typer.Option(min=1, max=100_000, help="Texts per shard.")] = 256,
+    text_column: Annotated[str | None, typer.Option(help="Column of the text. [text]")] = None,
+    id_column: Annotated[
+        str | None, typer.Option(help='Column of the id; "" numbers the lines. [id, if present]')
     ] = None,
-    voice: Annotated[str | None, typer.Option(metavar="NAME", help="Of texts that name none.")] = None,
-    parameters: Annotated[str | None, typer.Option(metavar="JSON", help="Of all texts, as in that column.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="With a text's id it makes the text's seed.")] = 0,
+    voice_column: Annotated[
+        str | None, typer.Option(help='Column of the voice; "" for none. [voice, if present]')
+    ] = None,
+    seed_column: Annotated[
+        str | None, typer.Option(help='Column of the seed; "" derives seeds from ids. [seed, if present]')
+    ] = None,
+    parameters_column: Annotated[
+        str | None, typer.Option(help='Column of objects such as {"temperature": 0.7}. [parameters, if present]')
+    ] = None,
+    voice: Annotated[str | None, typer.Option(metavar="NAME", help="Voice of texts that name none.")] = None,
+    parameters: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Parameters of all texts, as in that column.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Combined with a text's id to form its seed.")] = 0,
     checkpoint_path: Checkpoint = None,
     voices_path: VoicesPath = None,
     device: Device = None,
     precision: Precision = None,
-    price: Annotated[float | None, typer.Option(min=0.0, help="Of an hour of all machines.")] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, help="Price per hour of all machines, to report the cost.")
+    ] = None,
     fail_on_error: Annotated[
-        bool, typer.Option("--fail-on-error", help="Exit with 1 if any line failed, earlier runs included.")
+        bool, typer.Option("--fail-on-error", help="Exit with code 1 if any line failed, in this or an earlier run.")
     ] = False,
 ) -> None:
-    """Speak a corpus into shards with a manifest; run again after a kill, it goes on (docs/corpus.md).
+    """Synthesize a corpus into shards with a manifest. If interrupted, run it again to resume (docs/corpus.md).
 
     Example: s1-mini corpus texts.jsonl spoken --local --voice clara
     """
@@ -140,7 +153,7 @@ def corpus(
 
     # Check everything before loading torch, which takes seconds.
     if local and actors is not None:
-        raise ParameterError("actors", "are Ray's, and --local does without; give one of them")
+        raise ParameterError("actors", "requires Ray and cannot be combined with --local")
     if not local:
         require("ray", "`s1-mini corpus` without --local")
     if layout == "parquet":
@@ -168,7 +181,7 @@ def corpus(
             tally.add(entry)
         tally.begin()
         if entries:
-            typer.echo(f"{tally.done:,} of {tally.total:,} texts stand in {output} already", err=True)
+            typer.echo(f"{tally.done:,} of {tally.total:,} texts are already in {output}", err=True)
         job = Job(config, output, layout, format_, header, voice, texts.voices, in_flight, shard_size)
         if len(entries) < texts.num_shards:
             for entry in _speak(job, texts, entries, tally, actors=None if local else (actors or 0)):
@@ -227,9 +240,9 @@ def _report(tally: CorpusTally, output: str) -> None:
     typer.echo(f"{output}: {spoken:,} texts, {tally.seconds / 3600:.2f} h of audio; {tally.describe()}", err=True)
     typer.echo(f"this run took {_duration(tally.spent_s)}", err=True)
     if tally.bad:
-        typer.echo(f"s1-mini: warning: {tally.bad:,} lines could not be spoken: {output}/{ERRORS} says why", err=True)
+        typer.echo(f"s1-mini: warning: {tally.bad:,} lines failed; see {output}/{ERRORS}", err=True)
     if tally.cut:
-        typer.echo(f"s1-mini: warning: {tally.cut:,} texts have a sentence cut at max_new_tokens", err=True)
+        typer.echo(f"s1-mini: warning: {tally.cut:,} texts have a sentence that was cut at max_new_tokens", err=True)
 
 
 def _check(tally: CorpusTally, output: str, *, fail_on_error: bool) -> None:
@@ -238,6 +251,6 @@ def _check(tally: CorpusTally, output: str, *, fail_on_error: bool) -> None:
     from s1_mini.corpus.rows import CorpusError
 
     if tally.bad == tally.done:
-        raise CorpusError(f"none of {tally.done:,} lines could be spoken")
+        raise CorpusError(f"all {tally.done:,} lines failed")
     if fail_on_error and tally.bad:
         raise CorpusError(f"{tally.bad:,} of {tally.done:,} lines failed; see {output}/{ERRORS}")

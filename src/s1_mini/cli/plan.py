@@ -21,36 +21,40 @@ WIDTH = 160  # of the table with all GPUs, without a terminal
 def plan(
     gpu: Annotated[str | None, typer.Option(help="t4, a10g, l4, l40s, a100, h100 or h200. [all]")] = None,
     machine: Annotated[
-        str | None, typer.Option(help="Instead of --gpu: a machine with all its GPUs, as ml.g6.12xlarge.")
+        str | None, typer.Option(help="Plan for all GPUs of an instance type instead, such as ml.g6.12xlarge.")
     ] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Of the machine. [one for each GPU]")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Replicas on the machine. [one per GPU]")] = None,
     placement: Annotated[
-        str | None, typer.Option(help="Stages on other GPUs, as codec=cuda:1 (S1_MINI_PLACEMENT).")
+        str | None, typer.Option(help="Stages on other GPUs, such as codec=cuda:1 (S1_MINI_PLACEMENT).")
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="As elsewhere; only its configs are read. [S1-mini's sizes]")
+        Path | None, typer.Option(help="Directory, or name on the hub; only its configs are read. [S1-mini's sizes]")
     ] = None,
-    context: Annotated[int, typer.Option(help="Columns in use in each row: voice, text and frames.")] = 300,
-    columns: Annotated[int | None, typer.Option(help="Columns a slot can hold. [as the engine chooses]")] = None,
-    max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Slots at most.")] = 256,
+    context: Annotated[int, typer.Option(help="Positions in use per slot: voice, text and frames.")] = 300,
+    columns: Annotated[int | None, typer.Option(help="Positions that a slot can hold. [the engine's choice]")] = None,
+    max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Maximum number of slots.")] = 256,
     weights: Annotated[
-        Literal["half", "int8", "fp8"], typer.Option(help="Of large products (S1_MINI_WEIGHTS_DTYPE).")
+        Literal["half", "int8", "fp8"],
+        typer.Option(help="Format of the weights in large products (S1_MINI_WEIGHTS_DTYPE; half: full)."),
     ] = "half",
-    kv: Annotated[Literal["half", "fp8"], typer.Option(help="Keys and values (S1_MINI_KV_DTYPE).")] = "half",
+    kv: Annotated[
+        Literal["half", "fp8"], typer.Option(help="Format of the KV cache (S1_MINI_KV_DTYPE; half: full).")
+    ] = "half",
     codec: Annotated[Literal["half", "float32"], typer.Option(help="Format of the codec.")] = "half",
-    fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Of a frame, whatever it reads. [measured]")] = None,
+    fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Fixed time per frame. [measured]")] = None,
     memory_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Of the floor's bandwidth. [measured]")
+        float | None, typer.Option(min=0.01, max=1.0, help="Share of the memory bandwidth that is reached. [measured]")
     ] = None,
     compute_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Of the card's operations, for the codec. [measured]")
+        float | None, typer.Option(min=0.01, max=1.0, help="Share of the arithmetic that the codec reaches. [measured]")
     ] = None,
     engine_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Of the streams that frames and audio allow. [measured]")
+        float | None,
+        typer.Option(min=0.01, max=1.0, help="Share of the computed streams that the engine sustains. [measured]"),
     ] = None,
-    only_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON alone.")] = False,
+    only_json: Annotated[bool, typer.Option("--json", help="Print only the line of JSON.")] = False,
 ) -> None:
-    """Compute memory, slots, floors and real-time streams on a GPU: a table, then one line of JSON.
+    """Compute memory, slots, lower bounds of time and real-time streams on a GPU: a table, then one line of JSON.
 
     Example: s1-mini plan --gpu l4, or s1-mini plan --machine ml.g6.12xlarge
     """
@@ -66,9 +70,9 @@ def plan(
     from s1_mini.families.registry import get_family
 
     if machine and gpu:
-        raise ParameterError("machine", "has its own GPUs; leave --gpu out")
+        raise ParameterError("machine", "cannot be combined with --gpu")
     if replicas and not machine:
-        raise ParameterError("replicas", "are of a machine; name it with --machine")
+        raise ParameterError("replicas", "requires --machine")
     shares = {
         "fixed_ms": fixed_ms,
         "memory_share": memory_share,
@@ -94,7 +98,7 @@ def plan(
         console = Console()
         console.width = max(console.width, WIDTH if len(plans) > 2 else 0)
         typer.echo(
-            f"{facts['checkpoint']}, {context} columns in use a row, weights {weights}, keys and values {kv}, "
+            f"{facts['checkpoint']}, {context} positions in use per slot, weights {weights}, keys and values {kv}, "
             f"codec {codec}"
         )
         console.print(_table(plans))
@@ -131,13 +135,13 @@ def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
         ("number format", [plan.card.half + (", fp8" if plan.card.has_fp8 else "") for plan in plans]),
         ("weights: model + codec, GB", each(f"{_gb(data[0]['model_bytes'])} + {_gb(data[0]['codec_bytes'])}")),
         ("graphs, copies, caches, encoding, GB", each(_gb(data[0]["fixed_bytes"]))),
-        ("keys and values, kB a column", each(f"{data[0]['column_bytes'] / 1e3:.1f}")),
-        ("slots x columns", [f"{plan.slots} x {plan.columns}" if plan.slots else "none" for plan in plans]),
+        ("KV cache, kB per position", each(f"{data[0]['column_bytes'] / 1e3:.1f}")),
+        ("slots x positions", [f"{plan.slots} x {plan.columns}" if plan.slots else "none" for plan in plans]),
         ("... keys and values, GB", [_gb(one["slots_bytes"]) for one in data]),
         ("... codec's rows and work, GB", [_gb(one["stream_bytes"]) for one in data]),
     ]
     for index, time in enumerate(first.floors):
-        name = f"ms a frame at {time.rows} rows" if index + 1 < len(first.floors) else "... at all slots"
+        name = f"ms per frame at {time.rows} rows" if index + 1 < len(first.floors) else "... at all slots"
         fits = [index == len(first.floors) - 1 or plan.floors[index].rows <= plan.slots for plan in plans]
         if not any(fits):
             continue

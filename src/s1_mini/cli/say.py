@@ -37,7 +37,7 @@ ONE_PIECE_BYTES = 200  # a text that is not split
 
 
 def say(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say, in quotes; - reads it from stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to speak, in quotes; - reads it from stdin.")],
     path: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help="File to write; - is stdout. [out.wav; none with --play]"),
@@ -46,50 +46,58 @@ def say(
         str | None,
         typer.Option(
             "--format",
-            help="wav, flac, mp3, opus, ogg or pcm; else by the file's suffix.",
+            help="wav, flac, mp3, opus, ogg or pcm. [the file's suffix]",
             autocompletion=completing(*FORMATS),
         ),
     ] = None,
     checkpoint_path: Checkpoint = None,
-    voice: Annotated[str | None, typer.Option(metavar="NAME", help="One of `s1-mini voices list`.")] = None,
+    voice: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of a voice; `s1-mini voices list` shows all.")
+    ] = None,
     voices_path: VoicesPath = None,
     reference_audio: Annotated[
-        Path | None, typer.Option("--reference", help="Recording whose voice to use, or a voice file (.npz, .npy).")
+        Path | None, typer.Option("--reference", help="Recording of the voice to clone, or a voice file (.npz, .npy).")
     ] = None,
     reference_text: Annotated[str | None, typer.Option(metavar="TEXT", help="Transcript of the reference.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same audio.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = DEFAULT_SAMPLING.temperature,
-    top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = DEFAULT_SAMPLING.top_p,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 always picks the likeliest token.")
+    ] = DEFAULT_SAMPLING.temperature,
+    top_p: Annotated[
+        float, typer.Option(help="Nucleus sampling: share of the probability to sample from.")
+    ] = DEFAULT_SAMPLING.top_p,
     top_k: Annotated[
-        int, typer.Option(help="Sample from this many likeliest tokens; 0: all.")
+        int, typer.Option(help="Sample from this many likeliest tokens; 0: from all.")
     ] = DEFAULT_SAMPLING.top_k,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 avoids repeating.")
+        float, typer.Option(help="Above 1 penalizes repeated tokens.")
     ] = DEFAULT_SAMPLING.repetition_penalty,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Longest sentence piece, in steps of the model (S1-mini: 46 ms each).")
+        int, typer.Option(help="Maximum frames of one sentence piece (S1-mini: 46 ms each).")
     ] = DEFAULT_SAMPLING.max_new_tokens,
     normalize: Annotated[
         str | None,
         typer.Option(
-            help="auto: say numbers and signs in words; off: as written. [S1_MINI_NORMALIZE]",
+            help="auto: read numbers and symbols as words; off: as written. [S1_MINI_NORMALIZE]",
             autocompletion=completing("auto", "off"),
         ),
     ] = None,
     on_unsupported: Annotated[
         str | None,
         typer.Option(
-            help="Characters that the voice cannot pronounce. error: stop; skip: warn. [S1_MINI_ON_UNSUPPORTED]",
+            help="Characters that the voice cannot pronounce: error or skip (with a warning). [S1_MINI_ON_UNSUPPORTED]",
             autocompletion=completing("error", "skip"),
         ),
     ] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send audio while it is generated (wav or pcm).")
     ] = False,
-    play: Annotated[bool, typer.Option("--play", help="Play it while it is made; needs s1-mini[play].")] = False,
+    play: Annotated[
+        bool, typer.Option("--play", help="Play the audio while it is generated; needs s1-mini[play].")
+    ] = False,
     device: Device = None,
     precision: Precision = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how long it took.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print timings and the spoken text.")] = False,
 ) -> None:
     """Speak a text.
 
@@ -144,9 +152,7 @@ def say(
             write(path, response.audio, response.sample_rate, format_)
         took_s = time.perf_counter() - started
     if response.finish_reason == "length":
-        typer.echo(
-            "s1-mini: warning: a sentence reached --max-new-tokens or the model's own bound and was cut there", err=True
-        )
+        typer.echo("s1-mini: warning: a sentence reached --max-new-tokens or the model's limit and was cut", err=True)
     if verbose or sys.stderr.isatty():
         _report(path, response.audio_seconds, None if play else took_s, loaded_s)
     elif path not in (None, PIPE):
@@ -161,9 +167,9 @@ def _report(output: str | None, said_s: float, took_s: float | None, loaded_s: f
 
 def _check_voice(voice: str | None, reference: Path | None, transcript: str | None) -> None:
     if reference is None and transcript:
-        raise ParameterError("reference_text", "is the transcript of a recording; give the recording with --reference")
+        raise ParameterError("reference_text", "is a transcript; give its recording with --reference")
     if reference is not None and voice is not None:
-        raise ParameterError("voice", "cannot be combined with --reference; give one of them")
+        raise ParameterError("voice", "cannot be combined with --reference")
 
 
 def _for_one(words: str, config: EngineConfig) -> EngineConfig:
@@ -183,12 +189,12 @@ def _read_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except (UnicodeDecodeError, AttributeError, OSError) as error:
-        raise TextError("text", f"stdin does not give UTF-8 text: {error}") from None
+        raise TextError("text", f"stdin is not UTF-8 text: {error}") from None
 
 
 def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
     if stream and output != PIPE:
-        raise ParameterError("stream", "goes down stdout; add `-o -`, or take --play to hear it while it is made")
+        raise ParameterError("stream", "writes to stdout: add `-o -`, or use --play to listen while it is generated")
     if output == PIPE:
         check_pipe()
 
@@ -202,7 +208,7 @@ def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
     else:
         chosen = check_format(named)
     if stream and chosen not in ("wav", "pcm"):
-        raise ParameterError("audio_format", f"{chosen} cannot be streamed down a pipe; use wav or pcm")
+        raise ParameterError("audio_format", f"{chosen} cannot be streamed to stdout; use wav or pcm")
     return chosen
 
 
@@ -272,7 +278,7 @@ def find_loudspeaker() -> Any:
     try:
         sounddevice.query_devices(kind="output")
     except (sounddevice.PortAudioError, ValueError) as error:
-        raise ConfigurationError(f"--play: this machine has no loudspeaker that can be used ({error})") from None
+        raise ConfigurationError(f"--play: no audio output device is available ({error})") from None
     return sounddevice
 
 
@@ -284,4 +290,4 @@ def played(chunks: Iterator[AudioChunk], sample_rate: int, sounddevice: Any) -> 
                 stream.write(chunk.audio.astype("float32"))
                 yield chunk
     except sounddevice.PortAudioError as error:
-        raise ConfigurationError(f"--play: the loudspeaker cannot be used ({error})") from None
+        raise ConfigurationError(f"--play: the audio output device failed ({error})") from None

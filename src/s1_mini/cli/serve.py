@@ -20,29 +20,30 @@ if TYPE_CHECKING:
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65_535, help="[8080]")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on. [8080]")] = None,
     checkpoint_path: Checkpoint = None,
     device: Device = None,
     precision: Precision = None,
     max_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Sentences spoken at once. [4; a GPU: what fits]")
+        int | None,
+        typer.Option(min=1, help="Sentences generated at once (slots). [4 on a CPU, as many as fit on a GPU]"),
     ] = None,
     replicas: Annotated[
         str | None,
         typer.Option(
             metavar="N",
-            help="Engine processes behind the port: a number, or auto, which is one for each GPU. [1]",
+            help="Engine processes behind the port: a number, or auto for one per GPU. [1]",
             autocompletion=completing("auto", "1", "2", "4", "8"),
         ),
     ] = None,
     local_endpoint: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Answer boto3 as a SageMaker endpoint of this name.")
+        str | None, typer.Option(metavar="NAME", help="Act as a SageMaker endpoint of this name for boto3.")
     ] = None,
     async_store: Annotated[
-        str | None, typer.Option(help="Folder or s3://bucket/prefix of its asynchronous answers. [a new folder]")
+        str | None, typer.Option(help="Folder or s3://bucket/prefix for its asynchronous responses. [a new folder]")
     ] = None,
 ) -> None:
-    """Serve over HTTP; settings are S1_MINI_* and S1_MINI_SERVER_* variables too.
+    """Serve over HTTP. S1_MINI_* and S1_MINI_SERVER_* variables set everything else (docs/settings_server.md).
 
     Example: s1-mini serve --port 8080, then open http://localhost:8080/
     """
@@ -129,5 +130,5 @@ def _log_format(settings: ServerSettings) -> str:
 def _place(async_store: str | None) -> str:
     if async_store is None:
         async_store = tempfile.mkdtemp(prefix="s1-mini-async-")
-        typer.echo(f"s1-mini: asynchronous answers go to {async_store}", err=True)
+        typer.echo(f"s1-mini: asynchronous responses go to {async_store}", err=True)
     return async_store

@@ -32,8 +32,8 @@ class Setting(NamedTuple):
 
 
 def settings(
-    markdown: Annotated[bool, typer.Option("--markdown", help="As docs/settings.md has them: defaults only.")] = False,
-    changed: Annotated[bool, typer.Option("--changed", help="Only what variables have changed.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print defaults only, as tables in Markdown.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Show only settings that a variable changes.")] = False,
 ) -> None:
     """Show every setting: its variable, its value in this environment, its default and its meaning.
 
@@ -43,7 +43,7 @@ def settings(
 
     shown = [(title, [line for line in group if line.is_set or not changed]) for title, group in groups()]
     if not any(lines for _, lines in shown):
-        typer.echo("no variable changes a setting: each has its default")
+        typer.echo("all settings have their default values")
     for title, lines in shown:
         if lines and markdown:
             typer.echo(f"## {title}\n\n{as_markdown(lines)}\n")

@@ -44,17 +44,17 @@ def completing(*values: str) -> Callable[[str], list[str]]:
 DEVICE_HELP, FORMAT_HELP = "auto, cpu, cuda, cuda:1, mps.", "wav, flac, mp3, opus, ogg or pcm."
 Checkpoint = Annotated[
     Path | None,
-    typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub. [the voice that ships]"),
+    typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub. [the built-in voice]"),
 ]
 VoicesPath = Annotated[
     Path | None,
-    typer.Option("--voices-path", help="Directory of added voices. [S1_MINI_VOICES_PATH]"),
+    typer.Option("--voices-path", help="Folder of added voices. [S1_MINI_VOICES_PATH]"),
 ]
 Device = Annotated[str | None, typer.Option(help=DEVICE_HELP, autocompletion=completing(*DEVICES))]
 DeviceName = Annotated[str, typer.Option(help=DEVICE_HELP, autocompletion=completing(*DEVICES))]
 Precision = Annotated[
     str | None,
-    typer.Option(help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS)),
+    typer.Option(help="Number format: auto, float32, float16 or bfloat16.", autocompletion=completing(*PRECISIONS)),
 ]
 FormatName = Annotated[str, typer.Option("--format", help=FORMAT_HELP, autocompletion=completing(*FORMATS))]
 
@@ -126,7 +126,7 @@ def print_table(rows: Iterable[Iterable[str]], *columns: Any, **options: Any) ->
 def check_pipe() -> None:
     """Raise `ParameterError` if stdout is a terminal, which would show audio as characters."""
     if sys.stdout is not None and sys.stdout.isatty():
-        raise ParameterError("path", "- sends audio to stdout, which is this terminal; add `> FILE` or `| PROGRAM`")
+        raise ParameterError("path", "- writes audio to stdout, which is this terminal; add `> FILE` or `| PROGRAM`")
 
 
 def _hint(error: Exception) -> str:

@@ -57,12 +57,12 @@ def add_voice(
         Path, typer.Argument(metavar="RECORDING", help="Any audio file, or a voice file (.npz, .npy).")
     ],
     reference_text: Annotated[str, typer.Option("--text", help="Transcript of the recording, word for word.")] = "",
-    description: Annotated[str, typer.Option(help="A few words about the voice.")] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="Even if there is a voice of that name.")] = False,
+    description: Annotated[str, typer.Option(help="Description of the voice.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing voice with that name.")] = False,
     checkpoint_path: Checkpoint = None,
     voices_path: VoicesPath = None,
 ) -> None:
-    """Create a voice from a recording in the directory of voices.
+    """Create a voice from a recording and store it in the folder of voices.
 
     Example: s1-mini voices add me me.wav --text "What I say there." --voices-path my-voices
     """
@@ -108,7 +108,7 @@ def _seconds(info: VoiceInfo) -> str:
 
 
 def _no_directory() -> ConfigurationError:
-    return ConfigurationError("name the directory of added voices with --voices-path or S1_MINI_VOICES_PATH")
+    return ConfigurationError("name the folder of added voices with --voices-path or S1_MINI_VOICES_PATH")
 
 
 def _print(info: VoiceInfo) -> None:

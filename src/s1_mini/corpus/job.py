@@ -82,7 +82,7 @@ def _voices(folder: Path, names: Iterable[str]) -> dict[str, str]:
     for name in sorted(names):
         if name in unread:
             raise CorpusError(
-                f"voice {name!r} is a recording in {folder} that is not read yet; make it a voice before: "
+                f"voice {name!r} is a recording in {folder} that is not encoded yet; run first: "
                 f"s1-mini voices add {name} {unread[name]} --text ... --replace"
             )
         if is_name(name) and (made := folder / f"{name}{SUFFIX}").is_file():

@@ -114,7 +114,8 @@ class FolderOutput:
         except OSError as error:
             reason = f"{error.strerror or error} ({error.filename})" if error.filename else error.strerror or error
             raise CorpusError(
-                f"{self._folder} cannot be {what}: {reason}; mend that and run the same again, which goes on from there"
+                f"{self._folder} cannot be {what}: {reason}; fix that and run the same "
+                "command again, which resumes from there"
             ) from None
 
 

@@ -70,7 +70,7 @@ class Source:
             for file in self.files:
                 if _stamp(file.path) != file.stamp:
                     raise CorpusError(
-                        f"{file.name} has changed while it was spoken; name a new output, and run this again"
+                        f"{file.name} changed during the run; choose a new output and run the command again"
                     )
             if not lines:
                 return
@@ -165,7 +165,7 @@ def _check_lines(source: Source) -> Source:
             if key in seen:
                 first = next(other for other in source.rows() if other.id == row.id)
                 raise CorpusError(
-                    f"id {row.id!r} is there twice, in line {first.line} of {first.file} and line {row.line} "
+                    f"id {row.id!r} occurs twice, in line {first.line} of {first.file} and line {row.line} "
                     f'of {row.file}; make ids unique, or number the lines instead with --id-column ""'
                 )
             seen.add(key)
@@ -274,7 +274,7 @@ def _open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
             raise CorpusError(f"{path} cannot be read: its header is not CSV: {error}") from None
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
-            raise CorpusError(f"{path} cannot be read: its header names {', '.join(map(repr, twice))} twice")
+            raise CorpusError(f"{path} cannot be read: its header repeats {', '.join(map(repr, twice))}")
         yield header, rows
 
 

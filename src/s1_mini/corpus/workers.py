@@ -137,7 +137,7 @@ class Team:
         """Send each shard to the worker with the most free places; yield its entry when it is complete."""
         while self._hand_out(shards) or self._running or self._again:
             if not self._starting and not self._members:
-                raise CorpusError(f"no actor is left: {self._why}; mend that and run the same again")
+                raise CorpusError(f"no actor is left: {self._why}; fix that and run the same command again")
             done, _ = wait([*self._starting, *self._running], return_when=FIRST_COMPLETED)
             for future in done:
                 if future in self._starting:
@@ -264,10 +264,14 @@ class Actor:
     def _check(self) -> None:
         """Check that output and checkpoint are the same as in the driver. Raises `CorpusError`."""
         if open_output(self._job.output).read(HEADER) != header_bytes(self._job.header):
-            raise CorpusError(f"{self._job.output} is not the same here; name s3://bucket/prefix, or a shared folder")
+            raise CorpusError(
+                f"{self._job.output} is a different place on this machine; name s3://bucket/prefix, or a shared folder"
+            )
         for name, value in fingerprints(self._job.config, self._job.voices).items():
             if value != self._job.header[name]:
-                raise CorpusError(f"{name.replace('_', ' ')}: other files are here; put the same on all machines")
+                raise CorpusError(
+                    f"{name.replace('_', ' ')}: the files differ on this machine; use identical files on all machines"
+                )
 
 
 def _here() -> str:
@@ -317,5 +321,7 @@ def actors_for(there: dict[str, float], device: str, wanted: int | None) -> tupl
     count = int(there.get(kind, 0))
     chosen = wanted or (count if kind == "GPU" else 1)
     if not 1 <= chosen <= count:
-        raise CorpusError(f"{chosen} actors need a {kind} each, and Ray has {count}; give it more, or ask for fewer")
+        raise CorpusError(
+            f"{chosen} actors need a {kind} each, and Ray has {count}; add GPUs or CPUs to Ray, or request fewer actors"
+        )
     return chosen, {"num_cpus": int(kind == "CPU"), "num_gpus": int(kind == "GPU")}

@@ -59,7 +59,7 @@ def use_cache(directory: Path) -> Path | None:
     if not is_cache(source):
         return None
     if named := [variable for variable in VARIABLES if os.environ.get(variable)]:
-        logger.info("compile cache %s is not used: %s names another", source.name, named[0])
+        logger.info("compile cache %s is not used: %s names a different one", source.name, named[0])
         return None
     try:
         target = Path(tempfile.mkdtemp(prefix="s1-mini-compiled-"))

@@ -108,7 +108,7 @@ class Manifest:
             manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]), read_origin(value))
             form, content = value["format"], value["content_sha256"]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            raise PackageError(f"{MANIFEST} is not a manifest of s1-mini package") from None
+            raise PackageError(f"{MANIFEST} is not a manifest written by `s1-mini package`") from None
         if form != FORMAT:
             raise PackageError(f"{MANIFEST} has format {repr(form)[:20]}; package it again for format {FORMAT}")
         check_names(manifest.files)
@@ -120,7 +120,7 @@ class Manifest:
 def _read_files(value: Mapping[str, Any]) -> dict[str, Content]:
     files = {name: Content(one["sha256"], int(one["bytes"])) for name, one in value.items()}
     if not all(isinstance(one.sha256, str) and _SHA256.fullmatch(one.sha256) for one in files.values()):
-        raise ValueError("a hash is none")
+        raise ValueError("a hash is not valid")
     return files
 
 
@@ -139,7 +139,7 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
     for folded, name in seen.items():
         for end in (at for at, letter in enumerate(folded) if letter == "/"):
             if folded[:end] in seen:
-                raise PackageError(f"{seen[folded[:end]]!r} is a file, and the folder of {name!r}")
+                raise PackageError(f"{seen[folded[:end]]!r} is both a file and the folder of {name!r}")
 
 
 def check_name(name: str) -> None:
@@ -152,7 +152,7 @@ def check_name(name: str) -> None:
     if {"", ".", ".."} & {*parts}:
         raise PackageError(f"{name!r} {'leads out of its folder' if '..' in parts else 'is not a plain path'}")
     if "\\" in name or _NO_LETTERS.search(name):
-        raise PackageError(f"{name!r} has letters that no path here may have")
+        raise PackageError(f"{name!r} has characters that are not allowed in a path")
     for part in parts:
         if _FOREIGN.search(part) or part.endswith((".", " ")) or _DEVICE.fullmatch(part.partition(".")[0].rstrip(" ")):
             raise PackageError(f"{name!r} cannot be a path on Windows; give {part!r} another name")
@@ -196,7 +196,7 @@ def verify_directory(directory: Path) -> Manifest:
 
 def _parse_manifest(text: bytes | None, place: Path) -> Manifest:
     if text is None:
-        raise PackageError(f"{place} has no {MANIFEST}: it is not an artifact of s1-mini package")
+        raise PackageError(f"{place} has no {MANIFEST}: it is not an artifact of `s1-mini package`")
     if len(text) > MAX_MANIFEST_BYTES:
         raise PackageError(f"{MANIFEST} is larger than {MAX_MANIFEST_BYTES:,} bytes")
     return Manifest.from_bytes(text)
@@ -278,7 +278,7 @@ def _check_listed(manifest: Manifest, found: Mapping[str, object]) -> None:
 
 def _check_changed(names: Iterable[str]) -> None:
     if changed := sorted(names):
-        raise PackageError(f"{_some(changed)} not what {MANIFEST} says: changed after it was packaged")
+        raise PackageError(f"{_some(changed)} not what {MANIFEST} says: they changed after packaging")
 
 
 def _some(names: list[str]) -> str:
@@ -300,7 +300,7 @@ class _Unpacked:
         block = self._file.read(size)
         self._left -= len(block)
         if self._left < 0:
-            raise PackageError(f"what stands before a file has more than {_HEADER_BYTES:,} bytes")
+            raise PackageError(f"the headers before a file exceed {_HEADER_BYTES:,} bytes")
         return block
 
 
@@ -319,7 +319,7 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedRe
             while (member := tar.next()) is not None:
                 _check_member(member)
                 if member.name in names:
-                    raise PackageError(f"{member.name!r} is there twice")
+                    raise PackageError(f"{member.name!r} occurs twice")
                 names[member.name] = None
                 if len(names) > MAX_FILES:
                     raise PackageError(f"there are more than {MAX_FILES:,} files")
@@ -343,7 +343,7 @@ def _check_member(member: tarfile.TarInfo) -> None:
         kind = "a file with holes" if member.issparse() else _KINDS.get(member.type, "no plain file")
         raise PackageError(f"{member.name!r} is {kind}; only plain files may be in an artifact")
     if member.size < 0:
-        raise PackageError(f"{member.name!r} says that it has {member.size} bytes")
+        raise PackageError(f"{member.name!r} declares a size of {member.size} bytes")
 
 
 @contextmanager

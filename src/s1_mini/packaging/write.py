@@ -99,21 +99,21 @@ def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Arch
     for folder in (checkpoint / VOICES, *([] if more is None else [more])):
         for path in sorted(folder.glob("*.safetensors")):
             if path.stem in found:
-                raise VoiceError("voices", f"{path.stem!r} is there twice: {found[path.stem]} and {path}")
+                raise VoiceError("voices", f"{path.stem!r} occurs twice: {found[path.stem]} and {path}")
             check_name(path.stem, "voices")
             found[path.stem] = path
             try:
                 defaults += [path.stem] if read_voice(path, form).is_default else []
             except CheckpointFileError as error:
-                raise CheckpointFileError(f"{error}; get or make this file again, or leave it out") from None
+                raise CheckpointFileError(f"{error}; recreate this file, or leave it out") from None
     if len(defaults) > 1:
-        raise VoiceError("voices", f"there may be one default; these are: {', '.join(defaults)}")
+        raise VoiceError("voices", f"only one voice can be the default; found: {', '.join(defaults)}")
     return [copied(path, f"{VOICES}/{path.name}") for path in found.values()]
 
 
 def _compile_cache(folder: Path, key: str) -> list[ArchiveEntry]:
     if not KEY.fullmatch(key):
-        raise PackageError(f"compile cache: {key!r} is not a key; name GPU and torch, as in sm_90-torch2.13.0")
+        raise PackageError(f"compile cache: {key!r} is not a key; name GPU and torch, such as sm_90-torch2.13.0")
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     if not paths or not is_cache(folder):
         raise PackageError(f"compile cache: {folder} holds no compiled kernels; S1_MINI_COMPILE_CACHE_PATH names one")

@@ -52,15 +52,19 @@ def count_replicas(wanted: Wanted, config: EngineConfig, machine: LocalMachine, 
         return 1
     given = f"replicas={wanted}"
     if machine.is_windows:
-        raise ConfigurationError(f"{given}: several replicas need Linux or macOS; start one server for each port")
+        raise ConfigurationError(
+            f"{given}: several replicas need Linux or macOS; on this system, start one server per port"
+        )
     if config.device not in ("auto", "cuda", "cpu"):
-        raise ConfigurationError(f"{given}: device={config.device} is one device; say auto, cuda or cpu")
+        raise ConfigurationError(f"{given}: device={config.device} is one device; use auto, cuda or cpu")
     if config.placement:
-        raise ConfigurationError(f"{given}: S1_MINI_PLACEMENT gives stages to devices, and each replica sees only one")
+        raise ConfigurationError(
+            f"{given}: cannot be combined with S1_MINI_PLACEMENT, since each replica sees only one device"
+        )
     if on_gpu:
         if wanted > machine.num_gpus:
             there = f"{machine.num_gpus} GPU{'s are' if machine.num_gpus > 1 else ' is'} here"
-            raise ConfigurationError(f"{given}: each has a GPU of its own, and {there}; auto takes all of them")
+            raise ConfigurationError(f"{given}: each replica needs its own GPU, but {there}; auto uses all of them")
         return wanted
     each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GB
     if wanted * each > machine.free_bytes:

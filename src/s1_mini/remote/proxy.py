@@ -80,7 +80,7 @@ def describe_proxy(
     socket_s = settings.max_websocket_s + MARGIN_S
     binds = "\n".join(f"    bind fd@{number}" for number in listeners)
     proxied = _addresses(os.environ.get(TRUSTED) or LOOPBACK)
-    full = BusyError("as many requests are being answered as may be; try again in a second")
+    full = BusyError("the server is at its limit of concurrent requests; try again in a second")
     nobody = EngineNotReadyError("no replica is ready; try again later")
     lines = f"""
 global
@@ -114,9 +114,9 @@ defaults
     timeout client-fin {_ms(settings.send_timeout_s)}
     timeout server-fin {_ms(settings.send_timeout_s)}
     {_failure(408, BodyTooSlowError(f"the body took longer than {settings.body_timeout_s:g} s"))}
-    {_failure(502, ReplicaLostError("the replica that spoke this has gone; ask again"))}
+    {_failure(502, ReplicaLostError("the replica that handled this request died; send it again"))}
     {_failure(503, nobody)}
-    {_failure(504, RequestTimeoutError("the replica that was to speak answered nothing in time; ask again"))}
+    {_failure(504, RequestTimeoutError("the replica did not answer in time; ask again"))}
 
 frontend door
 {binds}
@@ -142,7 +142,7 @@ frontend door
     acl drains str(now),map({folder / STATES}) -m str draining
     acl one_speaks nbsrv(replicas) gt 0
     http-request return status 200 hdr X-Request-Id %[var(txn.id)] if asks_health is_get !drains one_speaks
-    http-request {_return(DrainingError("the server is going down; ask another one"))} if drains !asks_of_all
+    http-request {_return(DrainingError("the server is shutting down; use another one"))} if drains !asks_of_all
     http-request {_return(nobody)} if asks_health is_get
 
     acl speaks method POST
@@ -312,7 +312,7 @@ def _shaped(error: S1MiniError) -> str:
 def _per_client(allowed: int) -> str:
     if not allowed:
         return ""
-    error = TooManyRequestsError(f"{allowed} requests of yours are being answered; wait for one of them")
+    error = TooManyRequestsError(f"{allowed} of your requests are in progress; wait for one to finish")
     return f"http-request {_return(error)} if speaks !is_unqueued {{ sc0_conn_cur gt {allowed} }}"
 
 

@@ -38,7 +38,7 @@ def _by_stage(value: Any) -> Any:
     for part in filter(None, (part.strip() for part in value.split(","))):
         stage, _, word = (each.strip() for each in part.partition("="))
         if not stage or not word or stage in words:
-            raise ValueError(f"{part!r} is not stage=number, or names a stage twice")
+            raise ValueError(f"{part!r} must be stage=number, with each stage once")
         words[stage] = word
     return words
 
@@ -87,6 +87,6 @@ class ClusterSettings(Settings):
             unknown = sorted(set(getattr(self, field)) - {*stages, INGRESS})
             if unknown:
                 raise ConfigurationError(
-                    f"{ENV_PREFIX}{field.upper()}: {title} has no stage {', '.join(unknown)}; there are "
+                    f"{ENV_PREFIX}{field.upper()}: {title} has no stage {', '.join(unknown)}; available: "
                     f"{', '.join(stages)} and {INGRESS}"
                 )

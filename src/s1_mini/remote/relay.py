@@ -344,8 +344,8 @@ class ClusterEngine(ProductionTTSEngine):
         for fact in self._facts:
             if fact.fingerprint != own:
                 raise CheckpointMismatchError(
-                    f"the stage {fact.stage} has another checkpoint than {speaker.directory} here; put the same on all "
-                    "machines"
+                    f"the stage {fact.stage} uses a different checkpoint from {speaker.directory} here; "
+                    "install the same one on all machines"
                 )
         first = self._facts[0]
         chain = speaker.loaded.chain(first.slots, first.positions)

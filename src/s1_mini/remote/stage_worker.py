@@ -243,7 +243,7 @@ class StageEngine:
         try:
             list(begun.queue)
         except EngineError as error:  # a random prompt may give no output
-            logger.info("the warm-up of the stage %s ended early: %s", self.facts.stage, error)
+            logger.info("warming up stage %s failed: %s", self.facts.stage, error)
 
 
 def fingerprint(directory: Path) -> str:

@@ -195,7 +195,7 @@ class Supervisor:
     async def _on_proxy_end(self, proxy: Proxy, exit_code: int | None) -> None:
         if self._is_draining:
             return
-        logger.error("the proxy ended; it is started again", extra={"fields": {"exit_code": exit_code}})
+        logger.error("the proxy exited; restarting it", extra={"fields": {"exit_code": exit_code}})
         if proxy.num_failed == PROXY_STARTS:
             self._give_up("the proxy cannot be started", {"event": "start_failed", "reason": proxy.verdict})
 
@@ -230,7 +230,7 @@ class Supervisor:
 
     def _exit_now(self) -> None:
         """Kill everything, from a thread of its own: the drain timeout is over."""
-        logger.error("not everything ended in time", extra={"fields": {"event": "killed"}})
+        logger.error("shutdown timed out", extra={"fields": {"event": "killed"}})
         for process in self._processes:
             process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)

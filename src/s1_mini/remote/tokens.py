@@ -140,7 +140,7 @@ class TokenWorker(Supervised):
                 if each.error is not None:
                     raise each.error
                 if each.is_over and not each.tokens:
-                    raise GenerationError(f"the worker of the stage {self.name} ended this too soon")
+                    raise GenerationError(f"the worker of the stage {self.name} ended this sequence too early")
             return [_take(each) for each in sequences]
 
     def close(self) -> None:

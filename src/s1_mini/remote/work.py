@@ -100,11 +100,9 @@ async def draw(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator
         except LostError as lost:
             reason = str(lost)
         else:
-            reason = "it came to no end"
-        logger.warning("a replica of the stage %s is lost, for the %d. time: %s", stage, number + 1, reason)
-    raise EngineNotReadyError(
-        f"the stage {stage} has lost {1 + MAX_LOST} replicas while this was being spoken: {reason}"
-    )
+            reason = "its output ended early"
+        logger.warning("lost a replica of the stage %s (loss %d): %s", stage, number + 1, reason)
+    raise EngineNotReadyError(f"the stage {stage} has lost {1 + MAX_LOST} replicas during this utterance: {reason}")
 
 
 def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
@@ -114,6 +112,7 @@ def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
     same = np.allclose(known, again, rtol=0, atol=SAME) if known.dtype.kind == "f" else np.array_equal(known, again)
     if not same:
         raise GenerationError(
-            f"a replica of the stage {stage} was lost, and another one does not go on as it did; send the request again"
+            f"a replica of the stage {stage} was lost, and its replacement generated different output; "
+            "send the request again"
         )
     return items[len(known) :]

@@ -84,7 +84,9 @@ class AheadCompiler:
                         path.touch()
             return
         if getattr(sys, "frozen", False) or not sys.executable:
-            raise RuntimeError("this program has no Python to compile with; S1_MINI_COMPILE=true compiles at the start")
+            raise RuntimeError(
+                "no Python interpreter is available for compiling; S1_MINI_COMPILE=true compiles at the start"
+            )
         self._speaker.kernels = Choice("torch", "until numba has compiled the step, which goes on in the background")
         threading.Thread(target=self._wait, args=(work, missing), name="s1_mini compiler", daemon=True).start()
 
@@ -118,7 +120,7 @@ class AheadCompiler:
             if child.wait():
                 stderr.seek(0)
                 last = stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
-                raise RuntimeError(last or f"the process that compiles ended with {child.returncode}")
+                raise RuntimeError(last or f"the compiling process exited with code {child.returncode}")
         return not self._stopped.is_set()
 
     def _use(self, work: Sequence[Compilable], when: str) -> bool:
@@ -140,10 +142,10 @@ class AheadCompiler:
     def _fail(self, error: Exception, used: Sequence[str] = ()) -> None:
         reason = first_line(error)
         if used:
-            logger.warning("numba makes %s; it fails at more, which torch computes: %s", " and ".join(used), reason)
+            logger.warning("numba compiled %s but failed on the rest, which torch runs: %s", " and ".join(used), reason)
             self._speaker.kernels = Choice("numba", f"{' and '.join(used)}; the rest by torch, numba fails: {reason}")
         else:
-            logger.warning("numba fails, torch computes: %s", reason)
+            logger.warning("numba failed, torch runs instead: %s", reason)
             self._speaker.kernels = Choice("torch", f"numba fails: {reason}")
 
 

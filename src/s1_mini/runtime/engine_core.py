@@ -317,7 +317,7 @@ class EngineCore(Core):
         freed = self.prefixes.shrink()
         if self._clears_memory:
             torch.cuda.empty_cache()
-        logger.warning("out of memory: released %.1f MB of prefixes, trying again", freed / 1e6)
+        logger.warning("out of memory: released %.1f MB of cached prefixes, trying again", freed / 1e6)
 
     def _on_end(self, failure: BaseException | None) -> None:
         """Record the end of the calling thread; the last thread ends all requests that are left."""

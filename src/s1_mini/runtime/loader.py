@@ -181,8 +181,8 @@ def check_weights(sizes: Sizes, stages: Mapping[str, list[str]], free_bytes: Map
         if needed > free_bytes[device]:
             best = max(free_bytes, key=lambda name: free_bytes[name])
             raise ConfigurationError(
-                f"placement: the weights of {', '.join(names)} take {needed / GIB:.2f} GB, and {device} has "
-                f"{free_bytes[device] / GIB:.2f} free; most is free on {best} ({free_bytes[best] / GIB:.2f} GB). "
+                f"placement: the weights of {', '.join(names)} take {needed / GIB:.2f} GB, but {device} has only "
+                f"{free_bytes[device] / GIB:.2f} GB free; {best} has the most ({free_bytes[best] / GIB:.2f} GB). "
                 "`s1-mini plan --placement` computes what fits"
             )
 
@@ -279,7 +279,7 @@ def choose_kernels(device: str) -> Choice:
         raise
     except Exception as error:  # errors of Triton, compilers and drivers have no class in common
         leave_triton()
-        logger.warning("Triton fails, torch computes from now on: %s", first_line(error))
+        logger.warning("Triton failed, torch runs from now on: %s", first_line(error))
         return Choice("torch", f"Triton fails: {first_line(error)}")
     return Choice("triton", f"Triton is there for {device}")
 

@@ -142,7 +142,7 @@ class StageRunner:
             report.errors[slots[-1]] = as_error(error)  # the newest makes room for the others
             report.skipped |= set(slots[:-1])
             return []
-        logger.warning("a step failed; each slot is tried alone", exc_info=error)
+        logger.warning("a step failed; retrying each slot separately", exc_info=error)
         del error
         return self._step_alone(plan, rows, report)
 

@@ -191,7 +191,7 @@ class Synthesizer:
         prompt = self._loaded.prompt(WARM_UP_TEXT, [voice])
         if len(prompt.items) >= self.positions:
             raise CapacityError(
-                f"the voice makes {prompt.num_shared} positions of {self.positions} that a slot holds; "
+                f"the voice takes {prompt.num_shared} of the {self.positions} positions of a slot; "
                 "use a shorter reference"
             )
         return prompt
@@ -242,7 +242,9 @@ class Synthesizer:
     def families(self) -> Iterator[MetricFamily]:
         queue, slots = self.core.line.stats, self.core.slots
         yield MetricFamily("queue_waiting", "gauge", "Requests that wait for a slot", queue.waiting)
-        yield MetricFamily("queue_refused_total", "counter", "Requests refused since the queue was full", queue.refused)
+        yield MetricFamily(
+            "queue_refused_total", "counter", "Requests refused because the queue was full", queue.refused
+        )
         yield MetricFamily(
             "slots", "gauge", "Slots", {"taken": slots.count - slots.num_free, "free": slots.num_free}, "state"
         )
@@ -257,7 +259,7 @@ class Synthesizer:
         room = self._chain.room(prompt)
         if room < 1:
             raise CapacityError(
-                f"text and references make {len(prompt.items)} positions; a slot holds {self.positions}. "
+                f"text and references take {len(prompt.items)} positions, but a slot has {self.positions}. "
                 "Use a shorter reference, fewer of them, or give the engine more memory or larger slots "
                 "(S1_MINI_KV_CACHE_GB, S1_MINI_MAX_COLUMNS)."
             )

@@ -203,7 +203,7 @@ class Preloader:
                 if not isinstance(error, S1MiniError | OSError):
                     logger.exception("warming failed")
                     reason = f"{type(error).__name__}: {error}"
-                logger.warning("the voice %r could not be made ready: %s", name, reason)
+                logger.warning("the voice %r could not be preloaded: %s", name, reason)
                 self.failed[name] = reason
 
     def _next(self) -> Recording | str | None:
@@ -251,7 +251,7 @@ class Preloader:
                 with self._changed:
                     num_left = len(self._names)
                     self._names.clear()
-                logger.info("the cache of prefixes is full; %r and %d more voices are not read ahead", name, num_left)
+                logger.info("the prefix cache is full; %r and %d more voices were not preloaded", name, num_left)
                 return
             if self._synthesizer.has_room_to_spare and self._synthesizer.read_prefix(voice):
                 return  # even if its prefix is too short to be cached

@@ -36,7 +36,7 @@ class FolderStore:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigurationError(f"async store {str(directory)!r} cannot be made: {error.strerror}") from None
+            raise ConfigurationError(f"async store {str(directory)!r} cannot be created: {error.strerror}") from None
         self._directory = directory.resolve()
         for left in self._directory.glob(".*.reserved"):  # by a killed process; no invocation lasts so long
             with suppress(OSError):

@@ -70,7 +70,7 @@ def find_model(directory: Path) -> Path | None:
     if wrapped is not None:
         raise CheckpointNotFoundError(
             f"{directory} has no config.json, but {wrapped.parent.name}/config.json: the archive has a folder around "
-            "its files. Make it with s1-mini package, or with tar -C that folder"
+            "its files. Create it with `s1-mini package`, or with `tar -C FOLDER`"
         )
     raise CheckpointNotFoundError(f"{directory} holds no checkpoint: config.json is missing")
 

@@ -157,7 +157,7 @@ def model_fn(model_dir: str) -> Container | Failure:
     try:
         return process_engine.get(find_checkpoint(model_dir))
     except Exception as error:  # the toolkit would restart the worker forever
-        logger.exception("the engine does not start")
+        logger.exception("the engine failed to start")
         return Failure(error)
 
 
@@ -210,8 +210,8 @@ def _check_size(response: httpx.Response) -> None:
     limit = int(os.environ.get("MMS_MAX_RESPONSE_SIZE") or MAX_ANSWER_BYTES)
     if len(response.content) > limit:
         raise CapacityError(
-            f"the answer has {len(response.content)} bytes and this server hands on {limit}; "
-            "ask for flac, mp3 or opus, or send the text in parts"
+            f"the answer has {len(response.content)} bytes; this server can return at most {limit}; "
+            "request flac, mp3 or opus, or send the text in parts"
         )
 
 

@@ -86,7 +86,8 @@ class InvocationBody(SpeechBody):
     text: Text | None = None  # type: ignore[assignment] # a session may be opened or closed without speaking
     format: Format | None = None  # type: ignore[assignment] # Accept may name it
     requestType: Literal["NEW_SESSION", "CLOSE"] | None = Field(  # noqa: N815 - the containers' common name
-        None, description="With the header X-Amzn-SageMaker-Session-Id."
+        None,
+        description="NEW_SESSION opens a session; CLOSE ends the one named in the header X-Amzn-SageMaker-Session-Id.",
     )
 
     def to_request(self, recording: bytes | None = None) -> SpeechRequest:
@@ -151,7 +152,7 @@ async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
     session_id, known = request.headers.get(sessions.ID_HEADER), request.app.state.sessions
     if content_type(request) in JSON_LINES_TYPES:
         if session_id is not None:
-            raise InvalidError(sessions.ID_HEADER, "has no meaning with JSON lines; send one JSON object")
+            raise InvalidError(sessions.ID_HEADER, "cannot be used with JSON lines; send one JSON object")
         return StreamedAnswer(_speak_lines(request, engine, _split_lines(await request.body())), JSON_LINES, {})
     body, recording = await read_speech(request, InvocationBody)
     if sessions.NEW in (session_id, body.requestType):
@@ -339,7 +340,7 @@ def read_attributes(header: str | None) -> dict[str, str]:
     if len(header) > MAX_HEADER:
         raise ParameterError(ATTRIBUTES, f"is {len(header)} characters long; at most {MAX_HEADER} are allowed")
     if not (header.isascii() and header.isprintable()):
-        raise ParameterError(ATTRIBUTES, "holds characters that are not visible ASCII")
+        raise ParameterError(ATTRIBUTES, "has characters that are not visible ASCII")
     attributes: dict[str, str] = {}
     for item in re.split(r"[,\s]+", header):
         name, found, value = item.partition("=")

@@ -107,7 +107,7 @@ class LocalEndpoint:
             holding.release()
             if not task.cancelled() and (error := task.exception()) is not None:
                 fields = {"inference_id": call.inference_id}
-                logger.error("an asynchronous answer is lost", exc_info=error, extra={"fields": fields})
+                logger.error("an asynchronous response was lost", exc_info=error, extra={"fields": fields})
 
         task = asyncio.create_task(self._answer(store, scope, call))
         self._tasks.add(task)
@@ -333,7 +333,7 @@ def _keep(store: AsyncStore, name: str, answer: Response) -> None:
     try:
         store.write(name + (OUTPUT if is_good(answer) else FAILURE), bytes(answer.body), kind)
     except OSError as error:
-        logger.warning("an asynchronous answer cannot be written: %s", error)
+        logger.warning("an asynchronous response cannot be written: %s", error)
         if is_good(answer):
             answer = error_response(StorageError(f"the answer cannot be kept: {error.strerror}"), None)
         store.write_reserved(name, name + FAILURE, bytes(answer.body), answer.headers["content-type"])

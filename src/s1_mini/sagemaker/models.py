@@ -101,9 +101,11 @@ class HostedModels:
         `CheckpointError` or `ConfigurationError` if it cannot be loaded.
         """
         if not NAME.fullmatch(name):
-            raise InvalidError("model_name", f"{name[:128]!r}; 1 to 128 of A-Z, a-z, 0-9, ., - and _ are allowed")
+            raise InvalidError(
+                "model_name", f"{name[:128]!r} is not a valid name: 1 to 128 of A-Z, a-z, 0-9, ., - and _ are allowed"
+            )
         if name in self._models:
-            raise ModelLoadedError(f"the model {name!r} is loaded already; unload it first")
+            raise ModelLoadedError(f"the model {name!r} is already loaded; unload it first")
         directory, kv_bytes = self._directory(url), self._settings.models_kv_mb * 1e6
         num_bytes = measure(directory) + round(kv_bytes)
         self._check_memory(num_bytes)
@@ -138,7 +140,7 @@ class HostedModels:
         budget = self._settings.models_memory_mb * 1e6
         if taken + num_bytes > budget:
             raise ModelMemoryError(
-                f"the model counts {num_bytes / 1e6:.0f} MB; {max(0.0, budget - taken) / 1e6:.0f} of "
+                f"the model needs {num_bytes / 1e6:.0f} MB; {max(0.0, budget - taken) / 1e6:.0f} of "
                 f"{budget / 1e6:.0f} MB are free. Unload another (or raise S1_MINI_SERVER_SAGEMAKER_MODELS_MEMORY_MB)"
             )
 
@@ -164,7 +166,7 @@ class LoadBody(Strict):
     """Body of `POST /models`."""
 
     model_name: str = Field(min_length=1, max_length=128)
-    url: str = Field(min_length=1, max_length=4096, description="A folder of this machine.")
+    url: str = Field(min_length=1, max_length=4096, description="A folder on this machine.")
 
 
 @router.post("/models")

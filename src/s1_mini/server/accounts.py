@@ -122,7 +122,7 @@ class Accounts:
             allowed = client_share(limit, self._total[resource], of_client)
             if of_client + amount > max(1, allowed):
                 return TooManyRequestsError(
-                    f"You hold {of_client:,} of {limit:,} {name}, which is your share. Wait for one to finish."
+                    f"You hold {of_client:,} of {limit:,} {name}, your full share. Wait for one to finish."
                 )
         if held + amount > max(1, HOLDING_SHARES[resource] * (allowed - of_client + held)):
             return BusyError(f"The server has too few {name} left for this request. Retry in one second.")

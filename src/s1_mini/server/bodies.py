@@ -158,11 +158,14 @@ def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
         position = found.end()
         count += 1
         if count > max_marks:
-            raise BodyError(f"the body has more than {max_marks} marks of JSON; send fewer items at once")
+            raise BodyError(
+                f"the body has more than {max_marks} JSON tokens (quotes, colons, commas, brackets); "
+                "send fewer items at once"
+            )
         if found.group() == b'"':
             position = _after_string(data, position)
     if len(data) - position > MAX_GAP:
-        raise BodyError(f"the body has {MAX_GAP} bytes without a mark of JSON after byte {position}")
+        raise BodyError(f"the body has {MAX_GAP} bytes without a JSON token after byte {position}")
 
 
 def _after_string(data: bytes, position: int) -> int:

@@ -56,7 +56,7 @@ class Connections(IdlePool[asyncio.Transport]):
         """Register a connection, evicting an idle one if necessary. Abort it and return False if all are busy."""
         is_full = len(self) >= self.limit
         if not self.add(transport, self._accounts.client(_address(transport)), can_evict=_has_sent_all):
-            self._warnings.warn("connections refused: all are busy", connections=len(self))
+            self._warnings.warn("connections refused: all allowed connections are busy", connections=len(self))
             transport.abort()
             return False
         if is_full:
@@ -76,7 +76,9 @@ class Connections(IdlePool[asyncio.Transport]):
 
     def stalled(self, transport: asyncio.Transport) -> None:
         """Abort and remove a connection whose client stopped reading."""
-        self._warnings.warn("connection ended: it took nothing", seconds=self._stall_s, client=_address(transport))
+        self._warnings.warn(
+            "connection closed: the client stopped reading", seconds=self._stall_s, client=_address(transport)
+        )
         transport.abort()
         self.remove(transport)
 
@@ -88,7 +90,7 @@ class Connections(IdlePool[asyncio.Transport]):
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio says so for each
-            self._warnings.warn("no connection can be accepted: too many files are open", reason=error.strerror)
+            self._warnings.warn("cannot accept connections: too many open files", reason=error.strerror)
         else:
             loop.default_exception_handler(context)
 

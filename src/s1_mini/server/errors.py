@@ -204,7 +204,7 @@ def error_response(error: BaseException, request_id: str | None) -> JSONResponse
 def misaddressed(method: str, path: str, allowed: str) -> ServerError:
     """Return the error for an unknown path or, if `allowed` has methods of the path, for another method."""
     if allowed:
-        return MethodError(f"{method[:20]} is not for {path[:100]!r}; allowed: {allowed}", allowed)
+        return MethodError(f"{method[:20]} is not allowed for {path[:100]!r}; use {allowed}", allowed)
     return NotFoundError(f"there is no {path[:100]!r} here; /docs lists what there is")
 
 

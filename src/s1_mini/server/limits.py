@@ -77,7 +77,7 @@ class AdmissionController:
     def refusal(self, state: EngineState | None = None) -> S1MiniError | None:
         """Return why no request is admitted: starting, failed or shutting down; None if the engine is ready."""
         if self.is_draining:
-            return DrainingError("the server is going down; ask another one")
+            return DrainingError("the server is shutting down; use another one")
         if self.failure is not None:
             return EngineNotReadyError("the engine could not be started, or has died; see the server's log")
         state = state or self._engine.state()
@@ -150,7 +150,7 @@ class AdmissionMiddleware:
         if is_public(scope["path"]):
             return None
         if self._keys and not has_key:
-            return UnauthorizedError("this needs the header Authorization: Bearer KEY with the server's key")
+            return UnauthorizedError("this path requires the header Authorization: Bearer KEY with the server's key")
         return self._foreign(headers)
 
     def _no_room(self, scope: Scope, headers: Headers, record: RequestLog) -> S1MiniError | None:

@@ -80,7 +80,7 @@ def _sentence(message: str, fields: dict[str, Any]) -> str:
         case "ready" if "url" not in fields:  # a replica; all have the same address
             return f"ready on {fields['device']} after {fields['seconds']:.1f} s"
         case "ready":
-            place = f"{fields['url']}, a page to speak from; the API: {fields['url']}docs"
+            place = f"{fields['url']}, a web page; its API is described at {fields['url']}docs"
             return f"ready at {place}. On {fields['device']}, after {fields['seconds']:.1f} s. Ctrl+C stops it."
         case "draining":
             return f"stopping; requests to finish first: {fields['requests']}"

@@ -73,9 +73,9 @@ async def _file(name: str, request: Request, headers: dict[str, str] = HEADERS) 
 
 
 @health_router.get(
-    "/ready", name="ready", response_class=Response, summary="The same under another name", responses=_UNREADY
+    "/ready", name="ready", response_class=Response, summary="Readiness (alias of /ping)", responses=_UNREADY
 )
-@health_router.get("/ping", response_class=Response, summary="Whether to send requests here", responses=_UNREADY)
+@health_router.get("/ping", response_class=Response, summary="Readiness", responses=_UNREADY)
 async def ping(request: Request) -> Response:
     """Answer 200 without a body while the engine is ready, 503 before, after it has died, and during shutdown."""
     if (refused := request.app.state.gate.refusal()) is not None:

@@ -55,7 +55,7 @@ def check_address(host: str, port: int) -> None:
         for listener in bind(host, port):
             listener.close()
     except (socket.gaierror, UnicodeError):
-        raise ConfigurationError(f"host {host!r} is not known here; choose another with `--host`") from None
+        raise ConfigurationError(f"host {host!r} cannot be resolved; choose another with `--host`") from None
     except OSError as error:
         other = f"cannot listen at host {host!r}, port {port}: {error.strerror}"
         raise ConfigurationError(sentences.get(error.errno or 0, other)) from None
@@ -199,7 +199,7 @@ class DrainingServer(uvicorn.Server):
             self._drain_ends = time.monotonic() + self._state.settings.drain_timeout_s
 
     def _exit_now(self) -> None:
-        logger.error("not everything ended in time", extra={"fields": {"event": "killed"}})
+        logger.error("shutdown timed out", extra={"fields": {"event": "killed"}})
         logging.shutdown()
         os._exit(int(self._state.gate.failure is not None))
 

@@ -44,10 +44,14 @@ ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
 # length of texts and names of voices are checked by the engine, with the same messages for all interfaces
 _NOT_EMPTY: JsonDict = {"minLength": 1}
 Text = Annotated[str, Field(description="Text to speak.", examples=["Good morning."], json_schema_extra=_NOT_EMPTY)]
-VoiceName = Annotated[str, Field(description="A voice of GET /v1/voices.")]
-Format = Annotated[AudioFormat, Field(description="Of the answer; ogg is Opus too, pcm is s16le mono without header.")]
+VoiceName = Annotated[str, Field(description="A voice from GET /v1/voices.")]
+Format = Annotated[
+    AudioFormat,
+    Field(description="Audio format of the response; ogg also contains Opus, pcm is s16le mono without a header."),
+]
 Base64Audio = Annotated[
-    str, Field(min_length=1, description="A recording whose voice to use, as base64: wav, flac, mp3, ogg, opus, aiff.")
+    str,
+    Field(min_length=1, description="A recording of the voice to clone, as base64: wav, flac, mp3, ogg, opus, aiff."),
 ]
 
 
@@ -86,7 +90,7 @@ class Sampling(Strict):
     )
     return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
 
-    seed: Seed | None = Field(None, description="Same seed, same audio.")
+    seed: Seed | None = Field(None, description="The same seed gives the same audio.")
     temperature: float = Field(
         DEFAULT_SAMPLING.temperature, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest."
     )
@@ -228,7 +232,9 @@ class OpenAISpeechBody(Sampling):
     ] = Field(None, description="A voice of GET /v1/voices; OpenAI's own names mean the default voice.")
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: Annotated[float, AfterValidator(_own_speed)] = Field(
-        1.0, description="Only the voice's own speed is supported.", json_schema_extra={"minimum": 1, "maximum": 1}
+        1.0,
+        description="Only 1.0, the voice's own speed, is supported.",
+        json_schema_extra={"minimum": 1, "maximum": 1},
     )
     instructions: str | None = Field(None, description="Ignored.")
     stream_format: Literal["audio", "sse"] = "audio"
@@ -315,7 +321,9 @@ class VoicesAnswer(BaseModel):
     """All named voices."""
 
     voices: list[VoiceAnswer]
-    keeps_added: bool = Field(description="Whether added voices outlive the server: S1_MINI_VOICES_PATH is set.")
+    keeps_added: bool = Field(
+        description="Whether added voices survive a restart of the server (requires S1_MINI_VOICES_PATH)."
+    )
 
 
 class VoiceForm(Strict):
@@ -330,7 +338,7 @@ class VoiceForm(Strict):
 class ErrorDetail(BaseModel):
     """Code and message of an error."""
 
-    code: str = Field(description="Stable, for machines.")
+    code: str = Field(description="Stable code for programs.")
     message: str
     field: str | None = Field(description="The invalid field of the request.")
     request_id: str | None
@@ -347,7 +355,7 @@ def decode_base64(text: str) -> bytes:
     if text.startswith("data:"):
         text = text.partition(",")[2]
     if len(text) % 4 or "=" in text[:-2]:
-        raise InvalidError("reference_audio", "is not base64: it ends too soon, or has more behind its end")
+        raise InvalidError("reference_audio", "is not base64: it is truncated or has trailing characters")
     try:
         # In pieces: one call holds the interpreter, for 16 MB 40 ms and more.
         parts = (text[start : start + BASE64_WINDOW] for start in range(0, len(text), BASE64_WINDOW))

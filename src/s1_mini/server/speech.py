@@ -149,7 +149,7 @@ async def _whole(
                 holding.add(Resource.AUDIO_BYTES, chunk.wave.nbytes)
                 received.append(chunk)
             if not received:
-                raise GenerationError("the model said nothing")
+                raise GenerationError("the model generated no audio")
             holding.set(Resource.REQUESTS, 0)  # the engine is done with it
             content = await asyncio.to_thread(_encode_all, received, audio_format)
     except TimeoutError:
@@ -176,7 +176,7 @@ async def _stream(
     except TimeoutError:
         raise first_deadline.error("the first audio") from None
     if first is None:
-        raise GenerationError("the model said nothing")
+        raise GenerationError("the model generated no audio")
     encoder = StreamEncoder(audio_format, first.sample_rate)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(cast("Any", chunks).aclose)

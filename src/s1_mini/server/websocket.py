@@ -162,7 +162,7 @@ class Session:
         """Raise the reason why the session must end now, if there is one."""
         settings, now = self._state.settings, time.monotonic()
         if now > ends:
-            raise IdleError(f"a session may last {settings.max_websocket_s:g} s")
+            raise IdleError(f"the session reached its limit of {settings.max_websocket_s:g} s")
         if self._is_evicted:
             raise BusyError("The session was idle and made room for a new one. Reconnect to continue.")
         if is_done:
@@ -170,12 +170,12 @@ class Session:
         if self._state.gate.is_draining:
             raise DrainingError("the server is shutting down; reconnect")
         if not self._unspoken and now - self._last_moved > settings.websocket_idle_s:
-            raise IdleError(f"nothing came for {settings.websocket_idle_s:g} s")
+            raise IdleError(f"no message arrived for {settings.websocket_idle_s:g} s")
 
     async def _take(self, message: dict[str, Any]) -> bool:
         """Act on one message; return whether it was the last."""
         if message.get("text") is None:
-            raise BodyError("a binary message means nothing here; send JSON as text")
+            raise BodyError("binary messages are not accepted; send JSON as text")
         text = message["text"]
         match await in_turn(self._state, _parse, text) if len(text) > SMALL_BYTES else _parse(text):
             case SessionConfig() as config:
@@ -212,7 +212,7 @@ class Session:
         allowed = self._state.engine.config.max_text_length
         ahead = self._num_waiting + len(text)
         if ahead > allowed:
-            raise TextError("text", f"is {ahead} characters ahead of the speech; at most {allowed} are allowed")
+            raise TextError("text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed")
         self._says = bool(self._says)
         text = self._rest + text
         if len(text) <= SMALL_TEXT:

@@ -220,7 +220,7 @@ class TextForm:
         if len(said) > max_length:
             raise TextError(
                 "text",
-                f"its {len(text)} characters are {len(said)} when they are spoken; at most {max_length} are allowed; "
+                f"its {len(text)} characters expand to {len(said)} in words; at most {max_length} are allowed; "
                 "send it in parts or raise S1_MINI_MAX_TEXT_LENGTH",
             )
         if not is_speakable(said):
@@ -235,7 +235,7 @@ class TextForm:
     def _nothing(self, text: str, unsupported: str) -> str:
         shown = reprlib.repr(text)
         if not unsupported:
-            return f"{shown} has nothing to say; send at least one letter, number or symbol"
+            return f"{shown} has nothing that can be spoken; send at least one letter, number or symbol"
         return f"{self._voice()}; nothing of {shown} is left without the characters that it cannot pronounce"
 
     def _voice(self) -> str:

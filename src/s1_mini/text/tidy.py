@@ -1,6 +1,6 @@
 """Tidy a text: compose Unicode, normalize white space, and leave everything that is read aloud.
 
-Refuses input that is not text or has nothing to say. Does not know sentences, tokens or models: `(excited)` and
+Refuses input that is not text or has nothing to speak. Does not know sentences, tokens or models: `(excited)` and
 `<|im_end|>` are plain text here. The engine calls it once per request, before `split`.
 """
 
@@ -62,7 +62,7 @@ def _check_characters(text: str) -> None:
         return
     name = f"U+{ord(found.group()):04X} at position {found.start()}"
     if found.group() >= "\ud800":
-        raise TextError("text", f"lone surrogate {name} is half a character; decode the text before sending it")
+        raise TextError("text", f"lone surrogate {name} is not a complete character; decode the text before sending it")
     raise TextError("text", f"control character {name} cannot be spoken; only tabs and line breaks are allowed")
 
 
@@ -78,4 +78,6 @@ def _check_speakable(text: str) -> None:
     if not text:
         raise TextError("text", "it is empty; send at least one letter, number or symbol")
     if not is_speakable(text):
-        raise TextError("text", f"{text[:20]!r} has nothing to say; send at least one letter, number or symbol")
+        raise TextError(
+            "text", f"{text[:20]!r} has nothing that can be spoken; send at least one letter, number or symbol"
+        )

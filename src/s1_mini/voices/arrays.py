@@ -26,7 +26,7 @@ def is_array_file(data: bytes) -> bool:
 def read_arrays(data: bytes) -> dict[str, np.ndarray]:
     """Read the arrays of a .npz by their names, or that of a .npy under the empty one. Raises `ValueError`."""
     if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"it has {len(data):,} bytes; a voice file has at most {MAX_FILE_BYTES:,}")
+        raise ValueError(f"it has {len(data):,} bytes; a voice file may have at most {MAX_FILE_BYTES:,}")
     try:
         if not data.startswith(_MAGIC[0]):
             return {"": _read(data)}
@@ -41,13 +41,15 @@ def _unpack(data: bytes) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         if len(members) > MAX_ARRAYS or sum(member.file_size for member in members) > MAX_BYTES:
-            raise ValueError(f"it holds more than {MAX_ARRAYS} arrays or {MAX_BYTES:,} bytes")
+            raise ValueError(f"it has more than {MAX_ARRAYS} arrays or {MAX_BYTES:,} bytes")
         return {member.filename.removesuffix(".npy"): _read(_read_member(archive, member)) for member in members}
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     if member.compress_type not in _METHODS:
-        raise ValueError(f"it is packed by method {member.compress_type}; save it with numpy.savez or savez_compressed")
+        raise ValueError(
+            f"it uses compression method {member.compress_type}; save it with numpy.savez or savez_compressed"
+        )
     with archive.open(member) as file:
         return file.read(member.file_size)  # unpacks no more than that, unlike archive.read
 
@@ -60,7 +62,7 @@ def _read(data: bytes) -> np.ndarray:
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read_header(file)
     if dtype.hasobject or dtype.kind not in "iuf":
-        raise ValueError(f"it holds {dtype}, not numbers")
+        raise ValueError(f"it contains {dtype}, not numbers")
     if len(shape) > 4 or any(length < 0 for length in shape):
         raise ValueError(f"it has the shape {list(shape)}")
     if math.prod(shape) * dtype.itemsize != len(data) - file.tell():  # before numpy allocates the array

@@ -84,7 +84,7 @@ class VoiceFormat:
     def from_file(self, data: bytes) -> Tensors:
         """Read the tensors of a numpy file as other programs write them. Raises `ValueError`."""
         if self.from_arrays is None:
-            raise ValueError("this checkpoint has no voices in numpy files; send a recording")
+            raise ValueError("this checkpoint does not support numpy voice files; send a recording")
         tensors = self.from_arrays(read_arrays(data))
         for name, wanted in self.tensors.items():
             tensor = tensors[name]

@@ -112,7 +112,7 @@ class CheckpointVoices:
         except VoiceFileError:
             fault = f"may be damaged: {self.faults[name]}" if name in unknown else self.faults[name]
             raise VoiceFileError(
-                "voice", f"none is named, and the default {fault}; until then name another voice"
+                "voice", f"no voice was named, and the default {fault}; name another voice until then"
             ) from None
 
     def __contains__(self, name: object) -> bool:
@@ -141,7 +141,7 @@ class CheckpointVoices:
 
     def _note(self, name: str, error: CheckpointFileError) -> None:
         reason = str(error).replace(f"{self._checkpoint}{os.sep}", "")  # clients see no paths of the machine
-        self.faults[name] = f"{name!r} cannot be used: {reason}; get this file of the checkpoint again, or delete it"
+        self.faults[name] = f"{name!r} cannot be used: {reason}; download the checkpoint's file again, or delete it"
 
     def _summarize(self, name: str) -> VoiceSummary:
         if name in self._files:
@@ -158,7 +158,7 @@ def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:
     """Return the error for an unknown voice; it lists the first known ones."""
     more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
     listed = ", ".join(known[:MAX_LISTED]) or "none"
-    return VoiceNotFoundError("voice", f"{str(name)[:80]!r} is not a voice here; there are: {listed}{more}")
+    return VoiceNotFoundError("voice", f"{str(name)[:80]!r} does not exist; available: {listed}{more}")
 
 
 def check_name(name: str, field: str = "voice") -> None:

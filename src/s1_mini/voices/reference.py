@@ -75,7 +75,7 @@ class ReferenceReader:
         if not self.form.clones:
             raise VoiceUnsupportedError(
                 "reference_audio",
-                "this checkpoint cannot make a voice of a recording; name one of its voices, or send a voice file "
+                "this checkpoint cannot create a voice from a recording; name one of its voices, or send a voice file "
                 "(.npz, .npy)",
             )
         return None

@@ -162,7 +162,7 @@ class ReferenceStore:
             logger.warning("the cached reference %s cannot be read and is encoded again: %s", path, error)
             return None
         if metadata != self._metadata(key, tensors):
-            logger.warning("%s does not hold what its name says; the recording is encoded again", path)
+            logger.warning("the content of %s does not match its name; the recording is encoded again", path)
             return None
         if is_use:
             self.mark_used(key)

@@ -156,7 +156,7 @@ class VoiceDirectory(AddedVoices):
         try:
             names = self._look()
         except OSError as error:
-            raise EngineError(f"the directory of voices cannot be read: {error.strerror}") from None
+            raise EngineError(f"the folder of voices cannot be read: {error.strerror}") from None
         with self._lock:
             self._names = names
 
@@ -208,7 +208,7 @@ class VoiceDirectory(AddedVoices):
         names = {file.removesuffix(SUFFIX) for file in found if not file.startswith(".")}
         foreign = {name for name in names if not is_name(name)}
         for name in sorted(foreign - self._warned):
-            logger.warning("%s in the directory of voices is skipped: no voice can have that name", name + SUFFIX)
+            logger.warning("skipping %s in the folder of voices: it is not a valid voice name", name + SUFFIX)
         self._warned |= foreign
         return names - foreign
 
@@ -269,7 +269,7 @@ def _exists(name: str) -> VoiceExistsError:
 
 def _check_count(count: int, allowed: int) -> None:
     if count > allowed:
-        raise CapacityError(f"{allowed} added voices are as many as there may be; delete some")
+        raise CapacityError(f"{allowed} added voices are the limit; delete some")
 
 
 class VoiceRegistry:
@@ -282,7 +282,7 @@ class VoiceRegistry:
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         for name in sorted(added.names & set(library.names)):
-            logger.warning("the added voice %r is never heard: the checkpoint has a voice of that name", name)
+            logger.warning("the added voice %r is hidden by the checkpoint's voice of the same name", name)
 
     @classmethod
     def open(cls, library: CheckpointVoices, form: VoiceFormat, voices_path: Path | None) -> VoiceRegistry:
@@ -343,7 +343,7 @@ class VoiceRegistry:
             raise VoiceExistsError("voice", f"{name!r} is a voice of the checkpoint; choose another name")
         with self._lock:
             if name in self._being_added:
-                raise VoiceExistsError("voice", f"{name!r} is being added at this moment")
+                raise VoiceExistsError("voice", f"{name!r} is being added right now")
             if not replace and self._is_taken(name):
                 raise _exists(name)
             self._being_added.add(name)
@@ -375,7 +375,7 @@ class VoiceRegistry:
     def _warn(self, name: str, fault: str) -> None:
         if name not in self._warned:
             self._warned.add(name)
-            logger.warning("a voice is left out: %s", fault)
+            logger.warning("skipping a voice: %s", fault)
 
     def _info(self, summary: VoiceSummary) -> VoiceInfo:
         is_own = summary.name in self.library

@@ -147,7 +147,7 @@ def _claiming(num_records: Counter[int]) -> Callable[[Any, str], Any]:
     def claim(storage: Any, _: str) -> Any:
         size = storage.nbytes()
         if size and not num_records[size]:
-            raise CheckpointFileError(f"is damaged: a tensor has {size:,} bytes, and no record has")
+            raise CheckpointFileError(f"is damaged: a tensor needs {size:,} bytes, but no record has that many")
         num_records[size] -= 1
         return storage
 
@@ -165,7 +165,7 @@ def _inspect_zip(file: IO[bytes]) -> Counter[int]:
         folder = archive.infolist()[0].filename.partition("/")[0] if entries else ""
         for entry in entries:
             if names[entry.filename] > 1:
-                raise CheckpointFileError(f"is damaged: it holds {entry.filename[:80]!r} twice")
+                raise CheckpointFileError(f"is damaged: it has {entry.filename[:80]!r} twice")
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
                 raise CheckpointFileError(
                     "is compressed, and weights are read from where they lie in the file: another program packed it "
@@ -190,7 +190,7 @@ def _check_places(file: IO[bytes], entries: list[zipfile.ZipInfo]) -> None:
         file.seek(begin + entry.file_size)
         follows = (b"PK\7\x08",) if entry.flag_bits & _HAS_DESCRIPTOR and entry.file_size else (b"PK",)
         if entry.header_offset < free_from or header[:4] != b"PK\3\4" or not file.read(4).startswith(follows):
-            raise CheckpointFileError(f"is damaged: {entry.filename[:80]!r} does not lie where the file says")
+            raise CheckpointFileError(f"is damaged: {entry.filename[:80]!r} is not at the stated offset")
         free_from = begin + entry.file_size
 
 

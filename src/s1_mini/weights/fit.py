@@ -45,7 +45,7 @@ def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if new_name(name) in renamed:
-            raise CheckpointMismatchError(f"two tensors of the file mean {new_name(name)}; one of them is {name}")
+            raise CheckpointMismatchError(f"two tensors of the file map to {new_name(name)}; one of them is {name}")
         renamed[new_name(name)] = tensor
     return renamed
 

@@ -112,14 +112,14 @@ def _named_errors(name: HubName) -> Iterator[None]:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise CheckpointNotFoundError(
             f"checkpoint {name} is not a directory here and is incomplete in the cache of the hub "
-            f"({constants.HF_HUB_CACHE}), and {why}: connect once, or name a directory"
+            f"({constants.HF_HUB_CACHE}), and {why}: connect to the network once, or name a directory"
         ) from None
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in _DISK_FULL:
             raise CheckpointFileError(
-                f"checkpoint {name}: the disk of {constants.HF_HUB_CACHE} is full ({reason}); free some, or name a "
-                "folder on another disk with HF_HOME"
+                f"checkpoint {name}: the disk of {constants.HF_HUB_CACHE} is full ({reason}); free some "
+                "space, or set HF_HOME to a folder on another disk"
             ) from None
         raise CheckpointFileError(f"checkpoint {name} cannot be kept in {constants.HF_HUB_CACHE}: {reason}") from None
     except ValueError as error:  # a name or an answer that the library does not take

@@ -29,7 +29,9 @@ def fold_weight_norm(tensors: Mapping[str, Tensor], what: str = "codec weights")
                 if other not in named:
                     raise CheckpointMismatchError(f"{what} have {one} but no {other}")
             if f"{stem}.weight" in named:
-                raise CheckpointMismatchError(f"{what} have {scale} and {stem}.weight, which is the same twice")
+                raise CheckpointMismatchError(
+                    f"{what} have {scale} and {stem}.weight, which are two forms of the same weight"
+                )
             named[f"{stem}.weight"] = _fold(stem, named.pop(scale), named.pop(direction), what)
     return named
 

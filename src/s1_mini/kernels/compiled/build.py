@@ -73,11 +73,11 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"nothing can be kept in {folder} ({error.strerror}); {REMEDY}") from None
+        raise OSError(f"cannot write to {folder} ({error.strerror}); {REMEDY}") from None
     if hasattr(os, "geteuid"):  # folders of Windows take their rights from the user's own
         found = folder.stat()
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-            raise PermissionError(f"other users may write to {folder}, and what is in it is run; {REMEDY}")
+            raise PermissionError(f"other users can write to {folder}, whose contents are executed; {REMEDY}")
 
 
 def marker(module: str, formats: Sequence[str]) -> Path:
@@ -121,7 +121,7 @@ def root() -> Path:
     try:
         return _users_own() / "s1_mini"
     except RuntimeError:
-        raise FileNotFoundError(f"this user has no home to keep what is compiled; {REMEDY}") from None
+        raise FileNotFoundError(f"this user has no home directory for compiled code; {REMEDY}") from None
 
 
 def _users_own() -> Path:

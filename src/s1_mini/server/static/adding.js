@@ -93,7 +93,7 @@ export class Adding extends EventTarget {
     try {
       this.recorder = await Recorder.start((seconds, level) => this.level(seconds, level));
     } catch {
-      this.show("The microphone cannot be used. Allow it in the browser, or choose a file.");
+      this.show("The microphone cannot be used. Allow access in the browser, or choose a file.");
       return;
     }
     this.showRecording(true);
@@ -127,7 +127,7 @@ export class Adding extends EventTarget {
       await this.taking;
       if (!this.dialog.open) return;
       if (!name.value.trim()) return this.show("Give the voice a name.", name);
-      if (!this.recording) return this.show(this.refusal || (this.takesFiles ? "Choose a voice file." : "Choose a recording or make one."), element("add-file"));
+      if (!this.recording) return this.show(this.refusal || (this.takesFiles ? "Choose a voice file." : "Choose or record one."), element("add-file"));
       if (!this.takesFiles && !text.value.trim()) return this.show("Write the transcript of the recording.", text);
       button.textContent = "Adding…";
       const called = name.value.trim().toLowerCase().replace(/\s+/g, "-");

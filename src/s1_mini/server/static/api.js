@@ -67,7 +67,7 @@ async function send(path, options = {}) {
 async function readError(response) {
   const { error = {} } = await response.json().catch(() => ({}));
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
-  const asks = recall("sessionStorage", KEY) ? "The server does not accept this API key" : "This server asks for an API key";
+  const asks = recall("sessionStorage", KEY) ? "The server does not accept this API key" : "This server requires an API key";
   let message = response.status === 401 ? asks : error.message || `The server answered ${response.status} ${response.statusText}`.trim();
   message = message.replace(FOR_ITS_OWNER, "");
   if (!/[.!?]$/.test(message)) message += ".";

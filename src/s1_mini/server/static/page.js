@@ -169,7 +169,7 @@ function showPlay() {
 function showError(error, more = "") {
   for (const id of Object.values(FIELDS)) element(id).removeAttribute("aria-invalid");
   const isGone = error?.code === "voice_not_found"; // another client deleted it
-  const hint = isGone ? " The list of voices is now up to date; choose another." : "";
+  const hint = isGone ? " The list of voices has been refreshed; choose another voice." : "";
   element("error").textContent = error ? error.message + more + hint : "";
   if (isGone) voices.load();
   if (error?.status === 401) {
