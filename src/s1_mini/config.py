@@ -1,6 +1,6 @@
 """Settings of one engine process: fields, their `S1_MINI_*` variables, their checks. Imports no torch.
 
-A keyword takes precedence over a variable, and that over the default. Options of a request are in `types.py`.
+A keyword takes precedence over a variable, a variable over the default. Options of a request are in `types.py`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class LoadSettings(BaseSettings):
 
 
 class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # each family has its own
-    """Settings of `ProductionTTSEngine`, by keyword or by `S1_MINI_*` variable; those of all families among them.
+    """Settings of `ProductionTTSEngine`, by keyword or by `S1_MINI_*` variable, including those of all families.
 
     Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the keyword or the variable that
     was set. Warns of unknown `S1_MINI_*` variables.

@@ -146,7 +146,7 @@ class _Lifecycle:
 
     @property
     def num_slots(self) -> int:
-        """Sentences that are generated at once; before the start, the number of the settings, or 1."""
+        """Sentences that are generated at once; before the start, the configured number, or 1."""
         running = self._running
         return running.synthesizer.num_slots if running else self.config.max_batch_size or 1
 
@@ -286,14 +286,14 @@ class ProductionTTSEngine(_Voices):
         """Stream as `stream` does, without blocking the event loop.
 
         `flow` names a client and a group of its requests, such as a batch: clients take turns in the queue, and so do
-        the groups of a client. A request without a group is one of its own.
+        the groups of a client. A request without a group forms its own.
         """
         return self.speak_async(replace(TTSRequest.of(text, **options), flow=flow))
 
     def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
         """Stream a request as `stream_async` does.
 
-        Without `streams` the audio is used only when it is whole, so streaming requests are scheduled first.
+        If `streams` is false, the audio is needed only as a whole, so streaming requests are scheduled first.
         """
         return AudioStream(partial(self._begin_async, request, streams=streams))
 
@@ -372,7 +372,7 @@ class ProductionTTSEngine(_Voices):
     def count_tokens(
         self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
     ) -> int:
-        """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
+        """Count the tokens of `text`, without those of the voice. Raises `TextError`."""
         return self._ready().count_tokens(text, normalize, on_unsupported)
 
     def _begin_item(

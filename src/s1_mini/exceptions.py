@@ -107,7 +107,7 @@ class ParameterError(RequestError):
 
 
 class VoiceError(RequestError):
-    """A name is invalid for a voice, or a voice does not fit the model."""
+    """A voice name is invalid, or a voice does not fit the model."""
 
     code = "voice_invalid"
 
@@ -159,19 +159,19 @@ class QueueFullError(EngineError):
 
     code = "queue_full"
 
-    def __init__(self, waiting: int, max_size: int, retry_after_s: float, what: str = "sentences") -> None:
-        super().__init__(f"{waiting} {what} are waiting and at most {max_size} may; try again in {retry_after_s:.1f} s")
+    def __init__(self, waiting: int, max_size: int, retry_after_s: float, what: str = "requests") -> None:
+        super().__init__(f"{waiting} {what} are already waiting (limit {max_size}); try again in {retry_after_s:.1f} s")
         self.retry_after_s = retry_after_s
 
 
 class CapacityError(EngineError):
-    """The request does not fit into the slots or the memory there is."""
+    """The request does not fit into a slot or the available memory."""
 
     code = "capacity_exceeded"
 
 
 class RequestTimeoutError(EngineError):
-    """The request took longer than it may."""
+    """The request exceeded its time limit."""
 
     code = "request_timeout"
 

@@ -1,4 +1,4 @@
-"""Results of the engine: the audio of a text, or its error. Knows audio files, but no engine."""
+"""Results of the engine: the audio of a text, or its error. Depends on audio encoding, not on the engine."""
 
 from __future__ import annotations
 

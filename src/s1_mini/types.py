@@ -85,7 +85,7 @@ class Voice:
 
 @dataclass(frozen=True)
 class VoiceInfo:
-    """Facts of a named voice."""
+    """Information about a named voice."""
 
     name: str
     description: str
@@ -110,7 +110,7 @@ class EngineState:
 
     status: Literal["stopped", "ready", "failed"]
     num_waiting: int = 0  # requests in the queue, without paused streams
-    max_waiting: int = 0  # new requests are refused from here on
+    max_waiting: int = 0  # limit at which new requests are refused
 
     @property
     def is_ready(self) -> bool:
@@ -119,7 +119,7 @@ class EngineState:
 
 
 class SharedOptions(TypedDict, total=False):
-    """Options of a request that several texts may share; `TTSRequest` and `SamplingParams` have the defaults."""
+    """Options of a request that several texts may share; `TTSRequest` and `SamplingParams` define the defaults."""
 
     voice: str | None
     max_new_tokens: int
@@ -205,7 +205,7 @@ class AudioChunk:
 
     @property
     def wave(self) -> np.ndarray:
-        """Older name of `audio`."""
+        """Former name of `audio`."""
         return self.audio
 
 

@@ -62,7 +62,7 @@ def test_work_over_the_queue_limit_is_refused_with_a_retry_time(line: Recordings
     for _ in range(2):
         line.submit(until(never))
 
-    with pytest.raises(QueueFullError, match="2 recordings are waiting and at most 2 may") as refused:
+    with pytest.raises(QueueFullError, match=r"2 recordings are already waiting \(limit 2\)") as refused:
         line.submit(until(never))
 
     assert refused.value.retry_after_s >= 1

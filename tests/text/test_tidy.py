@@ -80,10 +80,10 @@ REFUSED = [
     *((text, "has nothing that can be spoken") for text in ("...", "?!", "「」", "— –", "\u0301", "\u200b")),
     *((text, f"{type(text).__name__} is not text") for text in (None, b"bytes", 5, ["a"])),
     *(
-        (f"ab{chr(code)}c", rf"control character U\+{code:04X} at position 2")
+        (f"ab{chr(code)}c", rf"control character U\+{code:04X} \(character 3\)")
         for code in (0x00, 0x07, 0x1B, 0x1C, 0x7F, 0x85, 0x9F)
     ),
-    *((f"abc{chr(code)}", rf"lone surrogate U\+{code:04X} at position 3") for code in (0xD83D, 0xDE00)),
+    *((f"abc{chr(code)}", rf"lone surrogate U\+{code:04X} \(character 4\)") for code in (0xD83D, 0xDE00)),
     ("a" * (LIMIT + 1), r"20001 characters are too many; at most 20000 .* S1_MINI_MAX_TEXT_LENGTH"),
 ]
 

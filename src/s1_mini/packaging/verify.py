@@ -102,7 +102,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Manifest:
-        """Parse a manifest. Raises `PackageError` if it is none, of another format, or contradicts itself."""
+        """Parse a manifest. Raises `PackageError` if it is not one, has another format, or contradicts itself."""
         try:
             value = json.loads(text)
             manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]), read_origin(value))

@@ -74,7 +74,7 @@ def lay_out(
     """Return all members of the artifact of a checkpoint directory, in their order.
 
     The weights are checked against their config now, and read when their chunks are requested. Raises
-    `CheckpointError`, or `VoiceError` if two voices have one name.
+    `CheckpointError`, or `VoiceError` if two voices share a name.
     """
     family = family_of(checkpoint)
     members = [

@@ -44,7 +44,7 @@ CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
     ("num_bytes", "gauge", "Bytes that a cache holds"),
     ("hits", "counter", "Lookups that found something"),
     ("misses", "counter", "Lookups that found nothing"),
-    ("evictions", "counter", "Entries let go for others"),
+    ("evictions", "counter", "Entries evicted"),
 )
 WARM_UPS = [SamplingParams(max_new_tokens=2, seed=seed) for seed in range(4)]
 ONE_STEP = SamplingParams(max_new_tokens=1, seed=0)

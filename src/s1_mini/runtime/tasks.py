@@ -77,7 +77,7 @@ class Tasks:
             if not self._is_open:
                 raise EngineNotReadyError("the engine is stopping and accepts no further requests")
             if len(self._tasks) >= self._max_size:
-                raise QueueFullError(len(self._tasks), self._max_size, float(len(self._tasks)))
+                raise QueueFullError(len(self._tasks), self._max_size, float(len(self._tasks)), "tasks")
             self._tasks.append(task)
         return task.future
 

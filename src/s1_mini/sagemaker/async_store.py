@@ -17,6 +17,7 @@ from s1_mini.files import files
 from s1_mini.server.errors import BodyError, BodyTooLargeError
 
 MAX_ASYNC_S = 3600
+MAX_BYTES_VARIABLE = "S1_MINI_SERVER_SAGEMAKER_MAX_ASYNC_BYTES"
 RESERVED_BYTES = 4096  # a failure is a JSON object of at most 1,000 bytes
 
 _S3 = re.compile(rf"s3://({BUCKET})/(.*)", re.DOTALL)
@@ -56,14 +57,14 @@ class FolderStore:
         except (OSError, ValueError):  # half an address, too
             raise BodyError(f"the input {location[:200]!r} cannot be read") from None
         if len(content) > max_bytes:
-            raise BodyTooLargeError(max_bytes)
+            raise BodyTooLargeError(max_bytes, MAX_BYTES_VARIABLE)
         return content
 
     def locate(self, name: str) -> str:
         return (self._directory / name).as_uri()
 
     def reserve(self, name: str) -> None:
-        """Write a hidden file that a failure fits into, so that it can be reported on a full disk."""
+        """Write a hidden file that is large enough for a failure report, so that one can be written on a full disk."""
         try:
             self._reserved(name).write_bytes(bytes(RESERVED_BYTES))
         except OSError:
@@ -116,7 +117,7 @@ class S3Store:
         except (BotoCoreError, ClientError, OSError, ValueError) as error:  # the last two: of providers of credentials
             raise BodyError(f"the input {location[:200]!r} cannot be read ({type(error).__name__})") from error
         if found["ContentLength"] > max_bytes:
-            raise BodyTooLargeError(max_bytes)
+            raise BodyTooLargeError(max_bytes, MAX_BYTES_VARIABLE)
         content: bytes = found["Body"].read(max_bytes)
         return content
 

@@ -76,7 +76,7 @@ def find_model(directory: Path) -> Path | None:
 
 
 def main() -> None:
-    """Replace this process, which SIGTERM is sent to, by `s1-mini serve`."""
+    """Replace this process by `s1-mini serve`, so that it receives SIGTERM."""
     try:
         environment = container_environment(os.environ)
     except S1MiniError as error:

@@ -55,7 +55,7 @@ class RefusedError(S1MiniError):
 
 
 class Failure(NamedTuple):
-    """An exception that takes the place of a value, and is raised where that would be called."""
+    """An exception in place of a value, raised when the value would be called."""
 
     error: Exception
 

@@ -157,7 +157,7 @@ class HostedModels:
 
 
 def measure(directory: Path) -> int:
-    """Return the bytes of memory that a checkpoint's tensors count."""
+    """Return the bytes of memory that a checkpoint's tensors take."""
     files = (path for path in directory.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
     return round(WORKING_SHARE * sum(path.stat().st_size for path in files))
 

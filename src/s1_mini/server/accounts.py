@@ -4,7 +4,7 @@ A client is its API key if it sent one, otherwise its address (`Accounts.client`
 
 1. all clients together hold at most the limit;
 2. one client holds at most `CLIENT_SHARE` of what the other clients leave;
-3. one request or connection holds at most its share (`HOLDING_SHARES`) of what the rest of its client leaves of that.
+3. one request or connection holds at most its share (`HOLDING_SHARES`) of what its client's other requests leave.
 
 So neither a client nor a single request can use up a resource: some of it stays free for the next one. With
 `by_client=False` (behind SageMaker, where all requests come from one address) rule 2 is off and rule 3 remains.

@@ -279,7 +279,7 @@ class ServerMetrics:
         self._requests = Counter("s1_mini_http_requests", "Requests answered", labels, registry=self.registry)
         self._total = ClientHistogram(
             "s1_mini_http_request_seconds",
-            "To the end of the answer",
+            "Time until the response ended",
             ("route",),
             buckets=LATENCY_S,
             registry=self.registry,
@@ -304,7 +304,7 @@ class EngineFigures(Collector):
     def collect(self) -> Iterator[Metric]:
         inside, is_ready = self._gate.num_inside, float(self._gate.refusal() is None)
         yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are accepted", is_ready)
-        yield GaugeMetricFamily(f"{PREFIX}http_requests_inside", "Requests to speak that are being answered", inside)
+        yield GaugeMetricFamily(f"{PREFIX}http_requests_inside", "Speech requests in progress", inside)
         held = GaugeMetricFamily(f"{PREFIX}http_held", "Held for all clients", labels=["resource"])
         limits = GaugeMetricFamily(f"{PREFIX}http_limit", "Limit for all clients together", labels=["resource"])
         for resource, figures in self._gate.accounts.describe().items():

@@ -104,8 +104,8 @@ class ConflictError(ServerError, code="conflict", status=409):
 class BodyTooLargeError(ServerError, code="body_too_large", status=413):
     """The body, declared or sent, is over the limit."""
 
-    def __init__(self, allowed: int) -> None:
-        super().__init__(f"the body is too large; at most {allowed} bytes are allowed (S1_MINI_SERVER_MAX_BODY_BYTES)")
+    def __init__(self, allowed: int, variable: str = "S1_MINI_SERVER_MAX_BODY_BYTES") -> None:
+        super().__init__(f"the body is too large; at most {allowed} bytes are allowed ({variable})")
 
 
 class ContentTypeError(ServerError, code="content_type_unsupported", status=415):

@@ -45,10 +45,8 @@ class _Deadline(NamedTuple):
     def after(cls, seconds: float) -> _Deadline:
         return cls(asyncio.get_running_loop().time() + seconds, seconds)
 
-    def error(self, what: str) -> RequestTimeoutError:
-        return RequestTimeoutError(
-            f"{what} took longer than {self.allowed_s:g} s; shorten the text, or ask for a stream"
-        )
+    def error(self, what: str, way_out: str = "shorten the text") -> RequestTimeoutError:
+        return RequestTimeoutError(f"{what} took longer than {self.allowed_s:g} s; {way_out}")
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ async def _whole(
             holding.set(Resource.REQUESTS, 0)  # the engine is done with it
             content = await asyncio.to_thread(_encode_all, received, audio_format)
     except TimeoutError:
-        raise deadline.error("the whole answer") from None
+        raise deadline.error("the whole response", "shorten the text, or request a stream") from None
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
     seconds, reason = round(record.audio_s, 3), received[-1].finish_reason or "stop"
     response = _response(received[0], audio_format, _once(content), holding)
@@ -174,7 +172,7 @@ async def _stream(
         async with asyncio.timeout_at(first_deadline.at):
             first = await anext(chunks, None)
     except TimeoutError:
-        raise first_deadline.error("the first audio") from None
+        raise first_deadline.error("the first audio", "try again later") from None
     if first is None:
         raise GenerationError("the model generated no audio")
     encoder = StreamEncoder(audio_format, first.sample_rate)

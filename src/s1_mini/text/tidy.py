@@ -60,7 +60,7 @@ def _check_characters(text: str) -> None:
     found = _REFUSED.search(text)
     if found is None:
         return
-    name = f"U+{ord(found.group()):04X} at position {found.start()}"
+    name = f"U+{ord(found.group()):04X} (character {found.start() + 1})"
     if found.group() >= "\ud800":
         raise TextError("text", f"lone surrogate {name} is not a complete character; decode the text before sending it")
     raise TextError("text", f"control character {name} cannot be spoken; only tabs and line breaks are allowed")
@@ -71,7 +71,7 @@ def _check_marks(text: str) -> None:
     for position, character in enumerate(text):
         run = run + 1 if unicodedata.combining(character) else 0
         if run > MAX_MARKS:
-            raise TextError("text", f"more than {MAX_MARKS} combining marks in a row at position {position}")
+            raise TextError("text", f"more than {MAX_MARKS} combining marks in a row (character {position + 1})")
 
 
 def _check_speakable(text: str) -> None:

@@ -1,6 +1,6 @@
 """Voice files of other programs: numpy's .npz and .npy, read without pickle and within bounds.
 
-Sizes are checked before anything is unpacked or allocated, and none that a file states is trusted: an archive of
+Sizes are checked before anything is unpacked or allocated, and no size stated in a file is trusted: an archive of
 1,380 bytes may unpack to 3 GB.
 """
 
@@ -24,7 +24,7 @@ def is_array_file(data: bytes) -> bool:
 
 
 def read_arrays(data: bytes) -> dict[str, np.ndarray]:
-    """Read the arrays of a .npz by their names, or that of a .npy under the empty one. Raises `ValueError`."""
+    """Read the arrays of a .npz by their names, or the array of a .npy under "". Raises `ValueError`."""
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"it has {len(data):,} bytes; a voice file may have at most {MAX_FILE_BYTES:,}")
     try:

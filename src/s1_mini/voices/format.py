@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint's voices, as its family defines them, and how files keep them.
+"""The tensors of a checkpoint's voices, as its family defines them, and how files store them.
 
 Integers are int64 in memory and the smallest of int16, int32 and int64 that holds them in files; real numbers stay as
 they are. Only reading and writing tensors loads torch.
@@ -34,7 +34,7 @@ _KINDS = {"I16": True, "I32": True, "I64": True, "U8": True, "F16": False, "BF16
 
 @dataclass(frozen=True)
 class TensorFormat:
-    """One tensor of a voice; None in its shape is any length but 0."""
+    """One tensor of a voice; None in its shape means any non-zero length."""
 
     shape: tuple[int | None, ...]
     is_integer: bool
@@ -51,7 +51,7 @@ class TensorFormat:
 
 @dataclass(frozen=True)
 class VoiceBeside:
-    """A voice next to a checkpoint in its publisher's format. Both raise `CheckpointFileError`."""
+    """A voice next to a checkpoint in its publisher's format. Both functions raise `CheckpointFileError`."""
 
     shapes: Callable[[], Shapes]  # of its tensors
     read: Callable[[], Tensors]
@@ -65,8 +65,10 @@ class VoiceFormat:
     encoder: str  # fingerprint of the codec; voices of another cannot be used
     sample_rate: int  # Hz of the recordings that it takes
     seconds: Callable[[Shapes], float]  # of the recording; 0 if shapes do not show it
-    fault: Callable[[Tensors], str] = lambda _: ""  # why values cannot be, after the name of a file; empty if they can
-    clones: bool = True  # whether recordings can be made voices; if not, `from_arrays` is the way to new ones
+    fault: Callable[[Tensors], str] = lambda _: (
+        ""
+    )  # why values are invalid, phrased to follow a file name; empty if valid
+    clones: bool = True  # whether recordings can become voices; otherwise only `from_arrays` adds voices
     from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # of a numpy file; raises `ValueError`
     beside: Callable[[Path], Mapping[str, VoiceBeside]] = lambda _: {}  # of a checkpoint; raises `CheckpointFileError`
 

@@ -1,4 +1,4 @@
-"""Named voices: the file that holds one, and those that a checkpoint brings along in `voices/NAME.safetensors`.
+"""Named voices: the file that holds one, and those that a checkpoint includes in `voices/NAME.safetensors`.
 
 A file holds the tensors that the family defines (`format`) and, as metadata, `text` (the transcript), `description`,
 for a voice added later `codec` (the fingerprint of its encoder) and, in one of a checkpoint's, `default`. No name is
@@ -71,7 +71,7 @@ class CheckpointVoices:
         self._beside = {name: each for name, each in beside.items() if is_name(name)}
         self._summaries: dict[str, VoiceSummary] = {}
         self._voices: dict[str, NamedVoice] = {}
-        self.faults: dict[str, str] = {}  # why those that are damaged cannot be used, as far as they were read
+        self.faults: dict[str, str] = {}  # why damaged voices cannot be used, among those read so far
         for name in self.names:
             try:
                 self._summaries[name] = self._summarize(name)
@@ -162,7 +162,7 @@ def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:
 
 
 def check_name(name: str, field: str = "voice") -> None:
-    """Raise `VoiceError` of a field for a name that cannot be a file's everywhere."""
+    """Raise `VoiceError` of a field for a name that is not a valid file name on every system."""
     if not is_name(name):
         allowed = "use up to 64 of a-z, 0-9, - and _, beginning with a-z or 0-9, and no device of Windows such as con"
         raise VoiceError(field, f"{str(name)[:80]!r} is not a name; {allowed}")
@@ -173,14 +173,14 @@ def is_name(name: object) -> bool:
 
 
 def read_voice(path: Path, form: VoiceFormat) -> NamedVoice:
-    """Read one voice file. Raises `CheckpointFileError` if it is none."""
+    """Read one voice file. Raises `CheckpointFileError` if it is not one."""
     tensors, metadata = _read(path, form.read)
     told = _summary(path.stem, form.seconds(shapes_of(tensors)), metadata)
     return NamedVoice(path.stem, Voice(tensors, told.text), told.description, told.is_default, told.encoder)
 
 
 def read_summary(path: Path, form: VoiceFormat) -> VoiceSummary:
-    """Read the metadata of a voice file, not its tensors. Raises `CheckpointFileError` if it is none."""
+    """Read the metadata of a voice file, not its tensors. Raises `CheckpointFileError` if it is not one."""
     shapes, metadata = _read(path, form.read_shapes)
     return _summary(path.stem, form.seconds(shapes), metadata)
 
@@ -206,7 +206,8 @@ def write_voice(
 ) -> Path:
     """Write one voice file into `folder`, whole or not at all.
 
-    Raises `VoiceError` for a name that cannot be a file's everywhere and, unless it may `replace`, `FileExistsError`.
+    Raises `VoiceError` for a name that is not a valid file name on every system and, unless it may `replace`,
+    `FileExistsError`.
     """
     from safetensors.torch import save
 

@@ -1,6 +1,6 @@
 """Turn a reference recording into a voice: checked, resampled to the rate that the family wants, encoded alone, once.
 
-Alone, because a padded batch gives other numbers than the single recording (about 6 % of a codec's codes flip).
+Each recording is encoded alone, because padding in a batch changes the result (about 6 % of a codec's codes flip).
 Importing this, and checking a reference, loads no torch.
 """
 

@@ -1,4 +1,4 @@
-"""Encoded recordings: in memory up to a number of bytes, and on disk in a bounded store that processes share.
+"""Encoded recordings: in memory up to a byte limit, and on disk in a bounded store that processes share.
 
 The key is a hash of the recording, without its transcript. A recording that several requests use at once is encoded
 once. In the store an entry is a safetensors file, `ENCODER/KEY.safetensors`, memory-mapped to read it, so a large store
@@ -69,7 +69,7 @@ class ReferenceCache:
         return known
 
     def get(self, key: str, encode: Callable[[], Tensors]) -> Tensors:
-        """Return the tensors of a recording, by `encode` if they are not cached; all waiting callers get its error."""
+        """Return the tensors of a recording, by `encode` if they are not cached; waiting callers get the same error."""
         with self._lock:
             known = self._memory.get(key)
             if known is not None:

@@ -273,7 +273,7 @@ def _check_count(count: int, allowed: int) -> None:
 
 
 class VoiceRegistry:
-    """Voices by name. Where a checkpoint's and an added voice have one name, the checkpoint's is used."""
+    """Voices by name. Where a checkpoint's and an added voice share a name, the checkpoint's is used."""
 
     def __init__(self, library: CheckpointVoices, added: AddedVoices) -> None:
         self.library, self.added = library, added
@@ -326,7 +326,7 @@ class VoiceRegistry:
         return infos
 
     def warn_of_faults(self) -> None:
-        """Log which of the checkpoint's voices are damaged, as far as they were read."""
+        """Log which of the checkpoint's voices are damaged, among those read so far."""
         for name, fault in self.library.faults.items():
             self._warn(name, fault)
 
@@ -334,7 +334,7 @@ class VoiceRegistry:
     def adding(self, name: str, *, replace: bool) -> Iterator[None]:
         """Reserve a name while its voice is encoded: a second request for it fails before any work is done.
 
-        Raises `VoiceError` for a name that is none, `VoiceExistsError` or `VoiceReadOnlyError`.
+        Raises `VoiceError` for an invalid name, `VoiceExistsError` or `VoiceReadOnlyError`.
         """
         check_name(name)
         if name in self.library:
