@@ -1,7 +1,7 @@
-"""Share of tokens that stay the same when a step is captured, run alone, after a cached prefix, or by torch.
+"""Share of tokens that stay the same when a step is captured, run alone, run after a cached prefix, or run by torch.
 
-The first way generates freely. The others are teacher-forced with its frames and choose for themselves at each, so that
-one difference does not make all later ones differ. Shapes: F frames, B rows, K codebooks.
+The first variant generates freely. The others are teacher-forced with its frames and sample at each step, so that one
+difference does not propagate. Shapes: F frames, B rows, K codebooks.
 
 python -m benchmark.agreement --checkpoint full-size --rows 64
 """
@@ -151,10 +151,10 @@ def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, a
 def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=8, help="in one batch")
-    parser.add_argument("--alone", type=int, default=2, help="of them, that are run alone as well")
-    parser.add_argument("--context", type=int, default=300, help="positions of each at first")
-    parser.add_argument("--frames", type=int, default=40, help="of each row")
+    parser.add_argument("--rows", type=int, default=8, help="number of rows in one batch")
+    parser.add_argument("--alone", type=int, default=2, help="number of rows that also run alone")
+    parser.add_argument("--context", type=int, default=300, help="initial context of each row, in positions")
+    parser.add_argument("--frames", type=int, default=40, help="number of frames per row")
     options = parser.parse_args()
     speaker = load(EngineConfig(checkpoint_path=find_checkpoint(options.checkpoint).directory, device=options.device))
     sizes = {name: getattr(options, name) for name in ("rows", "context", "frames", "alone")}

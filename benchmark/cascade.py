@@ -1,8 +1,7 @@
 """The cascade and `transformers` on one machine: the same random weights, the same lengths, in one run.
 
-Time to first audio and throughput with one request, some and many at once; the original alone and with a batch of
-eight; and where a request's time goes, stage by stage. The weights are noise, so the lengths are fixed by a number of
-semantic tokens a request.
+Measures time to first audio and throughput at several concurrencies, the original alone and with a batch of eight, and
+the time per stage. The weights are random, so a fixed number of semantic tokens per request sets the lengths.
 
 python -m benchmark.cascade --size small --device cuda
 """
@@ -119,12 +118,14 @@ def random_checkpoint(size: str) -> Iterator[Path]:
 def main() -> None:
     """Measure: a table, then one line of JSON."""
     parser = make_parser(__doc__, opens=False)
-    parser.add_argument("--size", default="small", help="of the random weights: tiny, small, large")
+    parser.add_argument("--size", default="small", help="size of the random model: tiny, small, large")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--requests", type=numbers, default=(1, 8, 64), help="at once [1,8,64]")
-    parser.add_argument("--tokens", type=int, default=250, help="semantic tokens of a request, 49.9 a second [250]")
-    parser.add_argument("--original-rounds", type=int, default=1, help="0: without transformers")
-    parser.add_argument("--no-stages", action="store_true", help="leave out the table of stages")
+    parser.add_argument("--requests", type=numbers, default=(1, 8, 64), help="concurrent requests to measure [1,8,64]")
+    parser.add_argument(
+        "--tokens", type=int, default=250, help="semantic tokens per request, 49.9 per second of audio [250]"
+    )
+    parser.add_argument("--original-rounds", type=int, default=1, help="number of runs of the original; 0: skip it [1]")
+    parser.add_argument("--no-stages", action="store_true", help="skip the table of stages")
     options = parser.parse_args()
     size, tokens = options.size, options.tokens
     stages: dict[str, float] = {}
@@ -144,10 +145,10 @@ def main() -> None:
             stages = {section.name: section.total_ms / 1000 for section in sections}
     print(
         f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}; the cascade, "
-        f"{size}, random weights, {tokens} semantic tokens a request ({tokens / TOKENS_A_SECOND:.1f} s)"
+        f"{size}, random weights, {tokens} semantic tokens per request ({tokens / TOKENS_A_SECOND:.1f} s)"
     )
     if stages:
-        print(table(["part of one request", "seconds"], list(stages.items())))
+        print(table(["stage of one request", "seconds"], list(stages.items())))
     rows = [[way.name, way.requests, way.seconds, way.audio_per_s, way.first_ms] for way in ways]
     found = [asdict(way) | {"audio_per_s": way.audio_per_s} for way in ways]
     result = facts | {"size": size, "tokens": tokens, "ways": found, "stages": stages}

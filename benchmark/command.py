@@ -19,8 +19,8 @@ def make_parser(description: str | None, *, opens: bool = True) -> argparse.Argu
     """Return the parser of a command; if it `opens` a checkpoint, with the options that name it and the device."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if opens:
-        parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
-        parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+        parser.add_argument("--checkpoint", type=Path, help="checkpoint directory [the built-in model]")
+        parser.add_argument("--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps [auto]")
     return parser
 
 
@@ -38,7 +38,7 @@ def names(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         found = text.split(",")
         if unknown := sorted({*found} - {*allowed}):
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(allowed)}")
+            raise argparse.ArgumentTypeError(f"must be one or more of {', '.join(allowed)}, not {unknown[0]!r}")
         return tuple(name for name in allowed if name in found)
 
     return parse

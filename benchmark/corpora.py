@@ -1,9 +1,9 @@
 """The cost of writing a corpus with a saturated engine: the same texts with the audio discarded, and written.
 
-One process for each device, all at the same time, and the same texts for each way; the ways take turns, and their
-figures are means. Texts are half to one and a half times `--frames` long, so that they do not end together. The engines
-count seconds of audio per second, between a quarter and three quarters of the audio; `cores` is the CPU use of a
-process meanwhile. `apart` is one engine whose codec is on the second device.
+Runs one process per device, all concurrently, with the same texts for each mode; the modes alternate, and the figures
+are means. Texts are 0.5 to 1.5 times `--frames` long, so that they do not end together. Throughput is measured between
+the first and the last quarter of the audio; `cores` is the CPU use of a process during that time. `apart` is one engine
+whose codec is on the second device.
 
 python -m benchmark.corpora --checkpoint full-size --devices cuda:0,cuda:1 --texts 5000
 """
@@ -178,7 +178,7 @@ def measure(tasks: list[Work]) -> list[tuple[dict[str, Any], Outcome]]:
         try:
             found.append(ours.recv())
         except EOFError:
-            raise EngineError("a process ended before its texts; its messages stand above") from None
+            raise EngineError("a process exited before it had processed its texts; see its messages above") from None
         process.join()
     return found
 
@@ -186,13 +186,18 @@ def measure(tasks: list[Work]) -> list[tuple[dict[str, Any], Outcome]]:
 def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__, opens=False)
-    parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
-    parser.add_argument("--devices", type=lambda text: text.split(","), default=["auto"], help="one for each process")
-    parser.add_argument("--ways", type=names(WAYS), default=WAYS[:2], help=f"of {', '.join(WAYS)}")
-    parser.add_argument("--rounds", type=int, default=1, help="turns of each way")
-    parser.add_argument("--texts", type=int, default=200, help="for each process")
-    parser.add_argument("--frames", type=int, default=100, help="of a text on average")
-    parser.add_argument("--slots", type=int, help="[as the engine chooses]")
+    parser.add_argument("--checkpoint", type=Path, help="checkpoint directory [the built-in model]")
+    parser.add_argument(
+        "--devices",
+        type=lambda text: text.split(","),
+        default=["auto"],
+        help="comma-separated devices, one per process",
+    )
+    parser.add_argument("--ways", type=names(WAYS), default=WAYS[:2], help=f"modes to compare, from {', '.join(WAYS)}")
+    parser.add_argument("--rounds", type=int, default=1, help="number of runs per mode")
+    parser.add_argument("--texts", type=int, default=200, help="number of texts per process")
+    parser.add_argument("--frames", type=int, default=100, help="mean length of a text in frames")
+    parser.add_argument("--slots", type=int, help="concurrent sentences [chosen by the engine]")
     parser.add_argument("--shard-size", type=int, default=256)
     parser.add_argument("--layout", choices=("files", "parquet"), default="files")
     parser.add_argument("--format", choices=get_args(AudioFormat), default="wav")

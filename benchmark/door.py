@@ -1,8 +1,8 @@
-"""The cost of the proxy before several replicas: latency added to a chunk of audio, and CPU time of the proxy.
+"""The cost of the proxy in front of several replicas: added latency per chunk of audio, and CPU time of the proxy.
 
-Two small servers stream chunks that carry their send time, at a fixed pace; clients read them once from the servers,
-and once through HAProxy with the configuration of `s1-mini serve --replicas`. With `--url` a running server is loaded
-instead, as `benchmark.http_load` describes. Linux only. Prints a table, or with `--url` JSON.
+Two small servers stream timestamped chunks at a fixed rate; clients read them directly from the servers and through
+HAProxy with the configuration of `s1-mini serve --replicas`. With `--url`, a running server is loaded instead, as
+`benchmark.http_load` describes. Linux only. Prints a table, or with `--url` JSON.
 
 python -m benchmark.door --streams 200 --seconds 10
 python -m benchmark.door --url http://localhost:8080 --streams 512 --seconds 20
@@ -53,15 +53,19 @@ class Work:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the proxy, or load the server that is named."""
     parser = make_parser(__doc__, opens=False)
-    parser.add_argument("--streams", type=int, default=200, help="at a time")
+    parser.add_argument("--streams", type=int, default=200, help="concurrent streams")
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--chunks", type=float, default=5.0, help="a second, of each stream")
-    parser.add_argument("--url", help="of a running server")
-    parser.add_argument("--rate", type=float, help="requests a second, instead of concurrent streams, with --url")
-    parser.add_argument("--clients", type=int, default=2, help="client processes, with --url")
-    parser.add_argument("--frames", type=int, default=100, help="of each answer on average, with --url")
-    parser.add_argument("--ramp", type=float, default=3.0, help="seconds before those that count, with --url")
-    parser.add_argument("--listen", action="store_true", help="play each answer before the next request, with --url")
+    parser.add_argument("--chunks", type=float, default=5.0, help="chunks per second and stream")
+    parser.add_argument("--url", help="load the running server at this URL instead")
+    parser.add_argument("--rate", type=float, help="with --url: requests per second, instead of concurrent streams")
+    parser.add_argument("--clients", type=int, default=2, help="with --url: number of client processes")
+    parser.add_argument("--frames", type=int, default=100, help="with --url: mean length of a response in frames")
+    parser.add_argument("--ramp", type=float, default=3.0, help="with --url: warm-up in seconds, which is not measured")
+    parser.add_argument(
+        "--listen",
+        action="store_true",
+        help="with --url: wait for the playback time of each response before the next request",
+    )
     given = parser.parse_args(arguments)
     open_more_files()
     if given.url:
@@ -70,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(run_load(load, given.clients)))
         return
     work = Work(given.streams, 1 / given.chunks, round(given.seconds * given.chunks))
-    print(f"{work.streams} streams of {given.chunks:g} chunks a second, two servers")
-    head = ("", "chunks a second", "chunk late p50, ms", "p95, ms", "proxy, us a chunk", "ping p50, ms")
+    print(f"{work.streams} streams of {given.chunks:g} chunks per second, two servers")
+    head = ("", "chunks per second", "chunk delay p50, ms", "p95, ms", "proxy, us per chunk", "ping p50, ms")
     print(table(head, measure_door(work)))
 
 

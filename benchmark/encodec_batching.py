@@ -1,7 +1,8 @@
-"""Encodec over hours of utterances: one by one, in padded batches, and in lanes that carry their state.
+"""Encodec throughput over hours of utterances: one by one, in padded batches, and in lanes with streaming state.
 
-The work is 5.4 hours of synthetic audio in 2,628 files, as long as those of LibriSpeech's test-clean. Each way encodes
-all files and decodes as many codes. Weights are random, which changes no time. `--share 0.01` takes every hundredth.
+The work is 5.4 hours of synthetic audio in 2,628 files, as long as those of LibriSpeech's test-clean. Each method
+encodes all files and decodes as many codes. Random weights do not affect the time. `--share 0.01` uses every 100th
+file.
 
 python -m benchmark.encodec_batching --device cuda --lanes 128 --batch 32
 python -m benchmark.encodec_batching --device cpu --share 0.01 --lanes 4 --batch 8
@@ -224,18 +225,20 @@ def share(text: str) -> float:
 def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__, opens=False)
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
-    parser.add_argument("--size", choices=SIZES, default="published", help="of the codec, whose weights are random")
+    parser.add_argument("--device", default="auto", help="device: auto, cpu, cuda or cuda:1 [auto]")
+    parser.add_argument(
+        "--size", choices=SIZES, default="published", help="size of the codec, which has random weights"
+    )
     parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--bandwidth", type=float, default=6.0, help="kbit/s")
-    parser.add_argument("--share", type=share, default=1.0, help="of the files")
-    parser.add_argument("--single-share", type=share, default=1.0, help="of these, that are done one by one")
-    parser.add_argument("--ways", type=names(WAYS), default=WAYS, help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--bandwidth", type=float, default=6.0, help="bandwidth in kbit/s [6]")
+    parser.add_argument("--share", type=share, default=1.0, help="fraction of the files to use [1]")
+    parser.add_argument("--single-share", type=share, default=1.0, help="fraction of these to process one by one [1]")
+    parser.add_argument("--ways", type=names(WAYS), default=WAYS, help=f"methods to measure, from {', '.join(WAYS)}")
     parser.add_argument("--lanes", type=int, default=128)
     parser.add_argument(
-        "--chunk", dest="frames", type=int, default=75, help="frames of a lane's chunk; 75 are a second"
+        "--chunk", dest="frames", type=int, default=75, help="frames per chunk of a lane, 75 per second [75]"
     )
-    parser.add_argument("--batch", type=int, default=16, help="files of a padded batch")
+    parser.add_argument("--batch", type=int, default=16, help="files per padded batch [16]")
     parser.add_argument("--tune", dest="tunes", action="store_true", help="let cuDNN autotune the lanes' shapes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""From one engine to thousands: how full they may be, by how engines are chosen, and what becomes scarce first.
+"""From one engine to thousands: possible utilization by load-balancing policy, and which resource runs out first.
 
-Each engine is a queue with its slots; the time of a step depends on how many of them are taken, between the two points
-that `s1-mini plan` expects, which are fitted to measurements. Arrivals are a Poisson process, durations exponential. A
-fleet may be as full as it can while one request in a thousand finds no free slot. Numbers in `PARTS` were measured, or
-are a provider's; the last column says where.
+Each engine is a queue with slots; the time of a step is interpolated by the number of busy slots between two points of
+`s1-mini plan`, which are fitted to measurements. Arrivals are a Poisson process, durations exponential. A fleet is full
+when one request in a thousand finds no free slot. Numbers in `PARTS` were measured, or are a provider's; the last
+column names the source.
 
 python -m benchmark.fleet --gpu l4 --price 1.15
 """
@@ -142,9 +142,11 @@ def main() -> None:
     """Simulate: two tables, then one line of JSON."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--sound", type=float, default=5.0, help="seconds of a request, on the average")
-    parser.add_argument("--engines", type=numbers, default=(1, 4, 40, 400, 4000), help="[1,4,40,400,4000]")
-    parser.add_argument("--price", type=float, help="of a GPU an hour")
+    parser.add_argument("--sound", type=float, default=5.0, help="mean length of a request in seconds of audio [5]")
+    parser.add_argument(
+        "--engines", type=numbers, default=(1, 4, 40, 400, 4000), help="numbers of engines [1,4,40,400,4000]"
+    )
+    parser.add_argument("--price", type=float, help="price per GPU-hour, to report the cost")
     options = parser.parse_args()
     (plan,) = make_plans(partial(get_family().sizes, None), [find_card(options.gpu)], PlanOptions())
     slots = min(plan.likely.rows, plan.likely.count)  # more would each be slower than real time
@@ -168,7 +170,7 @@ def main() -> None:
     print(table(heads[: len(rows[0])], [list(row.values()) for row in rows]))
     shared = [dict(zip(("what", "each", "engines", "by"), row, strict=True)) for row in scarce]
     result = {"gpu": options.gpu, "engine": asdict(engine), "fleets": rows, "shared": shared}
-    report(("shared", "an engine wants", "enough for engines", "by"), scarce, result)
+    report(("shared resource", "need per engine", "enough for engines", "source"), scarce, result)
 
 
 if __name__ == "__main__":

@@ -136,10 +136,12 @@ def measure_frames(
 def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=numbers, default=(1, 4, 8), help="concurrent rows, as 1,64,128")
-    parser.add_argument("--context", type=int, default=300, help="positions in use in each row at first")
-    parser.add_argument("--frames", type=int, default=100, help="that are timed")
-    parser.add_argument("--voices", type=int, default=0, help="that all rows share; 0: each has its own")
+    parser.add_argument("--rows", type=numbers, default=(1, 4, 8), help="numbers of concurrent rows, such as 1,64,128")
+    parser.add_argument("--context", type=int, default=300, help="initial context of each row, in positions")
+    parser.add_argument("--frames", type=int, default=100, help="number of frames to time")
+    parser.add_argument(
+        "--voices", type=int, default=0, help="number of voices that the rows share; 0: each row has its own"
+    )
     options = parser.parse_args()
     config = EngineConfig(checkpoint_path=find_checkpoint(options.checkpoint).directory, device=options.device)
     speaker = load(config)

@@ -1,7 +1,7 @@
-"""The figures that a fast engine is held to, by one command: frames, throughput, first audio, streams, start.
+"""All performance figures with one command: frame time, throughput, time to first audio, streams, startup time.
 
-On a GPU with S1-mini's own size and targets for one H200 in bfloat16; elsewhere the same parts in small, as a smoke
-test. Each part ends by itself after a stated time.
+On a GPU, it uses the size of S1-mini and targets for one H200 in bfloat16; elsewhere it runs the same parts on a small
+scale, as a smoke test. Each part has a time limit.
 
 python -m benchmark.gpu_suite --checkpoint full-size --output suite.json
 """
@@ -330,16 +330,16 @@ def _start_once(settings: str) -> float:
         lines = errors.read().decode(errors="replace").strip().splitlines()
     if line != b"ready":
         reason = lines[-1] if lines else f"it was not ready within {START_LIMIT_S:g} s"
-        raise ConfigurationError(f"the engine did not start in a process of its own: {reason}")
+        raise ConfigurationError(f"the engine did not start in a separate process: {reason}")
     return seconds
 
 
 def main() -> None:
     """Measure all figures: a table, then one line of JSON; the same into a file if one is named."""
     parser = make_parser(__doc__)
-    parser.add_argument("--slots", type=int, help="[as the engine chooses]")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same sentences and arrivals")
-    parser.add_argument("--output", "-o", type=Path, help="file for the JSON")
+    parser.add_argument("--slots", type=int, help="concurrent sentences [chosen by the engine]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sentences and arrival times")
+    parser.add_argument("--output", "-o", type=Path, help="write the results to this JSON file")
     options = parser.parse_args()
     if options.output is not None:
         check_writable(options.output)
@@ -358,7 +358,7 @@ def main() -> None:
     details = result["details"]
     print(
         f"{result['machine']}, torch {result['torch']}, commit {result['commit']}, {result['precision']}, "
-        f"checkpoint {options.checkpoint or 'that ships'}\n"
+        f"checkpoint {options.checkpoint or 'built-in'}\n"
         f"{scale.name} workload: {result['slots']} slots of {result['columns']} positions; frames after "
         f"{scale.context} positions; voice of {scale.reference_s:g} s, at most {scale.max_new_tokens} frames; "
         f"{scale.rate:g} requests/s; {scale.clients} clients; seed {options.seed}; {result['seconds']:g} s in all"
@@ -366,7 +366,7 @@ def main() -> None:
     print(lay_out(result["figures"]))
     if details["floor_ms"]:
         floors = ", ".join(f"{ms:.2f} at {rows}" for rows, ms in details["floor_ms"].items())
-        print(f"floor of a frame on this card, ms: {floors} rows")
+        print(f"lower bound of the frame time on this GPU, ms: {floors} rows")
     for name, failures in details["failures"].items():
         print(f"{name}: failed {failures}")
     if options.output is not None:

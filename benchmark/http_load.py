@@ -1,9 +1,9 @@
 """HTTP clients of a server: single requests, and a load of streams from several processes.
 
-A load is a number of concurrent streams, from `ramp_s` seconds after the start on, or requests a second at random
-moments. Answers are half to one and a half times `frames` long, so that they do not all end at once. `cores_client` is
-the CPU use of the busiest client process: near 1, the clients are the bottleneck and more are needed. The few bytes of
-the chunked transfer count as audio.
+A load is a number of concurrent streams, or requests per second with random arrival times, measured from `ramp_s`
+seconds after the start. Responses are 0.5 to 1.5 times `frames` long, so that they do not all end at once.
+`cores_client` is the CPU use of the busiest client process: near 1, the clients are the bottleneck and more are needed.
+The few bytes of chunked transfer encoding count as audio.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ async def until_ready(place: Place, is_alive: Callable[[], bool]) -> None:
             if (await place.get("/ping"))[0] == 200:
                 return
         await asyncio.sleep(0.1)
-    raise EngineNotReadyError("the server does not start; `s1-mini serve` shows the reason")
+    raise EngineNotReadyError("the server did not start; run `s1-mini serve` to see the reason")
 
 
 @contextmanager

@@ -498,20 +498,36 @@ def tables(result: dict[str, Any], sections: Sequence[dict[str, Section]]) -> st
 def main() -> None:
     """Measure, print tables and a line of JSON, and write that to a file if asked to."""
     parser = make_parser(__doc__)
-    parser.add_argument("--precision", default="auto", help="of the engine's model [auto]")
-    parser.add_argument("--weights-dtype", default="full", help="of its large products: full, int8 or fp8")
-    parser.add_argument("--texts", type=numbers, default=range(1, 1 + len(TEXTS)), help="which of the ten, as 1,2,10")
-    parser.add_argument("--requests", type=numbers, default=REQUESTS, help="at once, as 1,2,4")
-    parser.add_argument("--repeats", type=int, default=3, help="of each text; of each batch by the engine [3]")
-    parser.add_argument("--growth", type=numbers, default=(50, 100, 200), help="steps at which growth is timed")
-    parser.add_argument("--max-steps", type=int, default=1000, help="of one text at most")
-    parser.add_argument("--output", type=Path, help="a file for the JSON")
+    parser.add_argument("--precision", default="auto", help="precision of the engine's model [auto]")
+    parser.add_argument(
+        "--weights-dtype", default="full", help="format of its large weight matrices: full, int8 or fp8 [full]"
+    )
+    parser.add_argument(
+        "--texts",
+        type=numbers,
+        default=range(1, 1 + len(TEXTS)),
+        help="numbers of the texts to use, such as 1,2,10 [all]",
+    )
+    parser.add_argument(
+        "--requests", type=numbers, default=REQUESTS, help="concurrent requests to measure, such as 1,2,4"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="number of runs per text, and per batch of the engine [3]"
+    )
+    parser.add_argument(
+        "--growth",
+        type=numbers,
+        default=(50, 100, 200),
+        help="numbers of steps at which to time the growth [50,100,200]",
+    )
+    parser.add_argument("--max-steps", type=int, default=1000, help="maximum number of steps per text [1000]")
+    parser.add_argument("--output", type=Path, help="write the results to this JSON file")
     options = parser.parse_args()
     compared = Comparison(
         options.checkpoint, options.device, options.precision, options.weights_dtype, options.max_steps
     )
     if max(options.texts) > len(TEXTS):
-        parser.error(f"--texts: there are {len(TEXTS)}")
+        parser.error(f"--texts: numbers must be from 1 to {len(TEXTS)}")
     texts = [TEXTS[number - 1] for number in options.texts]
     compared.start()
     try:

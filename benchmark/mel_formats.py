@@ -1,7 +1,7 @@
 """Quality of a mel model in narrow number formats, teacher-forced: distance of the mel, MCD and PESQ.
 
-Every format gets, step by step, the frames that float32 made of the same text, so that differences do not accumulate.
-The same vocoder in float32 makes the waves of both mels. PESQ needs the package `pesq`, and an utterance that it finds
+Every format is fed, step by step, the frames that float32 generated, so that differences do not accumulate. The same
+vocoder in float32 converts both mels to audio. PESQ needs the package `pesq`, and an utterance that it finds
 in the wave; a mean opinion score (DNSMOS, DistillMOS) would need trained weights.
 
 python -m benchmark.mel_formats --checkpoint speecht5
@@ -137,11 +137,11 @@ def measure(directory: Path, device: torch.device, text: str) -> list[Quality]:
 def main() -> None:
     """Measure, print a table and a line of JSON, and write that to a file if asked to."""
     parser = make_parser(__doc__)
-    parser.add_argument("--text", default=FIFTY, help="what is said")
-    parser.add_argument("--output", type=Path, help="a file for the JSON")
+    parser.add_argument("--text", default=FIFTY, help="text to synthesize")
+    parser.add_argument("--output", type=Path, help="write the results to this JSON file")
     options = parser.parse_args()
     if options.checkpoint is None:
-        parser.error("--checkpoint is needed")
+        parser.error("--checkpoint is required")
     device = torch.device(choose_device(options.device).value)
     found = measure(options.checkpoint, device, options.text)
     rows = [[each.name, 100 * each.distance, each.mcd_db, each.pesq, str(each.is_within)] for each in found]

@@ -1,9 +1,9 @@
-"""Scaling of a server with replicas on one host, each on a GPU of its own, or on a CPU.
+"""Scaling of a server with replicas on one host, each on its own GPU, or on a CPU.
 
-For each number: the start, throughput with `--streams` a replica at a time, the first byte at `--rate` requests a
-second for each, `--listeners` for each that play their answers, and the cost of killing one replica under the first
-load. Cores and memory are of the server's processes, by /proc, so Linux only. Prints a table, then one line of JSON;
-`--plot` draws it.
+For each number of replicas, it measures the startup time, throughput with `--streams` concurrent streams per replica,
+time to first byte at `--rate` requests per second and replica, `--listeners` per replica that play their responses, and
+the cost of killing one replica under the first load. Cores and memory of the server's processes are read from /proc, so
+it needs Linux. Prints a table, then one line of JSON; `--plot` draws it.
 
 python -m benchmark.scaling --checkpoint full-size --replicas 1,2,4,8 --output scaling.json --plot scaling.svg
 """
@@ -72,7 +72,7 @@ class Server:
         ends = time.monotonic() + START_LIMIT_S
         while not self._all_ready(starts):
             if self._process.poll() is not None or time.monotonic() > ends:
-                raise EngineNotReadyError("the server does not start; `s1-mini serve` shows the reason")
+                raise EngineNotReadyError("the server did not start; run `s1-mini serve` to see the reason")
             time.sleep(POLL_INTERVAL_S)
 
     def answers_ping(self) -> bool:
@@ -192,16 +192,20 @@ def draw(outcomes: Sequence[Mapping[str, Any]], path: Path) -> None:
 def main() -> None:
     """Measure all numbers of replicas."""
     parser = make_parser(__doc__)
-    parser.add_argument("--replicas", type=numbers, default=(1, 2), help="as 1,2,4,8")
-    parser.add_argument("--streams", type=int, default=480, help="at a time, for each replica")
-    parser.add_argument("--rate", type=float, default=20.0, help="requests a second, for each")
-    parser.add_argument("--listeners", type=int, default=384, help="for each")
-    parser.add_argument("--frames", type=int, default=100, help="of an answer, on average")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a load, after those that do not count")
-    parser.add_argument("--ramp", dest="ramp_s", type=float, default=6.0, help="seconds that do not count")
-    parser.add_argument("--listen", dest="listen_s", type=float, default=60.0, help="seconds of the listeners' load")
-    parser.add_argument("--output", type=Path, help="file for the JSON")
-    parser.add_argument("--plot", type=Path, help="file for a picture (SVG)")
+    parser.add_argument("--replicas", type=numbers, default=(1, 2), help="numbers of replicas, such as 1,2,4,8 [1,2]")
+    parser.add_argument("--streams", type=int, default=480, help="concurrent streams per replica [480]")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests per second and replica [20]")
+    parser.add_argument("--listeners", type=int, default=384, help="concurrent listeners per replica [384]")
+    parser.add_argument("--frames", type=int, default=100, help="mean length of a response in frames [100]")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured duration of each load in seconds [20]")
+    parser.add_argument(
+        "--ramp", dest="ramp_s", type=float, default=6.0, help="warm-up in seconds, which is not measured [6]"
+    )
+    parser.add_argument(
+        "--listen", dest="listen_s", type=float, default=60.0, help="duration of the listeners' load in seconds [60]"
+    )
+    parser.add_argument("--output", type=Path, help="write the results to this JSON file")
+    parser.add_argument("--plot", type=Path, help="draw the results in this SVG file")
     options = parser.parse_args()
     open_more_files()
     outcomes = []

@@ -1,9 +1,9 @@
-"""The cost of scheduling: the engine's own scheduler with stages that do nothing.
+"""The cost of scheduling: the engine's scheduler with stages that do nothing.
 
 python -m benchmark.scheduler --rows 1,16,64,128
 
 A turn is a plan, its launch and its report at each stage; all requests stream. Each line is the median over blocks of
-turns, so that other work on the machine affects few of them.
+turns, which reduces the effect of other load on the machine.
 """
 
 from __future__ import annotations
@@ -97,8 +97,10 @@ def measure_scheduler(rows: int, turns: int = 500) -> float:
 def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__, opens=False)
-    parser.add_argument("--rows", type=numbers, default=(1, 16, 64, 128), help="concurrent requests, as 1,16,64,128")
-    parser.add_argument("--turns", type=int, default=500, help="that count")
+    parser.add_argument(
+        "--rows", type=numbers, default=(1, 16, 64, 128), help="numbers of concurrent requests, such as 1,16,64,128"
+    )
+    parser.add_argument("--turns", type=int, default=500, help="number of measured turns [500]")
     options = parser.parse_args()
     took = {rows: measure_scheduler(rows, options.turns) for rows in options.rows}
     facts = describe_machine("cpu") | {"turns": options.turns, "scheduler_ms": took}

@@ -1,7 +1,8 @@
-"""Load on a server over HTTP: streams, half of whose clients disconnect early, and losses of the others.
+"""Load on a server over HTTP: half of the streaming clients disconnect early; counts failures of the others.
 
-Every answer to a client that stays must be whole, and those to the same text and seed equal to the byte. Memory is read
-from /proc, so only on Linux. Prints a table by minutes, then one line of JSON; the exit code is 1 if anything was lost.
+Every response to a client that stays must be complete, and responses to the same text and seed must be byte-identical.
+Memory is read from /proc, so it needs Linux. Prints a table per minute, then one line of JSON; the exit code is 1 if a
+response failed.
 
 python -m benchmark.server_load --checkpoint tests/assets/s1_tiny --streams 64 --seconds 180
 """
@@ -205,7 +206,7 @@ def measure(
     asyncio.run(until_ready(place, is_alive))
     tally = asyncio.run(run(place, streams, seconds, pid))
     facts = facts_of(tally, streams, seconds)
-    print(f"{facts['whole']} whole, {facts['vanished']} vanished, failed: {facts['failed'] or 'none'}")
+    print(f"{facts['whole']} complete, {facts['vanished']} disconnected early, failed: {facts['failed'] or 'none'}")
     report(HEAD, [[str(number), *minute.row()] for number, minute in enumerate(tally.minutes, 1)], facts)
     return int(has_lost(facts))
 
@@ -213,12 +214,16 @@ def measure(
 def main() -> int:
     """Load the server that is named, or one of our own."""
     parser = make_parser(__doc__, opens=False)
-    parser.add_argument("--streams", type=int, default=64, help="at a time; every second client disconnects early")
+    parser.add_argument(
+        "--streams", type=int, default=64, help="concurrent streams; every second client disconnects early [64]"
+    )
     parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--url", help="of a server [one is started]")
-    parser.add_argument("--pid", type=int, help="of that server, for its memory")
-    parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
-    parser.add_argument("--max-batch-size", type=int, default=16, help="concurrent sentences")
+    parser.add_argument("--url", help="URL of a running server [start one]")
+    parser.add_argument("--pid", type=int, help="process ID of that server, to read its memory")
+    parser.add_argument("--checkpoint", type=Path, help="checkpoint directory [the built-in model]")
+    parser.add_argument(
+        "--max-batch-size", type=int, default=16, help="concurrent sentences of the server that is started [16]"
+    )
     options = parser.parse_args()
     if options.url is not None:
         return measure(Place.of(options.url), options.streams, options.seconds, options.pid)

@@ -1,8 +1,8 @@
 """The cascade's semantic and coarse stages, ours and vLLM's: the same random weights, prompts and lengths.
 
-For each number of concurrent sequences: seconds until all prompts are read and each has its first token, then tokens a
-second; and the same by CPU seconds. Both take turns, and the best of each counts: other work on the machine makes
-nothing faster. Linux only.
+For each number of concurrent sequences, it measures the seconds until each has its first token, then tokens per second,
+and the same in CPU seconds. Both alternate, and the best run of each counts, because other load on the machine can only
+slow it down. Linux only.
 
 python -m benchmark.vllm_stages --size small --vllm-python /opt/vllm/bin/python
 """
@@ -95,10 +95,10 @@ def clocks(stage: Stage) -> np.ndarray:
 def main() -> None:
     """Measure: a table, then one line of JSON."""
     parser = make_parser(__doc__, opens=False)
-    parser.add_argument("--size", default="small", help="of the random weights: tiny, small, large")
-    parser.add_argument("--vllm-python", type=Path, required=True, help="of the environment that has vLLM")
-    parser.add_argument("--rows", type=numbers, default=(1, 8), help="sequences at once [1,8]")
-    parser.add_argument("--repeats", type=int, default=3, help="of each; the best counts [3]")
+    parser.add_argument("--size", default="small", help="size of the random model: tiny, small, large [small]")
+    parser.add_argument("--vllm-python", type=Path, required=True, help="Python of the environment with vLLM")
+    parser.add_argument("--rows", type=numbers, default=(1, 8), help="numbers of concurrent sequences [1,8]")
+    parser.add_argument("--repeats", type=int, default=3, help="number of runs of each; the best counts [3]")
     options = parser.parse_args()
     placement = Placement(torch.device("cpu"), torch.float32, torch.float32)
     figures: dict[str, list[Figures]] = {}

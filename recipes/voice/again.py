@@ -1,4 +1,4 @@
-"""Start a training from the voice that ships, with its weights as they were before the export.
+"""Resume training from the built-in voice, with its weights as they were before the export.
 
 python -m recipes.voice.again --checkpoint src/s1_mini/default_model --work DIR
 

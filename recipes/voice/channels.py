@@ -1,7 +1,7 @@
-"""The codec's sums as training likes them: channels last, every convolution a matrix product or a kernel of `units.py`.
+"""The codec's operations, optimized for training: channels last, convolutions as matrix products or `units.py` kernels.
 
-cuDNN turns the layout of every one-dimensional convolution to and fro and finds slow ways for few channels. Where there
-are many channels and few steps, torch's compiler makes one graph of everything between.
+cuDNN transposes the layout of every one-dimensional convolution and chooses slow algorithms for few channels. For many
+channels and few steps, torch's compiler fuses everything in between.
 The weights are those of a `Dac`; whole streams only, as with `NoState`.
 Shapes: B rows, T steps, I inputs, O outputs, K taps, S stride.
 """

@@ -1,4 +1,4 @@
-"""Train the codec in stages on speech, with codebooks that learn; resumable by seconds (`loop.py`)."""
+"""Train the codec in stages on speech, with learned codebooks; can be interrupted and resumed (`loop.py`)."""
 
 from __future__ import annotations
 

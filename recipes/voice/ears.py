@@ -1,8 +1,8 @@
-"""Learnt judges of speech, from the packages that `packages.py` downloads: words, naturalness, speaker, and DNSMOS.
+"""Learned metrics of speech, from the packages that `packages.py` downloads: words, naturalness, speaker, and DNSMOS.
 
-DNSMOS P.835 (Reddy et al., 2022, arXiv 2110.01763) is a predicted opinion of 1 to 5. It runs the network inside the
-speechmos wheel with onnxruntime, because speechmos' own code adds librosa and pandas for unused
-figures. It was made to judge noise suppression, so compare it with the teacher's.
+DNSMOS P.835 (Reddy et al., 2022, arXiv 2110.01763) predicts a mean opinion score of 1 to 5. It runs the network inside
+the speechmos wheel with onnxruntime, because speechmos' own code adds librosa and pandas for unused figures. It was
+trained to rate noise suppression, so compare it with the teacher's.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _network() -> Any:
     spec = find_spec("speechmos")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
-            "speechmos is missing; pip install -r recipes/voice/requirements.txt", name="speechmos"
+            "speechmos is not installed; run pip install -r recipes/voice/requirements.txt", name="speechmos"
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # several processes may listen

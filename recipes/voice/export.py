@@ -1,11 +1,11 @@
-"""Make the voice that ships: the trained checkpoint in eight bits, its built-in voices, its card.
+"""Export the built-in checkpoint: the trained weights in eight bits, its voices, its model card.
 
 python -m recipes.voice.export --work DIR --teacher DIR --output build/voice
 
-`DIR` holds the finished codec and model, `--teacher` is what `packages.py` wrote. Every voice is an utterance of the
-teacher, encoded. Two things that listeners like are multiplied into weights, so that they hold at every setting: both
-transformers draw colder, the depth transformer most, and audio is a little louder. The codec's config makes it louder
-still, and bounds its peaks. Needs hibari-tts.
+`DIR` holds the finished codec and model, `--teacher` is what `packages.py` wrote. Every voice is an encoded
+utterance of the teacher. Two adjustments that listeners prefer are folded into the weights, so that they apply at every
+setting: a lower temperature of both transformers, most of the depth transformer, and slightly louder audio. The codec's
+config raises the volume further and limits the peaks. Needs hibari-tts.
 """
 
 from __future__ import annotations

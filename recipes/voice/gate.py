@@ -1,9 +1,9 @@
-"""Measure how much quality held-out speech by held-out speakers loses in the codec's round trip.
+"""Measure the quality loss of held-out speech by held-out speakers in the codec's round trip.
 
 python -m recipes.voice.gate speak --teacher DIR --phonemes FILE --output HELD.npz       (on a GPU)
 python -m recipes.voice.gate measure --codec DIR --packages DIR --phonemes FILE --speech HELD.npz [--count 120]
 
-`--phonemes` is what `phonemes.py --held-out` wrote. `measure` passes (exit code 0) if the round trip loses at most
+`--phonemes` is the output of `phonemes.py --held-out`. `measure` passes (exit code 0) if the round trip loses at most
 0.3 of DistillMOS and one point of Whisper base's word error. It needs the `requirements.txt` of this folder.
 """
 
@@ -67,7 +67,10 @@ def main() -> int:
     codec = judge(decoded, ears)
     print("codec", json.dumps(codec), flush=True)
     lost, more = teacher["distillmos"] - codec["distillmos"], codec["word_error"] - teacher["word_error"]
-    print(f"{len(held)} utterances: the round trip costs {lost:.3f} of DistillMOS and {more:.2f} points of words")
+    print(
+        f"{len(held)} utterances: the round trip lowers DistillMOS by {lost:.3f} and raises the word error by "
+        f"{more:.2f} points"
+    )
     return 0 if lost <= MAX_LOSS and more <= MAX_ERRORS else 1
 
 

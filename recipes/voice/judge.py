@@ -1,12 +1,12 @@
-"""Compare voices by automatic judges: one table, then one line of JSON.
+"""Compare voices with automatic metrics; prints a table, then one line of JSON.
 
 python -m recipes.voice.judge --packages DIR --checkpoint DIR [--checkpoint DIR …] [--sentences 30]
     [--who default voices clones] [--speech HELD.npz --phonemes HELD.xz [--recording-s 7]]
 
-Every checkpoint speaks the same held-out sentences on the CPU, at the engine's defaults: in its default voice, in all
-of its voices in turn, or as the held-out speakers that `gate.py speak` wrote to `--speech`, each cloned from another of
-its utterances, or from several of a given total length, next to the teacher's own audio. `--packages`
-is what `packages.py` wrote. Needs this folder's `requirements.txt`.
+Every checkpoint synthesizes the same held-out sentences on the CPU, with the engine's defaults: in its default voice,
+in all of its voices in turn, or as the held-out speakers that `gate.py speak` wrote to `--speech`, each cloned from
+another of its utterances, or from several of a given total length, next to the teacher's own audio. `--packages` is the
+output of `packages.py`. Needs this folder's `requirements.txt`.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def main() -> None:
     command.add_argument("--who", nargs="+", choices=("default", "voices", "clones"), default=["default", "voices"])
     options = command.parse_args()
     if len({options.speech is None, options.phonemes is None, "clones" not in options.who}) > 1:
-        command.error("clones need --speech and --phonemes, which go together")
+        command.error("--who clones, --speech and --phonemes must be used together")
     ears, rows = Ears(options.packages), {}
     held = read_held(options.speech, options.phonemes, sys.maxsize) if options.speech else []
     if held:

@@ -1,4 +1,4 @@
-"""Bring speech to one loudness (ITU-R BS.1770-4: K-weighting, 400 ms blocks, two gates) and bound its peaks."""
+"""Normalize the loudness of speech (ITU-R BS.1770-4: K-weighting, 400 ms blocks, two gates) and bound its peaks."""
 
 from __future__ import annotations
 

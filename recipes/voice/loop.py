@@ -1,4 +1,4 @@
-"""The training loop of the codec and of the dual-AR model: a captured step, replayed for some seconds, on all GPUs.
+"""The training loop of the codec and of the dual-AR model: a captured step, replayed for a given time, on all GPUs.
 
 `DIR/NAME.pt` is the state from which the next call resumes; `DIR/NAME.safetensors` holds the exponential mean of the
 weights. With the latter alone, training starts from those weights with a fresh optimiser.
@@ -121,7 +121,7 @@ class TimedTraining(ABC):
     def run(self, seconds: float) -> None:
         """Train for `seconds` or to the end of the schedule, then save."""
         if self.spent >= self.schedule.total_s:
-            print(f"{self.name}: finished before", flush=True)
+            print(f"{self.name}: already finished", flush=True)
             return
         clock = self.group.clock()
         began, before, marked = clock(), self.spent, time.monotonic()

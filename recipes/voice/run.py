@@ -1,4 +1,4 @@
-"""Make speech and train the codec on it, on all GPUs of a machine, with one command.
+"""Generate speech and train the codec on it, on all GPUs of a machine, with one command.
 
 python -m recipes.voice.run --work DIR --teacher DIR --phonemes FILE --seconds 1500 [--stages spectral,adversarial]
 

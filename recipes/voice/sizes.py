@@ -1,4 +1,4 @@
-"""The alphabet of the voice; sizes of codecs of 24 kHz that were tried, and of dual-AR models for the best of them."""
+"""The alphabet of the voice; sizes of the 24 kHz codecs that were tried, and of dual-AR models for the best one."""
 
 from __future__ import annotations
 

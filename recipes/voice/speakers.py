@@ -1,7 +1,7 @@
-"""Many clearly different speakers out of the teacher's style tables: mixes, spread from the mean, higher and lower.
+"""Many distinct speakers from the teacher's style tables: mixtures, moved away from the mean, shifted in pitch.
 
-A style row holds how the voice sounds (the decoder's half) and how it talks (the predictor's half). A speaker takes
-each half from a mix of its own, pushed away from the mean of all voices, and is resampled by a factor of its own.
+A style row contains timbre (the decoder's half) and prosody (the predictor's half). Each half of a speaker is a
+separate mixture, moved away from the mean of all voices, and its audio is resampled by its own factor.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Make speech on a GPU: shards of utterances at 24 kHz, all at one loudness, by as many speakers as there are.
+"""Generate speech on a GPU: shards of utterances at 24 kHz, all at the same loudness, with many speakers.
 
 python -m recipes.voice.speech --teacher DIR --phonemes FILE --output DIR --seconds 60
 
-`--teacher` is what `packages.py` wrote, `--phonemes` what `phonemes.py` wrote. A shard is an uncompressed .npz:
-`samples` int16, `lengths` of its utterances, their `text` (an index into the phonemes' file) and `speaker`.
-Several processes may write to one folder, each with its own `--part`; `--per-speaker` texts in a row have one speaker.
+`--teacher` is the output of `packages.py`, `--phonemes` that of `phonemes.py`. A shard is an uncompressed .npz:
+`samples` int16, `lengths` of its utterances, their `text` (an index into the phonemes' file) and `speaker`. Several
+processes may write to one folder, each with its own `--part`; `--per-speaker` consecutive texts share a speaker.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def main() -> None:
         if utterances:
             write_utterances(options.output / f"shard_{options.part:02d}_{shard:05d}.npz", utterances)
         count.add(utterances)
-    print(f"speech {options.part}: {count.hours:.2f} h in all", flush=True)
+    print(f"speech {options.part}: {count.hours:.2f} h in total", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Speak with the teacher and encode the audio at once into training data for the dual-AR model; no audio is kept.
+"""Synthesize with the teacher and encode the audio at once as training data for the dual-AR model; audio is not kept.
 
 python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds 300 [--part K --parts N]
     [--again K] [--held-out FILE] [--beside 4]
 
-`DIR` holds the finished codec. `--phonemes` is a file written by `phonemes.py` or a folder of such files, of which each
-part takes its share; `--held-out` are held-out sentences, which part 0 speaks first. `--again` is the number of earlier
-runs of this part, so that it speaks new texts; `--beside`, the number of processes that share its GPU. A speaker says
-eight texts in any order; when all are done, they are written one after another to `DIR/tokens`. The model reads texts
-in words, as the engine passes them.
+`DIR` contains the finished codec. `--phonemes` is a file written by `phonemes.py` or a folder of such files, of which
+each part uses its share; `--held-out` has held-out sentences, which part 0 synthesizes first. `--again` is the number
+of earlier runs of this part, so that it uses new texts; `--beside` is the number of processes that share its GPU. A
+speaker has eight texts, synthesized in any order and then written consecutively to `DIR/tokens`. The model gets
+normalized text, as from the engine.
 
 The vocabulary consists of single bytes, the pieces of the speaker tag, S1's control tokens and semantic tokens. Bytes
 are enough for a language that is only read aloud; the tag is merged so that it costs five tokens.
 
-A shard holds utterances one after the other as the engine writes them into a prompt (speaker tag, text, frames, end):
+A shard contains consecutive utterances in the format of the engine's prompts (speaker tag, text, frames, end):
 `main` int32 [T], `codes` int16 [K, T], `lengths` int32 [n] in tokens, `speaker` int32 [n].
 """
 
@@ -252,7 +252,7 @@ def encode(
             speakers.add(speaker, written(texts[text]), frames)
         count.add(utterances)
     speakers.finish()
-    print(f"{name}: {count.hours:.2f} h in all, {speakers.num_shards} shards", flush=True)
+    print(f"{name}: {count.hours:.2f} h in total, {speakers.num_shards} shards", flush=True)
 
 
 def held_back(studio: Studio, phonemes: Path) -> tuple[list[str], list[Utterance]]:

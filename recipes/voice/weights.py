@@ -1,7 +1,7 @@
-"""Read the teacher's weights out of its eight-bit ONNX graph into the modules of the package `kokoro`.
+"""Load the teacher's weights from its eight-bit ONNX graph into the modules of the package `kokoro`.
 
-Every quantised node of the graph bears the path of the module that it was, so the node names the parameter and its
-inputs give the numbers. What stayed float bears the parameter's own name.
+Every quantized node of the graph has the path of its module as its name, so its name identifies the parameter and its
+inputs are the values. Float initializers have the name of their parameter.
 """
 
 from __future__ import annotations

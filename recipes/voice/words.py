@@ -1,6 +1,6 @@
 """Count the word errors of a transcript, regardless of spelling.
 
-A reference is a sequence of positions; each has one or more spellings ("1984": "nineteen eighty four", "one thousand
+A reference is a sequence of positions, each with one or more spellings ("1984": "nineteen eighty four", "one thousand
 nine hundred eighty four", …). The edit distance picks, per position, the spelling closest to the hypothesis.
 """
 

@@ -74,9 +74,9 @@ def changed(
 @pytest.mark.parametrize(
     ("case", "change", "row"),
     [
-        ("ref/sampled", lambda o: o["ref/sampled"].update(new=torch.ones(2)), "ref/sampled new (not known)"),
-        ("codec", lambda o: o["codec"].pop("codes"), "codec zq (not known)"),
-        ("codec", lambda o: o.update(vocoder={"x": torch.ones(2)}), "vocoder (not known)"),
+        ("ref/sampled", lambda o: o["ref/sampled"].update(new=torch.ones(2)), "ref/sampled new (unknown)"),
+        ("codec", lambda o: o["codec"].pop("codes"), "codec zq (unknown)"),
+        ("codec", lambda o: o.update(vocoder={"x": torch.ones(2)}), "vocoder (unknown)"),
     ],
 )
 def test_a_stored_tensor_that_is_not_recomputed_fails(
@@ -123,14 +123,14 @@ def cut(case: str, part: str, sizes: Sequence[slice]) -> Callable[[dict[str, Any
 @pytest.mark.parametrize(
     ("case", "change", "told"),
     [
-        ("ref/sampled", cut("ref/sampled", "prompt", [slice(4)]), "num_codebooks is 3 there, 10 here"),
+        ("ref/sampled", cut("ref/sampled", "prompt", [slice(4)]), "its num_codebooks is 3; expected 10"),
         ("ref/sampled", cut("ref/sampled", "hidden", [slice(24), slice(16)]), "dim is 16 there, 32 here"),
         (
             "ref/sampled",
             cut("ref/sampled", "slow_logits", [slice(24), slice(300)]),
-            "vocab_size is 300 there, 400 here",
+            "its vocab_size is 300; expected 400",
         ),
-        ("codec", cut("codec", "codes", [slice(1), slice(3)]), "num_codebooks is 3 there, 10 here"),
+        ("codec", cut("codec", "codes", [slice(1), slice(3)]), "its num_codebooks is 3; expected 10"),
     ],
 )
 def test_an_oracle_of_another_checkpoint_is_reported_with_the_differing_size(
@@ -138,7 +138,7 @@ def test_an_oracle_of_another_checkpoint_is_reported_with_the_differing_size(
 ) -> None:
     path = changed(oracle, tmp_path, change, only=case)
 
-    with pytest.raises(VerificationError, match=f"the oracle was made of another checkpoint: {told}"):
+    with pytest.raises(VerificationError, match=f"the oracle belongs to a different checkpoint: {told}"):
         list(verify_checkpoint(oracle, path))
 
 

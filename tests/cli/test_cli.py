@@ -165,7 +165,7 @@ BAD_CALLS = {
     ),
     "nothing left": (
         ["say", "猫", "--on-unsupported", "skip", "--checkpoint", str(DEFAULT_MODEL)],
-        " TEXT: this voice speaks English; nothing of '猫' is left",
+        " TEXT: this voice speaks English; it cannot pronounce any character of '猫'",
     ),
     "reference that is not a sound": (
         ["say", "Hi.", "--reference", __file__],
@@ -180,13 +180,16 @@ BAD_CALLS = {
         ["say", "Hi.", "--reference", "a.wav", "--voice", "me"],
         " --voice: cannot be combined with --reference",
     ),
-    "unknown voice": (["say", "Hi.", "--voice", "nobody"], " --voice: 'nobody' does not exist"),
-    "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], " --stream: writes to stdout: add `-o -`"),
+    "unknown voice": (["say", "Hi.", "--voice", "nobody"], " --voice: unknown voice 'nobody'"),
+    "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], " --stream: goes down stdout; add `-o -`"),
     "mp3 stream": (["say", "Hi.", "-o", "-", "--stream", "--format", "mp3"], " --format: mp3 cannot be streamed"),
     "output is a folder": (["say", "Hi.", "-o", "{tmp}"], "it is a folder"),
     "no device": (["say", "Hi.", "--device", "tpu"], " --device='tpu': is not a device; allowed are auto"),
     "device that is not here": (["say", "Hi.", "--device", "cuda:99"], " --device='cuda:99': this machine has"),
-    "no checkpoint": (["say", "Hi.", "--checkpoint", "{tmp}"], " {tmp} is not a checkpoint: it lacks config.json, tok"),
+    "no checkpoint": (
+        ["say", "Hi.", "--checkpoint", "{tmp}"],
+        " {tmp} is not a complete checkpoint: it lacks config.json, tok",
+    ),
 }
 
 
@@ -314,7 +317,7 @@ def test_convert_and_random_checkpoint_work_on_directories(call: Call, tmp_path:
 
     assert (made.code, converted.code, again.code) == (0, 0, 1)
     assert "model.safetensors" in converted.err
-    assert "exists already" in again.err
+    assert "already exists" in again.err
 
 
 def test_a_character_that_the_console_cannot_print_is_escaped(tiny: Path, tmp_path: Path) -> None:

@@ -67,15 +67,18 @@ def test_a_damaged_voice_of_a_checkpoint_is_named_next_to_the_list_of_the_others
     warned = [record.message for record in caplog.records]
     for told in (*warned, described.err):
         assert "'bad' cannot be used: voices" in told
-        assert "download the checkpoint's file again, or delete it" in told
+        assert "download this file of the checkpoint again, or delete it" in told
 
 
 CALLS = {
     "not a directory": (["add", "me", "me.wav", "--text", "Ah."], "--voices-path or S1_MINI_VOICES_PATH"),
     "no directory to delete from": (["delete", "me"], "--voices-path or S1_MINI_VOICES_PATH"),
-    "unknown": (["describe", "nobody"], " NAME: 'nobody' does not exist; available: "),
+    "unknown": (["describe", "nobody"], " NAME: unknown voice 'nobody'; available: "),
     "checkpoint's": (["delete", "clara", "--voices-path", "{tmp}"], " NAME: 'clara' is the checkpoint's"),
-    "checkpoint's, no directory": (["delete", "clara"], " NAME: 'clara' is the checkpoint's and cannot be deleted"),
+    "checkpoint's, no directory": (
+        ["delete", "clara"],
+        " NAME: 'clara' is a voice of the checkpoint and cannot be deleted",
+    ),
     "no audio": (
         ["add", "me", __file__, "--text", "Ah.", "--voices-path", "{tmp}"],
         f" RECORDING: {__file__!r}: the file",
@@ -84,7 +87,7 @@ CALLS = {
     "no file": (["add", "me", "no.wav", "--text", "Ah.", "--voices-path", "{tmp}"], " RECORDING: "),
     "no name": (["add", "a/b", "no.wav", "--text", "Ah.", "--voices-path", "{tmp}"], " NAME: "),
     "taken": (["add", "clara", "no.wav", "--text", "Ah.", "--voices-path", "{tmp}"], " NAME: 'clara' is a voice of"),
-    "not there": (["delete", "nobody", "--voices-path", "{tmp}"], "'nobody' does not exist"),
+    "not there": (["delete", "nobody", "--voices-path", "{tmp}"], "unknown voice 'nobody'"),
 }
 
 

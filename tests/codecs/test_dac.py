@@ -129,9 +129,9 @@ def test_a_stream_longer_than_the_codec_reaches_is_refused() -> None:
     stream = codec.open(1)
     stream.push(random_codes(16))
 
-    with pytest.raises(CapacityError, match=r"17 frames .* more than the codec's 16"):
+    with pytest.raises(CapacityError, match=r"17 frames .* exceed the codec's limit of 16"):
         stream.push(random_codes(1))
-    with pytest.raises(CapacityError, match="split the text or shorten the reference"):
+    with pytest.raises(CapacityError, match="Split the text or shorten the reference"):
         codec.encode(torch.zeros(17 * 2048))
 
 

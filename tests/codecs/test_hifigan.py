@@ -150,13 +150,13 @@ def test_units_of_several_utterances_in_one_call_are_independent() -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"upsample_rates": [4]}, "differ in length"),
-        ({"upsample_rates": [4, 0]}, r"upsample_rates=\[4, 0\] is not a list of whole numbers"),
-        ({"upsample_kernel_sizes": [7, 4]}, "exceed upsample_rates by even"),
+        ({"upsample_rates": [4]}, "must have the same length"),
+        ({"upsample_rates": [4, 0]}, r"upsample_rates=\[4, 0\] must be a list of 1 to 16 integers"),
+        ({"upsample_kernel_sizes": [7, 4]}, "exceed it by an even number"),
         ({"resblock_kernel_sizes": [3, 4]}, "must be odd"),
         ({"leaky_relu_slope": "steep"}, "leaky_relu_slope='steep'"),
         ({"resblock_dilation_sizes": 3}, "resblock_dilation_sizes=3"),
-        ({"normalize_before": 1}, "normalize_before=1 is neither true nor false"),
+        ({"normalize_before": 1}, "normalize_before=1 must be true or false"),
         ({"upsample_initial_channel": 6}, "multiple of 4"),
     ],
 )

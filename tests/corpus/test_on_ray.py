@@ -225,7 +225,7 @@ def test_an_error_of_every_actor_ends_the_run_with_its_message(
 
     process = begin(texts, tmp_path / "out", *words, "--voice", "nobody", log=log, PYTHONPATH=with_ray)
     assert process.wait(300) == 1
-    assert "s1-mini: no actor is left: voice: 'nobody' does not exist" in log.read_text()
+    assert "s1-mini: no actor is left: voice: unknown voice 'nobody'" in log.read_text()
 
     process = begin(texts, tmp_path / "other", *words, "--actors", 4000, log=log, PYTHONPATH=with_ray)
     assert process.wait(300) == 1

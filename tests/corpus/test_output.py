@@ -251,7 +251,7 @@ def test_a_corpus_comes_from_s3_and_goes_there(  # noqa: PLR0917 - fixtures
         (f"s3://{BUCKET}/nothing", "out", f"s3://{BUCKET}/nothing holds no object that ends in .csv, .tsv, .jsonl"),
         (f"s3://{BUCKET}/no.csv", "out", f"s3://{BUCKET}/no.csv is not there"),
         ("texts.csv", "s3://no-such-bucket/out", "output s3://no-such-bucket/out: "),
-        ("s3://", "out", "'s3://' is not s3://bucket/prefix"),
+        ("s3://", "out", "'s3://' is not a valid S3 location; use s3://bucket/prefix"),
     ],
 )
 def test_an_s3_error_is_reported_in_one_sentence(  # noqa: PLR0917 - fixtures

@@ -139,9 +139,9 @@ def test_a_voice_is_written_as_the_same_bytes_each_time() -> None:
         ("fine_acoustics.", r"the weights fine_acoustics\.\* are missing"),
         (
             {"fine_acoustics.layernorm_final.weight": torch.zeros(32)},
-            r"fine_acoustics\.\*.*layernorm_final\.weight \(32,\), config says \(64,\)",
+            r"fine_acoustics\.\*.*layernorm_final\.weight \(32,\), expected \(64,\)",
         ),
-        ({"encoder.layer": torch.zeros(3)}, "encoder.layer is of no model"),
+        ({"encoder.layer": torch.zeros(3)}, "encoder.layer does not belong to any model"),
         ("codec_model.decoder.layers.0.conv.bias", "decoder.layers.0.conv.bias is missing"),
     ],
 )
@@ -166,8 +166,8 @@ def test_a_tensor_of_the_wrong_shape_is_reported_by_name(
     [
         ("fine.pt", r"has coarse\.pt, text\.pt, but not fine\.pt \(fine\)"),
         ("text.pt", r"has coarse\.pt, fine\.pt, but not text\.pt \(semantic\)"),
-        ("codec.safetensors", r"but not codec\.safetensors \(codec\)"),
-        ("*.pt", "holds no models: expected model.safetensors"),
+        ("codec.safetensors", r"lacks codec\.safetensors \(codec\)"),
+        ("*.pt", "has no models: expected model.safetensors"),
         ("fine.pt fine_2.pt", r"has coarse\.pt, fine_2\.pt, text\.pt, but not fine\.pt \(fine\)"),
     ],
 )
@@ -243,7 +243,7 @@ def test_text_becomes_the_ids_that_transformers_gives(published_cascade: Path) -
 def test_a_malformed_vocabulary_is_refused(tmp_path: Path, content: bytes) -> None:
     for name in ("vocab.txt", "tokenizer.json"):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(CheckpointFileError, match=f"{name} is not a vocabulary"):
+        with pytest.raises(CheckpointFileError, match=f"{name} is not a valid vocabulary"):
             CascadeTokenizer.from_directory(tmp_path)
 
 
@@ -263,7 +263,9 @@ def test_a_vocabulary_of_another_size_is_an_error_or_a_warning(
     assert load_with(119_547) == []
     (message,) = load_with(119_546)
     assert "vocab.txt has 119546 words and the semantic model knows 119547: is the file whole?" in message
-    with pytest.raises(CheckpointMismatchError, match=r"vocab\.txt has ids up to 119552; .* reads those below 119552"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"vocab\.txt has ids up to 119552; .* accepts only ids below 119552"
+    ):
         load_with(119_553)
 
 
@@ -293,12 +295,12 @@ def test_a_published_voice_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"semantic_prompt": np.arange(300)}, "300 semantic tokens for 300 frames.*1.50 frames for each"),
+        ({"semantic_prompt": np.arange(300)}, "300 semantic tokens for 300 frames.*1.50 frames per token"),
         ({"semantic_prompt": np.arange(9_900, 10_100)}, "semantic_prompt with the id 10099; allowed are 0 to 9999"),
         ({"semantic_prompt": np.zeros((2, 100), int)}, r"semantic_prompt is int64 \[2, 100\], not integers \[any\]"),
         ({"semantic_prompt": np.zeros(200)}, "semantic_prompt is float64"),
-        ({"coarse_prompt": np.zeros((2, 300), int)}, "does not go on from its coarse_prompt"),
-        ({"fine_prompt": np.zeros((8, 301), int)}, "does not go on from its coarse_prompt"),
+        ({"coarse_prompt": np.zeros((2, 300), int)}, "does not match its coarse_prompt"),
+        ({"fine_prompt": np.zeros((8, 301), int)}, "does not match its coarse_prompt"),
         ({"semantic_prompt": np.array([None])}, "it contains object, not numbers"),
     ],
 )
@@ -310,7 +312,7 @@ def test_a_voice_whose_parts_disagree_is_refused(tmp_path: Path, changed: dict[s
 def test_a_voice_file_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", semantic_prompt=np.arange(9))
 
-    with pytest.raises(ValueError, match="lacks coarse_prompt, fine_prompt; a voice file has semantic_prompt"):
+    with pytest.raises(ValueError, match="lacks coarse_prompt, fine_prompt; a voice file needs semantic_prompt"):
         read_voice((tmp_path / "a.npz").read_bytes())
 
 
@@ -330,7 +332,7 @@ def test_a_broken_published_voice_is_reported_by_name(published_cascade: Path, t
 
     library = CheckpointVoices.open(other, Cascade().describe(other).voice)
     assert library.describe("two").name == "two"
-    with pytest.raises(VoiceFileError, match="'one' cannot be used: the voice one next to the checkpoint"):
+    with pytest.raises(VoiceFileError, match="'one' cannot be used: the checkpoint's voice one"):
         library.describe("one")
 
 
@@ -340,7 +342,7 @@ def test_a_voice_path_outside_of_its_checkpoint_is_refused(published_cascade: Pa
     index["one"]["fine_prompt"] = "../../secret.npy"
     (other / "speaker_embeddings_path.json").write_text(json.dumps(index))
 
-    with pytest.raises(CheckpointError, match="outside of the checkpoint"):
+    with pytest.raises(CheckpointError, match="outside the checkpoint"):
         Cascade().files(other, Conversion())
 
 

@@ -107,7 +107,7 @@ def test_a_result_without_tokens_is_an_error_and_affects_no_other(engine: Produc
     semantic = engine._running.synthesizer._chain.stages[0]
     before, semantic._min_eos_p = semantic._min_eos_p, 1e-12
     try:
-        with pytest.raises(GenerationError, match=r"nothing to say.*Another seed"):
+        with pytest.raises(GenerationError, match=r"no audio.*Try a different seed"):
             engine.generate("Hello.", seed=1)
     finally:
         semantic._min_eos_p = before
@@ -140,7 +140,7 @@ def test_recordings_are_refused_and_voice_files_are_spoken_with(
     np.savez(tmp_path / "one.npz", **voice)
     asked = {"seed": 1, "max_new_tokens": 4}
 
-    with pytest.raises(VoiceUnsupportedError, match=r"cannot create a voice from a recording"):
+    with pytest.raises(VoiceUnsupportedError, match=r"cannot clone a voice from a recording"):
         engine.generate("Hello.", reference_audio=tone, reference_text="Aah.", **asked)
     engine.add_voice("mine", tmp_path / "one.npz", "")
 
@@ -168,7 +168,7 @@ def test_stages_can_be_placed_by_their_names(cascade: Path, engine: ProductionTT
 
 
 def test_an_utterance_of_too_many_tokens_is_reported_with_their_number(loaded_cascade: LoadedCascade) -> None:
-    with pytest.raises(TextError, match="257 tokens and the model reads 256"):
+    with pytest.raises(TextError, match="257 tokens; the model's limit is 256"):
         loaded_cascade.prompt("?" * 257, [])
 
     assert len(loaded_cascade.prompt("?" * 256, []).items) == 257

@@ -209,7 +209,7 @@ def test_a_killed_worker_fails_only_its_requests_in_flight(
 
     os.kill(coarse.pid, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
 
-    with pytest.raises(EngineNotReadyError, match=r"the worker of the stage coarse ended .*is being started again"):
+    with pytest.raises(EngineNotReadyError, match=r"the worker of stage coarse exited .*is restarting"):
         list(stream)
     assert np.array_equal(engine.generate(TEXTS[0], **GREEDY).audio, expected[0])
     assert [stage.worker.num_starts for stage in stages(engine)] == [1, 2]
@@ -225,7 +225,7 @@ def test_missing_packages_of_an_environment_are_reported_with_the_command(cascad
 
     assert told(Path(sys.executable)).endswith(' -m pip install "s1-mini[vllm]" (docs/vllm.md)')
     assert "needs vllm, which is not installed" in told(None)
-    assert f"vllm_python={tmp_path / 'python'} does not run" in told(tmp_path / "python")
+    assert f"vllm_python={tmp_path / 'python'} cannot be run" in told(tmp_path / "python")
     assert "weights_dtype=int8 is for our own stages" in told(None, weights_dtype=torch.int8)
 
 
@@ -233,7 +233,7 @@ def test_more_pairs_than_vllm_can_number_are_refused(cascade: Path) -> None:
     config = read_cascade_config(cascade)
     large = replace(config, semantic=replace(config.semantic, input_size=2**20))
 
-    with pytest.raises(ConfigurationError, match="more pairs than vLLM can number"):
+    with pytest.raises(ConfigurationError, match="more pairs than vLLM's largest token id"):
         worked.check_vllm(large, CPU, CascadeSettings(vllm_stages="semantic"))
 
 
@@ -247,7 +247,7 @@ def test_stages_are_named_with_commas_between(
 
     monkeypatch.setenv("S1_MINI_VLLM_STAGES", "semantic,fine")
     with pytest.raises(
-        ConfigurationError, match=r"S1_MINI_VLLM_STAGES.*vLLM makes no fine; allowed are semantic, coarse"
+        ConfigurationError, match=r"S1_MINI_VLLM_STAGES.*vLLM cannot run fine; allowed are semantic, coarse"
     ):
         EngineConfig()
 
@@ -330,7 +330,7 @@ def test_logits_that_are_not_finite_are_an_error_as_with_our_own_stage(
 def test_head_sizes_unsupported_by_vllm_are_reported_before_any_request(other_cascade: Path, python: Path) -> None:
     with (
         pytest.raises(
-            ConfigurationError, match=r"no attention of heads of 8 channels on a CPU.*it has those of 32, 64"
+            ConfigurationError, match=r"does not support .* attention heads of 8 channels; it supports 32, 64"
         ),
         ProductionTTSEngine(config_of(other_cascade, python, "semantic")),
     ):

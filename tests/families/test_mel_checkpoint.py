@@ -146,8 +146,8 @@ def test_a_correct_oracle_passes_and_a_false_one_fails(
     result = CliRunner().invoke(
         app, ["verify", "--checkpoint", str(directory), "--oracle", str(tmp_path / "false.safetensors")]
     )
-    assert "2 of 7 checks failed: a mel, a more (not known)" in str(result.exception)
-    with pytest.raises(VerificationError, match="of another checkpoint: num_mel_bins is 7 there, 80 here"):
+    assert "2 of 7 checks failed: a mel, a more (unknown)" in str(result.exception)
+    with pytest.raises(VerificationError, match="to a different checkpoint: its num_mel_bins is 7; expected 80"):
         list(verify_mel(directory, {"mel_in": torch.zeros(3, 7)}, torch.device("cpu"), 1e-4) or ())
 
 
@@ -179,7 +179,9 @@ def test_speakers_vectors_are_read_from_npy_files(published: Path, tmp_path: Pat
     (beside / "voices" / "broken.npy").write_bytes(file(np.ones(3)))
     library = CheckpointVoices.listed(beside, form)
     assert library.summary("slt").name == "slt"
-    with pytest.raises(VoiceFileError, match=r"'broken' cannot be used: broken\.npy is not a voice: it holds float64"):
+    with pytest.raises(
+        VoiceFileError, match=r"'broken' cannot be used: broken\.npy is not a valid voice: it contains float64"
+    ):
         library.summary("broken")
 
 
@@ -251,7 +253,7 @@ def narrow_vocoder(directory: Path) -> None:
         ),
         (cut_weights, CheckpointFileError, "cannot be read as weights"),
         (drop_tensor, CheckpointMismatchError, r"no decoder\.wrapped_decoder\.layers\.0\.self_attn\.k_proj"),
-        (narrow_vocoder, CheckpointMismatchError, "takes 40 mel bins"),
+        (narrow_vocoder, CheckpointMismatchError, "expects 40 mel bins"),
     ],
 )
 def test_missing_or_damaged_files_are_reported_in_a_sentence(

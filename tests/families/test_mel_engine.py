@@ -85,7 +85,7 @@ def test_a_text_over_six_hundred_characters_is_split_at_sentences(checkpoint: Pa
     with ProductionTTSEngine(config) as engine:
         assert len(LONG) > 700
         assert engine.generate(LONG, seed=1, max_new_tokens=10).frames == 2 * 2 * 10
-        with pytest.raises(CapacityError, match="the model reads 600"):
+        with pytest.raises(CapacityError, match="the model's limit is 600"):
             engine.generate("\u33c2" * 180)  # one character that is read as four, a.m.
         assert engine.generate("Still here.", seed=1, max_new_tokens=5).frames == 10
 

@@ -85,7 +85,7 @@ def test_where_triton_fails_torch_generates_the_same_and_health_reports_it(
     finally:
         engine.stop()
 
-    assert told == {"value": "torch", "reason": "Triton fails: no C compiler"}
+    assert told == {"value": "torch", "reason": "Triton failed: no C compiler"}
     assert heard.shape == expected.shape
     assert np.abs(heard - expected).max() < 1e-3
 

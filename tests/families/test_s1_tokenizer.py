@@ -58,7 +58,7 @@ def test_the_prompt_shares_its_voice_and_not_its_text() -> None:
     ],
 )
 def test_codes_out_of_the_models_range_are_refused(codes: torch.Tensor) -> None:
-    with pytest.raises(VoiceError, match=r"^voice: codes"):
+    with pytest.raises(VoiceError, match=r"^voice: has codes of shape"):
         build_prompt(TOKENIZER, CONFIG, "Text.", [Voice({"codes": codes.long()}, "")])
 
 
@@ -77,8 +77,8 @@ LINES = (ASSETS / "tokenizer.tiktoken").read_text().splitlines(keepends=True)
     [
         ("tokenizer.tiktoken", "not base64 at all\n", CheckpointFileError, r"tokenizer\.tiktoken"),
         ("tokenizer.tiktoken", "".join(LINES[:65] + LINES[66:]), CheckpointMismatchError, "no token for the byte 65"),
-        ("special_tokens.json", special_tokens(**{"semantic:5": None}), CheckpointMismatchError, "without a gap"),
-        ("special_tokens.json", special_tokens(im_end=5), CheckpointMismatchError, "id 5 is given twice"),
+        ("special_tokens.json", special_tokens(**{"semantic:5": None}), CheckpointMismatchError, "without gaps"),
+        ("special_tokens.json", special_tokens(im_end=5), CheckpointMismatchError, "id 5 occurs twice"),
         ("special_tokens.json", special_tokens(im_end=-1), CheckpointMismatchError, "ids must be from 0"),
         ("special_tokens.json", special_tokens(im_end=2**40), CheckpointMismatchError, "ids must be from 0"),
     ],

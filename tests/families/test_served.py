@@ -220,7 +220,7 @@ def test_health_reports_only_compiled_stages_as_compiled(checkpoint: Path, kind:
         told = engine.health_check()["compile"]
 
     assert told["value"] == "eager"
-    assert told["reason"] == f"{get_family(kind.family).title} has nothing that is compiled"
+    assert told["reason"] == f"{get_family(kind.family).title} has no compilable blocks"
 
 
 def test_a_voice_without_a_recording_is_listed_without_seconds(checkpoint: Path, kind: Kind) -> None:

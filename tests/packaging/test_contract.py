@@ -54,7 +54,7 @@ def test_a_changed_artifact_is_refused_and_not_started(
         ([], "--output"),
         (["-o", "a.tar.gz", "--artifact", "b.tar.gz"], "use only one"),
         (["--artifact", "b.tar.gz"], "s3://bucket/prefix"),
-        (["-o", "a.tar.gz", "--upload", "bucket/prefix"], "is not s3://bucket/prefix"),
+        (["-o", "a.tar.gz", "--upload", "bucket/prefix"], "use s3://bucket/prefix"),
         (["-o", "a.tar.gz", "--voices", "nowhere"], "nowhere is not a folder"),
         (["-o", "a.tar.gz", "--checkpoint", "nowhere"], "not a directory"),
         (["--check", "nowhere.tar.gz"], "nowhere.tar.gz is missing"),
@@ -109,7 +109,7 @@ def test_a_container_is_stopped_with_a_signal_that_it_handles(ending: StopSignal
     assert step.passed
     assert f"after {ending.name}" in step.told
     assert not stop(Process(1), ending).passed, "it was ended as it stood"
-    assert "run this in a console" in stop(Process(0, refuses=True), ending).told
+    assert "run this command in a console" in stop(Process(0, refuses=True), ending).told
 
 
 def test_a_folder_is_copied_where_links_are_not_allowed(

@@ -77,5 +77,5 @@ def test_serve_says_in_one_sentence_why_it_does_not_start(tmp_path: Path) -> Non
     done = subprocess.run([ROOT / "sagemaker" / "serve"], env=environment, capture_output=True, check=False)
 
     assert done.returncode == 1
-    assert b"holds no checkpoint: config.json is missing" in done.stderr
+    assert b"has no checkpoint: config.json is missing" in done.stderr
     assert b"Traceback" not in done.stderr

@@ -85,7 +85,7 @@ def test_an_archive_arrives_whole_in_parts_with_checksums(s3: Any, large: Path) 
 def test_a_failed_upload_resumes_where_it_stopped(s3: Any, large: Path) -> None:
     broken = Recorder(s3, fails_at=5)
     with pytest.raises(
-        UploadError, match=r"cannot reach AWS.*parts of .* are there; run the same again.*abort-multipart"
+        UploadError, match=r"cannot reach AWS.*parts of .* are uploaded; run the same command again.*abort-multipart"
     ):
         Uploader(broken, part_bytes=PART).send(large, PLACE)
     arrived = broken.count("upload_part")
@@ -119,7 +119,7 @@ def test_existing_objects_are_neither_sent_again_nor_overwritten(s3: Any, large:
     again = Recorder(s3)
     Uploader(again, part_bytes=PART).send(large, PLACE)
     large.write_bytes(b"another")
-    with pytest.raises(UploadError, match="already exists with different content and is not overwritten"):
+    with pytest.raises(UploadError, match="already exists with different content and is never overwritten"):
         Uploader(s3, part_bytes=PART).send(large, PLACE)
 
     assert {name for name, _ in again.asked} == {"head_object"}
@@ -132,10 +132,10 @@ def test_of_two_concurrent_uploads_one_wins_and_the_other_is_refused(
     s3.put_object(Bucket=BUCKET, Key="voices/1/model.tar.gz", Body=b"first")
     monkeypatch.setattr(Uploader, "_is_there", lambda *_: False)
 
-    with pytest.raises(UploadError, match="never written over"):
+    with pytest.raises(UploadError, match="never overwritten"):
         Uploader(s3, part_bytes=PART).send(large, PLACE)
     large.write_bytes(b"small")
-    with pytest.raises(UploadError, match="never written over"):
+    with pytest.raises(UploadError, match="never overwritten"):
         Uploader(s3, part_bytes=PART).send(large, PLACE)
 
     assert s3.get_object(Bucket=BUCKET, Key="voices/1/model.tar.gz")["Body"].read() == b"first"
@@ -201,5 +201,5 @@ def test_a_failure_names_the_cause_and_the_next_command(
 
 @pytest.mark.parametrize("text", ["bucket/prefix", "s3://", "s3://UPPER/x", "s3://bucket//x", "https://bucket/x"])
 def test_an_invalid_s3_location_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not s3://bucket/prefix"):
+    with pytest.raises(ConfigurationError, match="use s3://bucket/prefix"):
         S3Place.parse(text)

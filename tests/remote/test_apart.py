@@ -212,16 +212,14 @@ def test_a_recording_becomes_a_voice_in_a_process_without_stages(
 def test_a_replica_that_resumes_with_different_output_fails_the_request(opened: tuple[Apart, Fault]) -> None:
     parts, fault = opened
     fault.set("coarse", go_on_otherwise)
-    with pytest.raises(
-        GenerationError, match="replica of the stage coarse was lost, and its replacement generated different output"
-    ):
+    with pytest.raises(GenerationError, match="replica of stage coarse was lost, and its successor"):
         parts.engine.generate("Hello there.", **ASKED)
 
 
 def test_a_stage_that_loses_every_replica_ends_the_request_with_an_error(opened: tuple[Apart, Fault]) -> None:
     parts, fault = opened
     fault.set("fine", be_gone)
-    with pytest.raises(EngineNotReadyError, match=r"the stage fine has lost 4 replicas .*: ActorDiedError"):
+    with pytest.raises(EngineNotReadyError, match=r"stage fine lost 4 replicas .*: ActorDiedError"):
         parts.engine.generate("Hello there.", **ASKED)
     assert fault.num_calls == 4, "the codec's own replicas are not to blame"
 
@@ -238,7 +236,7 @@ def test_a_request_times_out_although_a_stage_is_silent(
     ledger = parts.engine._running.synthesizer.core.ledger
     late = ledger.late
     monkeypatch.setattr(ledger, "late", lambda now: late(now + 1000 * fault.is_mute))
-    with pytest.raises(RequestTimeoutError, match="not finished in time"):
+    with pytest.raises(RequestTimeoutError, match="timed out"):
         parts.engine.generate(TEXT, voice="one", **ASKED)
     wait_until_left(fault)
 
@@ -261,7 +259,7 @@ def test_stopping_fails_requests_in_flight(cascade: Path) -> None:
 
         parts.engine.stop(drain=False)
 
-        with pytest.raises(EngineNotReadyError, match="was stopped while this was being spoken"):
+        with pytest.raises(EngineNotReadyError, match="was stopped during this request"):
             list(listening)
 
 

@@ -36,10 +36,10 @@ def test_variables_and_arguments_set_replicas_and_shares_of_each_stage(monkeypat
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"replicas": "coarse"}, "'coarse' must be stage=number, with each stage once"),
+        ({"replicas": "coarse"}, "'coarse' must be stage=number, with each stage only once"),
         (
             {"replicas": "semantic=2,coarse=0"},
-            "REPLICAS='semantic=2,coarse=0': '0' is neither a number of replicas from 1 nor a range such as 1-4",
+            "REPLICAS='semantic=2,coarse=0': '0' must be a number of replicas, at least 1, or a range such as 1-4",
         ),
         ({"replicas": "coarse=4-2"}, "'4-2' is neither a number of replicas"),
         ({"gpus": "coarse=-1"}, "S1_MINI_CLUSTER_GPUS='-1': Input should be greater than or equal to 0"),

@@ -123,14 +123,14 @@ def test_a_refused_sequence_fails_only_its_own_request(start: Start) -> None:
     worker = start()
     wrong, right = worker.begin({"prompt": [], "steps": 1}), ask(worker, 1)
 
-    with pytest.raises(GenerationError, match="the worker refused this: IndexError"):
+    with pytest.raises(GenerationError, match="the worker rejected the request: IndexError"):
         take_all(worker, wrong)
     assert take_all(worker, right) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("number", "how", "silent_s"),
-    [(1000, "exit code 3", 60), (2000, "not answered for 0.5 s", 0.5), (3000, "Hello", 60)],
+    [(1000, "exit code 3", 60), (2000, "no response for 0.5 s", 0.5), (3000, "Hello", 60)],
 )
 def test_a_worker_that_dies_hangs_or_sends_garbage_fails_its_requests_and_is_restarted(
     start: Start, number: int, how: str, silent_s: float
@@ -140,7 +140,7 @@ def test_a_worker_that_dies_hangs_or_sends_garbage_fails_its_requests_and_is_res
     both = [ask(worker, number - 1, 9), ask(worker, 0, 900)]
 
     for each in both:
-        with pytest.raises(EngineNotReadyError, match=f"the worker of the stage first ended .*{how}.*started again"):
+        with pytest.raises(EngineNotReadyError, match=f"the worker of stage first exited .*{how}.*restarting"):
             take_all(worker, each)
 
     worker.silent_s = 60.0  # of the restarted worker, also on a machine that stalls
@@ -151,11 +151,9 @@ def test_a_worker_that_dies_hangs_or_sends_garbage_fails_its_requests_and_is_res
 def test_a_worker_that_cannot_begin_says_why(start: Start) -> None:
     with pytest.raises(ConfigurationError, match=r"^no heads of 16 channels$"):
         start(refuse="no heads of 16 channels").wait_until_ready()
-    with pytest.raises(
-        EngineNotReadyError, match=r"(?s)exit code 1\) before it could begin.*RuntimeError: the disk is"
-    ):
+    with pytest.raises(EngineNotReadyError, match=r"(?s)exit code 1\) before it was ready.*RuntimeError: the disk is"):
         start(fail="the disk is full").wait_until_ready()
-    with pytest.raises(EngineNotReadyError, match=r"ended .* before it could begin"):
+    with pytest.raises(EngineNotReadyError, match=r"exited .* before it was ready"):
         start("print('Hello.')").wait_until_ready()
 
 
@@ -163,9 +161,9 @@ def test_a_start_that_times_out_is_retried_at_the_next_request(start: Start, tmp
     worker = start(start_s=3.0, hang=str(tmp_path / "hung"))
     waiting = ask(worker, 1)
 
-    with pytest.raises(EngineNotReadyError, match=r"was not ready after 3 s\) before it could begin"):
+    with pytest.raises(EngineNotReadyError, match=r"not ready after 3 s\) before it was ready"):
         worker.wait_until_ready()
-    with pytest.raises(EngineNotReadyError, match="before it could begin; the log says why"):
+    with pytest.raises(EngineNotReadyError, match="before it was ready; see the log"):
         take_all(worker, waiting)
 
     worker.start_s = EVENTUALLY_S
@@ -175,7 +173,7 @@ def test_a_start_that_times_out_is_retried_at_the_next_request(start: Start, tmp
 def test_a_missing_interpreter_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
-    with pytest.raises(EngineNotReadyError, match="cannot be started: /nowhere/python"):
+    with pytest.raises(EngineNotReadyError, match="could not be started: /nowhere/python"):
         start().wait_until_ready()
 
 

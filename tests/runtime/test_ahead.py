@@ -79,7 +79,7 @@ def test_code_compiled_in_the_background_is_used_and_reused_at_the_next_start(
     _, second = compiler(work)
 
     assert before == "torch"
-    assert second.kernels == Choice("numba", "steps, compiled before, and kept")
+    assert second.kernels == Choice("numba", "steps, compiled earlier, and cached")
     assert len(used) == 2
 
 
@@ -121,7 +121,7 @@ def test_code_compiled_by_another_installation_is_not_reused(work: Compilable, t
     os.utime(tmp_path / "to_compile.py", (0, 0))
     _, second = compiler(work)
 
-    assert "goes on in the background" in second.kernels.reason
+    assert "in the background" in second.kernels.reason
     wait_until(lambda: second.kernels.value == "numba")
 
 
@@ -181,7 +181,7 @@ def test_compilation_that_outlives_its_engine_is_complete_for_the_next_one(
     engine.close()
 
     wait_until(lambda: all(marker(part.module, part.formats).exists() for part in parts))
-    assert compiler(*parts)[1].kernels == Choice("numba", "frames and the codec, compiled before, and kept")
+    assert compiler(*parts)[1].kernels == Choice("numba", "frames and the codec, compiled earlier, and cached")
 
 
 def test_an_engine_whose_warm_up_fails_leaves_no_thread_waiting_for_the_compiler(
@@ -210,7 +210,7 @@ def test_files_that_other_users_can_write_are_not_executed(work: Compilable, tmp
     _, second = compiler(work)
 
     assert second.kernels.value == "torch"
-    assert "S1_MINI_COMPILE_CACHE_PATH names a folder of this user's own" in second.kernels.reason
+    assert "set S1_MINI_COMPILE_CACHE_PATH to a folder that only this user can write to" in second.kernels.reason
 
 
 def test_cache_folders_unused_for_a_month_are_removed_at_a_start(work: Compilable, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_without_a_home_it_is_compiled_but_not_kept(monkeypatch: pytest.MonkeyPa
     _, waiting = compiler(Compilable("steps", module, [], lambda: None), compile="true")
     assert waiting.kernels.value == "numba"
     _, beside = compiler(Compilable("steps", module, [], lambda: None))
-    assert "S1_MINI_COMPILE_CACHE_PATH names a folder" in beside.kernels.reason
+    assert "set S1_MINI_COMPILE_CACHE_PATH to a folder" in beside.kernels.reason
 
 
 def _itself(x: int) -> int:
@@ -278,10 +278,10 @@ def test_failed_compilation_falls_back_to_torch_with_a_warning(
 
     with caplog.at_level(logging.WARNING):
         _, speaker = compiler(work)
-        wait_until(lambda: "numba fails" in speaker.kernels.reason)
+        wait_until(lambda: "numba failed" in speaker.kernels.reason)
 
-    assert speaker.kernels == Choice("torch", "numba fails: OSError: no room")
-    assert [record.message for record in caplog.records] == ["numba failed, torch runs instead: OSError: no room"]
+    assert speaker.kernels == Choice("torch", "numba failed: OSError: no room")
+    assert [record.message for record in caplog.records] == ["numba failed, using torch: OSError: no room"]
 
 
 def test_without_a_writable_cache_torch_is_used_and_no_process_is_started(
@@ -294,7 +294,7 @@ def test_without_a_writable_cache_torch_is_used_and_no_process_is_started(
     _, speaker = compiler(work)
 
     assert speaker.kernels.value == "torch"
-    assert "numba fails" in speaker.kernels.reason
+    assert "numba failed" in speaker.kernels.reason
 
 
 def test_unusable_compiled_code_is_reported_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
@@ -303,8 +303,8 @@ def test_unusable_compiled_code_is_reported_and_ignored(caplog: pytest.LogCaptur
 
     _, speaker = compiler(Compilable("steps", "s1_mini.kernels.compiled.layers", [], use), compile="true")
 
-    assert speaker.kernels == Choice("torch", "numba fails: not the same")
-    assert [record.message for record in caplog.records] == ["numba failed, torch runs instead: not the same"]
+    assert speaker.kernels == Choice("torch", "numba failed: not the same")
+    assert [record.message for record in caplog.records] == ["numba failed, using torch: not the same"]
 
 
 def test_partial_compilation_is_reported() -> None:
@@ -316,16 +316,16 @@ def test_partial_compilation_is_reported() -> None:
 
     _, speaker = compiler(*parts, compile="true")
 
-    assert speaker.kernels == Choice("numba", "frames; the rest by torch, numba fails: not the same")
+    assert speaker.kernels == Choice("numba", "frames; the rest by torch because numba failed: not the same")
 
 
 @pytest.mark.parametrize(
     ("settings", "num_bytes", "told"),
     [
-        ({"compile": "false"}, 1e7, "turned off"),
-        ({"compile_backend": "eager"}, 1e7, "turned off"),
-        ({}, 1e6, "so small a model"),
-        ({}, 1e9, "so large a model"),
+        ({"compile": "false"}, 1e7, "disabled by"),
+        ({"compile_backend": "eager"}, 1e7, "disabled by"),
+        ({}, 1e6, "too small"),
+        ({}, 1e9, "a model this large"),
     ],
 )
 def test_nothing_is_compiled_where_it_is_disabled_or_not_worthwhile(
@@ -342,4 +342,6 @@ def test_without_numba_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     _, speaker = compiler(None)
 
-    assert speaker.kernels == Choice("torch", "numba is not installed; torch computes the same, in many small calls")
+    assert speaker.kernels == Choice(
+        "torch", "numba is not installed; torch gives the same results with many small calls"
+    )

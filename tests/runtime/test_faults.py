@@ -81,7 +81,7 @@ def test_a_hanging_device_fails_all_requests_and_is_detected(
             sound(queue)
     assert not synthesizer.core.is_alive
     assert who in str(synthesizer.core.failure)
-    with pytest.raises(EngineError, match="has not come back"):
+    with pytest.raises(EngineError, match="has been stuck"):
         ask(synthesizer)
     synthesizer.close()  # does not wait for it
     with pytest.raises(EngineNotReadyError, match="has died"):

@@ -88,9 +88,12 @@ def test_a_codec_with_its_generators_prefix_is_the_same_codec(published: Path, t
 MODEL_FAULTS = {
     "missing": (lambda t: {n: v for n, v in t.items() if n != "norm.weight"}, "norm.weight is missing"),
     "extra": (lambda t: t | {"layers.9.new": torch.ones(1)}, "layers.9.new is not part of this architecture"),
-    "misshapen": (lambda t: t | {"norm.weight": torch.ones(5)}, r"norm.weight \(5,\), config says \(32,\)"),
-    "short head": (lambda t: t | {"output.weight": torch.ones(7, 32)}, r"output.weight \(7, 32\) has not 336 rows"),
-    "a head of no shape": (lambda t: t | {"output.weight": torch.tensor(1.0)}, r"output.weight \(\) has not 336 rows"),
+    "misshapen": (lambda t: t | {"norm.weight": torch.ones(5)}, r"norm.weight \(5,\), expected \(32,\)"),
+    "short head": (lambda t: t | {"output.weight": torch.ones(7, 32)}, r"output.weight \(7, 32\) must have 336 rows"),
+    "a head of no shape": (
+        lambda t: t | {"output.weight": torch.tensor(1.0)},
+        r"output.weight \(\) must have 336 rows",
+    ),
     "whole numbers": (lambda t: t | {"norm.weight": torch.ones(32, dtype=torch.int64)}, "norm.weight is not floating"),
     "the same twice": (
         lambda t: t | {"model.norm.weight": torch.ones(32)},
@@ -98,7 +101,7 @@ MODEL_FAULTS = {
     ),
     "legacy beside joined": (
         lambda t: t | {f"layers.0.attention.w{p}.weight": torch.ones(8, 32) for p in "qkv"},
-        "there joined and as",
+        "exist both joined and as",
     ),
     "half a legacy attention": (lambda t: t | {"layers.0.attention.wq.weight": torch.ones(1)}, "incomplete"),
 }
@@ -151,18 +154,18 @@ def test_a_codec_whose_codes_the_model_does_not_know_is_refused(books: dict[str,
     recipe = Recipe(RECIPES["tiny"].model, RECIPES["tiny"].codec | books, num_semantic=64)
     write_random_checkpoint(tmp_path / "c", recipe)
 
-    with pytest.raises(CheckpointMismatchError, match="the codec's books have"):
+    with pytest.raises(CheckpointMismatchError, match="the codec's codebooks have"):
         load(EngineConfig(checkpoint_path=tmp_path / "c", device="cpu"))
 
 
 CONFIG_FAULTS = {
-    "far too large": ({"n_layer": 10**9}, "n_layer=1000000000 is not a positive whole number up to 256"),
-    "no base": ({"rope_base": 0}, "rope_base=0 is not a positive number"),
-    "a list for a name": ({"model_type": ["dual_ar"]}, "is not a family"),
-    "foreign family": ({"model_type": "llama"}, "model_type='llama' is not a family"),
-    "not a number": ({"dim": "wide"}, "dim='wide' is not a positive whole number"),
-    "heads that do not group": ({"n_local_heads": 3}, "n_head=4 is not a multiple of n_local_heads=3"),
-    "a switch that is none": ({"attention_qk_norm": "yes"}, "neither true nor false"),
+    "far too large": ({"n_layer": 10**9}, "n_layer=1000000000 must be a positive integer up to 256"),
+    "no base": ({"rope_base": 0}, "rope_base=0 must be a positive number"),
+    "a list for a name": ({"model_type": ["dual_ar"]}, "model_type must be one of"),
+    "foreign family": ({"model_type": "llama"}, "model_type must be one of .*, not 'llama'"),
+    "not a number": ({"dim": "wide"}, "dim='wide' must be a positive integer"),
+    "heads that do not group": ({"n_local_heads": 3}, "n_head=4 must be a multiple of n_local_heads=3"),
+    "a switch that is none": ({"attention_qk_norm": "yes"}, "must be true or false"),
     "other codebooks than the codec": ({"num_codebooks": 4}, "codebook_embeddings.weight|the codec has 10"),
     "semantic range": ({"semantic_begin_id": 5, "semantic_end_id": 9}, r"semantic tokens at \(5, 9\)"),
     "vocabulary too small": ({"vocab_size": 300}, "vocab_size is 300"),
@@ -215,7 +218,7 @@ def test_the_codec_that_encodes_decodes_with_shared_weights_of_another_precision
 
 
 def test_choices_of_device_and_precision_explain_themselves() -> None:
-    assert choose_device("cpu").reason == "named by the settings"
+    assert choose_device("cpu").reason == "set explicitly"
     assert choose_precision("auto", "cpu").value == "float32"
     assert choose_precision("bfloat16", "cpu").value == "bfloat16"
 
@@ -245,7 +248,9 @@ def test_an_engine_with_eight_bit_weights_works_and_reports_its_choice(
     assert spoken.success
     assert spoken.frames
     assert (health["weights_dtype"]["value"], health["kv_dtype"]["value"]) == chosen
-    assert weights == chosen[0] or "fp8 was requested, but cpu has no fp8" in health["weights_dtype"]["reason"]
+    assert (
+        weights == chosen[0] or "fp8 was requested, but cpu does not support fp8" in health["weights_dtype"]["reason"]
+    )
     assert model.num_bytes < full.num_bytes
     assert model.position_bytes == full.position_bytes * share
     assert {weight.dtype for weight in model.network.fast_layers.parameters()} == {torch.float32}
@@ -258,7 +263,7 @@ def test_unsupported_options_of_a_device_are_replaced_and_reported(monkeypatch: 
     on_ada = choose_weights_dtype("fp8", "cuda"), choose_kv_dtype("fp8", "cuda")
 
     assert [choice.value for choice in on_ampere] == ["int8", "full"]
-    assert all("compute capability 8.0, and fp8 needs 8.9" in choice.reason for choice in on_ampere)
+    assert all("compute capability 8.0, but fp8 needs 8.9" in choice.reason for choice in on_ampere)
     assert [choice.value for choice in on_ada] == ["fp8", "fp8"]
     assert choose_kv_dtype("fp8", "mps").value == "full"
     assert choose_weights_dtype("full", "cpu").value == choose_kv_dtype("full", "cpu").value == "full"
@@ -281,7 +286,7 @@ def test_stages_are_placed_by_name_and_a_wrong_placement_is_refused_before_weigh
         "codec": "cpu",
     }
     assert "no stage vocoder; its stages are language_model, codec" in refusal("vocoder=cpu")
-    assert "placement: codec='cuda:7': this machine has 0 CUDA devices" in refusal("codec=cuda:7")
+    assert "placement: codec='cuda:7' is not available: this machine has 0 CUDA devices" in refusal("codec=cuda:7")
     assert "is not a device" in refusal("codec=gpu")
     assert "'codec=cpu' is not stage=device, or names a stage twice" in refusal("codec=cpu,codec=cpu")
 
@@ -296,14 +301,14 @@ def test_weights_that_the_machine_cannot_multiply_stay_unquantised_and_health_sa
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype="int8")) as engine:
         told = engine.health_check()["weights_dtype"]
 
-    assert told == {"value": "full", "reason": "cpu cannot multiply by weights in int8: no kernel for this processor"}
+    assert told == {"value": "full", "reason": "cpu cannot multiply int8 weights: no kernel for this processor"}
 
 
 def test_a_gpu_without_bfloat16_computes_in_float16_and_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_it, wanted in ((True, "bfloat16"), (False, "float16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has_it=has_it, **_: has_it)
         assert choose_precision("auto", "cuda").value == wanted
-    assert choose_precision("auto", "cuda").reason == "this GPU has no bfloat16"
+    assert choose_precision("auto", "cuda").reason == "this GPU does not support bfloat16"
 
 
 def test_kernels_that_cannot_be_compiled_are_left_out_and_it_says_why(
@@ -321,7 +326,7 @@ def test_kernels_that_cannot_be_compiled_are_left_out_and_it_says_why(
     monkeypatch.setattr(loader, "HAS_TRITON", True)
     monkeypatch.setattr(loader, "_try_kernel", refuse)
 
-    assert choose_kernels("cuda") == Choice("torch", "Triton fails: no C compiler")
+    assert choose_kernels("cuda") == Choice("torch", "Triton failed: no C compiler")
     assert not backend._uses_triton
     monkeypatch.setattr(loader, "_try_kernel", lambda _: None)
     assert choose_kernels("cuda").value == "triton"
@@ -329,14 +334,14 @@ def test_kernels_that_cannot_be_compiled_are_left_out_and_it_says_why(
 
 def test_batch_invariance_is_on_only_where_it_can_be_kept_and_health_says_so(tiny: Path) -> None:
     s1, cascade = get_family("s1"), get_family("cascade")
-    ours, torchs = Choice("triton", "it is there"), Choice("torch", "Triton fails: no C compiler")
+    ours, torchs = Choice("triton", "it is there"), Choice("torch", "Triton failed: no C compiler")
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", batch_invariance="on")) as engine:
         told = engine.health_check()["batch_invariance"]
 
-    assert told == {"value": "on", "reason": "on a CPU it always is"}
+    assert told == {"value": "on", "reason": "always on for a CPU"}
     assert choose_batch_invariance("on", s1, "cuda", ours, "bfloat16").value == "on"
     assert choose_batch_invariance("off", s1, "cuda", ours, "bfloat16").value == "off"
     assert choose_batch_invariance("on", s1, "cuda", ours, "float32").value == "off"
-    assert choose_batch_invariance("on", s1, "cuda", torchs, "bfloat16").reason.endswith("Triton fails: no C compiler")
+    assert choose_batch_invariance("on", s1, "cuda", torchs, "bfloat16").reason.endswith("Triton failed: no C compiler")
     assert choose_batch_invariance("on", cascade, "cuda", ours, "bfloat16").value == "off"

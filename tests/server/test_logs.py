@@ -157,7 +157,7 @@ def test_a_terminal_shows_a_checkpoint_error_as_other_commands_do(tmp_path: Path
 
     assert code == 1
     assert lines()[0].endswith(f"loading {tmp_path} ...")
-    assert lines()[1].startswith(f"s1-mini: {tmp_path} is not a checkpoint: it lacks config.json")
+    assert lines()[1].startswith(f"s1-mini: {tmp_path} is not a complete checkpoint: it lacks config.json")
 
 
 def test_piped_logs_are_json_and_report_address_readiness_and_access_once(tiny: Path) -> None:

@@ -223,7 +223,7 @@ def test_a_hanging_engine_fails_all_requests_and_exits_with_1(tiny: Path) -> Non
 
     assert code == 1
     assert [status for status, _ in results] == [503] * 4  # type: ignore[misc]
-    assert any("has not come back" in line for line in running.lines)
+    assert any("has been stuck" in line for line in running.lines)
 
 
 @pytest.mark.parametrize(

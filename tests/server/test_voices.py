@@ -69,8 +69,8 @@ def test_a_voice_of_the_checkpoint_stays(client: httpx2.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "has_file", "sentence"),
     [
-        ({"name": "../up", "text": "Ah."}, True, "name: '../up' is not a name; use up to 64 of a-z"),
-        ({"name": "Anna!", "text": "Ah."}, True, "name: 'Anna!' is not a name; use up to 64 of a-z"),
+        ({"name": "../up", "text": "Ah."}, True, "name: '../up' is not a valid name; use 1 to 64 of a-z"),
+        ({"name": "Anna!", "text": "Ah."}, True, "name: 'Anna!' is not a valid name; use 1 to 64 of a-z"),
         ({"text": "Ah."}, True, "name: is missing"),
         ({"name": "carl", "text": "Ah."}, False, "audio: is missing"),
         ({"name": "carl"}, True, "text: it is empty"),
@@ -113,7 +113,7 @@ def test_an_added_voice_is_replaced_on_request(client: httpx2.Client, tone: np.n
     client.delete("/v1/voices/dora")
 
     assert (first.status_code, again.status_code, replaced.status_code) == (201, 409, 201)
-    assert again.json()["error"]["message"].endswith("choose another name, or set replace")
+    assert again.json()["error"]["message"].endswith("choose a different name, or set replace")
     assert replaced.json()["description"] == "The new one."
     assert own.json()["error"]["code"] == "voice_read_only"
 

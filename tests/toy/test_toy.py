@@ -153,7 +153,7 @@ def test_a_voice_file_of_its_own_is_a_voice_and_a_wrong_one_is_refused(engine: P
     assert np.array_equal(
         engine.generate("Hi.", voice="mine", seed=1).audio, engine.generate("Hi.", voice="high", seed=1).audio
     )
-    with pytest.raises(ReferenceAudioError, match=r"its speaker are torch.float32 \[9\], not real numbers \[8\]"):
+    with pytest.raises(ReferenceAudioError, match=r"its tensor speaker is torch.float32 \[9\]; expected floats \[8\]"):
         engine.add_voice("other", file(np.zeros(9, np.float32)), "")
 
 
@@ -168,11 +168,11 @@ def test_families_without_cloning_refuse_recordings_and_accept_voice_files(
     )
     with (
         ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine,
-        pytest.raises(VoiceUnsupportedError, match="cannot create a voice from a recording; name one of its voices"),
+        pytest.raises(VoiceUnsupportedError, match="cannot clone a voice from a recording; use one of its voices"),
     ):
         engine.generate("Hello.", reference_audio=np.ones(2 * SAMPLE_RATE, np.float32) / 2)
 
 
 def test_an_unsupported_parameter_is_refused_by_name(engine: ProductionTTSEngine) -> None:
-    with pytest.raises(ParameterError, match="top_k: is not supported by this model, which samples by temp"):
+    with pytest.raises(ParameterError, match="top_k: is not supported by this model, which supports temp"):
         engine.generate("Hello.", top_k=5)

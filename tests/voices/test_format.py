@@ -65,7 +65,7 @@ def test_invalid_values_are_refused_when_a_voice_is_read(tmp_path: Path) -> None
     path = write_voice(tmp_path, "anna", Voice({"speaker": torch.full((512,), torch.inf)}, ""), is_default=True)
     library = CheckpointVoices(tmp_path, {"anna": path}, form, {})
 
-    with pytest.raises(CheckpointFileError, match=r"anna\.safetensors is not a voice file: it is not finite"):
+    with pytest.raises(CheckpointFileError, match=r"anna\.safetensors is not a valid voice file: it is not finite"):
         read_voice(path, form)
     with pytest.raises(VoiceFileError, match="'anna' cannot be used"):
         _ = library.default
@@ -74,8 +74,8 @@ def test_invalid_values_are_refused_when_a_voice_is_read(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("tensors", "told"),
     [
-        ({"speaker": torch.zeros(256)}, r"its speaker are F32 \[256\], not real numbers \[512\]"),
-        ({"speaker": torch.zeros(512).long()}, r"its speaker are I64 \[512\], not real numbers \[512\]"),
+        ({"speaker": torch.zeros(256)}, r"its tensor speaker is F32 \[256\]; expected floats \[512\]"),
+        ({"speaker": torch.zeros(512).long()}, r"its tensor speaker is I64 \[512\]; expected floats \[512\]"),
         ({"codes": torch.zeros(BOOKS, 4).long()}, "speaker"),
     ],
 )
@@ -85,5 +85,5 @@ def test_tensors_of_another_kind_are_refused_by_name(
     save_file(tensors, tmp_path / "anna.safetensors")
 
     for read in (read_voice, read_summary):
-        with pytest.raises(CheckpointFileError, match=rf"anna\.safetensors is not a voice file: .*{told}"):
+        with pytest.raises(CheckpointFileError, match=rf"anna\.safetensors is not a valid voice file: .*{told}"):
             read(tmp_path / "anna.safetensors", VECTOR)

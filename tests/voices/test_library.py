@@ -53,7 +53,7 @@ def test_a_voice_and_a_reference_together_are_refused(engine: ProductionTTSEngin
 
 @pytest.mark.parametrize("name", ["", "Anna", "../up", "a" * 65, "-x", "con.aux", "con", "nul", "lpt1"])
 def test_a_name_that_is_not_a_portable_file_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(VoiceError, match="is not a name"):
+    with pytest.raises(VoiceError, match="is not a valid name"):
         write_voice(tmp_path, name, Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, ""))
 
     assert list(tmp_path.iterdir()) == []
@@ -63,7 +63,7 @@ def test_an_unreadable_voice_is_reported_without_its_directory(tmp_path: Path) -
     checkpoint = tmp_path / r"back\slash"  # some systems repeat it in the error message
     library = CheckpointVoices(checkpoint, {"bert": checkpoint / FOLDER / "bert.safetensors"}, voice_format(), {})
 
-    with pytest.raises(VoiceFileError, match=r"voices.bert\.safetensors is not a voice file: ") as caught:
+    with pytest.raises(VoiceFileError, match=r"voices.bert\.safetensors is not a valid voice file: ") as caught:
         library.summary("bert")
     assert tmp_path.name not in str(caught.value)
 
@@ -73,7 +73,7 @@ def test_a_damaged_voice_is_named_with_advice_and_affects_no_other(
     damage: bytes, voiced: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (voiced / FOLDER / "bert.safetensors").write_bytes(damage)
-    told = r"'bert' cannot be used: voices.bert\.safetensors is not a voice file: .*; download the checkpoint's file"
+    told = r"'bert' cannot be used: voices.bert\.safetensors is not a valid voice file: .*; download this file"
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
         assert engine.voice_names() == ["anna", "bert"]
@@ -85,7 +85,7 @@ def test_a_damaged_voice_is_named_with_advice_and_affects_no_other(
             engine.describe_voice("bert")
         assert list(engine.health_check()["voices"]["failed"]) == ["bert"]
 
-    warned = [record.message for record in caplog.records if "skipping" in record.message]
+    warned = [record.message for record in caplog.records if "skipping a voice" in record.message]
     assert len(warned) == 1
     assert "'bert' cannot be used" in warned[0]
 
@@ -97,7 +97,7 @@ def test_a_request_without_a_voice_reports_a_damaged_default_with_advice(tells_d
         write_voice(voiced / FOLDER, "anna", Voice({"codes": codes}, "Ah."), is_default=True)
     else:
         (voiced / FOLDER / "anna.safetensors").write_bytes(b"no voice")
-    told = r"^voice: no voice was named, and the default .*'anna' cannot be used: voices.anna.*; download the"
+    told = r"^voice: is not set, and the default .*'anna' cannot be used: voices.anna\.safetensors .*; download this"
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
         with pytest.raises(VoiceFileError, match=told):

@@ -228,10 +228,8 @@ def test_without_a_network_uncached_names_are_refused_with_a_hint(
         ({"HF_ENDPOINT": nowhere}, f"{nowhere} cannot be reached"),
     ):
         sentence = refusal(**more)
-        assert sentence.startswith(
-            f"checkpoint_not_found checkpoint {NAME} is not a directory here and is incomplete in"
-        )
-        assert f"{why}: connect to the network once, or name a directory" in sentence
+        assert sentence.startswith(f"checkpoint_not_found checkpoint {NAME} is not a local directory, is incomplete in")
+        assert f"{why}: go online once to download it, or use a local directory" in sentence
 
 
 def test_half_a_checkpoint_in_the_cache_is_refused_without_a_network_and_made_whole_with_it(
@@ -241,7 +239,7 @@ def test_half_a_checkpoint_in_the_cache_is_refused_without_a_network_and_made_wh
     (directory / "codec.pth").resolve().unlink()
     (directory / "codec.pth").unlink()
 
-    assert "is incomplete in the cache" in refusal(HF_HUB_OFFLINE="1")
+    assert "is incomplete in the hub's cache" in refusal(HF_HUB_OFFLINE="1")
     assert find() == directory
     assert (directory / "codec.pth").read_bytes() == (published / "codec.pth").read_bytes()
 
@@ -264,20 +262,18 @@ def test_a_missing_repository_or_revision_is_refused_by_its_name(
 ) -> None:
     for more in ({}, {"HF_TOKEN": TOKEN}):  # answered with 401 and 404
         assert refusal("owner/nothing", **more) == (
-            f"checkpoint_not_found checkpoint owner/nothing is not a directory here, nor a repository at {hub.url}/"
-            "owner/nothing that may be read: correct the name, or set HF_TOKEN if it is private"
+            "checkpoint_not_found checkpoint owner/nothing is neither a local directory nor a readable repository at "
+            f"{hub.url}/owner/nothing: correct the name, or set HF_TOKEN if it is private"
         )
     assert refusal(HF_TOKEN="hf_expired") == (
-        f"checkpoint_not_found checkpoint {NAME}: the hub does not take this HF_TOKEN; set a valid one, or none"
+        f"checkpoint_not_found checkpoint {NAME}: the hub rejected HF_TOKEN; set a valid token, or unset it"
     )
     assert refusal(f"{NAME}@v9") == (
-        f"checkpoint_not_found checkpoint {NAME}@v9: {hub.url}/{NAME} has no such revision; name a branch, a tag or a "
-        "whole commit hash after @"
+        f"checkpoint_not_found checkpoint {NAME}@v9: {hub.url}/{NAME} has no such revision; specify a branch, a tag "
+        "or a full commit hash after @"
     )
     hub.fails_with = 429
-    assert refusal() == (
-        f"checkpoint_not_found checkpoint {NAME}: the hub answers {hub.url}/{NAME} with HTTP 429; try again later"
-    )
+    assert refusal() == (f"checkpoint_not_found checkpoint {NAME}: {hub.url}/{NAME} returned HTTP 429; try again later")
 
 
 def test_a_repository_that_is_not_a_checkpoint_is_refused_before_its_weights_are_downloaded(
@@ -285,7 +281,7 @@ def test_a_repository_that_is_not_a_checkpoint_is_refused_before_its_weights_are
 ) -> None:
     files = files_of(published)
     repository.commit({"README.md": CARD})
-    assert "owner/tiny-voice has no config.json: it is not a checkpoint of any family" in refusal()
+    assert "owner/tiny-voice has no config.json, so it is not a checkpoint of any family" in refusal()
 
     repository.commit({**files, "config.json": b'{"model_type": "llama"}'})
     assert "not a checkpoint of any family of this engine (dual_ar" in refusal()
@@ -314,7 +310,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 
     sentence = refusal(HF_HOME=str(tmp_path / "file"))
 
-    assert f"checkpoint {NAME} cannot be kept in {tmp_path / 'file' / 'hub'}: " in sentence
+    assert f"checkpoint {NAME} cannot be stored in {tmp_path / 'file' / 'hub'}: " in sentence
 
 
 def test_a_library_that_is_too_old_is_reported_with_the_upgrade_command(
@@ -325,8 +321,7 @@ def test_a_library_that_is_too_old_is_reported_with_the_upgrade_command(
     monkeypatch.syspath_prepend(tmp_path / "old")
 
     assert refusal() == (
-        f"configuration_invalid checkpoint {NAME}: huggingface-hub is too old for it: "
-        'pip install --upgrade "s1-mini[hub]"'
+        f'configuration_invalid checkpoint {NAME}: huggingface-hub is too old; run pip install --upgrade "s1-mini[hub]"'
     )
 
 
@@ -350,7 +345,7 @@ def test_a_package_and_a_conversion_record_commit_and_licence_and_the_engine_rep
     origin = {"repository": NAME, "revision": commit, "licence": "cc-by-nc-sa-4.0"}
     told = {
         f"{NAME} at commit {commit}, licence: cc-by-nc-sa-4.0",
-        f"s1-mini: warning: the licence of {NAME}, cc-by-nc-sa-4.0, allows no commercial use",
+        f"s1-mini: warning: the licence of {NAME}, cc-by-nc-sa-4.0, does not allow commercial use",
     }
     packed, compact, again = (tmp_path / name for name in ("packed", "compact", "again"))
 
@@ -384,8 +379,12 @@ def commit_in_cache(folder: Path, card: str) -> Path:
     ("card", "licence", "caution"),
     [
         ("---\nlicense: mit\n---\n", "mit", None),
-        ("---\nlicense: [mit, cc-by-nc-4.0]\n---\n", "mit, cc-by-nc-4.0", "allows no commercial use"),
-        ("---\nlicense: other\nlicense_name: fair-noncommercial\n---\n", "other (fair-noncommercial)", "no commercial"),
+        ("---\nlicense: [mit, cc-by-nc-4.0]\n---\n", "mit, cc-by-nc-4.0", "does not allow commercial use"),
+        (
+            "---\nlicense: other\nlicense_name: fair-noncommercial\n---\n",
+            "other (fair-noncommercial)",
+            "not allow commercial",
+        ),
         ("---\nlicense: other\n---\n", "other", "'other': read"),
         ("---\nlicense: unknown\n---\n", "unknown", "'unknown': read"),
         ("# no head\n", "unknown", "'unknown': read"),

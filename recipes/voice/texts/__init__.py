@@ -1,7 +1,7 @@
-"""Write the texts that the teacher speaks: a practically endless, deterministic stream of English utterances.
+"""Generate the texts for the teacher: a practically endless, deterministic stream of English utterances.
 
 ``utterances`` mixes sentences of books and dictionaries, templates, numbers and dates, word salads and short calls.
-``held_out_sentences`` are for evaluation and never part of the stream. Nothing here knows about audio.
+``held_out_sentences`` are for evaluation and never part of the stream. This package is independent of audio.
 
 Sources, read by ``prepare`` from the files of Debian packages (nothing of them is in the repository or the package):
 wordnet-base (glosses and quoted examples; WordNet 3.0 licence, free use with its notice), bible-kjv-text (public

@@ -1,6 +1,6 @@
 """`python -m recipes.voice.texts prepare --output FILE` gathers the corpora from Debian's files.
 
-`python -m recipes.voice.texts show [--texts FILE] [--seed 0] [--count 40]` prints what the stream says.
+`python -m recipes.voice.texts show [--texts FILE] [--seed 0] [--count 40]` prints texts of the stream.
 """
 
 import itertools
@@ -17,6 +17,6 @@ if __name__ == "__main__":
         corpora = load(given.texts) if given.texts else None
         print(*itertools.islice(utterances(given.seed, corpora), given.count), sep="\n")
     elif given.output is None:
-        command.error("prepare needs --output")
+        command.error("prepare requires --output")
     else:
         prepare(given.output)

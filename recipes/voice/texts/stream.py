@@ -1,4 +1,4 @@
-"""The stream of utterances: which kind comes when, and how one of each kind is made of lists, templates and corpora."""
+"""The stream of utterances: the sequence of kinds, and how each kind is built from lists, templates and corpora."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from s1_mini.version import __version__
 
 
 class Clients:
-    """Clients of one account and region; boto3 finds credentials, region and endpoints as usual."""
+    """Clients of one account and region; boto3 resolves credentials, region and endpoints as usual."""
 
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
         require("aws", "calling AWS")

@@ -24,7 +24,7 @@ class S3Place:
         """Parse `s3://bucket/prefix`. Raises `ConfigurationError`."""
         match = _PLACE.fullmatch(text)
         if match is None or "//" in f"/{match[2] or ''}" or len(text.encode()) > MAX_KEY_BYTES:
-            raise ConfigurationError(f"{text[:200]!r} is not s3://bucket/prefix")
+            raise ConfigurationError(f"{text[:200]!r} is not a valid S3 location; use s3://bucket/prefix")
         return cls(match[1], (match[2] or "").strip("/"))
 
     def join(self, name: str) -> str:

@@ -282,7 +282,7 @@ class Scheduler:
         """Queue a request. Raises `QueueFullError`, or `EngineNotReadyError` once closed."""
         with self._lock:
             if self._closed.is_set():
-                raise EngineNotReadyError("the engine is stopping and accepts no further requests")
+                raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
             # An estimate: an utterance takes some seconds, and all slots work at once.
             self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self.stages[0].policy.slots))
             request.speech.queue.on_take = self._look_again
@@ -320,7 +320,7 @@ class Scheduler:
                 try:
                     self._pipeline.end(request, error)
                 except Exception:  # broken bookkeeping; its consumer was notified, and the others must be
-                    logger.exception("the end of a request failed")
+                    logger.exception("failed to end a request")
 
     def tell_all(self, error: S1MiniError) -> None:
         """Accept no further requests and end all with an error, even if a thread hangs while it holds the lock."""
@@ -430,7 +430,7 @@ class Scheduler:
         for request in self.ledger.late(now):
             begun = [each.sequences[self._pipeline.counted] for each in request.utterances if each.sequences]
             frames = request.num_finished + sum(sequence.produced for sequence in begun)
-            self._pipeline.end(request, RequestTimeoutError(f"not finished in time, after {frames} frames"))
+            self._pipeline.end(request, RequestTimeoutError(f"timed out after {frames} frames"))
 
     def _wake(self, stage: int) -> None:
         self._changed[stage].notify_all()

@@ -159,7 +159,9 @@ class StageQueue:
     def _begin(self, sequence: StageSequence, plan: Plan) -> None:
         unit, utterance = sequence.next_unit, sequence.utterance
         assert unit is not None
-        assert unit.steps == 1 or self.policy.is_autoregressive, "a unit that is chosen for one call has one step"
+        assert unit.steps == 1 or self.policy.is_autoregressive, (
+            "a unit of a stage that is not autoregressive has one step"
+        )
         if sequence.slot is None:
             sequence.slot = self.slots.allocate()
         self.ready.remove(sequence)

@@ -47,8 +47,8 @@ class Description:
         """Raise `ParameterError` for a parameter that was changed although it has no effect."""
         for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
             if name not in self.sampling and getattr(sampling, name) != getattr(DEFAULT_SAMPLING, name):
-                allowed = f"samples by {', '.join(self.sampling)}" if self.sampling else "does not sample"
-                raise ParameterError(name, f"is not supported by this model, which {allowed}; leave it out")
+                allowed = f"supports {', '.join(self.sampling)}" if self.sampling else "does not sample"
+                raise ParameterError(name, f"is not supported by this model, which {allowed}; omit it")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ def check_size(name: str, there: int, *here: int) -> None:
     """Raise `VerificationError` unless an oracle's size is one that its checkpoint can have."""
     if there not in here:
         sizes = " or ".join(map(str, here))
-        raise VerificationError(f"the oracle was made of another checkpoint: {name} is {there} there, {sizes} here")
+        raise VerificationError(
+            f"the oracle belongs to a different checkpoint: its {name} is {there}; expected {sizes}"
+        )
 
 
 class Family(Protocol):

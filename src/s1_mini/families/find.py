@@ -16,8 +16,8 @@ from s1_mini.weights.hub import HubName, fetch, hub_name
 
 WEIGHTS = {".safetensors", ".pth", ".pt", ".bin", ".npz", ".npy"}
 
-_NO_VOICE = "No voice to speak with: no checkpoint was named, and this installation lacks the one that ships with it."
-_WAY_OUT = """Name one with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
+_NO_VOICE = "No model to run: no checkpoint was named, and this installation lacks the built-in one."
+_WAY_OUT = """Set one with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
 S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial)."""
 
 
@@ -72,7 +72,7 @@ def _pick(name: HubName, with_weights: bool, directory: Path, files: Collection[
     """Choose the files of a repository that its family needs."""
     families = f"not a checkpoint of any family of this engine ({', '.join(FAMILIES)})"
     if "config.json" not in files:
-        raise CheckpointFileError(f"checkpoint {name} has no config.json: it is {families}")
+        raise CheckpointFileError(f"checkpoint {name} has no config.json, so it is {families}")
     try:
         family = family_of(directory)
     except CheckpointMismatchError as error:
@@ -88,4 +88,4 @@ def _check_missing(checkpoint: str, family: Family, has: Callable[[str], bool]) 
         if not any(has(name) for name in names)
     ]
     if missing:
-        raise CheckpointFileError(f"{checkpoint} is not a checkpoint: it lacks {', '.join(missing)}")
+        raise CheckpointFileError(f"{checkpoint} is not a complete checkpoint: it lacks {', '.join(missing)}")

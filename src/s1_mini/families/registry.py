@@ -36,7 +36,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
     name = config.get("model_type", DEFAULT)
     if not isinstance(name, str) or name not in FAMILIES:
         raise CheckpointMismatchError(
-            f"config.json: model_type={reprlib.repr(name)} is not a family of this engine ({', '.join(FAMILIES)})"
+            f"config.json: model_type must be one of {', '.join(FAMILIES)}, not {reprlib.repr(name)}"
         )
     return get_family(name)
 

@@ -20,12 +20,12 @@ MAX_LAYERS = 256
 
 
 def invalid(name: str, value: Any, allowed: str) -> CheckpointMismatchError:
-    return CheckpointMismatchError(f"{name}={reprlib.repr(value)} is not {allowed}")
+    return CheckpointMismatchError(f"{name}={reprlib.repr(value)} must be {allowed}")
 
 
 def read_size(name: str, value: Any, most: int = MAX_SIZE, *, least: int = 1) -> int:
     if type(value) is not int or not least <= value <= most:
-        allowed = "a positive whole number up to" if least == 1 else f"a whole number from {least} to"
+        allowed = "a positive integer up to" if least == 1 else f"an integer from {least} to"
         raise invalid(name, value, f"{allowed} {most}")
     return value
 
@@ -33,7 +33,7 @@ def read_size(name: str, value: Any, most: int = MAX_SIZE, *, least: int = 1) ->
 def read_sizes(name: str, value: Any, most: int, *, least: int = 1, max_length: int = 16) -> tuple[int, ...]:
     is_list = isinstance(value, list | tuple) and 1 <= len(value) <= max_length
     if not is_list or not all(type(each) is int and least <= each <= most for each in value):
-        raise invalid(name, value, f"a list of whole numbers from {least} to {most}, at most {max_length} of them")
+        raise invalid(name, value, f"a list of 1 to {max_length} integers from {least} to {most}")
     return tuple(value)
 
 
@@ -45,7 +45,7 @@ def read_number(name: str, value: Any, fits: Callable[[float], bool], allowed: s
 
 def read_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise CheckpointMismatchError(f"{name}={reprlib.repr(value)} is neither true nor false")
+        raise CheckpointMismatchError(f"{name}={reprlib.repr(value)} must be true or false")
     return value
 
 

@@ -52,25 +52,25 @@ def count_replicas(wanted: Wanted, config: EngineConfig, machine: LocalMachine, 
         return 1
     given = f"replicas={wanted}"
     if machine.is_windows:
-        raise ConfigurationError(
-            f"{given}: several replicas need Linux or macOS; on this system, start one server per port"
-        )
+        raise ConfigurationError(f"{given}: several replicas require Linux or macOS; start one server per port instead")
     if config.device not in ("auto", "cuda", "cpu"):
-        raise ConfigurationError(f"{given}: device={config.device} is one device; use auto, cuda or cpu")
+        raise ConfigurationError(f"{given}: device={config.device} is a single device; use auto, cuda or cpu")
     if config.placement:
         raise ConfigurationError(
-            f"{given}: cannot be combined with S1_MINI_PLACEMENT, since each replica sees only one device"
+            f"{given}: S1_MINI_PLACEMENT needs several devices, but each replica sees only one; unset it"
         )
     if on_gpu:
         if wanted > machine.num_gpus:
-            there = f"{machine.num_gpus} GPU{'s are' if machine.num_gpus > 1 else ' is'} here"
-            raise ConfigurationError(f"{given}: each replica needs its own GPU, but {there}; auto uses all of them")
+            there = f"{machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
+            raise ConfigurationError(
+                f"{given}: each replica needs its own GPU, but this machine has {there}; auto uses all of them"
+            )
         return wanted
     each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GB
     if wanted * each > machine.free_bytes:
         raise ConfigurationError(
-            f"{given}: each takes about {each / 1e9:.1f} GB of memory, and {machine.free_bytes / 1e9:.1f} GB are free: "
-            f"enough for {int(machine.free_bytes // each)}"
+            f"{given}: each replica needs about {each / 1e9:.1f} GB of memory, but only "
+            f"{machine.free_bytes / 1e9:.1f} GB are free, enough for {int(machine.free_bytes // each)}"
         )
     if wanted > machine.num_cores:
         logger.warning("%s: only %d cores are available; more replicas than cores are slower", given, machine.num_cores)

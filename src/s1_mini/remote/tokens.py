@@ -140,7 +140,7 @@ class TokenWorker(Supervised):
                 if each.error is not None:
                     raise each.error
                 if each.is_over and not each.tokens:
-                    raise GenerationError(f"the worker of the stage {self.name} ended this sequence too early")
+                    raise GenerationError(f"the worker of stage {self.name} ended the request too early")
             return [_take(each) for each in sequences]
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class TokenWorker(Supervised):
         self._soon(self._close)
         self._thread.join(STOP_S)
         if self._thread.is_alive():
-            self._soon(lambda: self.kill("it did not end after its input"))
+            self._soon(lambda: self.kill("it did not exit after the end of its input"))
             self._thread.join()
 
     def _soon(self, *calls: Callable[[], object]) -> None:
@@ -159,7 +159,7 @@ class TokenWorker(Supervised):
     # ---- in the thread of the event loop --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        reason = f"the worker of the stage {self.name} was stopped"
+        reason = f"the worker of stage {self.name} was stopped"
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self.keep())
@@ -211,14 +211,14 @@ class TokenWorker(Supervised):
             try:
                 self._receive(json.loads(line))
             except (ValueError, KeyError, TypeError):
-                self.kill(f"it wrote {line[:80]!r}, which is not a message")
+                self.kill(f"it wrote an invalid message: {line[:80]!r}")
 
     def _receive(self, message: dict[str, Any]) -> None:
         """Handle a message. Raises `KeyError`, `TypeError` or `ValueError` for one that is malformed."""
         with self._changed:
             if "ready" in message:
                 self.is_ready = True
-                logger.info("the worker of the stage %s is ready: %s", self.name, message["ready"])
+                logger.info("the worker of stage %s is ready: %s", self.name, message["ready"])
             elif "refused" in message:
                 self._refusal = str(message["refused"])
             elif "failed" in message:
@@ -240,24 +240,24 @@ class TokenWorker(Supervised):
 
     async def on_end(self, exit_code: int | None) -> None:
         """Fail all sequences; plan a restart if the process had been ready."""
-        how = self.verdict if exit_code is None else f"ended ({self.verdict or f'exit code {exit_code}'})"
-        reason, lines = f"the worker of the stage {self.name} {how}", "\n".join(self._lines)
+        how = self.verdict if exit_code is None else f"exited ({self.verdict or f'exit code {exit_code}'})"
+        reason, lines = f"the worker of stage {self.name} {how}", "\n".join(self._lines)
         with self._changed:
             self._messages.clear()
             if self.num_failed:
-                _fail_all(self._sequences, f"{reason} before it could begin; the log says why")
+                _fail_all(self._sequences, f"{reason} before it was ready; see the log")
                 self._failure = EngineNotReadyError(
-                    f"{reason} before it could begin" + (f". Its last lines:\n{lines}" if lines else "")
+                    f"{reason} before it was ready" + (f". Last lines of its log:\n{lines}" if lines else "")
                 )
                 self._wanted.clear()
             else:
-                _fail_all(self._sequences, f"{reason} while this was being spoken; it is being started again")
+                _fail_all(self._sequences, f"{reason} during this request; it is restarting")
             if self._refusal:
                 self._failure = ConfigurationError(self._refusal)
             self.process = None
             self._changed.notify_all()
         if not self.is_ending:
-            logger.error("%s; its last lines:\n%s", reason, lines)
+            logger.error("%s; last lines of its log:\n%s", reason, lines)
 
 
 async def _keep_lines(process: asyncio.subprocess.Process, lines: deque[str]) -> None:

@@ -81,7 +81,7 @@ async def draw(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator
     for number in range(1 + MAX_LOST):
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise RequestTimeoutError(f"not finished in time, waiting for the stage {stage}")
+            raise RequestTimeoutError(f"timed out while waiting for stage {stage}")
         at = 0
         try:
             async with aclosing(call(replace(work, timeout_s=left_s))) as pieces:
@@ -100,9 +100,9 @@ async def draw(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator
         except LostError as lost:
             reason = str(lost)
         else:
-            reason = "its output ended early"
-        logger.warning("lost a replica of the stage %s (loss %d): %s", stage, number + 1, reason)
-    raise EngineNotReadyError(f"the stage {stage} has lost {1 + MAX_LOST} replicas during this utterance: {reason}")
+            reason = "it ended without a result"
+        logger.warning("lost a replica of stage %s (%d so far): %s", stage, number + 1, reason)
+    raise EngineNotReadyError(f"stage {stage} lost {1 + MAX_LOST} replicas during this request: {reason}")
 
 
 def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
@@ -112,7 +112,6 @@ def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
     same = np.allclose(known, again, rtol=0, atol=SAME) if known.dtype.kind == "f" else np.array_equal(known, again)
     if not same:
         raise GenerationError(
-            f"a replica of the stage {stage} was lost, and its replacement generated different output; "
-            "send the request again"
+            f"a replica of stage {stage} was lost, and its successor's output differs; send the request again"
         )
     return items[len(known) :]

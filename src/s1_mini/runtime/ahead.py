@@ -67,27 +67,27 @@ class AheadCompiler:
 
         work = [each for each in (stage.compilable() for stage in stages) if each is not None]
         if not work:
-            self._speaker.kernels = Choice("torch", f"{self._speaker.family} has no step that numba compiles")
+            self._speaker.kernels = Choice("torch", f"numba supports no step of {self._speaker.family}")
             return
         remove_unused()
         try:
             missing = {path: each for each in work if not (path := marker(each.module, each.formats)).exists()}
-        except OSError:  # nothing can be cached: compile at each start, if that is wanted
+        except OSError:  # nothing can be cached: compile at each start, if requested
             if not waits:
                 raise
             self._use(work, "at the start")
             return
         if waits or not missing:
-            if self._use(work, "at the start" if missing else "before, and kept"):
+            if self._use(work, "at the start" if missing else "earlier, and cached"):
                 with suppress(OSError):  # what cannot be cached is compiled again at the next start
                     for path in missing:
                         path.touch()
             return
         if getattr(sys, "frozen", False) or not sys.executable:
             raise RuntimeError(
-                "no Python interpreter is available for compiling; S1_MINI_COMPILE=true compiles at the start"
+                "background compilation needs a Python interpreter; set S1_MINI_COMPILE=true to compile at startup"
             )
-        self._speaker.kernels = Choice("torch", "until numba has compiled the step, which goes on in the background")
+        self._speaker.kernels = Choice("torch", "numba is still compiling the step in the background")
         threading.Thread(target=self._wait, args=(work, missing), name="s1_mini compiler", daemon=True).start()
 
     def _wait(self, work: Sequence[Compilable], missing: Mapping[Path, Compilable]) -> None:
@@ -120,7 +120,7 @@ class AheadCompiler:
             if child.wait():
                 stderr.seek(0)
                 last = stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
-                raise RuntimeError(last or f"the compiling process exited with code {child.returncode}")
+                raise RuntimeError(last or f"the compiler process ended with exit code {child.returncode}")
         return not self._stopped.is_set()
 
     def _use(self, work: Sequence[Compilable], when: str) -> bool:
@@ -142,22 +142,26 @@ class AheadCompiler:
     def _fail(self, error: Exception, used: Sequence[str] = ()) -> None:
         reason = first_line(error)
         if used:
-            logger.warning("numba compiled %s but failed on the rest, which torch runs: %s", " and ".join(used), reason)
-            self._speaker.kernels = Choice("numba", f"{' and '.join(used)}; the rest by torch, numba fails: {reason}")
+            logger.warning(
+                "numba runs %s; the other steps run on torch because numba failed: %s", " and ".join(used), reason
+            )
+            self._speaker.kernels = Choice(
+                "numba", f"{' and '.join(used)}; the rest by torch because numba failed: {reason}"
+            )
         else:
-            logger.warning("numba failed, torch runs instead: %s", reason)
-            self._speaker.kernels = Choice("torch", f"numba fails: {reason}")
+            logger.warning("numba failed, using torch: %s", reason)
+            self._speaker.kernels = Choice("torch", f"numba failed: {reason}")
 
 
 def _reason_against(num_bytes: int, config: EngineConfig) -> str | None:
     if config.compile == "false" or config.compile_backend not in ("auto", "inductor"):
-        return "turned off by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND"
+        return "disabled by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND"
     if importlib.util.find_spec("numba") is None:
-        return "numba is not installed; torch computes the same, in many small calls"
+        return "numba is not installed; torch gives the same results with many small calls"
     if config.compile == "true":
         return None
     if num_bytes < LEAST_BYTES:
-        return "so small a model is not worth compiling for; S1_MINI_COMPILE=true overrides"
+        return "the model is too small to be worth compiling; S1_MINI_COMPILE=true overrides"
     if num_bytes > MOST_BYTES:
-        return "compiled steps use one core, and so large a model wants all; S1_MINI_COMPILE=true overrides"
+        return "compiled steps use one core, but a model this large needs all; S1_MINI_COMPILE=true overrides"
     return None

@@ -309,7 +309,7 @@ class EngineCore(Core):
 
     def _check(self) -> None:
         if self.failure is not None:
-            raise EngineError(f"the engine has failed and must be restarted: {self.failure!r}")
+            raise EngineError(f"the engine has failed; restart it: {self.failure!r}")
 
     def _free_memory(self) -> None:
         """Evict prefixes, which can be computed again, when memory has run out."""
@@ -317,13 +317,13 @@ class EngineCore(Core):
         freed = self.prefixes.shrink()
         if self._clears_memory:
             torch.cuda.empty_cache()
-        logger.warning("out of memory: released %.1f MB of cached prefixes, trying again", freed / 1e6)
+        logger.warning("out of memory: released %.1f MB of cached prefixes, retrying", freed / 1e6)
 
     def _on_end(self, failure: BaseException | None) -> None:
         """Record the end of the calling thread; the last thread ends all requests that are left."""
         if failure is not None:
             self.failure = self.failure or failure
-            logger.error("a thread of the engine has died", exc_info=failure)
+            logger.error("an engine thread died", exc_info=failure)
             self.scheduler.close(drains=False)
         with self._ending:
             self._num_ended += 1
@@ -331,7 +331,7 @@ class EngineCore(Core):
                 return
         reason = "has died" if self.failure else "was stopped"
         try:
-            self.scheduler.end_all(EngineNotReadyError(f"the engine {reason} while this was being spoken"))
+            self.scheduler.end_all(EngineNotReadyError(f"the engine {reason} during this request"))
             self._tasks.end(EngineNotReadyError(f"the engine {reason}"))
         finally:
             self._watchdog.stop()
@@ -339,11 +339,11 @@ class EngineCore(Core):
 
     def _on_stuck(self, worker: str, seconds: float) -> None:
         """End all requests when a thread hangs, from the watchdog's thread; the memory of the thread is not touched."""
-        self.failure = self.failure or EngineError(f"the thread of {worker} has not come back for {seconds:.4g} s")
+        self.failure = self.failure or EngineError(f"the {worker} thread has been stuck for {seconds:.4g} s")
         self._is_stuck = True
         try:
-            self.scheduler.tell_all(EngineNotReadyError("the engine has died while this was being spoken"))
+            self.scheduler.tell_all(EngineNotReadyError("the engine has died during this request"))
             self._tasks.end(EngineNotReadyError("the engine has died"), tells_only=True)
         finally:
             self._over.set()
-        logger.critical("the thread of %s has not come back for %.4g s; the engine is given up", worker, seconds)
+        logger.critical("the %s thread has been stuck for %.4g s; the engine is stopped", worker, seconds)

@@ -33,10 +33,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 FP8_CAPABILITY = (8, 9)  # Ada and Hopper have instructions for e4m3
 
-ELSEWHERE = Choice("elsewhere", "the stage works in another process")
+ELSEWHERE = Choice("elsewhere", "the stage runs in another process")
 NO_MEMORY = "meta"  # torch's device of tensors that have shapes and no values
 
-FULL = Choice("full", "as `precision` says; no smaller format was requested")
+FULL = Choice("full", "same as `precision`; no smaller format was requested")
 
 
 class Compiler:
@@ -65,7 +65,7 @@ class Compiler:
                 except (RuntimeError, ImportError, OSError) as error:
                     # An error of the function itself is raised again by the call below.
                     self.choice = Choice("eager", f"inductor failed: {first_line(error)}")
-                    logger.warning("compilation failed, running eager: %s", first_line(error))
+                    logger.warning("compilation failed, running eagerly: %s", first_line(error))
             return function(*arguments)
 
         return call  # type: ignore[return-value]
@@ -192,8 +192,8 @@ def choose_devices(placement: Mapping[str, str], family: Family, device: Choice)
     unknown = sorted(set(placement) - set(family.stage_names))
     if unknown:
         raise ConfigurationError(
-            f"placement: {family.title} has no stage {', '.join(unknown)}; its stages are "
-            f"{', '.join(family.stage_names)} (S1_MINI_PLACEMENT)"
+            f"S1_MINI_PLACEMENT: {family.title} has no stage {', '.join(unknown)}; its stages are "
+            f"{', '.join(family.stage_names)}"
         )
     return {
         stage: choose_device(placement[stage], f"placement: {stage}") if stage in placement else device
@@ -211,30 +211,32 @@ def choose_device(setting: str, name: str = "device") -> Choice:
     if setting.startswith("cuda"):
         index = int(setting.partition(":")[2] or 0)
         if not cuda or index >= torch.cuda.device_count():
-            raise ConfigurationError(f"{name}={setting!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+            raise ConfigurationError(
+                f"{name}={setting!r} is not available: this machine has {torch.cuda.device_count()} CUDA devices"
+            )
     if setting == "mps" and not torch.backends.mps.is_available():
-        raise ConfigurationError(f"{name}='mps': this machine has no Metal device; use auto or cpu")
-    return Choice(setting, "named by the settings")
+        raise ConfigurationError(f"{name}='mps' is not available: this machine has no Metal device; use auto or cpu")
+    return Choice(setting, "set explicitly")
 
 
 def choose_precision(setting: Precision, device: str) -> Choice:
     if setting != "auto":
-        return Choice(setting, "named by the settings")
+        return Choice(setting, "set explicitly")
     if not device.startswith("cuda"):
         return Choice("float32", f"half precision is not faster on {device}")
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        return Choice("bfloat16", "the published precision, and this GPU has it")
-    return Choice("float16", "this GPU has no bfloat16")
+        return Choice("bfloat16", "the precision of the published weights; this GPU supports it")
+    return Choice("float16", "this GPU does not support bfloat16")
 
 
 def choose_codec_dtype(setting: Precision, device: str) -> Choice:
     """Return the number format of decoding; references are encoded in float32 as upstream does it."""
     if setting != "auto":
-        return Choice(setting, "named by the settings")
+        return Choice(setting, "set explicitly")
     if not device.startswith("cuda"):
         return Choice("float32", f"half precision is not faster on {device}")
-    # 55 dB of signal to noise against float32 with the voice that ships; bfloat16 leaves 37 (2026-11).
-    return Choice("float16", "half the bytes of float32, and its audio")
+    # 55 dB signal-to-noise ratio against float32 with the built-in voice; bfloat16 has 37 dB (2026-11).
+    return Choice("float16", "half the size of float32 with no audible difference")
 
 
 def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
@@ -243,8 +245,8 @@ def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
         return FULL
     lack = _lack_of_fp8(device)
     if setting == "fp8" and lack:
-        return Choice("int8", f"fp8 was requested, but {lack}; int8 has as few bytes")
-    return Choice(setting, "named by the settings")
+        return Choice("int8", f"fp8 was requested, but {lack}; int8 has the same size")
+    return Choice(setting, "set explicitly")
 
 
 def try_products(weights_dtype: Choice, device: str) -> Choice:
@@ -255,7 +257,7 @@ def try_products(weights_dtype: Choice, device: str) -> Choice:
         weight = quantize(torch.eye(64, device=device), NARROW[weights_dtype.value])
         product(torch.ones(1, 64, device=device), weight)
     except (RuntimeError, NotImplementedError, AttributeError) as error:
-        return Choice("full", f"{device} cannot multiply by weights in {weights_dtype.value}: {first_line(error)}")
+        return Choice("full", f"{device} cannot multiply {weights_dtype.value} weights: {first_line(error)}")
     return weights_dtype
 
 
@@ -264,39 +266,39 @@ def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
     if setting == "full":
         return FULL
     lack = "" if device == "cpu" else _lack_of_fp8(device)
-    return Choice("full", f"fp8 was requested, but {lack}") if lack else Choice(setting, "named by the settings")
+    return Choice("full", f"fp8 was requested, but {lack}") if lack else Choice(setting, "set explicitly")
 
 
 def choose_kernels(device: str) -> Choice:
     """Return `triton`, or `torch` where Triton is missing or cannot run the smallest of our kernels."""
     if not device.startswith("cuda"):
-        return Choice("torch", f"Triton's kernels are for NVIDIA GPUs, and this is {device}")
+        return Choice("torch", f"the Triton kernels need an NVIDIA GPU; this device is {device}")
     if not HAS_TRITON:
-        return Choice("torch", "Triton is not installed; torch computes the same, with more kernels a step")
+        return Choice("torch", "Triton is not installed; torch gives the same results with more kernels per step")
     try:
         _try_kernel(device)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # errors of Triton, compilers and drivers have no class in common
         leave_triton()
-        logger.warning("Triton failed, torch runs from now on: %s", first_line(error))
-        return Choice("torch", f"Triton fails: {first_line(error)}")
-    return Choice("triton", f"Triton is there for {device}")
+        logger.warning("Triton failed, using torch from now on: %s", first_line(error))
+        return Choice("torch", f"Triton failed: {first_line(error)}")
+    return Choice("triton", f"Triton is available for {device}")
 
 
 def choose_batch_invariance(setting: str, family: Family, device: str, kernels: Choice, precision: str) -> Choice:
     """Return whether the output of a row must not depend on the other rows; `on` only where that can be guaranteed."""
     if setting == "off":
-        return Choice("off", "not asked for")
+        return Choice("off", "not requested")
     if "batch_invariance" not in family.settings.model_fields:
-        return Choice("off", f"asked for, but {family.title} does not offer it")
+        return Choice("off", f"requested, but {family.title} does not support it")
     if device == "cpu":
-        return Choice("on", "on a CPU it always is")
+        return Choice("on", "always on for a CPU")
     if kernels.value != "triton":
-        return Choice("off", f"asked for, but only the project's own kernels keep one order: {kernels.reason}")
+        return Choice("off", f"requested, but only the Triton kernels guarantee it: {kernels.reason}")
     if precision == "float32":
-        return Choice("off", "asked for, but in float32 attention has no such order; S1_MINI_PRECISION=bfloat16 has")
-    return Choice("on", "named by the settings")
+        return Choice("off", "requested, but attention in float32 does not support it; set S1_MINI_PRECISION=bfloat16")
+    return Choice("on", "set explicitly")
 
 
 def choose_backend(switch: CompileSwitch, backend: CompileBackend, device: str) -> Choice:
@@ -305,16 +307,16 @@ def choose_backend(switch: CompileSwitch, backend: CompileBackend, device: str) 
     On a CPU the switch is about numba (`ahead.py`).
     """
     if switch == "false" or backend == "off":
-        return Choice("off", "turned off by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND")
+        return Choice("off", "disabled by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND")
     if backend != "auto":
-        return Choice(backend, "named by S1_MINI_COMPILE_BACKEND")
+        return Choice(backend, "set by S1_MINI_COMPILE_BACKEND")
     if device != "cuda":
-        return Choice("eager", f"inductor does not pay on {device}; S1_MINI_COMPILE_BACKEND=inductor overrides")
+        return Choice("eager", f"inductor is not faster on {device}; S1_MINI_COMPILE_BACKEND=inductor overrides")
     if platform.system() != "Linux":
-        return Choice("eager", "only Linux has Triton, with which inductor generates code")
+        return Choice("eager", "inductor needs Triton, which is only available on Linux")
     if not HAS_TRITON:
-        return Choice("eager", "inductor needs Triton for a GPU; it is not installed")
-    return Choice("inductor", "Linux with Triton for a GPU")
+        return Choice("eager", "inductor needs Triton on a GPU, and it is not installed")
+    return Choice("inductor", "Linux with Triton on a GPU")
 
 
 def _try_kernel(device: str) -> None:
@@ -324,10 +326,10 @@ def _try_kernel(device: str) -> None:
 def _lack_of_fp8(device: str) -> str:
     """Return why a device cannot multiply fp8; empty if it can."""
     if not device.startswith("cuda"):
-        return f"{device} has no fp8"
+        return f"{device} does not support fp8"
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_CAPABILITY:
-        return "this GPU has compute capability {}.{}, and fp8 needs {}.{}".format(*capability, *FP8_CAPABILITY)
+        return "this GPU has compute capability {}.{}, but fp8 needs {}.{}".format(*capability, *FP8_CAPABILITY)
     return ""
 
 
@@ -346,7 +348,7 @@ def _compile_blocks(speaker: LoadedCheckpoint) -> None:
     for block in blocks:
         block.feed = speaker.compiler(block.feed)  # type: ignore[method-assign]
     if not blocks:
-        speaker.compiler.choice = Choice("eager", f"{speaker.family} has nothing that is compiled")
+        speaker.compiler.choice = Choice("eager", f"{speaker.family} has no compilable blocks")
 
 
 def first_line(error: Exception) -> str:

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 MAX_THREADS = 4
 USUAL_S = 1.0  # estimate for a recording before the first one
-ENDING_S = 1.0  # wait at a stop for cancelled work
+ENDING_S = 1.0  # wait for cancelled work on shutdown
 LATE = "the reference was not encoded in time"
 
 
@@ -88,7 +88,7 @@ class Recordings:
             self._changed.notify_all()
         for future in unfinished:
             with suppress(InvalidStateError):
-                future.set_exception(EngineNotReadyError("the engine was stopped while a recording was being read"))
+                future.set_exception(EngineNotReadyError("the engine was stopped while it was encoding a recording"))
         ends = time.monotonic() + ENDING_S
         for thread in self._threads:
             thread.join(max(0.0, ends - time.monotonic()))

@@ -142,7 +142,7 @@ class StageRunner:
             report.errors[slots[-1]] = as_error(error)  # the newest makes room for the others
             report.skipped |= set(slots[:-1])
             return []
-        logger.warning("a step failed; retrying each slot separately", exc_info=error)
+        logger.warning("a step failed; retrying each slot alone", exc_info=error)
         del error
         return self._step_alone(plan, rows, report)
 
@@ -190,7 +190,7 @@ def as_error(error: Exception) -> S1MiniError:
         return error
     if isinstance(error, torch.OutOfMemoryError):
         reason = str(error).partition(".")[0]
-        return CapacityError(f"out of memory: {reason}. Use a shorter text or reference, or fewer requests at once.")
+        return CapacityError(f"out of memory: {reason}. Use a shorter text or reference, or fewer concurrent requests.")
     logger.error("the model failed", exc_info=error)
     return GenerationError(f"the model failed on this request: {type(error).__name__}: {error}")
 

@@ -53,9 +53,9 @@ def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig)
     tight = min(rooms, key=lambda room: room.count(SPAN))
     if len(rooms) > 1 and tight.count(SPAN) < 1:
         raise ConfigurationError(
-            f"placement: {tight.name} has {tight.free_bytes / GIB:.2f} GB free next to the weights, and its stages "
-            f"need {(tight.demand.fixed + tight.demand.slot(SPAN)) / GIB:.2f} for one slot; `s1-mini plan --placement` "
-            "computes what fits"
+            f"placement: {tight.name} has {tight.free_bytes / GIB:.2f} GB free besides the weights, but its stages "
+            f"need {(tight.demand.fixed + tight.demand.slot(SPAN)) / GIB:.2f} GB for one slot; "
+            "`s1-mini plan --placement` computes what fits"
         )
     _check_positions(positions, max(0.0, tight.free_bytes - tight.demand.fixed), tight.demand.position)
     return slots, positions
@@ -68,6 +68,6 @@ def _slots_wanted(config: EngineConfig, default: int) -> int:
 def _check_positions(positions: int, budget: float, position_bytes: int) -> None:
     if positions < SPAN:
         raise ConfigurationError(
-            f"{budget / GIB:.2f} GB of memory for keys and values hold {positions} positions of this checkpoint; "
+            f"the key-value cache of {budget / GIB:.2f} GB has room for only {positions} positions of this checkpoint; "
             f"it needs at least {position_bytes * SPAN / 1e6:.1f} MB (S1_MINI_KV_CACHE_GB)"
         )

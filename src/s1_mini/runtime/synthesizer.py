@@ -40,11 +40,11 @@ from s1_mini.voices.reference_cache import ReferenceCache, ReferenceStore
 
 REFERENCE_BYTES = 64_000_000  # in memory: some hours of references
 CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
-    ("entries", "gauge", "Entries of a cache"),
-    ("num_bytes", "gauge", "Bytes that a cache holds"),
-    ("hits", "counter", "Lookups that found something"),
-    ("misses", "counter", "Lookups that found nothing"),
-    ("evictions", "counter", "Entries evicted"),
+    ("entries", "gauge", "Entries in the cache"),
+    ("num_bytes", "gauge", "Size of the cache in bytes"),
+    ("hits", "counter", "Cache hits"),
+    ("misses", "counter", "Cache misses"),
+    ("evictions", "counter", "Entries evicted to make room"),
 )
 WARM_UPS = [SamplingParams(max_new_tokens=2, seed=seed) for seed in range(4)]
 ONE_STEP = SamplingParams(max_new_tokens=1, seed=0)
@@ -191,8 +191,8 @@ class Synthesizer:
         prompt = self._loaded.prompt(WARM_UP_TEXT, [voice])
         if len(prompt.items) >= self.positions:
             raise CapacityError(
-                f"the voice takes {prompt.num_shared} of the {self.positions} positions of a slot; "
-                "use a shorter reference"
+                f"the voice takes {prompt.num_shared} of the {self.positions} positions of a slot, which leaves too "
+                "few for text; use a shorter reference"
             )
         return prompt
 
@@ -241,9 +241,9 @@ class Synthesizer:
 
     def families(self) -> Iterator[MetricFamily]:
         queue, slots = self.core.line.stats, self.core.slots
-        yield MetricFamily("queue_waiting", "gauge", "Requests that wait for a slot", queue.waiting)
+        yield MetricFamily("queue_waiting", "gauge", "Requests waiting for a slot", queue.waiting)
         yield MetricFamily(
-            "queue_refused_total", "counter", "Requests refused because the queue was full", queue.refused
+            "queue_refused_total", "counter", "Requests rejected because the queue was full", queue.refused
         )
         yield MetricFamily(
             "slots", "gauge", "Slots", {"taken": slots.count - slots.num_free, "free": slots.num_free}, "state"
@@ -259,8 +259,8 @@ class Synthesizer:
         room = self._chain.room(prompt)
         if room < 1:
             raise CapacityError(
-                f"text and references take {len(prompt.items)} positions, but a slot has {self.positions}. "
-                "Use a shorter reference, fewer of them, or give the engine more memory or larger slots "
+                f"text and references take {len(prompt.items)} positions; a slot has {self.positions}. "
+                "Use shorter or fewer references, or give the engine more memory or larger slots "
                 "(S1_MINI_KV_CACHE_GB, S1_MINI_MAX_COLUMNS)."
             )
         return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))

@@ -75,7 +75,7 @@ class Tasks:
         task = _Task(make)
         with self._lock:
             if not self._is_open:
-                raise EngineNotReadyError("the engine is stopping and accepts no further requests")
+                raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
             if len(self._tasks) >= self._max_size:
                 raise QueueFullError(len(self._tasks), self._max_size, float(len(self._tasks)), "tasks")
             self._tasks.append(task)

@@ -78,7 +78,7 @@ class VoiceService:
         """
         description = check_description(description)
         if not reference.text and self.registry.added.form.from_arrays is None:
-            raise TextError("reference_text", "it is empty; write the exact words of the recording")
+            raise TextError("reference_text", "is empty; provide the exact words of the recording")
         with self.registry.adding(name, replace=replace):
             voice = self._encoder.encode(reference, check)
             self._synthesizer.prompt(voice)  # a voice that fits no slot is refused now, not with every request
@@ -124,9 +124,9 @@ class VoiceService:
         too_many = prefixes.max_entries is not None and len(held) > prefixes.max_entries
         if too_many or sum(held.values()) > prefixes.max_bytes:
             raise CapacityError(
-                f"with {name!r}, {len(held)} pinned voices of {sum(held.values()) / 1e6:.1f} MB; the cache holds "
-                f"{prefixes.max_entries} of {prefixes.max_bytes / 1e6:.1f} MB. Unpin others, or give it more "
-                "(S1_MINI_PREFIX_CACHE_MB, S1_MINI_KV_CACHE_SIZE)."
+                f"pinning {name!r} would make {len(held)} pinned voices of {sum(held.values()) / 1e6:.1f} MB; the "
+                f"cache has room for {prefixes.max_entries} voices of {prefixes.max_bytes / 1e6:.1f} MB. Unpin "
+                "others, or enlarge the cache (S1_MINI_PREFIX_CACHE_MB, S1_MINI_KV_CACHE_SIZE)."
             )
         self._pins[name] = prompt.prefix_key, num_bytes
         self.registry.added.pin(name, pinned=True)
@@ -201,9 +201,9 @@ class Preloader:
             except Exception as error:  # models raise errors of any class; the next voice is still loaded
                 reason = str(error)
                 if not isinstance(error, S1MiniError | OSError):
-                    logger.exception("warming failed")
+                    logger.exception("preloading a voice failed")
                     reason = f"{type(error).__name__}: {error}"
-                logger.warning("the voice %r could not be preloaded: %s", name, reason)
+                logger.warning("could not preload the voice %r: %s", name, reason)
                 self.failed[name] = reason
 
     def _next(self) -> Recording | str | None:
@@ -226,14 +226,14 @@ class Preloader:
         if not recording.transcript.exists():
             raise ParameterError(
                 "reference_text",
-                f"{recording.transcript.name} is missing: write the exact words of the recording into it",
+                f"{recording.transcript.name} is missing; create it with the exact words of the recording",
             )
         with open_regular(recording.transcript) as file:
             content = file.read(self._max_transcript_bytes)
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise TextError("reference_text", f"{recording.transcript.name} is not UTF-8: {error}") from None
+            raise TextError("reference_text", f"{recording.transcript.name} is not valid UTF-8: {error}") from None
         reference = Reference(recording.audio, text)
         self._voices.add(recording.name, reference, replace=True, check=Check(self._encoding))
 
@@ -251,7 +251,7 @@ class Preloader:
                 with self._changed:
                     num_left = len(self._names)
                     self._names.clear()
-                logger.info("the prefix cache is full; %r and %d more voices were not preloaded", name, num_left)
+                logger.info("the prefix cache is full; %r and %d more voices are not preloaded", name, num_left)
                 return
             if self._synthesizer.has_room_to_spare and self._synthesizer.read_prefix(voice):
                 return  # even if its prefix is too short to be cached
@@ -263,7 +263,7 @@ def check_description(description: str) -> str:
     if not description:
         return ""
     if isinstance(description, str) and len(description) > MAX_DESCRIPTION:
-        raise ParameterError("description", f"{len(description)} characters; at most {MAX_DESCRIPTION} are allowed")
+        raise ParameterError("description", f"has {len(description)} characters; the limit is {MAX_DESCRIPTION}")
     try:
         return tidied(description, MAX_DESCRIPTION)
     except TextError as error:

@@ -54,7 +54,7 @@ class FolderStore:
                 raise BodyError(f"the input {location[:200]!r} is not a file in the folder {self._directory}")
             with path.open("rb") as file:
                 content = file.read(max_bytes + 1)
-        except (OSError, ValueError):  # half an address, too
+        except (OSError, ValueError):  # `ValueError` for a malformed URL
             raise BodyError(f"the input {location[:200]!r} cannot be read") from None
         if len(content) > max_bytes:
             raise BodyTooLargeError(max_bytes, MAX_BYTES_VARIABLE)
@@ -111,10 +111,10 @@ class S3Store:
 
         match = _S3.fullmatch(location)
         if match is None:
-            raise BodyError(f"the input {location[:200]!r} is not s3://bucket/key")
+            raise BodyError(f"the input {location[:200]!r} is not a valid S3 location; use s3://bucket/key")
         try:
             found = self._client.get_object(Bucket=match[1], Key=match[2])
-        except (BotoCoreError, ClientError, OSError, ValueError) as error:  # the last two: of providers of credentials
+        except (BotoCoreError, ClientError, OSError, ValueError) as error:  # the last two: from credential providers
             raise BodyError(f"the input {location[:200]!r} cannot be read ({type(error).__name__})") from error
         if found["ContentLength"] > max_bytes:
             raise BodyTooLargeError(max_bytes, MAX_BYTES_VARIABLE)

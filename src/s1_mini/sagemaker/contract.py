@@ -31,7 +31,7 @@ PING_S = 2.0
 INVOKE_S = 60.0
 STOP_S = 30.0
 MAX_ANSWER_BYTES = 6 * 2**20
-TEXT = "This is what the endpoint will say."
+TEXT = "This is a test of the endpoint."
 _KEPT = (
     *("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
     # Windows needs these to find its libraries, its temporary folder and the user's one
@@ -85,7 +85,7 @@ def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Ste
             manifest = unpack_archive(artifact, model)
         size = sum(content.size for content in manifest.files.values())
         files = f"{len(manifest.files)} files, {size / 1e6:,.0f} MB"
-        yield Step("unpack", True, f"{files}, each as its manifest says: unpacked to /opt/ml/model")
+        yield Step("unpack", True, f"{files}, all matching the manifest: unpacked to /opt/ml/model")
         with _container(Path(base), device) as (process, client, log):
             yield from _try_container(process, client, log)
 
@@ -93,30 +93,38 @@ def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Ste
 def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: IO[bytes]) -> Iterator[Step]:
     began = time.monotonic()
     if not _wait_for_ping(process, client):
-        end = f"ended with exit code {process.returncode}" if process.poll() is not None else "gave no 200"
+        end = (
+            f"ended with exit code {process.returncode}"
+            if process.poll() is not None
+            else "did not return 200 from /ping"
+        )
         log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
-        told = f"it {end} within {STARTUP_S:.0f} s: the endpoint would be Failed. The end of its log:"
+        told = f"it {end} within {STARTUP_S:.0f} s: the endpoint would be Failed. Last lines of its log:"
         yield Step("start", False, f"{told}\n{log.read().decode(errors='replace')}")
         return
     taken = time.monotonic() - began
-    yield Step("start", True, f"/ping was 200 after {taken:.1f} s of {STARTUP_S:.0f}: the endpoint would be InService")
+    yield Step(
+        "start",
+        True,
+        f"/ping returned 200 after {taken:.1f} s (limit {STARTUP_S:.0f} s): the endpoint would be InService",
+    )
     speech: dict[str, object] = {"text": TEXT, "seed": 1, "max_new_tokens": 64}
-    yield _judge("ping", _call(client, "/ping"), PING_S, "an instance that is healthy")
+    yield _judge("ping", _call(client, "/ping"), PING_S, "the instance is healthy")
     wav = _call(client, "/invocations", speech, "audio/wav")
-    yield _judge("invoke", wav, INVOKE_S, "InvokeEndpoint gives it", starts=b"RIFF")
+    yield _judge("invoke", wav, INVOKE_S, "InvokeEndpoint returns it", starts=b"RIFF")
     stream = _call(client, "/invocations", speech | {"stream": True}, "audio/pcm")
-    told = f"{stream.status}, first byte after {stream.first_byte_s:.2f} s, all {len(stream.body):,} after "
-    told += f"{stream.whole_s:.2f}: InvokeEndpointWithResponseStream gives it in parts"
+    told = f"{stream.status}, first byte after {stream.first_byte_s:.2f} s, all {len(stream.body):,} bytes after "
+    told += f"{stream.whole_s:.2f} s: InvokeEndpointWithResponseStream streams it"
     yield Step("stream", stream.status == 200 and len(stream.body) > 0, told)
     mistake = _call(client, "/invocations", {"text": ""}, "audio/wav")
     told = f"{mistake.status} as JSON: a ModelError (424) with OriginalStatusCode {mistake.status}"
     yield Step("a caller's mistake", 400 <= mistake.status < 500 and _is_json(mistake.body), told)
-    yield _judge("batch transform", _call(client, "/execution-parameters"), PING_S, "batch transform asks this")
+    yield _judge("batch transform", _call(client, "/execution-parameters"), PING_S, "batch transform requests it")
     yield stop(process, ENDING)
 
 
 def _judge(name: str, answer: _Answer, limit_s: float, outcome: str, *, starts: bytes = b"") -> Step:
-    seen = f"{answer.status}, {len(answer.body):,} bytes, {answer.whole_s:.2f} s of {limit_s:.0f}"
+    seen = f"{answer.status}, {len(answer.body):,} bytes, {answer.whole_s:.2f} s (limit {limit_s:.0f} s)"
     fits = len(answer.body) <= MAX_ANSWER_BYTES and answer.whole_s <= limit_s
     passed = answer.status == 200 and fits and answer.body.startswith(starts)
     return Step(name, passed, f"{seen}: {outcome if passed else 'the caller would get a ModelError (424)'}")
@@ -135,15 +143,15 @@ def stop(process: subprocess.Popen[bytes], ending: StopSignal) -> Step:
     began = time.monotonic()
     try:
         process.send_signal(ending.signal)
-    except OSError as error:  # Windows sends it to processes of one's own console only
-        return Step("stop", False, f"{ending.name} could not be sent ({error}): run this in a console")
+    except OSError as error:  # Windows can only signal processes of the same console
+        return Step("stop", False, f"{ending.name} could not be sent ({error}): run this command in a console")
     try:
         code = process.wait(timeout=STOP_S)
     except subprocess.TimeoutExpired:
-        return Step("stop", False, f"still there {STOP_S:.0f} s after {ending.name}: it would be killed")
+        return Step("stop", False, f"still running {STOP_S:.0f} s after {ending.name}: it would be killed")
     ended = time.monotonic() - began
-    told = f"exit code {code}, {ended:.1f} s after {ending.name} of {STOP_S:.0f}"
-    outcome = "scaled in cleanly" if code == 0 else "requests in progress would be lost"
+    told = f"exit code {code}, {ended:.1f} s after {ending.name} (limit {STOP_S:.0f} s)"
+    outcome = "a clean shutdown" if code == 0 else "requests in progress would be lost"
     return Step("stop", code == 0, f"{told}: {outcome}")
 
 

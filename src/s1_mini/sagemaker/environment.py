@@ -48,7 +48,7 @@ def container_environment(given: Mapping[str, str]) -> dict[str, str]:
             try:
                 environment[ours] = value if num_bytes is None else str(int(value) * num_bytes)
             except ValueError:
-                raise ConfigurationError(f"{theirs}={value!r} is not a whole number") from None
+                raise ConfigurationError(f"{theirs} must be an integer, not {value!r}") from None
     environment |= {name: value for name, value in DEFAULTS.items() if not environment.get(name)}
     if not given.get(CHECKPOINT):
         found = find_model(Path(given.get(BASE) or "/opt/ml") / "model")
@@ -69,14 +69,14 @@ def find_model(directory: Path) -> Path | None:
     wrapped = next(directory.glob("*/config.json"), None)
     if wrapped is not None:
         raise CheckpointNotFoundError(
-            f"{directory} has no config.json, but {wrapped.parent.name}/config.json: the archive has a folder around "
-            "its files. Create it with `s1-mini package`, or with `tar -C FOLDER`"
+            f"{directory} has no config.json, but {wrapped.parent.name}/config.json: the archive wraps its files in a "
+            "folder. Create it with s1-mini package, or with tar -C inside that folder"
         )
-    raise CheckpointNotFoundError(f"{directory} holds no checkpoint: config.json is missing")
+    raise CheckpointNotFoundError(f"{directory} has no checkpoint: config.json is missing")
 
 
 def main() -> None:
-    """Replace this process by `s1-mini serve`, so that it receives SIGTERM."""
+    """Replace this process, which receives SIGTERM, by `s1-mini serve`."""
     try:
         environment = container_environment(os.environ)
     except S1MiniError as error:

@@ -125,7 +125,7 @@ class _Process:
                 freeze_what_is_loaded()
             elif checkpoint != self._checkpoint:
                 raise ConfigurationError(
-                    f"this process has loaded {self._checkpoint}; {checkpoint} needs a process of its own"
+                    f"this process has loaded {self._checkpoint}; {checkpoint} needs its own process"
                 )
             return self._container
 
@@ -166,8 +166,10 @@ def input_fn(
 ) -> Body | Failure:
     """Return the body for `predict_fn`. Without `context` raises `ContentTypeError` for a form."""
     kind = content_type or JSON
-    if kind.lower().startswith(FORM):  # multi-model-server takes forms apart and hands on no body
-        return _fail(ContentTypeError(f"{FORM} is not supported here; send application/json or jsonlines"), context)
+    if kind.lower().startswith(FORM):  # multi-model-server parses forms and passes no body
+        return _fail(
+            ContentTypeError(f"{FORM} is not supported here; send application/json or application/jsonlines"), context
+        )
     content = request_body.encode() if isinstance(request_body, str) else bytes(request_body or b"")
     return Body(content, kind)
 
@@ -194,7 +196,7 @@ def output_fn(prediction: Call | Failure, accept: str | None, context: Context |
         if context is None:
             raise
         if not isinstance(error, S1MiniError):
-            logger.exception("a request failed")
+            logger.exception("request failed")
         response = httpx.Response(row_of(error).status, json=describe(error, None))
     if response.is_error:
         details = response.json()["error"]
@@ -210,8 +212,8 @@ def _check_size(response: httpx.Response) -> None:
     limit = int(os.environ.get("MMS_MAX_RESPONSE_SIZE") or MAX_ANSWER_BYTES)
     if len(response.content) > limit:
         raise CapacityError(
-            f"the answer has {len(response.content)} bytes; this server can return at most {limit}; "
-            "request flac, mp3 or opus, or send the text in parts"
+            f"the response has {len(response.content)} bytes; the limit of this server is {limit}. "
+            "Request flac, mp3 or opus, or split the text"
         )
 
 

@@ -86,8 +86,7 @@ class InvocationBody(SpeechBody):
     text: Text | None = None  # type: ignore[assignment] # a session may be opened or closed without speaking
     format: Format | None = None  # type: ignore[assignment] # Accept may name it
     requestType: Literal["NEW_SESSION", "CLOSE"] | None = Field(  # noqa: N815 - the containers' common name
-        None,
-        description="NEW_SESSION opens a session; CLOSE ends the one named in the header X-Amzn-SageMaker-Session-Id.",
+        None, description="Open or close a sticky session; CLOSE needs the header X-Amzn-SageMaker-Session-Id."
     )
 
     def to_request(self, recording: bytes | None = None) -> SpeechRequest:
@@ -100,7 +99,7 @@ class InvocationBody(SpeechBody):
 @router.post(
     "/invocations",
     response_class=Response,
-    summary="Speak, as SageMaker asks for it",
+    summary="Synthesize speech (SageMaker's InvokeEndpoint)",
     responses=SPEECH_ANSWER | failures(404, 406, 500, 504),
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
@@ -117,7 +116,7 @@ async def invoke(request: Request) -> Response:
     return await answer(request, request.app.state.engine)
 
 
-@router.get("/execution-parameters", summary="How batch transform should send")
+@router.get("/execution-parameters", summary="Settings for SageMaker's batch transform")
 async def execution_parameters(request: Request) -> dict[str, Any]:
     """Return how much batch transform should send at once."""
     state = request.app.state
@@ -152,7 +151,7 @@ async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
     session_id, known = request.headers.get(sessions.ID_HEADER), request.app.state.sessions
     if content_type(request) in JSON_LINES_TYPES:
         if session_id is not None:
-            raise InvalidError(sessions.ID_HEADER, "cannot be used with JSON lines; send one JSON object")
+            raise InvalidError(sessions.ID_HEADER, "is not supported with JSON lines; send one JSON object")
         return StreamedAnswer(_speak_lines(request, engine, _split_lines(await request.body())), JSON_LINES, {})
     body, recording = await read_speech(request, InvocationBody)
     if sessions.NEW in (session_id, body.requestType):
@@ -160,7 +159,7 @@ async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
     session = None if session_id is None else known.get(session_id)
     if body.requestType == "CLOSE":
         if session is None:
-            raise InvalidError("requestType", f"'CLOSE' needs the header {sessions.ID_HEADER}")
+            raise InvalidError("requestType", f"'CLOSE' requires the header {sessions.ID_HEADER}")
         known.close(session.id)
         return JSONResponse({"session_id": session.id}, headers={sessions.CLOSED_HEADER: session.id})
     wanted = body.to_request(recording)
@@ -188,10 +187,10 @@ async def _speak(
 async def _open_session(
     request: Request, engine: ProductionTTSEngine, body: InvocationBody, recording: bytes | None
 ) -> Response:
-    """Open a session; speak the text, if there is one, as the first of the session."""
+    """Open a session; synthesize the text, if there is one, as its first request."""
     client = record_of(request).client
     if body.voice is not None and recording is not None:
-        raise InvalidError("voice", "cannot be combined with reference_audio; give one of them")
+        raise InvalidError("voice", "cannot be combined with reference_audio; send one of them")
     if body.voice is not None:
         await asyncio.to_thread(engine.describe_voice, body.voice)  # an unknown name fails now
     if recording is not None:  # an unreadable one fails now, and the first text need not wait for its encoding
@@ -216,10 +215,10 @@ def _forget(known: sessions.Sessions, session_id: str) -> None:
 
 def _split_lines(data: bytes) -> list[bytes]:
     if not data:
-        raise BodyError("the body is empty; send a JSON object on each line")
+        raise BodyError("the body is empty; send one JSON object per line")
     lines = data.removesuffix(b"\n")
     if (count := lines.count(b"\n") + 1) > MAX_LINES:
-        raise BodyError(f"the body holds {count} lines; at most {MAX_LINES} are allowed, send it in parts")
+        raise BodyError(f"the body has {count} lines; the limit is {MAX_LINES}. Split it into several requests")
     return lines.split(b"\n")
 
 
@@ -304,7 +303,7 @@ def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> 
     if not accept or not accept.strip():
         return default, False
     if len(accept) > MAX_HEADER:
-        raise NotAcceptableError(f"Accept is {len(accept)} characters long; at most {MAX_HEADER} are allowed")
+        raise NotAcceptableError(f"Accept has {len(accept)} characters; the limit is {MAX_HEADER}")
     for name in _by_preference(accept):
         if name in _ANY or name in _JSON:
             return default, name in _JSON
@@ -338,16 +337,16 @@ def read_attributes(header: str | None) -> dict[str, str]:
     if not header:
         return {}
     if len(header) > MAX_HEADER:
-        raise ParameterError(ATTRIBUTES, f"is {len(header)} characters long; at most {MAX_HEADER} are allowed")
+        raise ParameterError(ATTRIBUTES, f"has {len(header)} characters; the limit is {MAX_HEADER}")
     if not (header.isascii() and header.isprintable()):
-        raise ParameterError(ATTRIBUTES, "has characters that are not visible ASCII")
+        raise ParameterError(ATTRIBUTES, "contains characters other than visible ASCII")
     attributes: dict[str, str] = {}
     for item in re.split(r"[,\s]+", header):
         name, found, value = item.partition("=")
         if not found or not _NAME.fullmatch(name):
             continue
         if name in attributes:
-            raise ParameterError(ATTRIBUTES, f"names {name} twice")
+            raise ParameterError(ATTRIBUTES, f"contains {name} twice")
         attributes[name] = value
     return attributes
 

@@ -85,7 +85,9 @@ class LocalEndpoint:
 
     def __init__(self, name: str, app: FastAPI, settings: ContainerSettings, store: AsyncStore | None = None) -> None:
         if not NAME.fullmatch(name):
-            raise ConfigurationError(f"endpoint {name!r}: 1 to 63 letters, digits and inner hyphens are allowed")
+            raise ConfigurationError(
+                f"endpoint name {name!r} is not valid; use 1 to 63 letters, digits and inner hyphens"
+            )
         self.name, self.app, self.settings, self.store = name, app, settings, store
         self._tasks: set[asyncio.Task[None]] = set()
         app.add_exception_handler(AwsError, _answer_error)
@@ -93,7 +95,7 @@ class LocalEndpoint:
     def check_room(self) -> None:
         """Raise `AwsError` at the limit of asynchronous invocations."""
         if len(self._tasks) >= self.settings.max_async:
-            raise AwsError(429, "ThrottlingException", "too many invocations are waiting; try again")
+            raise AwsError(429, "ThrottlingException", "too many asynchronous invocations are waiting; try again later")
 
     def accept(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> None:
         """Answer an invocation in the background."""
@@ -107,7 +109,9 @@ class LocalEndpoint:
             holding.release()
             if not task.cancelled() and (error := task.exception()) is not None:
                 fields = {"inference_id": call.inference_id}
-                logger.error("an asynchronous response was lost", exc_info=error, extra={"fields": fields})
+                logger.error(
+                    "the response of an asynchronous invocation was lost", exc_info=error, extra={"fields": fields}
+                )
 
         task = asyncio.create_task(self._answer(store, scope, call))
         self._tasks.add(task)
@@ -129,9 +133,9 @@ class LocalEndpoint:
             async with asyncio.timeout(call.allowed_s):
                 answer = await call_container(self.app, later, _receive_of(body))
         except TimeoutError:
-            answer = error_response(RequestTimeoutError(f"the invocation took longer than {call.allowed_s:g} s"), None)
+            answer = error_response(RequestTimeoutError(f"the invocation timed out after {call.allowed_s:g} s"), None)
         except asyncio.CancelledError:
-            answer = error_response(DrainingError("the server shut down before this was answered"), None)
+            answer = error_response(DrainingError("the server shut down before it could respond"), None)
         except Exception as error:  # written as the answer
             if not isinstance(error, S1MiniError):
                 logger.exception("an asynchronous invocation failed")
@@ -142,7 +146,7 @@ class LocalEndpoint:
 async def _find_endpoint(name: str, request: Request) -> LocalEndpoint:
     endpoint: LocalEndpoint = request.app.state.endpoint
     if name != endpoint.name:
-        raise AwsError(400, "ValidationError", f"Endpoint {name[:63]!r} is not found on this machine")
+        raise AwsError(400, "ValidationError", f"Endpoint {name[:63]!r} was not found on this machine")
     return endpoint
 
 
@@ -283,7 +287,7 @@ class FramedAnswer(Response):
             raise
         except Exception as error:  # the stream has begun, so only an event can report it
             if not isinstance(error, S1MiniError):
-                logger.exception("a stream broke off")
+                logger.exception("a stream failed")
             scope["state"]["record"].code = code_of(error)
             end = model_stream_error(error)
         else:
@@ -333,9 +337,9 @@ def _keep(store: AsyncStore, name: str, answer: Response) -> None:
     try:
         store.write(name + (OUTPUT if is_good(answer) else FAILURE), bytes(answer.body), kind)
     except OSError as error:
-        logger.warning("an asynchronous response cannot be written: %s", error)
+        logger.warning("cannot write the response of an asynchronous invocation: %s", error)
         if is_good(answer):
-            answer = error_response(StorageError(f"the answer cannot be kept: {error.strerror}"), None)
+            answer = error_response(StorageError(f"the response cannot be stored: {error.strerror}"), None)
         store.write_reserved(name, name + FAILURE, bytes(answer.body), answer.headers["content-type"])
     finally:
         store.release(name)
@@ -348,13 +352,13 @@ async def _read_async(request: Request) -> AsyncCall:
     body, location = await request.body(), request.headers.get(_HEADER + "inputlocation")
     fault = None
     if not INFERENCE_ID.fullmatch(inference_id):
-        fault = "InferenceId: 1 to 64 letters, digits, - and _ are allowed"
+        fault = "InferenceId must have 1 to 64 letters, digits, - and _"
     elif not (re.fullmatch(r"[0-9]{1,4}", allowed) and 1 <= int(allowed) <= MAX_ASYNC_S):
-        fault = f"InvocationTimeoutSeconds: a whole number from 1 to {MAX_ASYNC_S} is needed"
+        fault = f"InvocationTimeoutSeconds must be an integer from 1 to {MAX_ASYNC_S}"
     elif bool(body) == bool(location):
-        fault = "give either InputLocation or Body"
+        fault = "send either InputLocation or Body"
     elif len(body) > MAX_INLINE_BYTES:
-        fault = f"Body has {len(body)} bytes; at most {MAX_INLINE_BYTES} are allowed, use InputLocation"
+        fault = f"Body has {len(body)} bytes; the limit is {MAX_INLINE_BYTES}. Use InputLocation"
     if fault is not None:
         raise AwsError(400, "ValidationError", fault)
     return AsyncCall(location or body, inference_id, float(allowed), str(uuid.uuid4()))

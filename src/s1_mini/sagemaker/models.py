@@ -83,7 +83,7 @@ class HostedModels:
         """Return a loaded model. Raises `ModelNotFoundError`."""
         model = self._models.get(name)
         if model is None or not model.is_ready:
-            raise ModelNotFoundError(f"no model {name[:128]!r} is loaded here")
+            raise ModelNotFoundError(f"the model {name[:128]!r} is not loaded")
         return model
 
     def find(self, target: str) -> Hosted:
@@ -101,9 +101,7 @@ class HostedModels:
         `CheckpointError` or `ConfigurationError` if it cannot be loaded.
         """
         if not NAME.fullmatch(name):
-            raise InvalidError(
-                "model_name", f"{name[:128]!r} is not a valid name: 1 to 128 of A-Z, a-z, 0-9, ., - and _ are allowed"
-            )
+            raise InvalidError("model_name", f"must be 1 to 128 of A-Z, a-z, 0-9, ., - and _, not {name[:128]!r}")
         if name in self._models:
             raise ModelLoadedError(f"the model {name!r} is already loaded; unload it first")
         directory, kv_bytes = self._directory(url), self._settings.models_kv_mb * 1e6
@@ -140,8 +138,9 @@ class HostedModels:
         budget = self._settings.models_memory_mb * 1e6
         if taken + num_bytes > budget:
             raise ModelMemoryError(
-                f"the model needs {num_bytes / 1e6:.0f} MB; {max(0.0, budget - taken) / 1e6:.0f} of "
-                f"{budget / 1e6:.0f} MB are free. Unload another (or raise S1_MINI_SERVER_SAGEMAKER_MODELS_MEMORY_MB)"
+                f"the model needs {num_bytes / 1e6:.0f} MB, but {max(0.0, budget - taken) / 1e6:.0f} of "
+                f"{budget / 1e6:.0f} MB are free. Unload another model or raise "
+                "S1_MINI_SERVER_SAGEMAKER_MODELS_MEMORY_MB"
             )
 
     def _directory(self, url: str) -> Path:
@@ -152,7 +151,7 @@ class HostedModels:
         except (OSError, ValueError):
             is_there = False
         if not is_there:
-            raise InvalidError("url", f"{url[:200]!r} is not a folder in {root}")
+            raise InvalidError("url", f"must be a folder in {root}, not {url[:200]!r}")
         return directory
 
 
@@ -166,7 +165,7 @@ class LoadBody(Strict):
     """Body of `POST /models`."""
 
     model_name: str = Field(min_length=1, max_length=128)
-    url: str = Field(min_length=1, max_length=4096, description="A folder on this machine.")
+    url: str = Field(min_length=1, max_length=4096, description="Folder of the checkpoint on the server's disk.")
 
 
 @router.post("/models")

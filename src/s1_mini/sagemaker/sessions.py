@@ -85,7 +85,9 @@ class Sessions:
         self._expire()
         num_bytes, max_bytes = len(reference_audio or b""), self._accounts.limits[Resource.STICKY_BYTES]
         if num_bytes > max_bytes:
-            raise SessionsFullError(f"The recording has {num_bytes:,} bytes; sessions may hold {max_bytes:,}.")
+            raise SessionsFullError(
+                f"The recording has {num_bytes:,} bytes; the limit for all sessions is {max_bytes:,}."
+            )
         while self._accounts.total(Resource.STICKY_BYTES) + num_bytes > max_bytes:
             self._pool.evict_one(Resource.STICKY_BYTES)
         ends = self._clock() + self._settings.session_s
@@ -98,7 +100,7 @@ class Sessions:
         return session
 
     def get(self, session_id: str) -> Session:
-        """Return an open session, which counts as used now. Raises `SessionNotFoundError`."""
+        """Return an open session and mark it as used. Raises `SessionNotFoundError`."""
         self._expire()
         if session_id not in self._sessions:
             raise SessionNotFoundError(f"session {session_id[:64]!r} does not exist or has expired; open a new one")

@@ -54,7 +54,7 @@ class Uploader:
             if artifact.is_dir():
                 return self._send_folder(artifact, place, progress)
             if not artifact.is_file():
-                raise UploadError(f"{artifact} is missing: create it with s1-mini package --output {artifact}")
+                raise UploadError(f"{artifact} does not exist: create it with s1-mini package --output {artifact}")
             key = place.join(artifact.name) if not place.key.endswith(".tar.gz") else place.key
             self._send_file(artifact, place.bucket, key, progress)
             return f"s3://{place.bucket}/{key}"
@@ -94,7 +94,7 @@ class Uploader:
         if found.get("Metadata", {}).get(HASH) == sha256:
             return True
         raise UploadError(
-            f"s3://{bucket}/{key} already exists with different content and is not overwritten; choose a new prefix"
+            f"s3://{bucket}/{key} already exists with different content and is never overwritten; use a new prefix"
         )
 
     def _send_parts(self, path: Path, bucket: str, key: str, options: dict[str, Any], progress: Progress) -> None:
@@ -129,8 +129,9 @@ class Uploader:
             self.client.complete_multipart_upload(**named, IfNoneMatch="*", MultipartUpload={"Parts": parts})
         except (BotoCoreError, ClientError, OSError) as error:
             error.add_note(
-                f"{len(parts)} of {count} parts of s3://{bucket}/{key} are there; run the same again to go on, or drop "
-                f"them: aws s3api abort-multipart-upload --bucket {bucket} --key {key} --upload-id {upload}"
+                f"{len(parts)} of {count} parts of s3://{bucket}/{key} are uploaded; run the same command again to "
+                f"resume, or drop them: aws s3api abort-multipart-upload --bucket {bucket} --key {key} --upload-id "
+                f"{upload}"
             )
             raise
 

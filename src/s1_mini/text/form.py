@@ -173,15 +173,18 @@ class TextForm:
         if values is None:
             return cls()
         if not isinstance(values, Mapping):
-            raise CheckpointMismatchError(f"config.json: text={reprlib.repr(values)} is not an object")
+            raise CheckpointMismatchError(f"config.json: text={reprlib.repr(values)} must be an object")
         language, alphabet = values.get("language"), values.get("alphabet")
         if language is not None:
             try:
-                spoken("1", language)  # reads the rules now, and not with the first request
+                spoken("1", language)  # load the rules now, not at the first request
             except ParameterError as error:
                 raise CheckpointMismatchError(f"config.json: text.{error}") from None
         if alphabet is not None and not (isinstance(alphabet, str) and 0 < len(alphabet) <= MAX_ALPHABET):
-            raise CheckpointMismatchError(f"config.json: text.alphabet={reprlib.repr(alphabet)} is not a text")
+            raise CheckpointMismatchError(
+                f"config.json: text.alphabet={reprlib.repr(alphabet)} must be a string of 1 to {MAX_ALPHABET} "
+                "characters"
+            )
         return cls(language, None if alphabet is None else frozenset(alphabet))
 
     def script(
@@ -220,8 +223,8 @@ class TextForm:
         if len(said) > max_length:
             raise TextError(
                 "text",
-                f"its {len(text)} characters expand to {len(said)} in words; at most {max_length} are allowed; "
-                "send it in parts or raise S1_MINI_MAX_TEXT_LENGTH",
+                f"has {len(said)} characters after normalization ({len(text)} as sent); the limit is {max_length}. "
+                "Split the text or raise S1_MINI_MAX_TEXT_LENGTH.",
             )
         if not is_speakable(said):
             raise NothingToSpeakError("text", self._nothing(text, ""))
@@ -235,12 +238,12 @@ class TextForm:
     def _nothing(self, text: str, unsupported: str) -> str:
         shown = reprlib.repr(text)
         if not unsupported:
-            return f"{shown} has nothing that can be spoken; send at least one letter, number or symbol"
-        return f"{self._voice()}; nothing of {shown} is left without the characters that it cannot pronounce"
+            return f"{shown} contains nothing to speak; send at least one letter, number or symbol"
+        return f"{self._voice()}; it cannot pronounce any character of {shown}"
 
     def _voice(self) -> str:
         name = LANGUAGES.get((self.language or "").replace("_", "-").partition("-")[0])
-        return f"this voice speaks {name}" if name else "this voice reads a limited alphabet"
+        return f"this voice speaks {name}" if name else "this voice has a limited alphabet"
 
     def _unsupported(self, fitting: str, unsupported: str, sent: str, choice: Normalize) -> str:
         first = unsupported[0]

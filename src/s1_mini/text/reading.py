@@ -255,7 +255,7 @@ def spoken(text: str, language: str = "en") -> str:
     a whole, other languages only in their numbers. Raises `ParameterError` for an unsupported language.
     """
     if not isinstance(text, str):
-        raise ParameterError("text", f"{type(text).__name__} is not text; give a str")
+        raise ParameterError("text", f"must be a str, not {type(text).__name__}")
     read = _reader(language)
     for _ in range(MAX_PASSES):
         before, text = text, read(text)

@@ -80,7 +80,7 @@ def split(text: str, max_bytes: int) -> list[str]:
     Raises `ParameterError` if `max_bytes` is below 4, the size of one character.
     """
     if max_bytes < 4:
-        raise ParameterError("max_bytes", f"{max_bytes} cannot hold every character; at least 4 are needed")
+        raise ParameterError("max_bytes", f"must be at least 4, the size of one UTF-8 character, not {max_bytes}")
     pieces = [""]
     for sentence in _sentences_of(text):
         for part in _shorten(sentence, max_bytes):

@@ -27,15 +27,15 @@ def tidied(text: str, max_length: int) -> str:
     A blank line or a paragraph separator becomes `PARAGRAPH_BREAK`, so that `split` sees the sentence end there.
     Byte order marks vanish. Doing so twice changes nothing more.
 
-    `max_length` counts characters as they were sent. Positions in messages count from 0. Raises `TextError` if
+    `max_length` counts characters as they were sent. Positions in messages count from 1. Raises `TextError` if
     the text is not a str, is empty, says nothing ("..."), is too long, or holds a control character other than
     \t \n \v \f \r, half a surrogate pair, or more than `MAX_MARKS` combining marks in a row.
     """
     if not isinstance(text, str):
-        raise TextError("text", f"{type(text).__name__} is not text; send a str")
+        raise TextError("text", f"must be a str, not {type(text).__name__}")
     if len(text) > max_length:
-        allowed = f"at most {max_length} are allowed; send it in parts or raise S1_MINI_MAX_TEXT_LENGTH"
-        raise TextError("text", f"{len(text)} characters are too many; {allowed}")
+        allowed = f"the limit is {max_length}. Split the text or raise S1_MINI_MAX_TEXT_LENGTH."
+        raise TextError("text", f"has {len(text)} characters; {allowed}")
     _check_characters(text)
     _check_marks(text)
 
@@ -62,8 +62,10 @@ def _check_characters(text: str) -> None:
         return
     name = f"U+{ord(found.group()):04X} (character {found.start() + 1})"
     if found.group() >= "\ud800":
-        raise TextError("text", f"lone surrogate {name} is not a complete character; decode the text before sending it")
-    raise TextError("text", f"control character {name} cannot be spoken; only tabs and line breaks are allowed")
+        raise TextError(
+            "text", f"contains the lone surrogate {name}, half of a character; decode the text before you send it"
+        )
+    raise TextError("text", f"contains the control character {name}; only tabs and line breaks are allowed")
 
 
 def _check_marks(text: str) -> None:
@@ -71,13 +73,13 @@ def _check_marks(text: str) -> None:
     for position, character in enumerate(text):
         run = run + 1 if unicodedata.combining(character) else 0
         if run > MAX_MARKS:
-            raise TextError("text", f"more than {MAX_MARKS} combining marks in a row (character {position + 1})")
+            raise TextError(
+                "text", f"has more than {MAX_MARKS} combining marks in a row (character {position + 1}); remove some"
+            )
 
 
 def _check_speakable(text: str) -> None:
     if not text:
-        raise TextError("text", "it is empty; send at least one letter, number or symbol")
+        raise TextError("text", "is empty; send at least one letter, number or symbol")
     if not is_speakable(text):
-        raise TextError(
-            "text", f"{text[:20]!r} has nothing that can be spoken; send at least one letter, number or symbol"
-        )
+        raise TextError("text", f"{text[:20]!r} contains nothing to speak; send at least one letter, number or symbol")

@@ -26,7 +26,7 @@ def is_array_file(data: bytes) -> bool:
 def read_arrays(data: bytes) -> dict[str, np.ndarray]:
     """Read the arrays of a .npz by their names, or the array of a .npy under "". Raises `ValueError`."""
     if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"it has {len(data):,} bytes; a voice file may have at most {MAX_FILE_BYTES:,}")
+        raise ValueError(f"it has {len(data):,} bytes; the limit for a voice file is {MAX_FILE_BYTES:,}")
     try:
         if not data.startswith(_MAGIC[0]):
             return {"": _read(data)}
@@ -58,15 +58,15 @@ def _read(data: bytes) -> np.ndarray:
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"it has version {version[0]} of numpy's format; 1 and 2 are supported")
+        raise ValueError(f"it uses version {version[0]} of numpy's format; 1 and 2 are supported")
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read_header(file)
     if dtype.hasobject or dtype.kind not in "iuf":
         raise ValueError(f"it contains {dtype}, not numbers")
     if len(shape) > 4 or any(length < 0 for length in shape):
-        raise ValueError(f"it has the shape {list(shape)}")
+        raise ValueError(f"its shape {list(shape)} is not supported; at most 4 dimensions are allowed")
     if math.prod(shape) * dtype.itemsize != len(data) - file.tell():  # before numpy allocates the array
-        raise ValueError(f"it has the shape {list(shape)} of {dtype}, and {len(data) - file.tell():,} bytes")
+        raise ValueError(f"its shape {list(shape)} of {dtype} does not match its {len(data) - file.tell():,} bytes")
     is_empty = not math.prod(shape)
     array = np.empty(0, dtype) if is_empty else np.frombuffer(bytearray(data), dtype, offset=file.tell())  # writable
     return array.reshape(shape, order="F" if is_fortran else "C")

@@ -27,7 +27,7 @@ Tensors: TypeAlias = "Mapping[str, Tensor]"
 Shapes = Mapping[str, tuple[int, ...]]
 
 PROBE_BYTES = 2**20  # of each end of a codec's files that its fingerprint depends on
-MAX_FILE_BYTES = 2 * 2**20  # of a voice; the longest reference makes 0.3 MB
+MAX_FILE_BYTES = 2 * 2**20  # of a voice; the longest reference takes 0.3 MB
 
 _KINDS = {"I16": True, "I32": True, "I64": True, "U8": True, "F16": False, "BF16": False, "F32": False}
 
@@ -41,7 +41,7 @@ class TensorFormat:
 
     def __str__(self) -> str:
         lengths = ", ".join("any" if length is None else str(length) for length in self.shape)
-        return f"{'integers' if self.is_integer else 'real numbers'} [{lengths}]"
+        return f"{'integers' if self.is_integer else 'floats'} [{lengths}]"
 
     def fits(self, shape: tuple[int, ...], *, is_integer: bool) -> bool:
         if len(shape) != len(self.shape) or is_integer != self.is_integer:
@@ -62,13 +62,13 @@ class VoiceFormat:
     """The tensors of a voice by name, their encoder, their duration and their checks."""
 
     tensors: Mapping[str, TensorFormat]
-    encoder: str  # fingerprint of the codec; voices of another cannot be used
-    sample_rate: int  # Hz of the recordings that it takes
+    encoder: str  # fingerprint of the codec; voices of other codecs cannot be used
+    sample_rate: int  # Hz, of recordings
     seconds: Callable[[Shapes], float]  # of the recording; 0 if shapes do not show it
     fault: Callable[[Tensors], str] = lambda _: (
         ""
-    )  # why values are invalid, phrased to follow a file name; empty if valid
-    clones: bool = True  # whether recordings can become voices; otherwise only `from_arrays` adds voices
+    )  # why values are invalid, to follow a file name; empty if they are valid
+    clones: bool = True  # whether recordings can be made voices; if not, `from_arrays` is the way to new ones
     from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # of a numpy file; raises `ValueError`
     beside: Callable[[Path], Mapping[str, VoiceBeside]] = lambda _: {}  # of a checkpoint; raises `CheckpointFileError`
 
@@ -86,12 +86,12 @@ class VoiceFormat:
     def from_file(self, data: bytes) -> Tensors:
         """Read the tensors of a numpy file as other programs write them. Raises `ValueError`."""
         if self.from_arrays is None:
-            raise ValueError("this checkpoint does not support numpy voice files; send a recording")
+            raise ValueError("this checkpoint does not support voices in numpy files; send a recording")
         tensors = self.from_arrays(read_arrays(data))
         for name, wanted in self.tensors.items():
             tensor = tensors[name]
             if not wanted.fits(tuple(tensor.shape), is_integer=not tensor.is_floating_point()):
-                raise ValueError(f"its {name} are {tensor.dtype} {list(tensor.shape)}, not {wanted}")
+                raise ValueError(f"its tensor {name} is {tensor.dtype} {list(tensor.shape)}; expected {wanted}")
         if fault := self.fault(tensors):
             raise ValueError(f"it {fault}")
         return tensors
@@ -108,7 +108,7 @@ class VoiceFormat:
             part = file.get_slice(name)
             shape, kind = tuple(part.get_shape()), part.get_dtype()
             if kind not in _KINDS or not wanted.fits(shape, is_integer=_KINDS[kind]):
-                raise ValueError(f"its {name} are {kind} {list(shape)}, not {wanted}")
+                raise ValueError(f"its tensor {name} is {kind} {list(shape)}; expected {wanted}")
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _opened(path: Path, framework: str) -> Iterator[safe_open]:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
-            raise ValueError(f"it has {size:,} bytes; a voice has at most {MAX_FILE_BYTES:,}")
+            raise ValueError(f"it has {size:,} bytes; the limit for a voice is {MAX_FILE_BYTES:,}")
         with safe_open(name_of_open(file), framework=framework) as tensors:
             yield tensors
 

@@ -112,7 +112,7 @@ class CheckpointVoices:
         except VoiceFileError:
             fault = f"may be damaged: {self.faults[name]}" if name in unknown else self.faults[name]
             raise VoiceFileError(
-                "voice", f"no voice was named, and the default {fault}; name another voice until then"
+                "voice", f"is not set, and the default {fault}; until then set a different voice"
             ) from None
 
     def __contains__(self, name: object) -> bool:
@@ -140,8 +140,10 @@ class CheckpointVoices:
             raise VoiceFileError("voice", self.faults[name])
 
     def _note(self, name: str, error: CheckpointFileError) -> None:
-        reason = str(error).replace(f"{self._checkpoint}{os.sep}", "")  # clients see no paths of the machine
-        self.faults[name] = f"{name!r} cannot be used: {reason}; download the checkpoint's file again, or delete it"
+        reason = str(error).replace(f"{self._checkpoint}{os.sep}", "")  # clients must not see paths of the server
+        self.faults[name] = (
+            f"{name!r} cannot be used: {reason}; download this file of the checkpoint again, or delete it"
+        )
 
     def _summarize(self, name: str) -> VoiceSummary:
         if name in self._files:
@@ -158,14 +160,16 @@ def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:
     """Return the error for an unknown voice; it lists the first known ones."""
     more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
     listed = ", ".join(known[:MAX_LISTED]) or "none"
-    return VoiceNotFoundError("voice", f"{str(name)[:80]!r} does not exist; available: {listed}{more}")
+    return VoiceNotFoundError("voice", f"unknown voice {str(name)[:80]!r}; available: {listed}{more}")
 
 
 def check_name(name: str, field: str = "voice") -> None:
     """Raise `VoiceError` of a field for a name that is not a valid file name on every system."""
     if not is_name(name):
-        allowed = "use up to 64 of a-z, 0-9, - and _, beginning with a-z or 0-9, and no device of Windows such as con"
-        raise VoiceError(field, f"{str(name)[:80]!r} is not a name; {allowed}")
+        allowed = (
+            "use 1 to 64 of a-z, 0-9, - and _, starting with a-z or 0-9, and no device name of Windows such as con"
+        )
+        raise VoiceError(field, f"{str(name)[:80]!r} is not a valid name; {allowed}")
 
 
 def is_name(name: object) -> bool:
@@ -191,7 +195,7 @@ def _read(path: Path, read: Callable[[Path], Content]) -> Content:
     except (SafetensorError, OSError, ValueError) as error:
         # An error of the system names the whole path, and on Windows writes each backslash of it twice.
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise CheckpointFileError(f"{path} is not a voice file: {reason}") from None
+        raise CheckpointFileError(f"{path} is not a valid voice file: {reason}") from None
 
 
 def write_voice(

@@ -71,11 +71,13 @@ class ReferenceReader:
             try:
                 return self.form.from_file(recording)
             except ValueError as error:
-                raise ReferenceAudioError("reference_audio", f"is not a voice of this checkpoint: {error}") from None
+                raise ReferenceAudioError(
+                    "reference_audio", f"is not a valid voice file for this checkpoint: {error}"
+                ) from None
         if not self.form.clones:
             raise VoiceUnsupportedError(
                 "reference_audio",
-                "this checkpoint cannot create a voice from a recording; name one of its voices, or send a voice file "
+                "this checkpoint cannot clone a voice from a recording; use one of its voices, or send a voice file "
                 "(.npz, .npy)",
             )
         return None

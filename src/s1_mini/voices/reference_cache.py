@@ -69,7 +69,10 @@ class ReferenceCache:
         return known
 
     def get(self, key: str, encode: Callable[[], Tensors]) -> Tensors:
-        """Return the tensors of a recording, by `encode` if they are not cached; waiting callers get the same error."""
+        """Return the tensors of a recording, from `encode` if they are not cached.
+
+        Waiting callers get its errors, but retry if that call timed out or was cancelled.
+        """
         with self._lock:
             known = self._memory.get(key)
             if known is not None:
@@ -81,7 +84,7 @@ class ReferenceCache:
         if not mine:
             try:
                 return under_way.result()
-            except (RequestTimeoutError, CancelledError):  # of the other's, not ours
+            except (RequestTimeoutError, CancelledError):  # of the other caller
                 return self.get(key, encode)
         try:
             made = None if self._store is None else self._store.read(key)
@@ -159,10 +162,10 @@ class ReferenceStore:
         except FileNotFoundError:
             return None
         except (SafetensorError, OSError, ValueError) as error:
-            logger.warning("the cached reference %s cannot be read and is encoded again: %s", path, error)
+            logger.warning("the cached reference %s cannot be read; encoding the recording again: %s", path, error)
             return None
         if metadata != self._metadata(key, tensors):
-            logger.warning("the content of %s does not match its name; the recording is encoded again", path)
+            logger.warning("the contents of %s do not match its name; encoding the recording again", path)
             return None
         if is_use:
             self.mark_used(key)
@@ -181,7 +184,7 @@ class ReferenceStore:
         except OSError as error:  # a full disk costs time, not requests
             if error.errno not in self._warned:
                 self._warned.add(error.errno)
-                logger.warning("cached references cannot be written: %s: %s", path, error.strerror)
+                logger.warning("cannot write the reference cache: %s: %s", path, error.strerror)
             return
         with self._lock:
             self._unscanned_bytes += size
@@ -210,7 +213,7 @@ class ReferenceStore:
                 except FileNotFoundError:  # another process deleted it
                     pass
                 except OSError as error:
-                    logger.warning("%s cannot be deleted: %s", entry.path, error.strerror)
+                    logger.warning("cannot delete %s: %s", entry.path, error.strerror)
                     continue
                 total -= entry.num_bytes
 

@@ -156,7 +156,7 @@ class VoiceDirectory(AddedVoices):
         try:
             names = self._look()
         except OSError as error:
-            raise EngineError(f"the folder of voices cannot be read: {error.strerror}") from None
+            raise EngineError(f"the voices directory cannot be read: {error.strerror}") from None
         with self._lock:
             self._names = names
 
@@ -208,7 +208,7 @@ class VoiceDirectory(AddedVoices):
         names = {file.removesuffix(SUFFIX) for file in found if not file.startswith(".")}
         foreign = {name for name in names if not is_name(name)}
         for name in sorted(foreign - self._warned):
-            logger.warning("skipping %s in the folder of voices: it is not a valid voice name", name + SUFFIX)
+            logger.warning("ignoring %s in the voices directory: it is not a valid voice name", name + SUFFIX)
         self._warned |= foreign
         return names - foreign
 
@@ -242,7 +242,8 @@ class VoiceDirectory(AddedVoices):
             whose = f"the codec {content.encoder}" if content.encoder else "an unknown codec"
             raise VoiceFileError(
                 "voice",
-                f"{name!r} was encoded by {whose}, this checkpoint's is {self.form.encoder}; add its recording again",
+                f"{name!r} was encoded by {whose}, but this checkpoint's is {self.form.encoder}; add its recording "
+                "again",
             )
         self._cache.put(key, (signature, content), size(content))
         self._note(name, is_there=True)
@@ -259,17 +260,17 @@ class VoiceDirectory(AddedVoices):
             self._cache.remove(f"{name}.summary")
 
     def _path(self, name: str, suffix: str) -> Path:
-        assert is_name(name), "a path is built from names only"
+        assert is_name(name), "the name is not valid"
         return self._folder / f"{name}{suffix}"
 
 
 def _exists(name: str) -> VoiceExistsError:
-    return VoiceExistsError("voice", f"{name!r} is there already; choose another name, or set replace")
+    return VoiceExistsError("voice", f"{name!r} already exists; choose a different name, or set replace")
 
 
 def _check_count(count: int, allowed: int) -> None:
     if count > allowed:
-        raise CapacityError(f"{allowed} added voices are the limit; delete some")
+        raise CapacityError(f"the limit of {allowed} added voices is reached; delete some")
 
 
 class VoiceRegistry:
@@ -282,7 +283,7 @@ class VoiceRegistry:
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         for name in sorted(added.names & set(library.names)):
-            logger.warning("the added voice %r is hidden by the checkpoint's voice of the same name", name)
+            logger.warning("the added voice %r is ignored: the checkpoint has a voice of the same name", name)
 
     @classmethod
     def open(cls, library: CheckpointVoices, form: VoiceFormat, voices_path: Path | None) -> VoiceRegistry:
@@ -339,11 +340,11 @@ class VoiceRegistry:
         check_name(name)
         if name in self.library:
             if replace:
-                raise VoiceReadOnlyError("voice", f"{name!r} is the checkpoint's and cannot be replaced")
-            raise VoiceExistsError("voice", f"{name!r} is a voice of the checkpoint; choose another name")
+                raise VoiceReadOnlyError("voice", f"{name!r} is a voice of the checkpoint and cannot be replaced")
+            raise VoiceExistsError("voice", f"{name!r} is a voice of the checkpoint; choose a different name")
         with self._lock:
             if name in self._being_added:
-                raise VoiceExistsError("voice", f"{name!r} is being added right now")
+                raise VoiceExistsError("voice", f"{name!r} is currently being added")
             if not replace and self._is_taken(name):
                 raise _exists(name)
             self._being_added.add(name)
@@ -362,7 +363,7 @@ class VoiceRegistry:
     def delete(self, name: str) -> None:
         """Delete an added voice. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
         if name in self.library:
-            raise VoiceReadOnlyError("voice", f"{name!r} is the checkpoint's and cannot be deleted")
+            raise VoiceReadOnlyError("voice", f"{name!r} is a voice of the checkpoint and cannot be deleted")
         if not is_name(name) or not self.added.remove(name):
             raise not_found(name, self.names)
 

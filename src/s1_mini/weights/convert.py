@@ -68,7 +68,7 @@ class TensorFile:
         part, skipped = (whole[rows], whole[: rows.start or 0].nbytes) if whole.dim() else (whole, 0)
         content = np.fromfile(self.path, np.uint8, part.nbytes, offset=self._offsets[name] + skipped)
         if content.size < part.nbytes:
-            raise CheckpointFileError(f"{self.path} was truncated while it was read")
+            raise CheckpointFileError(f"{self.path} was truncated while it was being read")
         return torch.from_numpy(content).view(part.dtype).reshape(part.shape)
 
 
@@ -140,7 +140,9 @@ def plan(file: TensorFile, translate: Translate, together: Callable[[str], str] 
         for name, tensor in translate({name: shapes[name] for name in names}).items()
     ]
     if {target.name: target.shape for target in targets} != {name: tuple(one.shape) for name, one in whole.items()}:
-        raise CheckpointMismatchError(f"{file.path.name} mixes naming schemes; run `s1-mini convert` on it first")
+        raise CheckpointMismatchError(
+            f"{file.path.name} mixes naming schemes of tensors; run `s1-mini convert` on it first"
+        )
     return targets
 
 

@@ -41,7 +41,7 @@ def _find(directory: Path, names: Sequence[str], what: str) -> Path:
     for name in names:
         if (directory / name).is_file():
             return directory / name
-    raise CheckpointFileError(f"{directory} holds no {what}: expected one of {', '.join(names)}")
+    raise CheckpointFileError(f"{directory} has no {what}: expected one of {', '.join(names)}")
 
 
 def read_whole(path: Path, max_bytes: int) -> bytes:
@@ -54,7 +54,7 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
     except OSError as error:
         raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from None
     if len(content) > max_bytes:
-        raise CheckpointFileError(f"{path} has {path.stat().st_size:,} bytes; at most {max_bytes:,} are allowed")
+        raise CheckpointFileError(f"{path} has {path.stat().st_size:,} bytes; the limit is {max_bytes:,}")
     return content
 
 
@@ -64,9 +64,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise CheckpointFileError(f"{path} is not readable JSON: {error}") from None
+        raise CheckpointFileError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointFileError(f"{path} holds a JSON {type(value).__name__}, not an object")
+        raise CheckpointFileError(f"{path} must contain a JSON object, not a {type(value).__name__}")
     return value
 
 

@@ -38,7 +38,7 @@ def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tens
         weights, scale = tensors[stem(name)], tensors[name]
         if not weights.dim() or scale.shape != weights.shape[:1] or not scale.is_floating_point():
             raise CheckpointMismatchError(
-                f"{source}: {name} {tuple(scale.shape)} is not one number for each row of {stem(name)} "
+                f"{source}: {name} {tuple(scale.shape)} must have one number per row of {stem(name)} "
                 f"{tuple(weights.shape)}"
             )
     return {name: tensor for name, tensor in tensors.items() if name not in scales}

@@ -91,9 +91,9 @@ def _named_errors(path: Path) -> Iterator[None]:
         raise CheckpointFileError(f"{path} {error}") from None
     except FileNotFoundError:
         raise CheckpointFileError(f"{path} is missing") from None
-    except Exception as error:  # others' parsers raise whatever damaged bytes lead them into
+    except Exception as error:  # third-party parsers raise arbitrary errors on damaged files
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise CheckpointFileError(f"{path} cannot be read as weights; is it complete? ({reason})") from None
+        raise CheckpointFileError(f"{path} cannot be read as weights; it may be truncated ({reason})") from None
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(map(str, weight_map.values()))):
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointFileError(f"{index} names the shard {name!r}: not a safetensors file in its folder")
+            raise CheckpointFileError(f"{index}: the shard {name!r} must be a .safetensors file in the same folder")
         tensors |= _read_safetensors(index.parent / name)
     return tensors
 
@@ -118,13 +118,13 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
         if isinstance(content, dict):
             content = next((content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)), content)
     if not isinstance(content, dict) or not content:
-        raise CheckpointFileError(f"{path} holds no dictionary of tensors")
+        raise CheckpointFileError(f"{path} does not contain a dictionary of tensors")
     foreign = [name for name, value in content.items() if not _is_plain(name, value)]
     if foreign:
         names = ", ".join(
             ascii(name[:_MAX_TOLD]) if isinstance(name, str) else f"a {type(name).__name__}" for name in foreign[:5]
         )
-        raise CheckpointFileError(f"{path} holds entries that are not plain tensors: {names}")
+        raise CheckpointFileError(f"{path} contains entries that are not plain tensors: {names}")
     # A program that repacked the file may have misaligned a tensor; only a copy of it can be used.
     return {name: one.clone() if one.data_ptr() % one.element_size() else one for name, one in content.items()}
 
@@ -147,7 +147,7 @@ def _claiming(num_records: Counter[int]) -> Callable[[Any, str], Any]:
     def claim(storage: Any, _: str) -> Any:
         size = storage.nbytes()
         if size and not num_records[size]:
-            raise CheckpointFileError(f"is damaged: a tensor needs {size:,} bytes, but no record has that many")
+            raise CheckpointFileError(f"is damaged: a tensor has {size:,} bytes, but no record has that size")
         num_records[size] -= 1
         return storage
 
@@ -165,11 +165,11 @@ def _inspect_zip(file: IO[bytes]) -> Counter[int]:
         folder = archive.infolist()[0].filename.partition("/")[0] if entries else ""
         for entry in entries:
             if names[entry.filename] > 1:
-                raise CheckpointFileError(f"is damaged: it has {entry.filename[:80]!r} twice")
+                raise CheckpointFileError(f"is damaged: it contains {entry.filename[:80]!r} twice")
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
                 raise CheckpointFileError(
-                    "is compressed, and weights are read from where they lie in the file: another program packed it "
-                    "again. Take it as torch saved it, or unpack it and pack it without compression (zip -0 -r)"
+                    "is compressed, so its weights cannot be memory-mapped: another program repacked it. Use the file "
+                    "as torch saved it, or unpack it and repack it without compression (zip -0 -r)"
                 )
         _check_places(file, entries)
         content = archive.getinfo(f"{folder}/data.pkl")
@@ -190,7 +190,7 @@ def _check_places(file: IO[bytes], entries: list[zipfile.ZipInfo]) -> None:
         file.seek(begin + entry.file_size)
         follows = (b"PK\7\x08",) if entry.flag_bits & _HAS_DESCRIPTOR and entry.file_size else (b"PK",)
         if entry.header_offset < free_from or header[:4] != b"PK\3\4" or not file.read(4).startswith(follows):
-            raise CheckpointFileError(f"is damaged: {entry.filename[:80]!r} is not at the stated offset")
+            raise CheckpointFileError(f"is damaged: the offset of {entry.filename[:80]!r} is wrong")
         free_from = begin + entry.file_size
 
 
@@ -205,12 +205,12 @@ def _inspect_pickles(content: bytes, count: int) -> None:
             if step.name == "GLOBAL" and argument not in _ALLOWED:
                 told = ascii(str(argument).replace(" ", ".", 1)[:80])
                 raise CheckpointFileError(
-                    f"cannot be read as weights: it holds {told}, not only plain data and tensors"
+                    f"cannot be read as weights: it contains {told}, not only plain data and tensors"
                 )
 
 
 def _too_long() -> CheckpointFileError:
     return CheckpointFileError(
         f"cannot be read: its list of tensors has more than {_MAX_PICKLE_BYTES:,} bytes or {_MAX_STEPS:,} "
-        "steps; save the tensors alone, without optimizer and the like"
+        "steps; save only the tensors, without the optimizer state"
     )

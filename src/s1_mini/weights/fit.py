@@ -71,13 +71,13 @@ def check_fit(module: nn.Module, tensors: Tensors, *, source: str) -> None:
         "not floating point": [n for n in given if not (tensors[n].is_floating_point() or is_eight(n, tensors))],
         "missing": [n for n in expected if n not in given],
         "not part of this architecture": [n for n in given if n not in expected],
-        "misshapen": [f"{n} {given[n]}, config says {expected[n]}" for n in common if given[n] != expected[n]],
+        "misshapen": [f"{n} {given[n]}, expected {expected[n]}" for n in common if given[n] != expected[n]],
     }
     complaints = [
         f"{_some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names
     ]
     if complaints:
-        raise CheckpointMismatchError(f"{source} does not fit its config: {'; '.join(complaints)}")
+        raise CheckpointMismatchError(f"{source} does not match its config: {'; '.join(complaints)}")
 
 
 def _some(names: list[str]) -> str:

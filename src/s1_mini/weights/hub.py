@@ -70,13 +70,13 @@ def fetch(name: HubName, pick: Pick) -> Path:
     `pick` gets a directory with the existing files of `FIRST` and the names of all files of the repository, and returns
     the required ones. Raises `CheckpointError` or `ConfigurationError`, and the errors of `pick`.
     """
-    require("hub", f"checkpoint {name} is not a directory here, and a name on the Hugging Face hub")
+    require("hub", f"checkpoint {name}, which is not a local directory but a name on the Hugging Face hub,")
 
     try:
         from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
     except ImportError:
         raise ConfigurationError(
-            f'checkpoint {name}: huggingface-hub is too old for it: pip install --upgrade "s1-mini[hub]"'
+            f'checkpoint {name}: huggingface-hub is too old; run pip install --upgrade "s1-mini[hub]"'
         ) from None
 
     with _named_errors(name):
@@ -89,7 +89,7 @@ def fetch(name: HubName, pick: Pick) -> Path:
         missing = sum(sizes[file] for file in picked if not (directory / file).exists())
         free = disk_usage(directory).free
         if missing > free:
-            needed = f"{missing / 1e9:,.2f} GB are to be downloaded and {free / 1e9:,.2f} GB are free"
+            needed = f"the download needs {missing / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB are free"
             raise OSError(errno.ENOSPC, needed)
         if picked:
             download(allow_patterns=[glob.escape(file) for file in picked])
@@ -111,21 +111,21 @@ def _named_errors(name: HubName) -> Iterator[None]:
     except (errors.RevisionResolutionError, errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise CheckpointNotFoundError(
-            f"checkpoint {name} is not a directory here and is incomplete in the cache of the hub "
-            f"({constants.HF_HUB_CACHE}), and {why}: connect to the network once, or name a directory"
+            f"checkpoint {name} is not a local directory, is incomplete in the hub's cache "
+            f"({constants.HF_HUB_CACHE}), and {why}: go online once to download it, or use a local directory"
         ) from None
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in _DISK_FULL:
             raise CheckpointFileError(
-                f"checkpoint {name}: the disk of {constants.HF_HUB_CACHE} is full ({reason}); free some "
-                "space, or set HF_HOME to a folder on another disk"
+                f"checkpoint {name}: the disk of {constants.HF_HUB_CACHE} is full ({reason}); free some space, or set "
+                "HF_HOME to a folder on another disk"
             ) from None
-        raise CheckpointFileError(f"checkpoint {name} cannot be kept in {constants.HF_HUB_CACHE}: {reason}") from None
-    except ValueError as error:  # a name or an answer that the library does not take
+        raise CheckpointFileError(f"checkpoint {name} cannot be stored in {constants.HF_HUB_CACHE}: {reason}") from None
+    except ValueError as error:  # a name or a response that the library rejects
         raise CheckpointNotFoundError(f"checkpoint {name}: {str(error).partition(chr(10))[0]}") from None
-    except RuntimeError as error:  # of the transfer, which is the library's own (hf_xet)
-        raise CheckpointFileError(f"checkpoint {name} was not downloaded ({error}); try again") from None
+    except RuntimeError as error:  # raised by the transfer (hf_xet)
+        raise CheckpointFileError(f"checkpoint {name} could not be downloaded ({error}); try again") from None
 
 
 def _reason(error: HfHubHTTPError, page: str) -> str:
@@ -135,15 +135,17 @@ def _reason(error: HfHubHTTPError, page: str) -> str:
     if isinstance(error, errors.GatedRepoError):
         return f" is gated: accept its licence at {page} and set HF_TOKEN to a token of that account"
     if isinstance(error, errors.RevisionNotFoundError):
-        return f": {page} has no such revision; name a branch, a tag or a whole commit hash after @"
+        return f": {page} has no such revision; specify a branch, a tag or a full commit hash after @"
     if "Invalid credentials" in reason:
-        return ": the hub does not take this HF_TOKEN; set a valid one, or none"
-    if status == 401 or isinstance(error, errors.RepositoryNotFoundError):  # what is private is not told from nothing
+        return ": the hub rejected HF_TOKEN; set a valid token, or unset it"
+    if status == 401 or isinstance(
+        error, errors.RepositoryNotFoundError
+    ):  # private and missing repositories are indistinguishable
         return (
-            f" is not a directory here, nor a repository at {page} that may be read: correct the name, or set HF_TOKEN "
-            "if it is private"
+            f" is neither a local directory nor a readable repository at {page}: correct the name, or set HF_TOKEN if "
+            "it is private"
         )
-    return f": the hub answers {page} with HTTP {status}; try again later"
+    return f": {page} returned HTTP {status}; try again later"
 
 
 @dataclass(frozen=True)
@@ -159,18 +161,18 @@ class Origin:
         for name, form in forms.items():
             value = getattr(self, name)
             if not isinstance(value, str) or not form.fullmatch(value):
-                raise ValueError(f"{name}={str(value)[:80]!r} is none")
+                raise ValueError(f"{name}={str(value)[:80]!r} is not a valid {name}")
 
     def __str__(self) -> str:
         return f"{self.repository} at commit {self.revision}, licence: {self.licence}"
 
     @property
     def caution(self) -> str | None:
-        """One sentence if its licence forbids commercial use, or does not say what it allows."""
+        """A warning if the licence forbids commercial use or does not state what it allows."""
         if _NON_COMMERCIAL.search(self.licence):
-            return f"the licence of {self.repository}, {self.licence}, allows no commercial use"
+            return f"the licence of {self.repository}, {self.licence}, does not allow commercial use"
         if _SAYS_NOTHING.match(self.licence):
-            return f"the licence of {self.repository} is {self.licence!r}: read what its page allows before you use it"
+            return f"the licence of {self.repository} is {self.licence!r}: check its page for the terms of use"
         return None
 
     def data(self) -> dict[str, str]:

@@ -29,9 +29,7 @@ def fold_weight_norm(tensors: Mapping[str, Tensor], what: str = "codec weights")
                 if other not in named:
                     raise CheckpointMismatchError(f"{what} have {one} but no {other}")
             if f"{stem}.weight" in named:
-                raise CheckpointMismatchError(
-                    f"{what} have {scale} and {stem}.weight, which are two forms of the same weight"
-                )
+                raise CheckpointMismatchError(f"{what} have both {scale} and {stem}.weight, which are redundant")
             named[f"{stem}.weight"] = _fold(stem, named.pop(scale), named.pop(direction), what)
     return named
 
@@ -45,7 +43,8 @@ def folded_name(name: str) -> str:
 def _fold(stem: str, scale: Tensor, direction: Tensor, what: str) -> Tensor:
     if direction.dim() < 2 or scale.shape != (len(direction), *[1] * (direction.dim() - 1)):
         raise CheckpointMismatchError(
-            f"{what}: the scale of {stem} has shape {tuple(scale.shape)}, its direction {tuple(direction.shape)}"
+            f"{what}: the scale of {stem} has shape {tuple(scale.shape)}, which does not match its direction "
+            f"{tuple(direction.shape)}"
         )
     if direction.is_meta:  # only shapes are needed, and arithmetic on meta tensors loads sympy
         return direction

@@ -35,7 +35,7 @@ class ArchiveEntry:
 def copied(path: Path, name: str) -> ArchiveEntry:
     """Return a member with the content of a file. Raises `CheckpointFileError` unless it is a regular file."""
     if not path.is_file():
-        fault = "is not a file" if path.exists() else "is a link to nowhere" if path.is_symlink() else "is missing"
+        fault = "is not a file" if path.exists() else "is a broken link" if path.is_symlink() else "is missing"
         raise CheckpointFileError(f"{path} {fault}")
     return ArchiveEntry(
         name, path.stat().st_size, partial(_read, path), packs=path.suffix not in {".safetensors", ".so"}
@@ -76,7 +76,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
     Raises `CheckpointFileError` if `directory` exists and is not empty, or cannot be written.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise CheckpointFileError(f"{directory} exists already; name a new directory")
+        raise CheckpointFileError(f"{directory} already exists; choose a new directory")
     prefix, parent = f".{directory.name}-", directory.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)

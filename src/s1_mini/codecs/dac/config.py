@@ -102,19 +102,21 @@ class DacConfig:
     def _check(self) -> None:
         if self.q_dim % self.q_n_head or self.q_n_head % (self.q_n_local_heads or self.q_n_head):
             raise CheckpointMismatchError(
-                f"codec_config.json: q_dim={self.q_dim}, q_n_head={self.q_n_head} and "
-                f"q_n_local_heads={self.q_n_local_heads} do not divide each other"
+                f"codec_config.json: q_dim={self.q_dim} must be a multiple of q_n_head={self.q_n_head}, and q_n_head a "
+                f"multiple of q_n_local_heads={self.q_n_local_heads}"
             )
         if math.prod(self.decoder_rates) * math.prod(self.downsample_factor) != self.samples_per_frame:
             raise CheckpointMismatchError(
-                f"codec_config.json: encoder_rates {self.encoder_rates} and decoder_rates {self.decoder_rates} "
-                "differ in product"
+                f"codec_config.json: encoder_rates {self.encoder_rates} and decoder_rates {self.decoder_rates} must "
+                "have the same product"
             )
         if self.q_dim != self.input_dim:
-            raise CheckpointMismatchError(f"codec_config.json: q_dim={self.q_dim} is not input_dim={self.input_dim}")
+            raise CheckpointMismatchError(
+                f"codec_config.json: q_dim={self.q_dim} must equal input_dim={self.input_dim}"
+            )
         if len(self.encoder_transformer_layers) != len(self.encoder_rates):
             raise CheckpointMismatchError(
-                "codec_config.json: encoder_transformer_layers and encoder_rates differ in length"
+                "codec_config.json: encoder_transformer_layers and encoder_rates must have the same length"
             )
 
 

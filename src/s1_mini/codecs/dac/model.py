@@ -282,8 +282,8 @@ class Dac(nn.Module):
         if frames > self.max_frames:
             rate = self.samples_per_frame / self.sample_rate
             raise CapacityError(
-                f"{frames} frames ({frames * rate:.0f} s) are more than the codec's {self.max_frames} "
-                f"({self.max_frames * rate:.0f} s); split the text or shorten the reference."
+                f"{frames} frames ({frames * rate:.0f} s) exceed the codec's limit of {self.max_frames} "
+                f"({self.max_frames * rate:.0f} s). Split the text or shorten the reference."
             )
 
 
@@ -301,7 +301,7 @@ class DacStream:
     ) -> Tensor:
         """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T]; `snake` replaces the activation.
 
-        Raises `CapacityError` beyond the codec's longest. A call that raises has changed nothing.
+        Raises `CapacityError` for a stream that is too long for the codec. A call that raises has changed nothing.
         """
         chosen = range(self.rows) if rows is None else rows
         assert codes.shape[:2] == (len(chosen), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"

@@ -72,7 +72,7 @@ class DacDecoder(ChunkStage):
         def use() -> None:
             x, alpha = torch.linspace(-30, 30, 999).repeat(1, 2, 1), torch.tensor([0.5, 4.0]).view(1, 2, 1)
             if not torch.allclose(snake(x, alpha), x + (alpha * x).sin().square() / alpha, rtol=1e-5, atol=1e-5):
-                raise RuntimeError("the compiled activation is not the same as torch's")
+                raise RuntimeError("the compiled activation does not match torch's")
             self._compiled = snake
 
         return Compilable("the activation of the codec", kernel.__name__, [], use)

@@ -55,7 +55,7 @@ def build_codec(
     Raises `CheckpointMismatchError` where config and weights contradict each other.
     """
     if encodes and not can_encode(tensors):
-        raise CheckpointMismatchError(f"{source} was written for decoding only; it cannot encode a reference")
+        raise CheckpointMismatchError(f"{source} has no encoder weights, so it cannot encode a reference")
     # Both halves are checked now, so that a fault of the encoding half is not found by the first reference.
     shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
     check(config, translate(shapes, encodes=can_encode(tensors)), encodes=can_encode(tensors), source=source)

@@ -74,7 +74,7 @@ class EncodecConfig:
         """Codes of one frame at a bandwidth in kbit/s. Raises `ValueError` for one that the codec lacks."""
         if bandwidth not in self.target_bandwidths:
             allowed = ", ".join(f"{each:g}" for each in self.target_bandwidths)
-            raise ValueError(f"bandwidth {bandwidth} kbit/s: this codec has {allowed}")
+            raise ValueError(f"bandwidth must be one of {allowed} kbit/s, not {bandwidth}")
         return min(max(1, self._books(bandwidth)), self.num_codebooks)
 
     def _books(self, bandwidth: float) -> int:
@@ -118,25 +118,27 @@ class EncodecConfig:
     def _check(self, source: str, codebook_dim: Any) -> None:
         if codebook_dim not in (None, self.hidden_size):
             raise CheckpointMismatchError(
-                f"{source}: codebook_dim={reprlib.repr(codebook_dim)} is not hidden_size={self.hidden_size}"
+                f"{source}: codebook_dim={reprlib.repr(codebook_dim)} must equal hidden_size={self.hidden_size}"
             )
         if self.codebook_size.bit_count() != 1 or self.codebook_size < 2:
-            raise CheckpointMismatchError(f"{source}: codebook_size={self.codebook_size} is not a power of two above 1")
+            raise CheckpointMismatchError(
+                f"{source}: codebook_size={self.codebook_size} must be a power of two above 1"
+            )
         for name, size, most in (
             ("num_filters times 2 for each of the upsampling_ratios", self.width, _MAX_CHANNELS),
             ("hidden_size", self.hidden_size, _MAX_CHANNELS),
             ("the product of upsampling_ratios", self.samples_per_frame, MAX_SIZE),
-            ("the reach of the residual layers", self._residual_reach(), MAX_SIZE),
+            ("the receptive field of the residual layers", self._residual_reach(), MAX_SIZE),
             ("compress", self.compress, self.num_filters),
             ("kernel_size", self.kernel_size, 1024),
             ("last_kernel_size", self.last_kernel_size, 1024),
         ):
             if size > most:
-                raise CheckpointMismatchError(f"{source}: {name} is {size}; at most {most} is possible")
+                raise CheckpointMismatchError(f"{source}: {name} is {size}; the limit is {most}")
         if not 1 <= self.num_codebooks <= _MAX_BOOKS:
             raise CheckpointMismatchError(
-                f"{source}: target_bandwidths {self.target_bandwidths} ask for {self.num_codebooks} codebooks; "
-                f"1 to {_MAX_BOOKS} are possible"
+                f"{source}: target_bandwidths {self.target_bandwidths} require {self.num_codebooks} codebooks; "
+                f"1 to {_MAX_BOOKS} are supported"
             )
 
 
@@ -144,7 +146,7 @@ def _bandwidths(name: str, value: Any) -> tuple[float, ...]:
     is_list = isinstance(value, list | tuple) and 1 <= len(value) <= _MAX_PARTS
     fits = is_list and all(type(each) in (int, float) and 0 < each < MAX_SIZE for each in value)
     if not fits or list(value) != sorted(value):
-        raise invalid(name, value, f"a list of 1 to {_MAX_PARTS} ascending numbers of kbit/s")
+        raise invalid(name, value, f"a list of 1 to {_MAX_PARTS} bandwidths in kbit/s, in ascending order")
     return tuple(value)
 
 

@@ -65,12 +65,12 @@ class Lanes:
     ) -> None:
         """Allocate lanes for chunks of `frames` frames, of the format `given`, and results of the format `made`.
 
-        Raises `ConfigurationError` for chunks that no file can begin with.
+        Raises `ConfigurationError` for chunks that are too short to begin a file.
         """
         if lanes < 1 or frames < codec.config.first_frames:
             raise ConfigurationError(
-                f"{lanes} lanes of {frames} frames: there must be one lane at the least, and a chunk must have "
-                f"{codec.config.first_frames} frames, since a file's first samples depend on these"
+                f"{lanes} lanes of {frames} frames are not possible: use at least one lane and at least "
+                f"{codec.config.first_frames} frames, because a file's first samples depend on these"
             )
         self.lanes, self._frames, self._codec, self._given = lanes, frames, codec, given
         self._state, self.device = StreamState(), codec.device
@@ -181,7 +181,7 @@ class Lanes:
         *shape, steps = self._given[0]
         if content.ndim != len(shape) + 1 or list(content.shape[:-1]) != shape:
             wanted = ", ".join(map(str, (*shape, "length")))
-            raise ValueError(f"file {number} has shape {list(content.shape)}; these lanes take [{wanted}]")
+            raise ValueError(f"file {number} has shape {list(content.shape)}; expected [{wanted}]")
         frames = -(-content.shape[-1] * self._frames // steps)
         *shape, made = self._output.shape[1:]
         result = np.empty((*shape, frames * made // self._frames), self._calls[0].output.numpy().dtype)

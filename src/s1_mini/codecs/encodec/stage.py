@@ -46,8 +46,8 @@ class EncodecDecoder(ChunkStage):
         first = min(sizes[0] for sizes in policy.sizes.values())
         if first < codec.config.first_frames:
             raise ConfigurationError(
-                f"stage {policy.name!r}: a first chunk of {first} frames is too small; "
-                f"Encodec begins with {codec.config.first_frames} at the least"
+                f"stage {policy.name!r}: a first chunk of {first} frames is too small; Encodec needs at least "
+                f"{codec.config.first_frames}"
             )
         super().__init__(codec.device, policy, number=number, rate=codec.samples_per_frame)
         self._codec, self._num_codebooks = codec, policy.input.shape[0]

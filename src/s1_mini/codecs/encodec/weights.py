@@ -66,7 +66,7 @@ def build_encodec(
     where config and weights contradict each other.
     """
     if encodes and not can_encode(tensors, prefix):
-        raise CheckpointMismatchError(f"{source} has no encoder; it can decode only")
+        raise CheckpointMismatchError(f"{source} has no encoder weights, so it can only decode")
     with skeleton():
         codec = Encodec(config, encodes=encodes)
     named = translate(tensors, prefix=prefix, encodes=encodes, source=source)

@@ -16,7 +16,7 @@ MAX_STAGES = 16
 
 def _dilations(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_STAGES:
-        raise invalid(name, value, f"a list of up to {MAX_STAGES} lists")
+        raise invalid(name, value, f"a list of 1 to {MAX_STAGES} lists")
     return tuple(read_sizes(name, each, MAX_SIZE) for each in value)
 
 
@@ -44,10 +44,14 @@ class HifiGanConfig:
         """Read `config.json`. Raises `CheckpointMismatchError` for a value of the wrong type, or impossible."""
         config = cls(**read_fields(cls, values, "the vocoder's config.json"))
         if len(config.rates) != len(config.rate_taps) or len(config.block_taps) != len(config.dilations):
-            raise CheckpointMismatchError("the vocoder's config.json: lists of rates or of kernels differ in length")
+            raise CheckpointMismatchError(
+                "the vocoder's config.json: upsample_rates and upsample_kernel_sizes must have the same length, and "
+                "so must resblock_kernel_sizes and resblock_dilation_sizes"
+            )
         if any(taps < rate or (taps - rate) % 2 for taps, rate in zip(config.rate_taps, config.rates, strict=True)):
             raise CheckpointMismatchError(
-                "the vocoder's config.json: upsample_kernel_sizes must exceed upsample_rates by even numbers"
+                "the vocoder's config.json: each of upsample_kernel_sizes must equal its upsample_rate or exceed it "
+                "by an even number"
             )
         if any(taps % 2 == 0 for taps in config.block_taps) or config.channels % 2 ** len(config.rates):
             raise CheckpointMismatchError(

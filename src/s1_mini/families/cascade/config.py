@@ -140,16 +140,16 @@ class CascadeConfig:
             for name, size, needs in zip(_SIZES, sizes, least, strict=True):
                 if size < needs:
                     raise CheckpointMismatchError(
-                        f"config.json: {PARTS[stage]}.{name}={size}; generation_config.json needs {needs}"
+                        f"config.json: {PARTS[stage]}.{name}={size}; generation_config.json needs at least {needs}"
                     )
         if self.coarse.input_size < self.coarse.output_size:  # it reads its own output
             raise CheckpointMismatchError(
-                f"config.json: coarse_acoustics_config.input_vocab_size={self.coarse.input_size}; its "
-                f"output_vocab_size={self.coarse.output_size} may not be larger"
+                f"config.json: coarse_acoustics_config.input_vocab_size={self.coarse.input_size} must not be smaller "
+                f"than output_vocab_size={self.coarse.output_size}"
             )
         if self.codec.codebook_size != numbers.codebook_size:
             raise CheckpointMismatchError(
-                f"config.json: the codec's books have {self.codec.codebook_size} codes; the models have "
+                f"config.json: the codec's codebooks have {self.codec.codebook_size} codes, but the models expect "
                 f"{numbers.codebook_size}"
             )
 
@@ -179,7 +179,7 @@ def make_config(values: Mapping[str, Any], generation: Mapping[str, Any] | None 
     for name, wanted in (("n_codes_total", 8), ("n_codes_given", 1)):
         if fine.get(name, wanted) != wanted:
             raise CheckpointMismatchError(
-                f"config.json: {PARTS['fine']}.{name}={reprlib.repr(fine[name])}; only {wanted} is known"
+                f"config.json: {PARTS['fine']}.{name}={reprlib.repr(fine[name])} is not supported; it must be {wanted}"
             )
     return CascadeConfig(
         semantic=_gpt(values, "semantic"),
@@ -209,7 +209,7 @@ def _gpt(values: Mapping[str, Any], stage: str) -> GPTConfig:
     )
     if config.width % (2 * config.num_heads):
         raise CheckpointMismatchError(
-            f"config.json: {name}.hidden_size={config.width} does not make {config.num_heads} heads of an even size"
+            f"config.json: {name}.hidden_size={config.width} must be an even multiple of num_heads={config.num_heads}"
         )
     return config
 
@@ -236,20 +236,23 @@ def _read(name: str, value: Any, default: Any) -> float:
 
 
 def _check(numbers: Numbers, values: Mapping[str, Any]) -> None:
-    """Raise `CheckpointMismatchError` for numbers that do not go together."""
+    """Raise `CheckpointMismatchError` for inconsistent numbers."""
     eos = _part(values, PARTS["semantic"], "generation_config.json").get("eos_token_id", numbers.semantic_size)
     books = _part(values, PARTS["coarse"], "generation_config.json").get("n_coarse_codebooks", NUM_COARSE)
     faults = (
-        (eos != numbers.semantic_size, f"semantic_config.eos_token_id={reprlib.repr(eos)} is not semantic_vocab_size"),
+        (
+            eos != numbers.semantic_size,
+            f"semantic_config.eos_token_id={reprlib.repr(eos)} differs from semantic_vocab_size",
+        ),
         (books != NUM_COARSE, f"coarse_acoustics_config.n_coarse_codebooks={reprlib.repr(books)} is not {NUM_COARSE}"),
         (numbers.window % NUM_COARSE, f"sliding_window_len={numbers.window} is odd"),
         (numbers.max_coarse_history % NUM_COARSE, f"max_coarse_history={numbers.max_coarse_history} is odd"),
-        (numbers.fine_window != 2 * numbers.fine_hop, "max_fine_input_length is not twice max_fine_history_length"),
+        (numbers.fine_window != 2 * numbers.fine_hop, "max_fine_input_length must be twice max_fine_history_length"),
         (numbers.num_books != 8, f"n_fine_codebooks={numbers.num_books} is not 8"),
     )
     for is_fault, fault in faults:
         if is_fault:
-            raise CheckpointMismatchError(f"generation_config.json: {fault}; no such model is known")
+            raise CheckpointMismatchError(f"generation_config.json: {fault}; this is not supported")
 
 
 def _part(values: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any]:
@@ -257,5 +260,5 @@ def _part(values: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any]:
     if part is None:
         return {}
     if not isinstance(part, Mapping):
-        raise CheckpointMismatchError(f"{file}: {name} is not an object")
+        raise CheckpointMismatchError(f"{file}: {name} must be an object, not {type(part).__name__}")
     return part

@@ -42,8 +42,8 @@ class Cascade:
     )
     random_sizes: Mapping[str, str] = {
         "tiny": "53 MB: the published vocabularies, 64 channels",
-        "small": "as bark-small: 12 layers of 768 channels",
-        "large": "as bark: 24 layers of 1024 channels",
+        "small": "like bark-small: 12 layers of 768 channels",
+        "large": "like bark: 24 layers of 1024 channels",
     }
 
     def pick_files(self, names: Collection[str]) -> list[str]:

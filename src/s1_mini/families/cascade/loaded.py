@@ -42,8 +42,8 @@ PREFILL_POSITIONS = 4096  # of the coarse model's windows in one plan, on a GPU:
 MAX_PREFILLS = 8  # of one plan, on a GPU
 SPARE_FRAMES = 256  # decoded in one turn of a thread that also runs other stages
 NO_CLONING = (
-    "this model cannot make a voice of a recording: what would hear its semantic tokens was never published. Name one "
-    "of its voices, or send a voice file (.npz)"
+    "this model cannot clone a voice from a recording, because the encoder of its semantic tokens was never published. "
+    "Use one of its voices, or send a voice file (.npz)"
 )
 
 
@@ -97,13 +97,13 @@ class LoadedCascade:
         readable = self.config.semantic.input_size - numbers.text_offset
         if size > readable:
             raise CheckpointMismatchError(
-                f"{path} has ids up to {size - 1}; the semantic model reads those below {readable}"
+                f"{path} has ids up to {size - 1}, but the semantic model accepts only ids below {readable}"
             )
         known = numbers.text_pad - numbers.text_offset
         if size < known:
             logger.warning(
-                "%s has %d words and the semantic model knows %d: is the file whole? What it lacks is spoken as an "
-                "unknown word, or letter by letter",
+                "%s has %d words, but the semantic model has %d, so the file may be truncated; missing words are "
+                "spoken as an unknown word, or letter by letter",
                 path,
                 size,
                 known,
@@ -111,7 +111,7 @@ class LoadedCascade:
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
         if len(voices) > 1:
-            raise VoiceError("voice", f"{len(voices)} were given; this model speaks in one at a time")
+            raise VoiceError("voice", f"{len(voices)} voices were given; this model supports one per request")
         return build_prompt(self.config.numbers, self.tokenizer.encode(text), voices[0] if voices else None)
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
@@ -168,7 +168,7 @@ class LoadedCascade:
             rows=rows if codec.device.type == "cuda" else (1,),
             max_items=MAX_FRAMES,
             items_a_turn=SPARE_FRAMES,
-            not_finite="the codec gave samples that are not finite; its weights may be damaged",
+            not_finite="the codec's samples were not finite; its weights may be damaged",
         )
         workers = start_workers(
             self._directory,

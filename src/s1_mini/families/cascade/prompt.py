@@ -21,8 +21,8 @@ def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> P
     if len(ids) > numbers.max_text:
         raise TextError(
             "text",
-            f"a piece of it has {len(ids)} tokens and the model reads {numbers.max_text}; pieces end where sentences "
-            "do, and this one has no such place: write shorter sentences, or lower S1_MINI_CHUNK_LENGTH",
+            f"has a sentence of {len(ids)} tokens; the model's limit is {numbers.max_text}. Write shorter sentences, "
+            "or lower S1_MINI_CHUNK_LENGTH",
         )
     items = np.empty((numbers.prompt_size, 2), np.int64)
     items[:, 0], items[:, 1] = numbers.text_pad, numbers.semantic_size
@@ -43,8 +43,8 @@ def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:
     numbers, voice = windows.numbers, begin.conditions.voice
     if not len(begin.inputs):
         raise GenerationError(
-            "the model had nothing to say: it ended before the first semantic token. Another seed or another "
-            "wording of the text may help"
+            "the model ended before the first semantic token, so there is no audio. Try a different seed or reword "
+            "the text"
         )
     own, before = (voice.get(name, np.zeros(0, np.int64)) for name in ("semantic", "coarse"))
     facts = {SEMANTIC: len(own), COARSE: len(before)}

@@ -16,7 +16,9 @@ def _stages(value: Any) -> tuple[str, ...]:
     given = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
     unknown = [name for name in given if name and name not in VLLM_STAGES]
     if unknown:
-        raise ValueError(f"vLLM makes no {', '.join(map(str, unknown))}; allowed are {', '.join(VLLM_STAGES)}, or both")
+        raise ValueError(
+            f"vLLM cannot run {', '.join(map(str, unknown))}; allowed are {', '.join(VLLM_STAGES)}, or both"
+        )
     return tuple(name for name in VLLM_STAGES if name in given)
 
 
@@ -27,17 +29,15 @@ class CascadeSettings(BaseModel, frozen=True):
         None,
         ge=0,
         le=1,
-        description="cascade: stop when the end token is likelier than this; 0: never; unset: the checkpoint's value",
+        description="cascade: end-of-speech probability that ends generation; 0: never; unset: the checkpoint's",
     )
     fine_temperature: float | None = Field(
         None,
         ge=0,
         le=2,
-        description="cascade: temperature of the fine codes; 0: always the likeliest; unset: the checkpoint's value",
+        description="cascade: temperature of the fine codes; 0: greedy; unset: the checkpoint's",
     )
     vllm_stages: Annotated[tuple[str, ...], BeforeValidator(_stages), NoDecode] = Field(
-        (), description="cascade: stages that run on vLLM: semantic, coarse, or both with a comma between"
+        (), description="cascade: stages to run on vLLM: semantic, coarse or semantic,coarse"
     )
-    vllm_python: Path | None = Field(
-        None, description="cascade: Python of the environment with vLLM; unset: this environment"
-    )
+    vllm_python: Path | None = Field(None, description="cascade: Python of the environment with vLLM; unset: this one")

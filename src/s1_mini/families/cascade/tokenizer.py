@@ -42,7 +42,7 @@ class CascadeTokenizer:
                 return cls(Tokenizer.from_str(text))
             return cls(_word_piece({word: number for number, word in enumerate(text.split("\n")) if word}))
         except Exception as error:  # the library raises bare exceptions, and panics of its own kind
-            raise CheckpointFileError(f"{path} is not a vocabulary: {str(error)[:200]}") from None
+            raise CheckpointFileError(f"{path} is not a valid vocabulary: {str(error)[:200]}") from None
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, white space as one space, no special tokens around it."""
@@ -53,7 +53,7 @@ class CascadeTokenizer:
 def _word_piece(vocabulary: dict[str, int]) -> Tokenizer:
     """Split as BERT's multilingual cased models do."""
     if UNKNOWN not in vocabulary:
-        raise ValueError(f"it lacks {UNKNOWN}")
+        raise ValueError(f"it has no {UNKNOWN} token")
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN, max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

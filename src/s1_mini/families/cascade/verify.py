@@ -79,7 +79,7 @@ def _check_case(
             made = made % loaded.config.numbers.codebook_size if number else made
             yield Check.equal(f"{label} {name}", torch.from_numpy(made.T if number else made), expected)
     for name in sorted(set(case) - {*INPUTS, *OUTPUTS}):
-        yield Check(f"{label} {name} (not known)")
+        yield Check(f"{label} {name} (unknown)")
 
 
 @torch.inference_mode()

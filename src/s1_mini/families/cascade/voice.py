@@ -54,12 +54,12 @@ def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
     parts = {key: np.asarray(tensors[key]) for key in KEYS}
     semantic, coarse, fine = (parts[key] for key in KEYS)
     if coarse.shape[1] != fine.shape[1] or not np.array_equal(coarse, fine[:2]):
-        return "has a fine_prompt that does not go on from its coarse_prompt: its first two rows must be that"
+        return "has a fine_prompt that does not match its coarse_prompt: the first two rows must be equal"
     wanted, given = numbers.ratio / 2, coarse.shape[1] / len(semantic)
     if round(given, 1) != round(wanted, 1):
         return (
             f"has {len(semantic)} semantic tokens for {coarse.shape[1]} frames of codes; "
-            f"{wanted:.2f} frames for each token are needed"
+            f"it needs {wanted:.2f} frames per token"
         )
     for key, limit in zip(KEYS, (numbers.semantic_size, numbers.codebook_size, numbers.codebook_size), strict=True):
         low, high = int(parts[key].min()), int(parts[key].max())
@@ -74,12 +74,14 @@ def from_arrays(numbers: Numbers, arrays: Mapping[str, np.ndarray]) -> dict[str,
 
     lacking = [key for key in KEYS if key not in arrays]
     if lacking:
-        raise ValueError(f"it lacks {', '.join(lacking)}; a voice file has {', '.join(KEYS)}")
+        raise ValueError(f"it lacks {', '.join(lacking)}; a voice file needs {', '.join(KEYS)}")
     for key, wanted in _tensors(numbers).items():
         array = arrays[key]
         is_integer = array.dtype.kind in "iu"
         if not is_integer or not wanted.fits(array.shape, is_integer=True) or array.shape[-1] > MAX_FRAMES:
-            raise ValueError(f"its {key} is {array.dtype} {list(array.shape)}, not {wanted}, {MAX_FRAMES} at most")
+            raise ValueError(
+                f"its {key} is {array.dtype} {list(array.shape)}; expected {wanted}, at most {MAX_FRAMES} long"
+            )
     return {key: torch.from_numpy(arrays[key].astype(np.int64)) for key in KEYS}
 
 
@@ -94,11 +96,11 @@ def published_voices(directory: Path) -> dict[str, dict[str, Path]]:
             continue
         name = title.lower().replace("/", "-")
         if not isinstance(places, Mapping) or any(not isinstance(places.get(key), str) for key in KEYS):
-            raise CheckpointFileError(f"{index}: {title[:80]!r} does not name a file for each of {', '.join(KEYS)}")
+            raise CheckpointFileError(f"{index}: {title[:80]!r} must name a file for each of {', '.join(KEYS)}")
         voices[name] = {key: directory / places[key] for key in KEYS}
         for file in voices[name].values():
             if not file.is_relative_to(directory) or ".." in file.relative_to(directory).parts:
-                raise CheckpointFileError(f"{index}: {title[:80]!r} names a file outside of the checkpoint")
+                raise CheckpointFileError(f"{index}: {title[:80]!r} names a file outside the checkpoint")
     return voices
 
 
@@ -113,7 +115,7 @@ def _read_published(files: Mapping[str, Path], name: str) -> dict[str, np.ndarra
     try:
         return {key: read_arrays(read_whole(file, MAX_BYTES))[""] for key, file in files.items()}
     except (ValueError, KeyError) as error:
-        raise CheckpointFileError(f"the voice {name} next to the checkpoint cannot be read: {error}") from None
+        raise CheckpointFileError(f"the checkpoint's voice {name} cannot be read: {error}") from None
 
 
 def _read_shapes(files: Mapping[str, Path], name: str) -> dict[str, tuple[int, ...]]:
@@ -128,5 +130,5 @@ def read_published(numbers: Numbers, files: Mapping[str, Path], name: str) -> di
     except ValueError as error:
         reason = str(error)
     if reason:
-        raise CheckpointFileError(f"the voice {name} next to the checkpoint {reason}")
+        raise CheckpointFileError(f"the checkpoint's voice {name} {reason}")
     return voice

@@ -82,9 +82,9 @@ def find_parts(directory: Path) -> dict[str, Path]:
     found = {file.name for files in sets for stage, file in files.items() if stage != "codec" and file.is_file()}
     if not found:
         raise CheckpointFileError(
-            f"{directory} holds no models: expected {', '.join(MODEL_NAMES)}, or suno's text.pt, coarse.pt and fine.pt"
+            f"{directory} has no models: expected {', '.join(MODEL_NAMES)}, or suno's text.pt, coarse.pt and fine.pt"
         )
-    # The set of which most is there.
+    # The most complete set.
     most = max(sets, key=lambda files: (sum(file.is_file() for file in files.values()), files["semantic"].is_file()))
     lacking = ", ".join(f"{file.name} ({stage})" for stage, file in most.items() if not file.is_file())
     if lacking:
@@ -121,15 +121,15 @@ def _is_suno(file: Path) -> bool:
 
 
 def _read_part(file: Path) -> dict[str, Tensor]:
-    """Read a file. Raises `CheckpointFileError`, for one of suno's with more than tensors in it with a way out."""
+    """Read a file. Raises `CheckpointFileError`, with a way out for a file of suno's that has other objects."""
     try:
         return read_tensors(file)
     except CheckpointFileError as error:
         if not _is_suno(file) or "not only plain data and tensors" not in str(error):
             raise
         raise CheckpointFileError(
-            f"{error}. Use the same models as transformers has them (suno/bark, suno/bark-small), or, if you trust the "
-            f"file, load it once with torch and save its entries model and model_args alone as {file.name}"
+            f"{error}. Use the transformers version of these models (suno/bark, suno/bark-small), or, if you trust the "
+            f"file, load it once with torch and save only its entries model and model_args as {file.name}"
         ) from None
 
 
@@ -145,7 +145,7 @@ def _suno_values(directory: Path) -> dict[str, dict[str, Any]]:
         content = read_object(file)
         sizes = content.get("model_args") if isinstance(content, dict) else None
         if not isinstance(sizes, dict):
-            raise CheckpointFileError(f"{file} has no model_args: it does not say how large its model is")
+            raise CheckpointFileError(f"{file} has no model_args, which state the size of the model")
         names = {"n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size"}
         names |= {name: name for name in ("block_size", "bias", "input_vocab_size", "output_vocab_size")}
         part = {"bias": False} | {names[name]: value for name, value in sizes.items() if name in names}
@@ -176,11 +176,9 @@ def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str,
             models[stage][name.removeprefix(PREFIXES[stage])] = tensor
     lacking = [PREFIXES[stage] for stage, named in models.items() if not named]
     if lacking:
-        raise CheckpointMismatchError(
-            f"the weights {', '.join(lacking)}* are missing: a cascade needs all of its models"
-        )
+        raise CheckpointMismatchError(f"weights are missing: {', '.join(lacking)}*; a cascade needs all of its models")
     if foreign:
-        raise CheckpointMismatchError(f"{foreign[0]} is of no model of a cascade")
+        raise CheckpointMismatchError(f"the tensor {foreign[0]} does not belong to any model of a cascade")
     _cut(models["semantic"], "lm_head.weight", slice(numbers.semantic_size + 1))
     first = numbers.semantic_size
     _cut(models["coarse"], "lm_head.weight", slice(first, first + config.num_coarse_ids))

@@ -75,11 +75,11 @@ def formats_of(weights: step.Weights) -> list[str]:
 
 
 def check(model: MelModel, weights: step.Weights) -> None:
-    """Compare some compiled steps with torch's. Raises `RuntimeError` if they are not the same."""
+    """Compare some compiled steps with torch's. Raises `RuntimeError` if they differ."""
     with torch.inference_mode():
         plain, compiled = _first_steps(model, None), _first_steps(model, weights)
     if not is_close(plain, compiled, CLOSE["int8" if model.is_quantized else "float32"]):
-        raise RuntimeError("compiled steps are not the same as torch's")
+        raise RuntimeError("compiled steps do not match torch's")
 
 
 def _first_steps(model: MelModel, weights: step.Weights | None) -> Tensor:

@@ -58,7 +58,7 @@ class MelConfig:
         config = cls(**read_fields(cls, values))
         if config.eos >= config.vocab_size:
             raise CheckpointMismatchError(
-                f"config.json: eos_token_id={config.eos} is not below vocab_size={config.vocab_size} tokens"
+                f"config.json: eos_token_id={config.eos} must be below vocab_size={config.vocab_size}"
             )
         decoder_heads = values.get("decoder_attention_heads", config.heads)
         if decoder_heads != config.heads or config.width % config.heads or config.width % 2:
@@ -68,11 +68,11 @@ class MelConfig:
             )
         if values.get("hidden_act", "gelu") != "gelu":
             raise CheckpointMismatchError(
-                f"config.json: hidden_act={reprlib.repr(values['hidden_act'])} is not gelu, the one that is known"
+                f"config.json: hidden_act={reprlib.repr(values['hidden_act'])} is not supported; it must be gelu"
             )
         if config.postnet_taps % 2 == 0 or config.postnet_layers < 2:
             raise CheckpointMismatchError(
-                "config.json: speech_decoder_postnet_kernel must be odd, and there must be two layers of it or more"
+                "config.json: speech_decoder_postnet_kernel must be odd, and speech_decoder_postnet_layers at least 2"
             )
         return config
 
@@ -103,8 +103,8 @@ def find_vocoder(directory: Path) -> VocoderFiles:
     inner = read_json(directory / "config.json").get(KEY)
     if not isinstance(inner, dict):
         raise CheckpointFileError(
-            f"{directory} has no vocoder: neither a folder {' or '.join(f'{name}/' for name in FOLDERS)} with its "
-            f"config.json and weights, nor {KEY!r} in its own config.json"
+            f"{directory} has no vocoder: it needs a folder {' or '.join(f'{name}/' for name in FOLDERS)} with "
+            f"config.json and weights, or {KEY!r} in its own config.json"
         )
     return VocoderFiles(HifiGanConfig.from_json(inner), directory, f"{KEY}.")
 
@@ -114,7 +114,8 @@ def read_configs(directory: Path) -> tuple[MelConfig, VocoderFiles]:
     config, vocoder = MelConfig.from_json(read_json(directory / "config.json")), find_vocoder(directory)
     if config.num_bins != vocoder.config.num_bins:
         raise CheckpointMismatchError(
-            f"the vocoder takes {vocoder.config.num_bins} mel bins; config.json has num_mel_bins={config.num_bins}"
+            f"the vocoder expects {vocoder.config.num_bins} mel bins, but config.json has "
+            f"num_mel_bins={config.num_bins}"
         )
     return config, vocoder
 

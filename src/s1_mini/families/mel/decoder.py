@@ -79,7 +79,7 @@ class MelDecoder(Stage):
         def make(weights: Any) -> Step:
             return compiled.CompiledSteps(model, self.state, weights).step
 
-        return self._compiled.compilable("steps of the decoder", compiled, model, make)
+        return self._compiled.compilable("the decoder step", compiled, model, make)
 
     def begin(self, begins: Sequence[Begin]) -> None:
         model = self._model

@@ -16,7 +16,7 @@ class Mel:
     settings = MelSettings
     stage_names = STAGES
     needed_files = (("config.json",), ("spm_char.model",), MODEL_NAMES)
-    random_sizes: Mapping[str, str] = {"tiny": "a megabyte or so", "full": "SpeechT5's own"}
+    random_sizes: Mapping[str, str] = {"tiny": "about a megabyte", "full": "the size of SpeechT5"}
 
     describe = deferred("s1_mini.families.mel.config", "describe")
     sizes = deferred("s1_mini.families.mel.costs", "measure_sizes")

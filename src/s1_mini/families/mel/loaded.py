@@ -51,15 +51,15 @@ class LoadedMel:
         tokens, config = self.tokenizer.encode(text), self.model.config
         if len(tokens) > config.max_text:
             raise CapacityError(
-                f"a piece of the text makes {len(tokens)} tokens; the model reads {config.max_text}. Use shorter "
-                "sentences, or plainer characters"
+                f"a piece of the text has {len(tokens)} tokens; the model's limit is {config.max_text}. Use shorter "
+                "sentences or plainer characters"
             )
         speaker = {}
         if voices:
             vector = voices[0].tensors[SPEAKER]
             if tuple(vector.shape) != (config.speaker_size,):
                 raise VoiceError(
-                    "voice", f"its vector is {list(vector.shape)}; the model needs [{config.speaker_size}]"
+                    "voice", f"has a speaker vector of {list(vector.shape)}; the model needs [{config.speaker_size}]"
                 )
             speaker = {SPEAKER: vector.float().numpy()}
         return PromptTokens(np.array(tokens, np.int64), voice=speaker)
@@ -94,7 +94,7 @@ class LoadedMel:
                 rows=rows_of(vocoder.device, VOCODER_SLOTS * slots),
                 max_items=MAX_FRAMES,
                 items_a_turn=SPARE_FRAMES + 2 * slots * model.config.frames_per_step,
-                not_finite="the vocoder gave samples that are not finite; its weights may be damaged",
+                not_finite="the vocoder's samples were not finite; its weights may be damaged",
             ),
         )
         stages = (
@@ -113,9 +113,9 @@ class LoadedMel:
 
 
 def as_mel(loaded: LoadedModel) -> LoadedMel:
-    """Narrow the type for callers that support this family only. Raises `CheckpointMismatchError` for another."""
+    """Narrow the type for callers that support only this family. Raises `CheckpointMismatchError` for other models."""
     if not isinstance(loaded, LoadedMel):
-        raise CheckpointMismatchError("this is of checkpoints of SpeechT5 only")
+        raise CheckpointMismatchError("only SpeechT5 checkpoints support this")
     return loaded
 
 

@@ -165,7 +165,7 @@ def write_voices(folder: Path, size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name in VOICES:
         vector = torch.empty(size).normal_(0.0, 1.0, generator=generator)
-        description = f"the {name} of some random vectors"
+        description = f"random vector: the {name}"
         write_voice(folder, name, Voice({SPEAKER: vector}, ""), description=description, is_default=name == VOICES[0])
 
 

@@ -25,7 +25,8 @@ class CharTokenizer:
             raise CheckpointFileError(f"{source} is not a sentencepiece model: {error}") from None
         if self._pieces.get_piece_size() > config.vocab_size:
             raise CheckpointMismatchError(
-                f"{source} has {self._pieces.get_piece_size()} pieces; config.json's vocab_size is {config.vocab_size}"
+                f"{source} has {self._pieces.get_piece_size()} pieces, but config.json's vocab_size is "
+                f"{config.vocab_size}"
             )
         self._eos = config.eos
 

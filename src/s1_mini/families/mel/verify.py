@@ -61,7 +61,7 @@ def _checks(loaded: LoadedMel, cases: Mapping[str, Mapping[str, Tensor]], tolera
         for part in sorted(case.keys() - set(GIVEN)):
             label = f"{name} {part}".strip()
             if part not in computed:
-                yield Check(f"{label} (not known)")
+                yield Check(f"{label} (unknown)")
             elif case[part].is_floating_point():
                 yield Check.close(label, computed[part][0], case[part], computed[part][1])
             else:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SPEAKER = "speaker"
-NO_CLONING = "this model speaks with speakers' vectors and makes none of recordings; add one as a .npy file"
-NOT_FINITE = "holds numbers that are not finite"
+NO_CLONING = "this model needs a speaker vector and cannot compute one from a recording; add a voice as a .npy file"
+NOT_FINITE = "contains NaN or infinity"
 MAX_BYTES = 2**20  # of a file with one vector
 
 
@@ -42,10 +42,10 @@ def voice_format(size: int, sample_rate: int) -> VoiceFormat:
 def _vector(size: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the one array of a file, [size] or [1, size]. Raises `ValueError` for anything else."""
     if len(arrays) != 1:
-        raise ValueError(f"it holds {len(arrays)} arrays, not one speaker's vector")
+        raise ValueError(f"it contains {len(arrays)} arrays, not one speaker vector")
     (vector,) = arrays.values()
     if vector.dtype.kind != "f" or vector.shape not in {(size,), (1, size)}:
-        raise ValueError(f"it holds {vector.dtype} {list(vector.shape)}, not real numbers [{size}]")
+        raise ValueError(f"it contains {vector.dtype} {list(vector.shape)}, not floats [{size}]")
     return vector.reshape(size).astype(np.float32)
 
 
@@ -69,7 +69,7 @@ def _read(size: int, file: Path) -> np.ndarray:
     try:
         vector = _vector(size, read_arrays(read_whole(file, MAX_BYTES)))
     except ValueError as error:
-        raise CheckpointFileError(f"{file.name} is not a voice: {error}") from None
+        raise CheckpointFileError(f"{file.name} is not a valid voice: {error}") from None
     if not np.isfinite(vector).all():
         raise CheckpointFileError(f"{file.name} {NOT_FINITE}")
     return vector

@@ -52,7 +52,9 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parts = _parts(joined)
         missing = [part for part in parts if part not in named]
         if missing:
-            raise CheckpointMismatchError(f"the model's weights have parts of {joined}, but no {', '.join(missing)}")
+            raise CheckpointMismatchError(
+                f"the model's weights for {joined} are incomplete: {', '.join(missing)} missing"
+            )
         named[joined] = _join(parts, [named.pop(part) for part in parts])
     return named
 
@@ -64,10 +66,12 @@ def fold(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parts = [f"{stem}.conv.weight", *(f"{stem}.batch_norm.{name}" for name in _NORM)]
         missing = [part for part in parts if part not in folded]
         if missing:
-            raise CheckpointMismatchError(f"the model's weights have parts of {stem}, but no {', '.join(missing)}")
+            raise CheckpointMismatchError(
+                f"the model's weights for {stem} are incomplete: {', '.join(missing)} missing"
+            )
         kernel, weight, bias, mean, variance = (folded.pop(part).float() for part in parts)
         if kernel.dim() != 3 or any(each.shape != kernel.shape[:1] for each in (weight, bias, mean, variance)):
-            raise CheckpointMismatchError(f"the convolution and the batch norm of {stem} do not fit together")
+            raise CheckpointMismatchError(f"the convolution and the batch norm of {stem} have incompatible shapes")
         scale = weight * torch.rsqrt(variance + NORM_EPS)
         folded[f"{stem}.conv.weight"] = kernel * scale[:, None, None]
         folded[f"{stem}.conv.bias"] = bias - mean * scale
@@ -92,7 +96,7 @@ def _parts(joined: str) -> list[str]:
 
 def _join(parts: list[str], tensors: list[Tensor]) -> Tensor:
     if len({tensor.shape[1:] for tensor in tensors}) > 1 or tensors[0].dim() == 0:
-        raise CheckpointMismatchError(f"the weights {', '.join(parts)} do not fit together")
+        raise CheckpointMismatchError(f"the weights {', '.join(parts)} have incompatible shapes")
     return torch.cat(tensors)
 
 

@@ -86,7 +86,7 @@ def check(model: S1Model, weights: frame.Weights) -> None:
             continue
         if all(is_close(*pair, ROUNDED if is_rounded else CLOSE) for pair in zip(plain, compiled, strict=True)):
             return
-    raise RuntimeError("a compiled frame is not the same as torch's")
+    raise RuntimeError("a compiled frame does not match torch's")
 
 
 def _first_frame(model: S1Model, column: Tensor, weights: frame.Weights | None) -> list[Tensor]:

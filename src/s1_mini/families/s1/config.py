@@ -19,7 +19,7 @@ from s1_mini.weights.directory import find_tensors, read_json
 if TYPE_CHECKING:
     from s1_mini.layers.transformer import BlockConfig
 
-# Upstream slices every residual codebook's logits to this many, whatever the fast head's size
+# Upstream slices every residual codebook's logits to this many, whatever the size of the depth transformer's head
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
 POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
@@ -80,12 +80,12 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
     kv_heads = heads if is_ungrouped else read_size(*given("n_local_heads", "num_kv_heads", heads))
     if heads % kv_heads:
         raise CheckpointMismatchError(
-            f"config.json: {prefix}n_head={heads} is not a multiple of n_local_heads={kv_heads}"
+            f"config.json: {prefix}n_head={heads} must be a multiple of n_local_heads={kv_heads}"
         )
     # Upstream's field is 64 when left out and dim / n_head when null.
     head_dim = read_size(*given("head_dim", "head_dim", dim // heads if "head_dim" in values else 64))
     if head_dim % 2:
-        raise CheckpointMismatchError(f"config.json: {prefix}head_dim={head_dim} is odd; rotary positions need pairs")
+        raise CheckpointMismatchError(f"config.json: {prefix}head_dim={head_dim} must be even for rotary embeddings")
     # Two thirds of four times dim, rounded up to a multiple of 256 (LLaMA's rule, upstream's default).
     inner = -(-int(2 * 4 * dim / 3) // 256) * 256
     eps = values.get("norm_eps")
@@ -123,5 +123,5 @@ def _fault(codec: DacConfig, tensors: Tensors) -> str:
     codes = tensors["codes"]
     limits = [codec.semantic_codebook_size] + [codec.codebook_size] * (len(codes) - 1)
     if any(row.min() < 0 or row.max() >= limit for row, limit in zip(codes, limits, strict=True)):
-        return "has codes that this codec has not; it was encoded by another"
+        return "has codes outside this codec's codebooks; it was encoded by a different codec"
     return ""

@@ -16,7 +16,7 @@ class S1:
     settings = S1Settings
     stage_names = STAGES
     needed_files = (*((name,) for name in SMALL_FILES), names_of("model"), names_of("codec"))
-    random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "S1-mini's own"}
+    random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "the size of S1-mini"}
 
     describe = deferred("s1_mini.families.s1.config", "describe")
     sizes = deferred("s1_mini.families.s1.costs", "measure_sizes")

@@ -85,7 +85,7 @@ class LoadedS1:
                 max_items=MAX_FRAMES,
                 helped_size=0 if model.device.type == "cuda" else SMALL_CHUNK,
                 items_a_turn=SPARE_FRAMES + 2 * slots,
-                not_finite="the codec gave samples that are not finite; its weights may be damaged",
+                not_finite="the codec's samples were not finite; its weights may be damaged",
             ),
         )
         stages = (
@@ -114,9 +114,9 @@ class LoadedS1:
 
 
 def as_s1(loaded: LoadedModel) -> LoadedS1:
-    """Narrow the type for callers that support S1 only. Raises `CheckpointMismatchError` for another family."""
+    """Narrow the type for callers that support only S1. Raises `CheckpointMismatchError` for other families."""
     if not isinstance(loaded, LoadedS1):
-        raise CheckpointMismatchError("this is of checkpoints of S1 only")
+        raise CheckpointMismatchError("only S1 checkpoints support this")
     return loaded
 
 
@@ -154,10 +154,10 @@ def _check_pair(model: S1Model, codec: DacConfig) -> None:
     num_semantic = model.tokenizer.semantic_end - model.tokenizer.semantic_begin + 1
     if model.num_codebooks != codec.num_codebooks:
         raise CheckpointMismatchError(
-            f"config.json has num_codebooks={model.num_codebooks}; the codec has {codec.num_codebooks}"
+            f"config.json has num_codebooks={model.num_codebooks}, but the codec has {codec.num_codebooks}"
         )
     if codec.semantic_codebook_size != num_semantic or codec.codebook_size > model.network.config.codebook_size:
         raise CheckpointMismatchError(
-            f"the codec's books have {codec.semantic_codebook_size} and {codec.codebook_size} entries; the model has "
-            f"{num_semantic} semantic tokens and {model.network.config.codebook_size} codes"
+            f"the codec's codebooks have {codec.semantic_codebook_size} and {codec.codebook_size} entries, but the "
+            f"model has {num_semantic} semantic tokens and {model.network.config.codebook_size} codes"
         )

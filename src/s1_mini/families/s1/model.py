@@ -107,8 +107,8 @@ class S1Model:
         prompt = build_prompt(self.tokenizer, self.network.config, text, voices)
         if len(prompt.items) >= self.max_columns:
             raise CapacityError(
-                f"text and references make {len(prompt.items)} columns; the model reads {self.max_columns}. "
-                "Use a shorter reference or fewer of them."
+                f"text and references take {len(prompt.items)} positions; the model's limit is {self.max_columns}. "
+                "Use shorter or fewer references."
             )
         return prompt
 

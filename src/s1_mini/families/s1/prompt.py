@@ -47,9 +47,11 @@ def _codes_part(tokenizer: S1Tokenizer, config: S1Config, voice: Voice) -> np.nd
     codes, num_semantic = voice.tensors["codes"], tokenizer.semantic_end - tokenizer.semantic_begin + 1
     if codes.dim() != 2 or codes.shape[0] != config.num_codebooks or codes.shape[1] < 1:
         raise VoiceError(
-            "voice", f"codes have shape {tuple(codes.shape)}; the model needs [{config.num_codebooks}, frames]"
+            "voice", f"has codes of shape {tuple(codes.shape)}; the model needs [{config.num_codebooks}, frames]"
         )
     items = codes.to(torch.int64).T.numpy()
     if items.min() < 0 or items[:, 0].max() >= num_semantic or items.max() >= config.codebook_size:
-        raise VoiceError("voice", f"codes lie outside 0 … {num_semantic - 1}; were they made by another codec?")
+        raise VoiceError(
+            "voice", f"has codes outside 0 … {num_semantic - 1}; it was probably encoded by a different codec"
+        )
     return np.concatenate((items[:, :1] + tokenizer.semantic_begin, items), axis=1)

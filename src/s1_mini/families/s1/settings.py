@@ -17,10 +17,10 @@ Switch = Literal["off", "on"]
 class S1Settings(BaseModel, frozen=True):
     """Options for opening an S1 checkpoint."""
 
-    heads: Heads = Field("restricted", description="S1: restricted: keep only the head's rows of tokens that can occur")
+    heads: Heads = Field("restricted", description="S1: rows of the output head: those for speech (restricted), or all")
     repetition_mode: RepetitionMode = Field(
-        "upstream", description="S1: upstream: count repetitions as the original code does; fixed: as it intended"
+        "upstream", description="S1: count repeated tokens as upstream does, or without its bug: fixed"
     )
     batch_invariance: Switch = Field(
-        "off", description="S1: a request's tokens do not depend on others in its batch, also on a GPU"
+        "off", description="S1: also on a GPU, generate tokens that do not depend on concurrent requests"
     )

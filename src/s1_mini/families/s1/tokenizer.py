@@ -68,7 +68,7 @@ class S1Tokenizer:
             return cls(vocabulary)
         except (ValueError, KeyError) as error:
             raise CheckpointMismatchError(
-                f"{directory}: vocabulary and special tokens do not go together: {error}"
+                f"{directory}: vocabulary and special tokens are inconsistent: {error}"
             ) from None
 
     def encode(self, text: str) -> list[int]:
@@ -84,7 +84,7 @@ class S1Tokenizer:
         """Return the id of a control token such as `im_end`. Raises `CheckpointMismatchError` if there is none."""
         spelled = f"<|{name}|>"
         if spelled not in self.special_tokens:
-            raise CheckpointMismatchError(f"special_tokens.json has no {spelled}; S1 prompts need it")
+            raise CheckpointMismatchError(f"special_tokens.json has no {spelled}, which S1 prompts need")
         return self.special_tokens[spelled]
 
 
@@ -96,29 +96,27 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     special = read_json(directory / "special_tokens.json")
     bad = [name for name, value in special.items() if not isinstance(value, int) or isinstance(value, bool)]
     if bad:
-        raise CheckpointFileError(f"{directory / 'special_tokens.json'}: the id of {bad[0]} is not a whole number")
+        raise CheckpointFileError(f"{directory / 'special_tokens.json'}: the id of {bad[0]} must be an integer")
     ranks = _read_ranks(directory / "tokenizer.tiktoken")
     _check_ids(ranks, special)
     semantic = {int(m[1]): i for name, i in special.items() if (m := _SEMANTIC.fullmatch(name))}
     if sorted(semantic) != list(range(len(semantic))) or not semantic:
-        raise CheckpointMismatchError(
-            "special_tokens.json: <|semantic:N|> tokens must be numbered from 0 without a gap"
-        )
+        raise CheckpointMismatchError("special_tokens.json: <|semantic:N|> tokens must be numbered from 0 without gaps")
     begin, end = semantic[0], semantic[len(semantic) - 1]
     if end - begin != len(semantic) - 1:
-        raise CheckpointMismatchError("special_tokens.json: the ids of <|semantic:N|> are not consecutive")
+        raise CheckpointMismatchError("special_tokens.json: the ids of <|semantic:N|> must be consecutive")
     return Vocabulary(ranks, special, max([*ranks.values(), *special.values()]), begin, end)
 
 
 def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
-    """Raise for ids that tiktoken cannot take: it panics on some of these."""
+    """Raise for ids that tiktoken does not support: it panics on some of these."""
     missing = next((value for value in range(256) if bytes([value]) not in ranks), None)
     if missing is not None:
-        raise CheckpointMismatchError(f"tokenizer.tiktoken has no token for the byte {missing}; some texts need it")
+        raise CheckpointMismatchError(f"tokenizer.tiktoken has no token for the byte {missing}, which some texts need")
     ids = [*ranks.values(), *special_tokens.values()]
     if len(set(ids)) != len(ids):
         twice = next(number for number, count in Counter(ids).items() if count > 1)
-        raise CheckpointMismatchError(f"the id {twice} is given twice in tokenizer.tiktoken and special_tokens.json")
+        raise CheckpointMismatchError(f"the id {twice} occurs twice in tokenizer.tiktoken and special_tokens.json")
     if min(ids) < 0 or max(ids) >= MAX_ID:
         raise CheckpointMismatchError(f"tokenizer.tiktoken and special_tokens.json: ids must be from 0 to {MAX_ID - 1}")
 
@@ -135,7 +133,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
                 count += 1
     except (ValueError, binascii.Error) as error:
-        raise CheckpointFileError(f"{path} is not a tiktoken vocabulary: {error}") from None
+        raise CheckpointFileError(f"{path} is not a valid tiktoken vocabulary: {error}") from None
     if not ranks or len(ranks) != count:
-        raise CheckpointFileError(f"{path} is empty or names a token twice")
+        raise CheckpointFileError(f"{path} is empty or contains a token twice")
     return ranks

@@ -61,7 +61,7 @@ def _unchecked(group: str, names: Iterable[str]) -> Iterator[Check]:
     """Yield a failed check for every stored value that was not recomputed."""
     for name in names:
         if name not in _PROVENANCE:
-            yield Check(f"{group} {name} (not known)".strip())
+            yield Check(f"{group} {name} (unknown)".strip())
 
 
 def _check_sizes(model: S1Model, case: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: f
         done.add("seq")
         sequence, start = case["seq"].long(), columns.shape[1]
         if not torch.equal(sequence[:, :start], columns) or sequence.shape[1] == start:
-            raise ValueError(f"{name}: seq does not go on from prompt")
+            raise ValueError(f"{name}: seq does not continue prompt")
         for key, computed in _run_forced(model, columns, sequence).items():
             if key in case:
                 done.add(key)

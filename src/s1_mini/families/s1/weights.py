@@ -64,10 +64,10 @@ def _join(named: dict[str, Tensor], name: str) -> Tensor:
     if missing:
         raise CheckpointMismatchError(f"legacy attention weights are incomplete: {', '.join(missing)} missing")
     if name.replace(".wq.", ".wqkv.") in named:
-        raise CheckpointMismatchError(f"attention weights are there joined and as {name}")
+        raise CheckpointMismatchError(f"attention weights exist both joined and as {name}")
     tensors = [named.pop(part) for part in parts]
     if len({tensor.shape[1:] for tensor in tensors}) > 1 or tensors[0].dim() == 0:
-        raise CheckpointMismatchError(f"legacy attention weights {', '.join(parts)} do not fit together")
+        raise CheckpointMismatchError(f"legacy attention weights {', '.join(parts)} have incompatible shapes")
     return torch.cat(tensors)
 
 
@@ -87,7 +87,7 @@ def _tie(config: S1Config, named: dict[str, Tensor], source: str) -> None:
     own = named.setdefault("output.weight", named["embeddings.weight"])
     if own is not named["embeddings.weight"] and not torch.equal(own, named["embeddings.weight"]):
         raise CheckpointMismatchError(
-            f"{source}: config.json ties the head to the embeddings, but the file has another"
+            f"{source}: config.json ties the head to the embeddings, but the file has a different head"
         )
 
 
@@ -138,15 +138,15 @@ def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> 
     stated = (config.semantic_begin, config.semantic_end)
     if any(value is not None for value in stated) and stated != (begin, end):
         raise CheckpointMismatchError(
-            f"config.json puts semantic tokens at {reprlib.repr(stated)}, special_tokens.json at {(begin, end)}"
+            f"config.json puts semantic tokens at {reprlib.repr(stated)}, but special_tokens.json at {(begin, end)}"
         )
     if tokenizer.highest_id >= config.vocab_size:
         raise CheckpointMismatchError(
-            f"the vocabulary has id {tokenizer.highest_id}; config.json's vocab_size is {config.vocab_size}"
+            f"the vocabulary has id {tokenizer.highest_id}, but config.json's vocab_size is {config.vocab_size}"
         )
     if end - begin + 1 > config.codebook_size:
         raise CheckpointMismatchError(
-            f"special_tokens.json has {end - begin + 1} semantic tokens; "
+            f"special_tokens.json has {end - begin + 1} semantic tokens, but "
             f"config.json's codebook_size is {config.codebook_size}"
         )
 
@@ -157,7 +157,7 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
         return  # `fit` names it as missing
     if named[name].dim() != 2 or len(named[name]) != stored:
         raise CheckpointMismatchError(
-            f"{source} does not fit its config: {name} {tuple(named[name].shape)} has not {stored} rows"
+            f"{source} does not match its config: {name} {tuple(named[name].shape)} must have {stored} rows"
         )
     for part in (name, name + SUFFIX):
         if part in named and named[part].dim():
@@ -213,7 +213,9 @@ def _untie(checkpoint: Path, targets: list[Target], named: dict[str, Tensor]) ->
         return
     pairs = zip(*(target.pieces() for target in both), strict=False)
     if both[0].shape != both[1].shape or not all(torch.equal(one, other) for one, other in pairs):
-        raise CheckpointMismatchError("config.json ties the head to the embeddings, but model weights have another")
+        raise CheckpointMismatchError(
+            "config.json ties the head to the embeddings, but the model weights have a different head"
+        )
     named["output.weight"] = named["embeddings.weight"]
 
 

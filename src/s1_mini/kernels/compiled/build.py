@@ -27,7 +27,7 @@ config: Any = numba.config
 CACHE_VARIABLE = "NUMBA_CACHE_DIR"  # numba's own; S1_MINI_COMPILE_CACHE_PATH sets it
 FOLDER = re.compile(r"s1-mini-[0-9a-f]{16}")
 UNUSED_S = 30 * 86_400.0
-REMEDY = "S1_MINI_COMPILE_CACHE_PATH names a folder of this user's own"
+REMEDY = "set S1_MINI_COMPILE_CACHE_PATH to a folder that only this user can write to"
 
 
 def in_order(function: Any) -> Any:
@@ -73,8 +73,8 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"cannot write to {folder} ({error.strerror}); {REMEDY}") from None
-    if hasattr(os, "geteuid"):  # folders of Windows take their rights from the user's own
+        raise OSError(f"the compile cache {folder} cannot be used ({error.strerror}); {REMEDY}") from None
+    if hasattr(os, "geteuid"):  # on Windows, folders inherit the permissions of the user's profile
         found = folder.stat()
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
             raise PermissionError(f"other users can write to {folder}, whose contents are executed; {REMEDY}")
@@ -121,7 +121,7 @@ def root() -> Path:
     try:
         return _users_own() / "s1_mini"
     except RuntimeError:
-        raise FileNotFoundError(f"this user has no home directory for compiled code; {REMEDY}") from None
+        raise FileNotFoundError(f"this user has no home directory for the compile cache; {REMEDY}") from None
 
 
 def _users_own() -> Path:

@@ -66,6 +66,6 @@ def check_range(config: CascadeConfig) -> None:
     pairs = (config.semantic.input_size - numbers.text_offset) * (numbers.semantic_size + 1)
     if config.semantic.input_size + pairs > MAX_ID:
         raise ConfigurationError(
-            f"vllm_stages=semantic: {config.semantic.input_size} ids of text and {numbers.semantic_size} of speech "
-            f"make more pairs than vLLM can number ({MAX_ID})"
+            f"vllm_stages=semantic: {config.semantic.input_size} text ids and {numbers.semantic_size} speech ids form "
+            f"more pairs than vLLM's largest token id ({MAX_ID})"
         )

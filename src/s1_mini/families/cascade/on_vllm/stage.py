@@ -44,11 +44,13 @@ if entry_points(group="vllm.general_plugins", name="s1_mini_cascade"):
 
 
 def check_vllm(config: CascadeConfig, placement: Placement, settings: CascadeSettings) -> None:
-    """Raise `ConfigurationError` if stages on vLLM cannot be had; with the command, if something is to install."""
+    """Raise `ConfigurationError` if stages cannot run on vLLM, with the install command if a package is missing."""
     for name, dtype in (("weights_dtype", placement.weights_dtype), ("kv_dtype", placement.kv_dtype)):
         if dtype is not None:
             given = str(dtype).removeprefix("torch.")
-            raise ConfigurationError(f"{name}={given} is for our own stages, and vllm_stages names others; use full")
+            raise ConfigurationError(
+                f"{name}={given} has no effect on stages that run on vLLM (vllm_stages); use {name}=full"
+            )
     if "semantic" in settings.vllm_stages:
         check_range(config)
     _check_environment(settings)
@@ -56,7 +58,9 @@ def check_vllm(config: CascadeConfig, placement: Placement, settings: CascadeSet
 
 def _check_environment(settings: CascadeSettings) -> None:
     if settings.vllm_python is None:
-        require("vllm", "vllm_stages without S1_MINI_VLLM_PYTHON (the Python of an environment for it, docs/vllm.md)")
+        require(
+            "vllm", "vllm_stages without S1_MINI_VLLM_PYTHON (the Python of an environment with vLLM, docs/vllm.md)"
+        )
     python = _interpreter(settings)
     install = f'{python} -m pip install "s1-mini[vllm]"'
     try:
@@ -65,13 +69,13 @@ def _check_environment(settings: CascadeSettings) -> None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
-        raise ConfigurationError(f"vllm_python={python} does not run: {reason.strip()[-200:]}") from None
+        raise ConfigurationError(f"vllm_python={python} cannot be run: {reason.strip()[-200:]}") from None
     found = dict(line.split(maxsplit=1) for line in looked.stdout.splitlines() if " " in line)
     if found.get("vllm") != "True":
-        raise ConfigurationError(f"vllm_stages: vLLM is not installed for {python}: {install} (docs/vllm.md)")
+        raise ConfigurationError(f"vllm_stages: vLLM is not installed for {python}; run {install} (docs/vllm.md)")
     if found.get("s1_mini") != __version__:
         has = f"has s1-mini {found['s1_mini']}" if "s1_mini" in found else "lacks s1-mini"
-        raise ConfigurationError(f"vllm_python: {python} {has}, and this one is {__version__}: {install}")
+        raise ConfigurationError(f"vllm_python: {python} {has}, but this process runs {__version__}; run {install}")
 
 
 def _interpreter(settings: CascadeSettings) -> str:

@@ -78,7 +78,7 @@ def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmMaker, Mapping[str, Any]]
     stage, device = opening["stage"], opening["device"]
     if current_platform.device_type != device:
         raise ConfigurationError(
-            f"the stage {stage} is on {device}, and the vLLM of vllm_python is made for {current_platform.device_type}"
+            f"stage {stage} is on {device}, but the vLLM of vllm_python was built for {current_platform.device_type}"
         )
     checkpoint = read_config(Path(opening["checkpoint"]))
     config = getattr(checkpoint, stage)
@@ -89,8 +89,8 @@ def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmMaker, Mapping[str, Any]]
         sizes = CPUAttentionBackend.get_supported_head_sizes()
         if config.head_dim not in sizes:  # else it would end at the first request
             raise ConfigurationError(
-                f"vLLM has no attention of heads of {config.head_dim} channels on a CPU, which the {stage} model has; "
-                f"it has those of {', '.join(map(str, sizes))}"
+                f"vLLM on a CPU does not support the {stage} model's attention heads of {config.head_dim} channels; "
+                f"it supports {', '.join(map(str, sizes))}"
             )
     stage_config = {
         "model_type": MODEL_TYPE,
