@@ -119,7 +119,7 @@ def test_a_family_of_other_stages_is_measured_by_the_same_commands(
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"text": " "}, "text:"), ({"text": "a" * 19_000}, "columns"), ({"format": "au"}, "'au' is not known")],
+    [({"text": " "}, "text:"), ({"text": "a" * 19_000}, "positions"), ({"format": "au"}, "'au' is not known")],
 )
 def test_an_unspeakable_text_or_an_unknown_format_is_an_error(
     options: dict[str, str], error: str, tiny: Path, s1_mini: Command

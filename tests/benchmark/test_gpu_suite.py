@@ -132,7 +132,7 @@ def test_a_load_sends_no_requests_after_its_time_limit(
 def test_an_engine_that_does_not_start_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_suite, "START", "raise SystemExit('no file\\nCheckpointError: it is not a checkpoint')")
 
-    with pytest.raises(ConfigurationError, match=r"did not start in a process of its own: CheckpointError: it is no"):
+    with pytest.raises(ConfigurationError, match=r"did not start in a separate process: CheckpointError: it is not"):
         measure_starts(EngineConfig())
 
 

@@ -49,7 +49,7 @@ def test_a_server_that_cannot_start_is_reported_at_once(
     done = command(main, "--seconds 1")
 
     assert done.code == 1
-    assert "does not start" in done.errors
+    assert "did not start" in done.errors
 
 
 def test_a_missing_extra_is_reported(tmp_path: Path) -> None:

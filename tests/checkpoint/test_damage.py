@@ -175,7 +175,7 @@ BROKEN: list[tuple[str, Callable[[Path], bytes], str]] = [
     ("tokenizer.tiktoken", lambda path: path.read_bytes() + b"= \n" * 2**22, "the limit is 8,388,608"),
     ("config.json", lambda path: changed(path, n_layer=[1] * 100_000), "n_layer"),
     ("codec_config.json", lambda path: changed(path, encoder_rates=[1] * 100_000), "encoder_rates"),
-    ("voice", lambda path: voice(path.parent, "d" * 3 * 2**20).read_bytes(), "at most 2,097,152"),
+    ("voice", lambda path: voice(path.parent, "d" * 3 * 2**20).read_bytes(), "limit for a voice.* is 2,097,152"),
     ("manifest", lambda path: manifest_of(path, {"a": (HASH, float("inf"))}), "not a manifest"),
     ("manifest", lambda path: manifest_of(path, {"\ud800": (HASH, 1)}), "characters that are not allowed in a path"),
     ("manifest", lambda path: manifest_of(path, {"a": ("\ud800", 1)}), "not a manifest"),

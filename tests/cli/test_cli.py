@@ -146,7 +146,7 @@ def test_the_checkpoint_may_be_named_by_its_variable(
 
 
 BAD_CALLS = {
-    "empty text": (["say", " "], " TEXT: it is empty"),
+    "empty text": (["say", " "], " TEXT: is empty"),
     "unknown suffix": (
         ["say", "Hi.", "-o", "{tmp}/a.doc"],
         " --output: '{tmp}/a.doc' ends in .doc, which is not an audio format",
@@ -181,11 +181,14 @@ BAD_CALLS = {
         " --voice: cannot be combined with --reference",
     ),
     "unknown voice": (["say", "Hi.", "--voice", "nobody"], " --voice: unknown voice 'nobody'"),
-    "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], " --stream: goes down stdout; add `-o -`"),
+    "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], " --stream: writes to stdout: add `-o -`"),
     "mp3 stream": (["say", "Hi.", "-o", "-", "--stream", "--format", "mp3"], " --format: mp3 cannot be streamed"),
     "output is a folder": (["say", "Hi.", "-o", "{tmp}"], "it is a folder"),
     "no device": (["say", "Hi.", "--device", "tpu"], " --device='tpu': is not a device; allowed are auto"),
-    "device that is not here": (["say", "Hi.", "--device", "cuda:99"], " --device='cuda:99': this machine has"),
+    "device that is not here": (
+        ["say", "Hi.", "--device", "cuda:99"],
+        " --device='cuda:99' is not available: this machine has",
+    ),
     "no checkpoint": (
         ["say", "Hi.", "--checkpoint", "{tmp}"],
         " {tmp} is not a complete checkpoint: it lacks config.json, tok",

@@ -74,7 +74,7 @@ CALLS = {
     "not a directory": (["add", "me", "me.wav", "--text", "Ah."], "--voices-path or S1_MINI_VOICES_PATH"),
     "no directory to delete from": (["delete", "me"], "--voices-path or S1_MINI_VOICES_PATH"),
     "unknown": (["describe", "nobody"], " NAME: unknown voice 'nobody'; available: "),
-    "checkpoint's": (["delete", "clara", "--voices-path", "{tmp}"], " NAME: 'clara' is the checkpoint's"),
+    "checkpoint's": (["delete", "clara", "--voices-path", "{tmp}"], " NAME: 'clara' is a voice of the checkpoint"),
     "checkpoint's, no directory": (
         ["delete", "clara"],
         " NAME: 'clara' is a voice of the checkpoint and cannot be deleted",
@@ -83,7 +83,10 @@ CALLS = {
         ["add", "me", __file__, "--text", "Ah.", "--voices-path", "{tmp}"],
         f" RECORDING: {__file__!r}: the file",
     ),
-    "no transcript": (["add", "me", "a.wav", "--text", "...", "--voices-path", "{tmp}"], " --text: '...' has nothing"),
+    "no transcript": (
+        ["add", "me", "a.wav", "--text", "...", "--voices-path", "{tmp}"],
+        " --text: '...' contains nothing to speak",
+    ),
     "no file": (["add", "me", "no.wav", "--text", "Ah.", "--voices-path", "{tmp}"], " RECORDING: "),
     "no name": (["add", "a/b", "no.wav", "--text", "Ah.", "--voices-path", "{tmp}"], " NAME: "),
     "taken": (["add", "clara", "no.wav", "--text", "Ah.", "--voices-path", "{tmp}"], " NAME: 'clara' is a voice of"),

@@ -47,7 +47,7 @@ def test_a_codec_may_be_louder_and_bound_its_samples() -> None:
 
 @pytest.mark.parametrize("given", [{"drive": 0}, {"ceiling": 1.5}, {"drive": "1"}, {"ceiling": True}, {"drive": 1e300}])
 def test_an_invalid_bound_is_refused_with_the_allowed_range(given: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointMismatchError, match=r"is not a number above 0 and up to (16|1)$"):
+    with pytest.raises(CheckpointMismatchError, match=r"must be a number above 0 and up to (16|1)$"):
         DacConfig.from_json(given)
 
 

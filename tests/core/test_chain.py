@@ -268,7 +268,7 @@ def test_a_dead_thread_fails_all_requests(stage: int, ahead: bool) -> None:
         with pytest.raises(S1MiniError, match=r"has (died|failed)"):  # of accepted or new requests
             sound(ask(core))
     assert not core.is_alive
-    with pytest.raises(EngineError, match=r"must be restarted: SystemError\('broken'\)"):
+    with pytest.raises(EngineError, match=r"has failed; restart it: SystemError\('broken'\)"):
         ask(core)
 
 

@@ -163,7 +163,7 @@ REFUSED = {
         "has no column 'text': there are id, sentence; name one with --text",
     ),
     "keys.jsonl": (b'{"a": 1}\n{"b": 2}\n', "has no column 'text': there are a, b; name one with --text-column"),
-    "twice.csv": (b"text,text\n1,2\n", "its header names 'text' twice"),
+    "twice.csv": (b"text,text\n1,2\n", "its header repeats 'text'"),
     "empty.csv": (b"", "has no column 'text': there are none"),
     "header.csv": (b"text\n", "holds no text: all of it is blank"),
     "broken.parquet": (b"PAR1 and no more PAR1", "broken.parquet cannot be read: "),
@@ -207,7 +207,7 @@ def test_a_file_that_changes_during_the_run_is_reported(tmp_path: Path) -> None:
         shards = source.shards()
         next(shards)
         path.write_text("text\nOne.\nTwo.\nThree.\nFour.\n")
-        with pytest.raises(CorpusError, match=r"texts\.csv has changed while it was spoken; name a new output"):
+        with pytest.raises(CorpusError, match=r"texts\.csv changed during the run; choose a new output"):
             list(shards)
 
 

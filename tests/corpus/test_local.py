@@ -204,7 +204,7 @@ def test_bad_lines_are_reported_with_line_id_and_reason_and_the_others_are_synth
         (13, None),
         (14, "empty"),
     ]
-    expected = ["is not JSON", "text: is missing", "text: it is empty", "id: is missing", "seed: -1 is not"]
+    expected = ["is not JSON", "text: is missing", "text: is empty", "id: is missing", "seed: -1 is not"]
     expected += ["knows no heat", "nobody", "has 21000 characters", "holds a JSON list"]
     expected += ["is not UTF-8", "text: is empty"]
     for (_, _, reason), part in zip(told, expected, strict=True):

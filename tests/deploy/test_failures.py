@@ -101,7 +101,7 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
         (
             "PreconditionFailed",
             "At least one of the pre-conditions did not hold",
-            "is never written over",
+            "is never overwritten",
             "new",
         ),
         ("ConditionalRequestConflict", "", "another client is writing", "again"),

@@ -226,7 +226,7 @@ def test_missing_packages_of_an_environment_are_reported_with_the_command(cascad
     assert told(Path(sys.executable)).endswith(' -m pip install "s1-mini[vllm]" (docs/vllm.md)')
     assert "needs vllm, which is not installed" in told(None)
     assert f"vllm_python={tmp_path / 'python'} cannot be run" in told(tmp_path / "python")
-    assert "weights_dtype=int8 is for our own stages" in told(None, weights_dtype=torch.int8)
+    assert "weights_dtype=int8 has no effect on stages that run on vLLM" in told(None, weights_dtype=torch.int8)
 
 
 def test_more_pairs_than_vllm_can_number_are_refused(cascade: Path) -> None:

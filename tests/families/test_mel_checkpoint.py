@@ -249,10 +249,10 @@ def narrow_vocoder(directory: Path) -> None:
         (
             lambda path: shutil.rmtree(path / "vocoder"),
             CheckpointFileError,
-            "no vocoder: neither a folder vocoder/ or hifigan/",
+            "no vocoder: it needs a folder vocoder/ or hifigan/",
         ),
         (cut_weights, CheckpointFileError, "cannot be read as weights"),
-        (drop_tensor, CheckpointMismatchError, r"no decoder\.wrapped_decoder\.layers\.0\.self_attn\.k_proj"),
+        (drop_tensor, CheckpointMismatchError, r"decoder\.wrapped_decoder\.layers\.0\.self_attn\.k_proj"),
         (narrow_vocoder, CheckpointMismatchError, "expects 40 mel bins"),
     ],
 )

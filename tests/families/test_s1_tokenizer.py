@@ -58,7 +58,7 @@ def test_the_prompt_shares_its_voice_and_not_its_text() -> None:
     ],
 )
 def test_codes_out_of_the_models_range_are_refused(codes: torch.Tensor) -> None:
-    with pytest.raises(VoiceError, match=r"^voice: has codes of shape"):
+    with pytest.raises(VoiceError, match=r"^voice: has codes "):
         build_prompt(TOKENIZER, CONFIG, "Text.", [Voice({"codes": codes.long()}, "")])
 
 

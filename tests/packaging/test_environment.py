@@ -45,7 +45,7 @@ def test_a_variable_of_the_platform_becomes_a_setting_unless_ours_is_set(
 
 
 def test_an_invalid_number_is_reported_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="SAGEMAKER_MAX_PAYLOAD_IN_MB='many'"):
+    with pytest.raises(ConfigurationError, match="SAGEMAKER_MAX_PAYLOAD_IN_MB must be an integer"):
         container_environment({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MAX_PAYLOAD_IN_MB": "many"})
 
 
@@ -63,7 +63,7 @@ def test_a_folder_around_the_files_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "model" / "s1-mini").mkdir(parents=True)
     (tmp_path / "model" / "s1-mini" / "config.json").write_text("{}")
 
-    with pytest.raises(CheckpointNotFoundError, match="has a folder around its files"):
+    with pytest.raises(CheckpointNotFoundError, match="wraps its files in a folder"):
         container_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
 
 

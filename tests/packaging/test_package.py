@@ -163,7 +163,7 @@ def test_voices_are_packaged_and_duplicate_names_are_refused(published: Path, tm
 def test_a_voice_of_another_codec_is_refused(published: Path, tmp_path: Path) -> None:
     write_voice(tmp_path, "anna", Voice({"codes": torch.full((BOOKS, 4), 4000)}, "Hello."))
 
-    with pytest.raises(CheckpointFileError, match=r"anna.*encoded by another; recreate this file"):
+    with pytest.raises(CheckpointFileError, match=r"anna.*encoded by a different codec; recreate this file"):
         lay_out(published, voices=tmp_path)
 
 

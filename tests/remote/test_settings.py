@@ -41,7 +41,7 @@ def test_variables_and_arguments_set_replicas_and_shares_of_each_stage(monkeypat
             {"replicas": "semantic=2,coarse=0"},
             "REPLICAS='semantic=2,coarse=0': '0' must be a number of replicas, at least 1, or a range such as 1-4",
         ),
-        ({"replicas": "coarse=4-2"}, "'4-2' is neither a number of replicas"),
+        ({"replicas": "coarse=4-2"}, "'4-2' must be a number of replicas"),
         ({"gpus": "coarse=-1"}, "S1_MINI_CLUSTER_GPUS='-1': Input should be greater than or equal to 0"),
         ({"gpu": "coarse=1"}, "gpu is not a setting"),
     ],

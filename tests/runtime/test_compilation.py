@@ -74,7 +74,7 @@ def test_a_failing_compile_falls_back_to_eager_and_says_so(
 
     assert results == [2.0, 2.0]
     assert compiler.choice == Choice("eager", "inductor failed: no code for you")
-    assert [record.message for record in caplog.records] == ["compilation failed, running eager: no code for you"]
+    assert [record.message for record in caplog.records] == ["compilation failed, running eagerly: no code for you"]
 
 
 def test_nothing_is_compiled_before_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

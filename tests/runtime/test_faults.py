@@ -60,7 +60,9 @@ def test_a_model_that_fails_for_all_fails_each_request(speaker: LoadedCheckpoint
     assert leaks(synthesizer.core.scheduler) == []
 
 
-@pytest.mark.parametrize(("what", "who"), [("begin", "of model"), ("step", "of model"), ("decode", "of sound")])
+@pytest.mark.parametrize(
+    ("what", "who"), [("begin", "model thread"), ("step", "model thread"), ("decode", "sound thread")]
+)
 def test_a_hanging_device_fails_all_requests_and_is_detected(
     what: str, who: str, speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_wrong_field_is_named(http: httpx2.Client, body: object, expected: tup
             {"input": "Hi.", "speed": 2},
             "speed: 2: not supported yet; only 1, the voice's own speed, is allowed",
         ),
-        ("/v1/audio/speech", {"input": ""}, "input: it is empty; send at least one letter, number or symbol"),
+        ("/v1/audio/speech", {"input": ""}, "input: is empty; send at least one letter, number or symbol"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -76,7 +76,7 @@ def test_there_is_one_replica_for_each_gpu_or_the_requested_number(
             "auto",
             LocalMachine(4, 32, 9e9, is_windows=True),
             4e7,
-            "replicas=2: several replicas need Linux or macOS;",
+            "replicas=2: several replicas require Linux or macOS;",
         ),
     ],
 )
@@ -191,5 +191,5 @@ def test_stages_on_devices_of_their_own_and_several_replicas_exclude_each_other(
     apart = EngineConfig(device="cuda", placement="codec=cuda:1")
 
     assert count_replicas("auto", apart, LocalMachine(4, 8, 1e12), 0) == 1
-    with pytest.raises(ConfigurationError, match="replicas=2: cannot be combined with S1_MINI_PLACEMENT"):
+    with pytest.raises(ConfigurationError, match="replicas=2: S1_MINI_PLACEMENT needs several devices"):
         count_replicas(2, apart, LocalMachine(4, 8, 1e12), 0)

@@ -123,13 +123,13 @@ def test_a_batch_has_the_documented_format_and_an_item_fails_alone(http: httpx2.
 
 
 WRONG_ITEMS = [
-    ({"text": ""}, "text_invalid", "text: it is empty"),
+    ({"text": ""}, "text_invalid", "text: is empty"),
     ({"text": 7}, "request_invalid", "text: "),
     ({}, "request_invalid", "text: is missing"),
     (1, "request_invalid", "items: 1 is not an object"),
     (None, "request_invalid", "items: null is not an object"),
     ({"text": "Hi.", "voise": "me"}, "request_invalid", "voise: unknown field; did you mean voice?"),
-    ({"text": " "}, "text_invalid", "text: it is empty"),
+    ({"text": " "}, "text_invalid", "text: is empty"),
     ({"text": "Hi.", "voice": "nobody"}, "voice_not_found", "voice: "),
     ({"text": "Hi.", "voice": "n" * 65}, "voice_not_found", "voice: "),
     ({"text": "Hi.", "reference_audio": "?"}, "request_invalid", "reference_audio: "),

@@ -54,7 +54,7 @@ WRONG = {
     "an archive of deflate that states a false size": (bomb(zipfile.ZIP_DEFLATED, 100), "damaged"),
     "an archive of bzip2 that states a false size": (bomb(zipfile.ZIP_BZIP2, 100), "method 12"),
     "an archive of lzma that states a false size": (bomb(zipfile.ZIP_LZMA, 100), "method 14"),
-    "a file that is too large": (saved(np.save, np.zeros(2**18 + 1)), "at most 2,097,152"),
+    "a file that is too large": (saved(np.save, np.zeros(2**18 + 1)), "limit for a voice.* is 2,097,152"),
     "a header that promises much": (promising(2**40), "its shape"),
     "a header that promises more than follows": (promising(2**20), "its shape"),
     "a header with a length below 0": (promising(-1), "its shape"),

@@ -112,14 +112,14 @@ def test_an_unknown_voice_is_reported_with_twenty_available_ones(tiny: Path, fol
 @pytest.mark.parametrize(
     ("changes", "error", "complaint"),
     [
-        ({"name": "Mia"}, VoiceError, "'Mia' is not a name"),
-        ({"name": "con"}, VoiceError, "'con' is not a name"),
+        ({"name": "Mia"}, VoiceError, "'Mia' is not a valid name"),
+        ({"name": "con"}, VoiceError, "'con' is not a valid name"),
         ({"name": "../mia"}, VoiceError, "is not a valid name"),
         ({"name": None}, VoiceError, "is not a valid name"),
         ({"reference_audio": b"no audio"}, ReferenceAudioError, "reference_audio: "),
         ({"reference_text": "\x00"}, TextError, "reference_text: "),
-        ({"reference_text": ""}, TextError, "reference_text: it is empty"),
-        ({"description": "x" * 501}, ParameterError, "description: 501 characters"),
+        ({"reference_text": ""}, TextError, "reference_text: is empty"),
+        ({"description": "x" * 501}, ParameterError, "description: has 501 characters"),
         ({"description": "\x07"}, ParameterError, "description: "),
     ],
 )

@@ -298,7 +298,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_is_refused_before_it_is_down
 
     sentence = refusal()
 
-    assert f"the disk of {tmp_path / 'hf' / 'hub'} is full (100,000,000." in sentence
+    assert f"the disk of {tmp_path / 'hf' / 'hub'} is full (the download needs 100,000,000." in sentence
     assert sentence.endswith("are free); free some space, or set HF_HOME to a folder on another disk")
     assert "model.pth" not in hub.downloads()
 
@@ -385,11 +385,11 @@ def commit_in_cache(folder: Path, card: str) -> Path:
             "other (fair-noncommercial)",
             "not allow commercial",
         ),
-        ("---\nlicense: other\n---\n", "other", "'other': read"),
-        ("---\nlicense: unknown\n---\n", "unknown", "'unknown': read"),
-        ("# no head\n", "unknown", "'unknown': read"),
-        ("---\nlicense: [\n---\n", "unknown", "'unknown': read"),
-        ('---\nlicense: "a\\e[31m"\n---\n', "unknown", "'unknown': read"),
+        ("---\nlicense: other\n---\n", "other", "'other': check its page"),
+        ("---\nlicense: unknown\n---\n", "unknown", "'unknown': check its page"),
+        ("# no head\n", "unknown", "'unknown': check its page"),
+        ("---\nlicense: [\n---\n", "unknown", "'unknown': check its page"),
+        ('---\nlicense: "a\\e[31m"\n---\n', "unknown", "'unknown': check its page"),
     ],
 )
 def test_a_licence_is_what_the_head_of_the_card_names(

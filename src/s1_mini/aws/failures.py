@@ -120,7 +120,7 @@ def _no_permission(message: str, about: About) -> str:
 
 # By a pattern of `code: message`; the first match counts. `clause` is the message without its full stop.
 _REFUSALS = (
-    (r"^(PreconditionFailed|412):", "something is there already and is never written over: name a new prefix"),
+    (r"^(PreconditionFailed|412):", "the object already exists and is never overwritten: use a new prefix"),
     (r"^ConditionalRequestConflict:", "another client is writing the same object: check again in a minute"),
     (r"^NoSuchUpload:", "the upload was dropped meanwhile: run the same command again to start over"),
     (r"^EntityTooLarge:", "it is larger than S3 takes as one object: send the prefix layout"),

@@ -49,6 +49,7 @@ class AheadCompiler:
     ) -> None:
         """Start, as `config` says, and wait for the end if it says so."""
         self._speaker, self._stopped = speaker, threading.Event()
+        self._thread: threading.Thread | None = None
         if speaker.device.value != "cpu":
             return
         reason = _reason_against(speaker.loaded.num_bytes, config)
@@ -59,8 +60,11 @@ class AheadCompiler:
             speaker.kernels = Choice("torch", reason)
 
     def close(self) -> None:
-        """Stop waiting for the compiler; nothing is taken into use any more."""
+        """Stop waiting for the compiler; its kernels are no longer activated."""
         self._stopped.set()
+        # A thread that still releases tensors while the interpreter shuts down aborts the process.
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _begin(self, stages: Sequence[Stage], *, waits: bool) -> None:
         from s1_mini.kernels.compiled.build import marker, remove_unused
@@ -88,7 +92,8 @@ class AheadCompiler:
                 "background compilation needs a Python interpreter; set S1_MINI_COMPILE=true to compile at startup"
             )
         self._speaker.kernels = Choice("torch", "numba is still compiling the step in the background")
-        threading.Thread(target=self._wait, args=(work, missing), name="s1_mini compiler", daemon=True).start()
+        self._thread = threading.Thread(target=self._wait, args=(work, missing), name="s1_mini compiler", daemon=True)
+        self._thread.start()
 
     def _wait(self, work: Sequence[Compilable], missing: Mapping[Path, Compilable]) -> None:
         if attempt(lambda: self._compile(missing), self._fail):

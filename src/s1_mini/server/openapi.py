@@ -37,8 +37,8 @@ Select an operation and **Try it out** to send a request from this page, or use 
 - If the server has an API key, requests need the header `Authorization: Bearer KEY`. Enter the key with **Authorize**.
   Open without a key: `/`, `/docs`, `/static/`, `/openapi.json`, `/ping`, `/ready`, `/health`, `/metrics` and
   `/execution-parameters`.
-- The WebSocket `/v1/audio/speech/stream` accepts text while it is being written. OpenAPI cannot describe it; see
-  [docs/http.md](https://github.com/s1-mini/s1-mini/blob/main/docs/http.md#while-the-text-is-still-being-written).
+- The WebSocket `/v1/audio/speech/stream` accepts text piece by piece. OpenAPI cannot describe it; see
+  [docs/http.md](https://github.com/s1-mini/s1-mini/blob/main/docs/http.md#send-text-piece-by-piece-websocket).
 """
 _FOREIGN = ("HTTPValidationError", "ValidationError")  # FastAPI's own refusal of parameters: ours cannot be wrong
 
