@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from s1_mini.aws.deployment import has_own_disk, is_gpu
 from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card, find_machine
 from s1_mini.capacity.plan import COPY_SHARE, REPLICA_SHARE, Efficiency, Floors, PlanOptions, make_plans, plan_machine
 from s1_mini.capacity.sizes import (
@@ -26,7 +27,6 @@ from s1_mini.capacity.sizes import (
 )
 from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
-from s1_mini.deploy.machines import has_own_disk, is_gpu
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import get_family
 from s1_mini.families.s1.costs import count

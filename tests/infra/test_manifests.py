@@ -16,9 +16,8 @@ from typer.main import get_command
 
 from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
-from s1_mini.deploy.call import AwsCall
-from s1_mini.deploy.check import problems
 from s1_mini.variables import unknown_variables
+from service_models import problems
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = {path.name: yaml.safe_load(path.read_text("utf-8")) for path in sorted(ROOT.glob("infra/ray/*.yaml"))}
@@ -47,10 +46,10 @@ def test_kuberays_schema_detects_errors() -> None:
 
 
 def test_the_processing_job_is_valid_for_sagemaker() -> None:
-    assert list(problems(AwsCall("sagemaker", "create_processing_job", PROCESSING))) == []
+    assert list(problems("sagemaker", "create_processing_job", PROCESSING)) == []
     wrong = deepcopy(PROCESSING)
     wrong["ProcessingResources"]["ClusterConfig"]["InstanceType"] = "ml.g6.3xlarge"
-    assert len(list(problems(AwsCall("sagemaker", "create_processing_job", wrong)))) == 1
+    assert len(list(problems("sagemaker", "create_processing_job", wrong))) == 1
 
 
 def test_manifests_run_existing_commands_with_their_options() -> None:

@@ -1,4 +1,4 @@
-"""Clients of AWS, places on S3 and error messages. Knows no endpoint.
+"""AWS: the description of a deployment, its CloudFormation stack, calls to endpoints, clients, S3 and error messages.
 
-boto3 is loaded when a client is made.
+boto3 is imported when a client is created; torch never.
 """

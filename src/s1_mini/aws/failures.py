@@ -81,27 +81,28 @@ def find(ask: Callable[..., Result], **which: Any) -> Result | None:
         raise
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Return whether AWS refused the request, so that nothing was done."""
-    status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return 400 <= int(status) < 500
-
-
 def is_missing(error: BaseException) -> bool:
     """Return whether the requested resource does not exist."""
     details = getattr(error, "response", {}).get("Error", {})
     code, message = str(details.get("Code", "")), str(details.get("Message", ""))
     return code in {"ResourceNotFound", "ObjectNotFoundException", "ResourceNotFoundException", "404"} or (
-        code == "ValidationException"
+        code in {"ValidationException", "ValidationError"}
         and re.search(r"could not find|does not exist|not found|no scalable target", message, re.I) is not None
     )
 
 
-def is_there_already(error: BaseException) -> bool:
-    """Return whether a resource of that name exists."""
-    details = getattr(error, "response", {}).get("Error", {})
-    text = f"{details.get('Code', '')} {details.get('Message', '')}"
-    return re.search(r"already exist|ResourceInUse", text, re.I) is not None
+def reason(text: str, name: str, region: str | None = None) -> str:
+    """Return the cause that SageMaker or CloudFormation states for a failure, and what to do about it."""
+    logs = f"aws logs tail /aws/sagemaker/Endpoints/{name} --since 1h"
+    about = About(name, region)
+    if "not authorized to perform" in text:
+        return _no_permission(text, about)
+    text = re.sub(r"^Resource handler returned message: \"(.*?)\"?( \(RequestToken.*)?$", r"\1", text, flags=re.DOTALL)
+    text = " ".join(text.split()).rstrip(". ")
+    for pattern, advice in _REASONS:
+        if re.search(pattern, text, re.I):
+            return f"{text}. {advice.format(logs=logs, name=name)}"
+    return f"{text or 'AWS states no reason'}. The container's log may tell more: {logs}"
 
 
 def _no_permission(message: str, about: About) -> str:
@@ -197,6 +198,46 @@ _REFUSALS = (
         r"Throttling|TooManyRequests|RequestLimitExceeded|SlowDown",
         "AWS asks us to slow down and several tries were not enough: run this again in a minute",
     ),
+)
+
+# By a pattern of the stated reason of a failed resource.
+_REASONS = (
+    (
+        r"service limit|quota|LimitExceeded",
+        "Request an increase with `aws service-quotas request-service-quota-increase --service-code sagemaker`, or "
+        "use another --instance-type",
+    ),
+    (
+        r"insufficient.*capacity|unable to provision|capacity error|InsufficientInstanceCapacity",
+        "AWS has no such instance available: give several --instance-type in order of preference, or try later or in "
+        "another region",
+    ),
+    (r"assume role|role.*(invalid|does not exist|trust)", "Check --role, and that it trusts sagemaker.amazonaws.com"),
+    (
+        r"ping health check|health check",
+        "The container started but was not ready in time: read its log with `{logs}`, check the artifact with "
+        "`s1-mini package --check model.tar.gz`, or raise --startup-timeout-s",
+    ),
+    (
+        r"CannotStartContainer",
+        "Usually the driver of the instance is too old for the image's CUDA: set another --machine-image, and read "
+        "`{logs}`",
+    ),
+    (
+        r"no space left|disk|too large|exceeds.*volume",
+        "The artifact does not fit: raise --volume-gb, or use an instance with a larger disk",
+    ),
+    (
+        r"alarm",
+        "An alarm fired during the update: see `aws cloudwatch describe-alarm-history` and `{logs}`",
+    ),
+    (r"already exist", "Run `s1-mini endpoint delete {name}` first, or choose another name"),
+    (r"instance ?type", "Use another --instance-type (docs/machines.md lists those that fit)"),
+    (
+        r"model data|S3 object|download",
+        "Check --artifact with `aws s3 ls`, and that the role may s3:GetObject it and kms:Decrypt its key",
+    ),
+    (r"image|ECR|repository", "Check --image with `aws ecr describe-images`, and that the role may pull it"),
 )
 
 # By the names of botocore's exceptions, which have no response.

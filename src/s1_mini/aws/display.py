@@ -1,4 +1,4 @@
-"""What a person sees while AWS works: a line that lives on a terminal, one line for each change elsewhere."""
+"""Progress on stderr: a status line on a terminal, otherwise one line per change."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Display:
         self._console = console
 
     def line(self, text: str) -> None:
-        """Say something that stays."""
+        """Print a line."""
         self._console.print(text, markup=False)
 
     @contextmanager
     def waiting(self, title: str) -> Iterator[Callable[[str], None]]:
-        """Give what shows the present state of `title`, with the time since the start beside it."""
+        """Yield a function that shows the state of `title` with the elapsed time."""
         begin, shown = time.monotonic(), ""
         if not self._console.is_terminal:
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import boto3
@@ -11,15 +10,12 @@ import pytest
 from botocore import exceptions
 from botocore.stub import Stubber
 
-from deployments import BUCKET, KEY, PREFIX, REGION, deployment
-from s1_mini.aws.failures import About, explain, is_missing
-from s1_mini.deploy.reasons import reason
-from s1_mini.deploy.spec import Async
-from s1_mini.deploy.verbs import Verbs
+from deployments import BUCKET, FULL, PREFIX, REGION, deployment
+from s1_mini.aws.failures import About, explain, is_missing, reason
+from s1_mini.aws.stack import Stacks
 from s1_mini.exceptions import DeploymentError
-from sagemaker_server import Refused, SageMakerServer
 
-Make = Callable[..., Verbs]
+Make = Callable[..., Stacks]
 ABOUT = About("hello", REGION, "create hello", BUCKET)
 
 
@@ -148,12 +144,21 @@ def test_a_network_failure_names_the_cause_and_the_next_command(error: Exception
         ("did not pass the ping health check", "s1-mini package --check"),
         ("CannotStartContainerError.", "--machine-image"),
         ("No space left on device", "--volume-gb"),
-        ("Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error", "try later"),
+        (
+            "Unable to provision ML compute capacity: InsufficientInstanceCapacity",
+            "several --instance-type",
+        ),
         ("Failed to download model data", "s3:GetObject"),
-        ("", "SageMaker gives no reason"),
+        ("The account-level service limit is 0 Instances.", "request-service-quota-increase"),
+        (
+            "User: a is not authorized to perform: iam:PassRole on resource: arn:b",
+            "no permission: iam:PassRole on arn:b",
+        ),
+        ("Unsupported instance type ml.x.", "Use another --instance-type"),
+        ("", "AWS states no reason"),
     ],
 )
-def test_an_endpoints_failure_reason_comes_with_advice(words: str, advice: str) -> None:
+def test_the_reason_of_a_failed_resource_comes_with_advice(words: str, advice: str) -> None:
     assert advice in reason(words, "hello")
 
 
@@ -163,6 +168,7 @@ def test_only_absent_resources_count_as_missing() -> None:
 
     assert is_missing(error("ValidationException", 'Could not find endpoint "x".'))
     assert not is_missing(error("ValidationException", "1 validation error detected"))
+    assert is_missing(error("ValidationError", "Stack with id x does not exist"))
     assert not is_missing(error("AccessDeniedException", "not found in your policy"))
 
 
@@ -172,86 +178,65 @@ def failure(act: Callable[[], object]) -> str:
     return str(raised.value)
 
 
-def test_a_bucket_that_is_missing_is_named_before_anything_is_made(server: SageMakerServer, verbs: Make) -> None:
-    sentence = failure(lambda: verbs().create(deployment(artifact="s3://not-there/model.tar.gz")))
-
-    assert "the bucket not-there does not exist" in sentence
-    assert server.operations("Create") == []
+MISSING = "s3://not-there"
 
 
-def test_a_bucket_of_another_region_is_named_with_its_region(server: SageMakerServer, verbs: Make) -> None:
+@pytest.mark.parametrize(
+    ("form", "values", "sentence"),
+    [
+        ("real-time", {"artifact": f"{MISSING}/model.tar.gz"}, "the bucket not-there does not exist"),
+        ("async", {"output": f"{MISSING}/out"}, "the bucket not-there does not exist"),
+        ("batch", {"source": f"{MISSING}/in"}, "the bucket not-there does not exist"),
+        ("real-time", {"artifact": f"s3://{BUCKET}/2/model.tar.gz"}, "upload it with `s1-mini package --upload"),
+        ("real-time", {"artifact": f"s3://{BUCKET}/2/"}, f"nothing is at s3://{BUCKET}/2/"),
+        (
+            "real-time",
+            {"artifact": "s3://far-away/1/"},
+            "far-away is in eu-central-1, the endpoint in eu-west-1",
+        ),
+    ],
+)
+def test_a_wrong_place_is_named_before_anything_is_created(
+    cloudformation: Any, stacks: Make, form: str, values: dict[str, str], sentence: str
+) -> None:
     elsewhere = {"LocationConstraint": "eu-central-1"}
     boto3.client("s3", "eu-central-1").create_bucket(Bucket="far-away", CreateBucketConfiguration=elsewhere)
 
-    sentence = failure(lambda: verbs().create(deployment(artifact="s3://far-away/model.tar.gz")))
-
-    assert "bucket far-away is in eu-central-1, the endpoint in eu-west-1" in sentence
-    assert server.operations("Create") == []
+    assert sentence in failure(lambda: stacks().create(deployment(form, **values)))
+    assert cloudformation.stacks == {}
 
 
-def test_a_bucket_for_answers_that_is_missing_is_named_before_anything_is_made(
-    server: SageMakerServer, verbs: Make
+@pytest.mark.parametrize(("artifact", "is_too_large"), [(f"s3://{BUCKET}/1/model.tar.gz", True), (PREFIX, False)])
+def test_an_artifact_larger_than_the_volume_is_rejected(
+    stacks: Make, artifact: str, is_too_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = replace(deployment(), form=Async("s3://not-there/out"))
+    monkeypatch.setattr("s1_mini.aws.preflight._size", lambda *_: 2 * 10**9)
+    wanted = deployment(**FULL | {"artifact": artifact, "volume_gb": 3})
 
-    assert "the bucket not-there does not exist" in failure(lambda: verbs().create(wanted))
-    assert server.operations("Create") == []
-
-
-@pytest.mark.parametrize("artifact", [f"s3://{BUCKET}/2/model.tar.gz", f"s3://{BUCKET}/2/"])
-def test_an_artifact_that_is_missing_is_named_before_anything_is_made(
-    server: SageMakerServer, verbs: Make, artifact: str
-) -> None:
-    sentence = failure(lambda: verbs().create(deployment(artifact=artifact)))
-
-    assert f"nothing is at {artifact}: put it there with `s1-mini package --upload" in sentence
-    assert server.operations("Create") == []
-
-
-@pytest.mark.parametrize(("artifact", "needs"), [(f"s3://{BUCKET}/1/model.tar.gz", "4.0"), (PREFIX, None)])
-def test_an_artifact_larger_than_the_volume_is_refused_before_anything_is_made(
-    server: SageMakerServer, verbs: Make, artifact: str, needs: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("s1_mini.deploy.preflight._size", lambda *_: 2 * 10**9)
-    wanted = deployment(artifact=artifact, machine="ml.c5.xlarge")
-    wanted = replace(wanted, fleet=replace(wanted.fleet, volume_gb=3, kms_key=KEY))
-
-    if needs is None:  # the objects are valid without a second location
-        verbs().create(wanted)
+    if not is_too_large:  # uncompressed files need no second copy
+        stacks().create(wanted)
         return
-    sentence = failure(lambda: verbs().create(wanted))
-
-    assert "needs 4.0 GB, ml.c5.xlarge has 3 GB: give --volume-gb 5 or more" in sentence
-    assert server.operations("Create") == []
+    assert "needs 4.0 GB, ml.c5.xlarge has 3 GB: set --volume-gb 5 or more" in failure(lambda: stacks().create(wanted))
 
 
-def test_without_a_region_or_with_a_wrong_one_it_says_so(
-    aws: None, verbs: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "is not a region of AWS" in failure(lambda: verbs(region="not a region").create(deployment()))
+def test_a_missing_or_wrong_region_is_named(stacks: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is not a region of AWS" in failure(lambda: stacks(region="not a region").create(deployment()))
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    assert "no region is set" in failure(lambda: verbs().describe("hello"))
+    assert "no region is set" in failure(lambda: Stacks().describe("hello"))
 
 
-def test_without_credentials_it_says_so(account: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_named(account: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
 
-    assert "no AWS credentials were found: run `aws configure`" in failure(lambda: Verbs().create(deployment()))
+    assert "no AWS credentials were found: run `aws configure`" in failure(lambda: Stacks().create(deployment()))
 
 
 def test_a_profile_that_is_missing_is_named(account: None) -> None:
-    assert "`aws configure list-profiles`" in failure(lambda: Verbs(profile="nobody"))
+    assert "`aws configure list-profiles`" in failure(lambda: Stacks(profile="nobody"))
 
 
-def test_a_missing_network_is_reported(server: SageMakerServer, verbs: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", "http://127.0.0.1:9")
+def test_a_missing_network_is_reported(aws: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDFORMATION", "http://127.0.0.1:9")
 
-    assert "cannot reach AWS in eu-west-1" in failure(lambda: verbs().describe("hello"))
-
-
-def test_a_missing_permission_names_the_action(server: SageMakerServer, verbs: Make) -> None:
-    who = "User: arn:aws:iam::1:user/a is not authorized to perform: sagemaker:DescribeEndpoint on resource: arn:x"
-    server.refuse["DescribeEndpoint"] = Refused("AccessDeniedException", who)
-
-    assert "no permission: sagemaker:DescribeEndpoint on arn:x" in failure(lambda: verbs().create(deployment()))
+    assert "cannot reach AWS in eu-west-1" in failure(lambda: Stacks().describe("hello"))

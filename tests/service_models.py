@@ -1,8 +1,4 @@
-"""Whether AWS would take a call, told from AWS's own description of its services and without a network.
-
-boto3 checks types, required fields and minima before it sends; it does not look at enumerations, patterns and maxima,
-and a stub or an emulator does not either. This does.
-"""
+"""Validation of AWS requests against botocore's service models, including enumerations, patterns and maxima."""
 
 from __future__ import annotations
 
@@ -10,10 +6,6 @@ import difflib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-
-from s1_mini.deploy.call import AwsCall
-from s1_mini.exceptions import ConfigurationError
-from s1_mini.extras import require
 
 _SCALARS: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -24,32 +16,13 @@ _SCALARS: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "blob": (bytes, bytearray),
 }
-# What the command line calls a field.
-_OPTIONS = {"ExecutionRoleArn": "--role", "PrimaryContainer.Image": "--image"}
 
 
-def check(call: AwsCall) -> None:
-    """Raise `ConfigurationError` that lists whatever AWS would not take of `call`."""
-    wrong = list(problems(call))
-    if wrong:
-        raise ConfigurationError(f"{call.what()}: {'; '.join(wrong)}")
-
-
-def check_all(calls: Iterable[AwsCall]) -> None:
-    """Check every call before any is made. Raises `ConfigurationError`, also where boto3 is not installed."""
-    require("aws", "`s1-mini endpoint`")
-    for call in calls:
-        check(call)
-
-
-def problems(call: AwsCall) -> Iterator[str]:
-    """Name each field that is wrong, what was given and what is allowed."""
-    shape = _input_shape(call.service, call.operation)
-    if shape is None:
-        if call.parameters:
-            yield f"takes no parameters, {sorted(call.parameters)} given"
-        return
-    yield from _look(shape, call.parameters, "")
+def problems(service: str, operation: str, parameters: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each invalid field with its value and what is allowed; `operation` as boto3 spells it."""
+    shape = _input_shape(service, operation)
+    if shape is not None:
+        yield from _look(shape, parameters, "")
 
 
 def _look(shape: Any, value: Any, path: str) -> Iterator[str]:
@@ -57,14 +30,14 @@ def _look(shape: Any, value: Any, path: str) -> Iterator[str]:
         yield from _structure(shape, value, path)
     elif shape.type_name == "list":
         if not isinstance(value, (list, tuple)):
-            yield f"{path}={value!r} is no list"
+            yield f"{path}={value!r} must be a list"
             return
         yield from _bounds(shape, len(value), path, "items")
         for position, item in enumerate(value):
             yield from _look(shape.member, item, f"{path}[{position}]")
     elif shape.type_name == "map":
         if not isinstance(value, Mapping):
-            yield f"{path}={value!r} is no mapping"
+            yield f"{path}={value!r} must be a mapping"
             return
         yield from _bounds(shape, len(value), path, "entries")
         for key, item in value.items():
@@ -76,7 +49,7 @@ def _look(shape: Any, value: Any, path: str) -> Iterator[str]:
 
 def _structure(shape: Any, value: Any, path: str) -> Iterator[str]:
     if not isinstance(value, Mapping):
-        yield f"{path}={value!r} is no structure"
+        yield f"{path}={value!r} must be a structure"
         return
     prefix = f"{path}." if path else ""
     for name in shape.required_members:
@@ -88,13 +61,13 @@ def _structure(shape: Any, value: Any, path: str) -> Iterator[str]:
         if name in shape.members:
             yield from _look(shape.members[name], item, prefix + name)
         else:
-            yield f"{prefix}{name} is not known{_nearest(name, shape.members)}"
+            yield f"{prefix}{name} is unknown{_nearest(name, shape.members)}"
 
 
 def _scalar(shape: Any, value: Any, path: str) -> Iterator[str]:
     kinds = _SCALARS.get(shape.type_name)
     if kinds is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-        yield f"{path}={value!r} is no {shape.type_name}"
+        yield f"{path}={value!r} must be {shape.type_name}"
         return
     if isinstance(value, (str, bytes, bytearray)):
         yield from _bounds(shape, len(value), path, "characters" if isinstance(value, str) else "bytes")
@@ -107,8 +80,7 @@ def _scalar(shape: Any, value: Any, path: str) -> Iterator[str]:
             yield f"{path}={value!r}: allowed are {some}{_nearest(value, allowed)}"
         pattern = shape.metadata.get("pattern")
         if pattern and not _compiled(pattern).fullmatch(value):
-            option = _OPTIONS.get(path)
-            yield f"{path}={value!r}{f' (given by {option})' if option else ''}: does not match {pattern}"
+            yield f"{path}={value!r}: does not match {pattern}"
 
 
 def _bounds(shape: Any, size: float, path: str, unit: str) -> Iterator[str]:
@@ -137,8 +109,6 @@ def _compiled(pattern: str) -> Any:
 @functools.cache
 def _input_shape(service: str, operation: str) -> Any:
     model, names = _service(service)
-    if operation not in names:
-        raise ConfigurationError(f"{service} has no call {operation}{_nearest(operation, names)}")
     return model.operation_model(names[operation]).input_shape
 
 

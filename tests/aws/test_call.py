@@ -179,12 +179,12 @@ def test_a_missing_asynchronous_result_is_named_with_its_location(
     runtime.headers = {"X-Amzn-SageMaker-OutputLocation": f"s3://{BUCKET}/out/2"}
 
     assert invoke("--mode", "async", "--wait-s", "0") == (1, None)
-    assert f"it will lie at s3://{BUCKET}/out/2" in capsys.readouterr().err
+    assert f"it will be at s3://{BUCKET}/out/2" in capsys.readouterr().err
 
 
-def test_a_request_over_sagemakers_limit_is_refused_before_it_is_sent(
+def test_an_invalid_component_is_rejected_before_it_is_sent(
     runtime: Runtime, invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke("--component", "a_b") == (1, None)
-    assert "InferenceComponentName='a_b': does not match" in capsys.readouterr().err
+    assert "component='a_b': allowed are" in capsys.readouterr().err
     assert runtime.path == ""

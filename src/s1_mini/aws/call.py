@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -15,18 +16,16 @@ from urllib.request import url2pathname
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.failures import About, explained
 from s1_mini.aws.place import split_location
-from s1_mini.deploy.call import AwsCall
-from s1_mini.deploy.check import check
-from s1_mini.exceptions import DeploymentError
+from s1_mini.exceptions import ConfigurationError, DeploymentError
 
 RUNTIME = "sagemaker-runtime"
-JSON = "application/json"
-LOOK_AGAIN_S = 2.0
+COMPONENT = r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
+POLL_S = 2.0  # for the output in S3
 
 
 @dataclass(frozen=True)
-class Question:
-    """A body for `/invocations`, and which model, copy or machine is to answer it."""
+class Invocation:
+    """A body for `/invocations`, and the model, component or instance that it is for."""
 
     name: str
     body: Mapping[str, Any]
@@ -34,8 +33,8 @@ class Question:
     component: str | None = None
     prefix_id: str | None = None
 
-    def call(self, operation: str) -> AwsCall:
-        """Give the call that asks it."""
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of an InvokeEndpoint operation."""
         extra = {
             "TargetModel": self.target_model,
             "InferenceComponentName": self.component,
@@ -43,60 +42,60 @@ class Question:
         }
         given = {key: value for key, value in extra.items() if value is not None}
         body = json.dumps(dict(self.body), ensure_ascii=False).encode()
-        return AwsCall(RUNTIME, operation, {"EndpointName": self.name, "Body": body, "ContentType": JSON, **given})
+        return {"EndpointName": self.name, "Body": body, "ContentType": "application/json", **given}
 
 
-def ask(clients: Clients, question: Question) -> bytes:
-    """Give the whole answer. Raises `S1MiniError`."""
-    answer = _send(clients, question, "invoke_endpoint")
-    with _explained(clients, question):
+def invoke(clients: Clients, invocation: Invocation) -> bytes:
+    """Return the whole response. Raises `S1MiniError`."""
+    answer = _send(clients, invocation, "invoke_endpoint")
+    with _explained(clients, invocation):
         return bytes(answer["Body"].read())
 
 
-def ask_in_parts(clients: Clients, question: Question) -> Iterator[bytes]:
-    """Give the answer while it is made. Raises `S1MiniError`, also after some parts."""
-    if question.target_model is not None:
-        raise DeploymentError("target_model: SageMaker does not stream from one of several models; leave --stream out")
-    answer = _send(clients, question, "invoke_endpoint_with_response_stream")
-    with _explained(clients, question), closing(answer["Body"]) as body:
+def stream(clients: Clients, invocation: Invocation) -> Iterator[bytes]:
+    """Yield the response as it is generated. Raises `S1MiniError`, also after some parts."""
+    if invocation.target_model is not None:
+        raise DeploymentError("target_model: SageMaker does not stream from multi-model endpoints; use --mode whole")
+    answer = _send(clients, invocation, "invoke_endpoint_with_response_stream")
+    with _explained(clients, invocation), closing(answer["Body"]) as body:
         for event in body:
             part = event.get("PayloadPart")
             if part is None:
-                raise DeploymentError(f"ask {question.name}: the stream broke off: {event}")
+                raise DeploymentError(f"invoke {invocation.name}: the stream broke off: {event}")
             yield bytes(part["Bytes"])
 
 
-def ask_later(clients: Clients, question: Question, *, limit_s: float) -> bytes:
+def invoke_async(clients: Clients, invocation: Invocation, *, limit_s: float) -> bytes:
     """Return the output of an async endpoint once it exists in S3, or in the folder of a local endpoint.
 
     Raises `S1MiniError`.
     """
-    answer = _send(clients, question, "invoke_endpoint_async")
+    answer = _send(clients, invocation, "invoke_endpoint_async")
     begin = time.monotonic()
-    with _explained(clients, question):
+    with _explained(clients, invocation):
         while time.monotonic() - begin < limit_s:
             sound = _stored(clients, answer.get("OutputLocation"))
             if sound is not None:
                 return sound
             failure = _stored(clients, answer.get("FailureLocation"))
             if failure is not None:
-                raise DeploymentError(f"ask {question.name}: {failure.decode(errors='replace')[:1000]}")
-            time.sleep(LOOK_AGAIN_S)
+                raise DeploymentError(f"invoke {invocation.name}: {failure.decode(errors='replace')[:1000]}")
+            time.sleep(POLL_S)
     raise DeploymentError(
-        f"ask {question.name}: no answer after {limit_s:.0f} s; it will lie at {answer.get('OutputLocation')}"
+        f"invoke {invocation.name}: no response after {limit_s:.0f} s; it will be at {answer.get('OutputLocation')}"
     )
 
 
-def _send(clients: Clients, question: Question, operation: str) -> Mapping[str, Any]:
-    call = question.call(operation)
-    check(call)
-    with _explained(clients, question):
-        answer: Mapping[str, Any] = getattr(clients[RUNTIME], operation)(**call.parameters)
+def _send(clients: Clients, invocation: Invocation, operation: str) -> Mapping[str, Any]:
+    if invocation.component is not None and re.fullmatch(COMPONENT, invocation.component) is None:
+        raise ConfigurationError(f"component={invocation.component!r}: allowed are 1 to 63 letters, digits and hyphens")
+    with _explained(clients, invocation):
+        answer: Mapping[str, Any] = getattr(clients[RUNTIME], operation)(**invocation.parameters())
         return answer
 
 
-def _explained(clients: Clients, question: Question) -> Any:
-    return explained(About(question.name, clients.region, f"ask {question.name}"))
+def _explained(clients: Clients, invocation: Invocation) -> Any:
+    return explained(About(invocation.name, clients.region, f"invoke {invocation.name}"))
 
 
 def _stored(clients: Clients, location: str | None) -> bytes | None:

@@ -1,0 +1,77 @@
+"""Batches: a transform job with its model, created by API calls because CloudFormation has no such job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from s1_mini.aws import legacy
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.deployment import MAX_TRANSFORMS, PAYLOAD_MB, REQUESTS_PER_ENGINE, Deployment, has_own_disk
+from s1_mini.aws.display import Display
+from s1_mini.aws.failures import reason
+from s1_mini.aws.template import model_properties, tags
+from s1_mini.exceptions import DeploymentError
+
+LINES = "application/jsonlines"
+POLL_S = 30.0
+
+
+def run(
+    clients: Clients, deployment: Deployment, display: Display, sleep: Callable[[float], None], limit_s: float | None
+) -> None:
+    """Start the job, and wait up to `limit_s` seconds unless it is None. Raises `DeploymentError`."""
+    sagemaker, name = clients["sagemaker"], deployment.name
+    content = model_properties(deployment)
+    model = f"{name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[: legacy.DIGEST]}"
+    sagemaker.create_model(ModelName=model, **content)
+    try:
+        sagemaker.create_transform_job(**job(deployment, model))
+    except BaseException:
+        sagemaker.delete_model(ModelName=model)
+        raise
+    if limit_s is None:
+        return
+    try:
+        status, why = legacy.wait_for_job(clients, name, display, sleep, limit_s)
+    except KeyboardInterrupt:
+        raise DeploymentError(
+            f"interrupted. AWS continues: `s1-mini endpoint describe {name}` shows its progress"
+        ) from None
+    if status != "Completed":
+        sagemaker.delete_model(ModelName=model)
+        raise DeploymentError(f"batch {name} is {status}: {reason(why, name, clients.region)}")
+
+
+def job(deployment: Deployment, model: str) -> dict[str, Any]:
+    """Return the parameters of CreateTransformJob: one line of output per line of input, in order."""
+    output: dict[str, Any] = {"S3OutputPath": deployment.output, "Accept": LINES, "AssembleWith": "Line"}
+    instances: dict[str, Any] = {
+        "InstanceType": deployment.instance_type[0],
+        "InstanceCount": deployment.instances,
+    }
+    if deployment.kms_key:
+        output["KmsKeyId"] = deployment.kms_key
+        if not has_own_disk(deployment.instance_type[0]):
+            instances["VolumeKmsKeyId"] = deployment.kms_key
+    if deployment.machine_image:  # other names than those of an endpoint, so none is chosen
+        instances["TransformAmiVersion"] = deployment.machine_image
+    return {
+        "TransformJobName": deployment.name,
+        "ModelName": model,
+        "MaxConcurrentTransforms": deployment.concurrent
+        or min(REQUESTS_PER_ENGINE * deployment.replicas, MAX_TRANSFORMS),
+        "MaxPayloadInMB": PAYLOAD_MB,
+        "BatchStrategy": "MultiRecord",
+        "ModelClientConfig": {"InvocationsTimeoutInSeconds": 600, "InvocationsMaxRetries": 3},
+        "TransformInput": {
+            "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": deployment.source}},
+            "ContentType": LINES,
+            "SplitType": "Line",
+        },
+        "TransformOutput": output,
+        "TransformResources": instances,
+        "Tags": tags(deployment),
+    }

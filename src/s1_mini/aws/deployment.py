@@ -1,0 +1,339 @@
+"""The description of a deployment: a frozen model that `template` turns into a CloudFormation template.
+
+The fields are also the options of `s1-mini endpoint`; their descriptions are its help texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from s1_mini.aws.place import split_location
+from s1_mini.capacity.cards import MACHINES
+from s1_mini.exceptions import ConfigurationError
+
+VARIANT = "main"
+OWNER_TAG = "s1-mini:endpoint"
+MAX_NAME = 50  # names that SageMaker derives from it have at most 63 characters
+GPU_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"  # the only one with a driver for CUDA 13
+MAX_POOLS = 5  # instance types of a variant
+REQUESTS_PER_ENGINE = 4  # concurrent requests per engine of async endpoints and batches, if not set
+MAX_TRANSFORMS = 16  # of 6 MB: together below SageMaker's limit of 100 MB
+PAYLOAD_MB = 6
+REPLICAS, PLACEMENT = "S1_MINI_SERVER_REPLICAS", "S1_MINI_PLACEMENT"
+GPUS = {machine.instance_type: machine.num_gpus for machine in MACHINES}
+FormName = Literal["real-time", "async", "components", "multi-model", "batch"]
+
+# GB of the local disk. SageMaker rejects VolumeSizeInGB for these instances.
+OWN_DISK_GB = {
+    "ml.g4dn.xlarge": 125,
+    "ml.g4dn.2xlarge": 225,
+    "ml.g5.xlarge": 250,
+    "ml.g5.2xlarge": 450,
+    "ml.g5.4xlarge": 600,
+    "ml.g5.12xlarge": 3800,
+    "ml.g5.24xlarge": 3800,
+    "ml.g5.48xlarge": 7600,
+    "ml.g6.xlarge": 250,
+    "ml.g6.2xlarge": 450,
+    "ml.g6.4xlarge": 600,
+    "ml.g6.12xlarge": 3760,
+    "ml.g6.24xlarge": 3760,
+    "ml.g6.48xlarge": 7520,
+    "ml.g6e.xlarge": 250,
+    "ml.g6e.2xlarge": 450,
+    "ml.g6e.4xlarge": 600,
+    "ml.g6e.12xlarge": 3800,
+    "ml.g6e.24xlarge": 3800,
+    "ml.g6e.48xlarge": 7600,
+    "ml.p4d.24xlarge": 8000,
+    "ml.p5.48xlarge": 30400,
+}
+
+
+def is_gpu(instance_type: str) -> bool:
+    """Return whether instances of this type have an NVIDIA GPU."""
+    return re.match(r"ml\.(g\d|gr\d|p\d)", instance_type) is not None
+
+
+def has_own_disk(instance_type: str) -> bool:
+    """Return whether instances of this type have a local disk and therefore reject a volume size."""
+    return (
+        instance_type in OWN_DISK_GB
+        or re.match(r"ml\.(g4dn|g5|g6|g6e|gr6|g7|g7e|p4d|p4de|p5|p5e|p5en|\w+d)\.", instance_type) is not None
+    )
+
+
+def _pairs(given: Any) -> Any:
+    """Parse the entries `NAME=VALUE` of a command line."""
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    for entry in given:
+        if "=" not in entry[1:]:
+            raise ValueError(f"{entry!r} is not NAME=VALUE")
+    return dict(entry.split("=", 1) for entry in given)
+
+
+def _schedules(given: Any) -> Any:
+    """Parse the entries `TITLE=MIN:MAX@EXPRESSION` of a command line."""
+    return tuple(_schedule(entry) if isinstance(entry, str) else entry for entry in given or ())
+
+
+def _schedule(entry: str) -> tuple[str, str, int, int]:
+    match = re.fullmatch(r"([^=]+)=(\d+):(\d+)@(.+)", entry)
+    if match is None:
+        raise ValueError(f"{entry!r} is not TITLE=MIN:MAX@EXPRESSION")
+    return match[1], match[4], int(match[2]), int(match[3])
+
+
+Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(lambda given: given or ())]
+Place = Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$")]
+
+
+class Described(BaseModel):
+    """A frozen model whose validation errors are one sentence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Build from `values`. Raises `ConfigurationError` with field, value and what is allowed."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigurationError("; ".join(_sentence(each) for each in error.errors())) from None
+
+
+def _sentence(error: Any) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    field = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "string_pattern_mismatch":
+        message = _PATTERNS.get(field) or "not s3://bucket/key"
+    return f"{field}={error['input']!r}: {message}" if field else message
+
+
+class Scaling(Described):
+    """Limits and load at which instances, or copies with components, are added and removed."""
+
+    minimum: int = Field(1, ge=0, description="Instances, or copies with components.")
+    maximum: int = Field(4, ge=1, description="Instances, or copies.")
+    slots: int = Field(4, ge=1, description="Concurrent requests per engine: its S1_MINI_MAX_BATCH_SIZE.")
+    replicas: int | None = Field(None, ge=1, description="Engines per instance or copy. [one per GPU]")
+    load: float = Field(0.6, gt=0, le=1, description="Average share of the slots in use.")
+    request_s: float = Field(5.0, gt=0, description="multi-model: seconds per request.")
+    backlog: float = Field(5.0, gt=0, description="async: waiting requests per engine.")
+    schedule: Annotated[tuple[tuple[str, str, int, int], ...], BeforeValidator(_schedules)] = Field(
+        (), description="TITLE=MIN:MAX@EXPRESSION, such as night=0:1@cron(0 20 * * ? *); repeatable."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.minimum > self.maximum:
+            raise ValueError(f"min={self.minimum}, max={self.maximum}: allowed are 0 <= min <= max and 1 <= max")
+        return self
+
+
+class Deployment(Described):
+    """Everything about one endpoint or batch. `Deployment.of(…)` raises `ConfigurationError`."""
+
+    name: str
+    image: str = Field(
+        pattern=r"^[a-zA-Z0-9][^\s]{0,254}$",
+        description="In ECR: account.dkr.ecr.region.amazonaws.com/name:tag",
+        json_schema_extra={"variable": "IMAGE"},
+    )
+    role: str = Field(
+        pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/.+$",
+        description="ARN of the container's IAM role.",
+        json_schema_extra={"variable": "ROLE"},
+    )
+    artifact: Place = Field(
+        description="s3://…/model.tar.gz, or a prefix s3://…/", json_schema_extra={"variable": "ARTIFACT"}
+    )
+    form: FormName = Field("real-time", description="How it responds.")
+    instance_type: Texts = Field(
+        ("ml.g6.xlarge",),
+        description="In order of preference: the next is used if AWS lacks capacity; repeatable.",
+        json_schema_extra={"variable": "INSTANCE_TYPE"},
+    )
+    instances: int = Field(1, ge=1, description="At the start.")
+    env: Pairs = Field({}, description="NAME=VALUE for the container; repeatable.")
+    subnet: Texts = Field((), description="Of a private network.", json_schema_extra={"variable": "SUBNETS"})
+    security_group: Texts = Field(
+        (), description="Of a private network.", json_schema_extra={"variable": "SECURITY_GROUPS"}
+    )
+    isolated: bool = Field(True, description="Whether the container has no network.")
+    kms_key: str | None = Field(
+        None, description="Encrypts volumes and outputs.", json_schema_extra={"variable": "KMS_KEY"}
+    )
+    volume_gb: int | None = Field(None, ge=1, le=512, description="For instances without a local disk.")
+    machine_image: str | None = Field(None, description="InferenceAmiVersion. [by instance type]")
+    download_timeout_s: int = Field(1200, ge=60, le=3600, description="Until the artifact is downloaded.")
+    startup_timeout_s: int = Field(900, ge=60, le=3600, description="Until /ping returns 200.")
+    routing: Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE"] = Field(
+        "LEAST_OUTSTANDING_REQUESTS", description="Which instance gets a request."
+    )
+    tag: Pairs = Field({}, description="NAME=VALUE for all resources; repeatable.")
+    strategy: Literal["rolling", "canary", "linear", "all-at-once"] | None = Field(
+        None, description="update: how instances are replaced. [by their number]"
+    )
+    step_percent: int = Field(50, description="update: share of the instances per step.")
+    step_wait_s: int = Field(300, ge=0, le=3600, description="update: wait for alarms between steps.")
+    keep_old_s: int = Field(300, ge=0, le=3600)  # of the old instances after an update
+    limit_s: int = Field(7200, ge=600, le=28800)  # of an update
+    alarm: Texts = Field((), max_length=10, description="update: roll back if it fires; repeatable. [two of ours]")
+    latency_alarm_s: float = Field(55.0, gt=0)  # p95 that rolls an update back
+    output: Place | None = Field(
+        None, description="async, batch: s3://… for the responses.", json_schema_extra={"variable": "OUTPUT"}
+    )
+    failures: Place | None = Field(None, description="async: s3://… for failures.")
+    success_topic: str | None = Field(None, description="async: ARN of an SNS topic.")
+    error_topic: str | None = Field(None, description="async: ARN of an SNS topic.")
+    concurrent: int | None = Field(None, ge=1, description="async, batch: requests per instance. [4 per engine]")
+    source: Place | None = Field(None, description="batch: s3://… with lines of JSON.")
+    copies: int = Field(1, ge=0, description="components: at the start.")
+    memory_mb: int = Field(4096, ge=128, description="components: per copy.")
+    accelerators: int = Field(1, ge=0, description="components: GPUs per copy.")
+    cpu_cores: float = Field(1.0, ge=0.25, description="components: per copy.")
+    min_instances: int = Field(0, ge=0, description="components: instances.")
+    max_instances: int = Field(2, ge=1, description="components: instances.")
+    spread: bool = Field(False, description="components: spread copies across instances and zones.")
+    scaling: Scaling | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_name(self.name)
+        wrong = [message for is_wrong, message in (*self._instance_rules(), *self._form_rules()) if is_wrong]
+        if problem := next(iter(wrong), None) or self._step_problem():
+            raise ValueError(problem)
+        return self
+
+    def _instance_rules(self) -> list[tuple[bool, str]]:
+        types, form = self.instance_type, self.form
+        given = f"instance_type={' '.join(types)!r}"
+        with_disk = next(filter(has_own_disk, types), None)
+        return [
+            (
+                not 1 <= len(types) <= MAX_POOLS or len(set(types)) < len(types),
+                f"{given}: allowed are 1 to {MAX_POOLS} different instance types",
+            ),
+            (
+                len({is_gpu(each) for each in types}) > 1,
+                f"{given}: either all types of a pool have a GPU or none has, because they share one image",
+            ),
+            (
+                len({GPUS.get(each, 1) for each in types}) > 1,
+                f"{given}: all types of a pool need the same number of GPUs, because they share one scaling target",
+            ),
+            (
+                len(types) > 1 and form in {"batch", "multi-model", "components"},
+                f"{given}: form {form} takes one instance type",
+            ),
+            (
+                self.volume_gb is not None and with_disk is not None,
+                f"volume_gb={self.volume_gb}: {with_disk} has a local disk of fixed size; remove --volume-gb",
+            ),
+            (
+                form == "multi-model" and any(map(is_gpu, types)),
+                f"{given}: multi-model supports CPUs only; for many models on GPUs use --form components",
+            ),
+            (
+                self.min_instances > self.max_instances,
+                f"min_instances={self.min_instances} is more than max_instances={self.max_instances}",
+            ),
+        ]
+
+    def _form_rules(self) -> list[tuple[bool, str]]:
+        form, given = self.form, f"artifact={self.artifact!r}"
+        lowest = min((self.scaling.minimum, *(low for _, _, low, _ in self.scaling.schedule))) if self.scaling else 1
+        return [
+            (
+                not self.artifact.endswith(("/", ".tar.gz")),
+                f"{given}: allowed are a .tar.gz and a prefix that ends with a slash",
+            ),
+            (form == "batch" and self.is_prefix, f"{given}: a batch takes a .tar.gz only"),
+            (
+                form == "multi-model" and not self.is_prefix,
+                f"{given}: multi-model takes the prefix of the .tar.gz files, with a slash at the end",
+            ),
+            (
+                bool(self.subnet) != bool(self.security_group),
+                "subnet, security_group: a private network needs both; give both or neither",
+            ),
+            (form in {"async", "batch"} and not self.output, f"output: form {form} needs --output s3://…"),
+            (form == "batch" and not self.source, "source: form batch needs --source s3://…"),
+            (
+                form == "batch" and (self.concurrent or 1) > MAX_TRANSFORMS,
+                f"concurrent={self.concurrent}: a batch takes 1 to {MAX_TRANSFORMS}, because all requests together "
+                "may have 100 MB",
+            ),
+            (form == "batch" and self.scaling is not None, "form='batch': a batch does not scale; set --instances"),
+            (
+                lowest == 0 and form not in {"async", "components"},
+                f"min=0: {form} keeps at least 1 instance; only async and components scale to zero",
+            ),
+        ]
+
+    def _step_problem(self) -> str | None:
+        strategy = self.strategy or "rolling"
+        low, high = {"rolling": (5, 50), "canary": (1, 50), "linear": (10, 50), "all-at-once": (0, 100)}[strategy]
+        if not low <= self.step_percent <= high:
+            return f"step_percent={self.step_percent}: {strategy} allows {low} to {high} percent per step"
+        steps = {"canary": 1, "all-at-once": 0}.get(strategy, -(-100 // max(1, self.step_percent)))
+        if steps * self.step_wait_s + self.keep_old_s > self.limit_s:
+            return (
+                f"step_wait_s={self.step_wait_s}: {steps} steps and keep_old_s={self.keep_old_s} exceed "
+                f"limit_s={self.limit_s}"
+            )
+        return None
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether the artifact is a prefix of uncompressed files."""
+        return self.artifact.endswith("/")
+
+    @property
+    def chosen_machine_image(self) -> str | None:
+        """The given machine image, or the one that a GPU needs."""
+        return self.machine_image or (GPU_IMAGE if is_gpu(self.instance_type[0]) else None)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of a container: of a copy, or of the instance."""
+        return self.accelerators if self.form == "components" else GPUS.get(self.instance_type[0], 1)
+
+    @property
+    def replicas(self) -> int:
+        """Engines of one container: one per GPU unless its variables say otherwise."""
+        given = self.env.get(REPLICAS, "auto")
+        if given.isdecimal():
+            return max(1, int(given))
+        return 1 if self.env.get(PLACEMENT) else max(1, self.num_gpus)
+
+    @property
+    def bucket(self) -> str:
+        """Bucket of the artifact."""
+        return split_location(self.artifact)[0]
+
+    def changed(self, **values: Any) -> Deployment:
+        """Return a validated copy with other values. Raises `ConfigurationError`."""
+        return Deployment.of(**{**self.model_dump(), **values})
+
+
+_PATTERNS = {
+    "image": "not an image name without spaces; give --image account.dkr.ecr.region.amazonaws.com/name:tag",
+    "role": "not arn:aws:iam::ACCOUNT:role/NAME; give --role the ARN",
+}
+
+
+def check_name(name: str) -> str:
+    """Return `name`. Raises `ConfigurationError` if an endpoint cannot have it."""
+    if len(name) > MAX_NAME or re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name) is None:
+        raise ConfigurationError(
+            f"name={name!r}: allowed are 1 to {MAX_NAME} letters, digits and hyphens, a letter or digit at both ends"
+        )
+    return name
