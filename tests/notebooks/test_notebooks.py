@@ -198,6 +198,9 @@ def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
 def test_a_notebook_runs_with_no_network_and_shows_and_plays_what_it_made(
     path: Path, desk: Path, environment: dict[str, str], kernels: Path
 ) -> None:
+    if path.stem == "03_deploy_to_sagemaker":
+        pytest.importorskip("openapi_spec_validator", reason="moto's CloudFormation needs it")
+
     book = execute(read(path), desk, environment, sys.executable, kernels)
 
     check_sounds(book, SOUNDS[path.stem])
@@ -234,5 +237,5 @@ def test_the_sdks_cells_ask_the_endpoint_and_make_and_remove_a_config(
     book = execute(book, desk, environment, str(python), kernels)
 
     check_sounds(book, SOUNDS["03_deploy_to_sagemaker"] + 1)
-    assert "endpoint-config/captured demo-" in streams(book, "stdout")
+    assert "endpoint-config/captured s1-mini-demo-Model-" in streams(book, "stdout")
     assert not (desk / "fence.log").exists(), (desk / "fence.log").read_text(encoding="utf-8")

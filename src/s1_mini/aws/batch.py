@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
-from s1_mini.aws import legacy
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.deployment import MAX_TRANSFORMS, PAYLOAD_MB, REQUESTS_PER_ENGINE, Deployment, has_own_disk
 from s1_mini.aws.display import Display
@@ -16,7 +16,8 @@ from s1_mini.aws.template import model_properties, tags
 from s1_mini.exceptions import DeploymentError
 
 LINES = "application/jsonlines"
-POLL_S = 30.0
+DIGEST = 12  # digits at the end of a model's name
+POLL_S = 10.0
 
 
 def run(
@@ -25,7 +26,7 @@ def run(
     """Start the job, and wait up to `limit_s` seconds unless it is None. Raises `DeploymentError`."""
     sagemaker, name = clients["sagemaker"], deployment.name
     content = model_properties(deployment)
-    model = f"{name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[: legacy.DIGEST]}"
+    model = f"{name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGEST]}"
     sagemaker.create_model(ModelName=model, **content)
     try:
         sagemaker.create_transform_job(**job(deployment, model))
@@ -35,7 +36,7 @@ def run(
     if limit_s is None:
         return
     try:
-        status, why = legacy.wait_for_job(clients, name, display, sleep, limit_s)
+        status, why = wait_for_job(clients, name, display, sleep, limit_s)
     except KeyboardInterrupt:
         raise DeploymentError(
             f"interrupted. AWS continues: `s1-mini endpoint describe {name}` shows its progress"
@@ -75,3 +76,28 @@ def job(deployment: Deployment, model: str) -> dict[str, Any]:
         "TransformResources": instances,
         "Tags": tags(deployment),
     }
+
+
+def wait_for_job(
+    clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float
+) -> tuple[str, str]:
+    """Wait until the transform job has ended; return its status and failure reason."""
+    job: dict[str, Any] = {}
+
+    def is_running() -> bool:
+        job.update(clients["sagemaker"].describe_transform_job(TransformJobName=name))
+        show(job["TransformJobStatus"])
+        return job["TransformJobStatus"] in {"InProgress", "Stopping"}
+
+    with display.waiting(f"batch {name}") as show:
+        wait(is_running, f"batch {name}", sleep, limit_s)
+    return job["TransformJobStatus"], job.get("FailureReason", "")
+
+
+def wait(is_going_on: Callable[[], bool], title: str, sleep: Callable[[float], None], limit_s: float) -> None:
+    """Poll up to `limit_s` seconds. Raises `DeploymentError` after that."""
+    begin = time.monotonic()
+    while is_going_on():
+        if time.monotonic() - begin >= limit_s:
+            raise DeploymentError(f"{title}: not finished after {limit_s:.0f} s. AWS continues; run this command again")
+        sleep(POLL_S)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
+from s1_mini.aws import batch
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.deployment import OWNER_TAG
 from s1_mini.aws.display import Display
 from s1_mini.aws.failures import find
 from s1_mini.exceptions import DeploymentError
 
-DIGEST = 12  # digits at the end of names of models and configs
-POLL_S = 10.0
 ALARMS = ("rollback-5xx", "rollback-latency", "rollback-failures", "from-zero")
 
 
@@ -116,13 +114,13 @@ def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float
             scaling.deregister_scalable_target(**{key: target[key] for key in keys})
         for component in components:
             sagemaker.delete_inference_component(InferenceComponentName=component)
-        _wait(lambda: bool(components and _components(sagemaker, name)), f"components of {name}", sleep, limit_s)
+        batch.wait(lambda: bool(components and _components(sagemaker, name)), f"components of {name}", sleep, limit_s)
         sagemaker.delete_endpoint(EndpointName=name)
-        _wait(lambda: find_endpoint(clients, name) is not None, f"endpoint {name}", sleep, limit_s)
+        batch.wait(lambda: find_endpoint(clients, name) is not None, f"endpoint {name}", sleep, limit_s)
         display.line(f"deleted endpoint {name}")
     if job.get("TransformJobStatus") == "InProgress":
         sagemaker.stop_transform_job(TransformJobName=name)
-        wait_for_job(clients, name, display, sleep, limit_s)
+        batch.wait_for_job(clients, name, display, sleep, limit_s)
     for config in configs:
         sagemaker.delete_endpoint_config(EndpointConfigName=config)
     for model in models:
@@ -130,34 +128,6 @@ def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float
         display.line(f"deleted model {model}")
     if alarms := _alarms(clients, name):
         clients["cloudwatch"].delete_alarms(AlarmNames=alarms)
-
-
-def wait_for_job(
-    clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float
-) -> tuple[str, str]:
-    """Wait until the transform job has ended; return its status and failure reason."""
-    begin = time.monotonic()
-    with display.waiting(f"batch {name}") as show:
-        while True:
-            job = clients["sagemaker"].describe_transform_job(TransformJobName=name)
-            show(job["TransformJobStatus"])
-            if job["TransformJobStatus"] not in {"InProgress", "Stopping"}:
-                return job["TransformJobStatus"], job.get("FailureReason", "")
-            if time.monotonic() - begin >= limit_s:
-                raise _still_there(f"batch {name}", limit_s)
-            sleep(POLL_S)
-
-
-def _wait(is_there: Callable[[], bool], title: str, sleep: Callable[[float], None], limit_s: float) -> None:
-    begin = time.monotonic()
-    while is_there():
-        if time.monotonic() - begin >= limit_s:
-            raise _still_there(title, limit_s)
-        sleep(POLL_S)
-
-
-def _still_there(title: str, limit_s: float) -> DeploymentError:
-    return DeploymentError(f"{title}: not finished after {limit_s:.0f} s. AWS continues; run this command again")
 
 
 def _has_components(sagemaker: Any, endpoint: dict[str, Any]) -> bool:
@@ -171,7 +141,7 @@ def _components(sagemaker: Any, name: str) -> list[str]:
 
 
 def _names(sagemaker: Any, operation: str, many: str, one: str, name: str) -> list[str]:
-    pattern = re.compile(rf"{re.escape(name)}-[0-9a-f]{{{DIGEST}}}")
+    pattern = re.compile(rf"{re.escape(name)}-[0-9a-f]{{{batch.DIGEST}}}")
     pages = sagemaker.get_paginator(operation).paginate(NameContains=name)
     return [each[one] for page in pages for each in page[many] if pattern.fullmatch(each[one])]
 
