@@ -24,7 +24,7 @@ class Begin(NamedTuple):
     """Begin a unit of work in a slot."""
 
     slot: int
-    number: int  # of the unit; 0 begins an utterance, so the state of the slot is void
+    number: int  # of the unit; 0 begins an utterance, so the slot's old state is discarded
     inputs: Any  # items [n, *shape] of the previous stage
     past: Any  # the stage's own last items [m, *shape]
     produced: int  # items that the stage has made before

@@ -1,4 +1,4 @@
-"""What a family makes of a sentence piece and a voice."""
+"""The prompt that a family builds from a sentence piece and a voice."""
 
 from __future__ import annotations
 

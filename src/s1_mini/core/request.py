@@ -81,7 +81,7 @@ class StageSequence:
         self.unit: Unit | None = None  # that is begun
         self.num_read = self.num_launched = self.num_steps = 0  # of the unit: positions, steps, steps reported
         self.has_looked = False  # up its prefix in the cache
-        self.last_choice = 0  # the choice that fell upon it last
+        self.last_choice = 0  # number of the last choice that selected it
 
     @property
     def progress(self) -> Progress:

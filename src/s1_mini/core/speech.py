@@ -103,7 +103,7 @@ class AudioOutput:
         return self.queue.unread_bytes > self._window_bytes
 
     def push(self, wave: np.ndarray, items: int, now: float) -> None:
-        """Send the audio of `items` items of the last stage but one."""
+        """Send the audio of `items` items of the second-to-last stage."""
         self._put(self._joiner.push(wave), items, now)
 
     def end_utterance(self, now: float) -> None:

@@ -60,7 +60,7 @@ class StagePolicy:
     input: Spec
     output: Spec
     slots: int  # rows of the stage's state
-    holds: Literal["utterance", "unit"] = "utterance"  # how long a slot is kept: state is carried over, or is not
+    holds: Literal["utterance", "unit"] = "utterance"  # how long a slot, with its state, is kept
     is_autoregressive: bool = True  # all units step together; else the most urgent are chosen for each call
     stops: bool = False  # whether a unit ends by itself; if so, running out of steps cuts the speech off
     is_remote: bool = False  # runs in another process; a thread waits for it and reports dropped slots

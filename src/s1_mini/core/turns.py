@@ -15,7 +15,7 @@ CLIENT_SHARE = 3 / 4  # of what other clients leave of a resource
 
 
 def client_share(limit: int, total: int, own: int) -> float:
-    """Return how much of `limit` a client may hold that holds `own` of the `total` that all clients hold."""
+    """Return how much of `limit` a client may hold, given that it holds `own` and all clients together `total`."""
     return CLIENT_SHARE * (limit - total + own)
 
 

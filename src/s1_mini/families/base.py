@@ -68,7 +68,7 @@ class Placement:
         return self.devices.get(stage, self.device)
 
     def beside(self, stage: str) -> torch.device:
-        """Return the device for work around a stage: the stage's own, or the common one if it is not in memory."""
+        """Return the device for work next to a stage: the stage's own, or the common one if it is not in memory."""
         device = self.of(stage)
         return self.device if device.type == "meta" else device
 
@@ -141,7 +141,7 @@ class Family(Protocol):
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-        """Count memory and work of a checkpoint, or without one of the published model. Raises `CheckpointError`."""
+        """Count memory and work of a checkpoint, or of the published model if it is None. Raises `CheckpointError`."""
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedModel:
         """Open a checkpoint directory; `settings` has the fields of the family's own. Raises `CheckpointError`."""
@@ -187,7 +187,7 @@ class LoadedModel(Protocol):
         """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
-        """Return the voice that is heard in the outputs `made` of `text` by all stages but the last."""
+        """Return a voice from an utterance: its `text` and `made`, the outputs of all stages except the last."""
 
     def chain(self, slots: int, positions: int) -> StageChain:
         """Build the stages of an engine, for `slots` utterances of up to `positions` positions each."""

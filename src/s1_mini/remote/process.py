@@ -74,7 +74,7 @@ class Supervised:
 
     @property
     def owes_answer(self) -> bool:
-        """Whether a process that stays silent hangs."""
+        """Whether silence now means that the process hangs."""
         return False
 
     @property

@@ -1,6 +1,6 @@
 """One stage of a family in a process of its own: it streams items in from the previous stage and out to the next.
 
-It has a scheduler and a thread of its own, and batches as it would in one process with the others. Knows no Ray.
+It has a scheduler and a thread of its own, and batches as it would in one process with the others. Does not import Ray.
 """
 
 from __future__ import annotations

@@ -34,13 +34,13 @@ NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 FP8_CAPABILITY = (8, 9)  # Ada and Hopper have instructions for e4m3
 
 ELSEWHERE = Choice("elsewhere", "the stage runs in another process")
-NO_MEMORY = "meta"  # torch's device of tensors that have shapes and no values
+NO_MEMORY = "meta"  # torch's device for tensors with a shape but no data
 
 FULL = Choice("full", "same as `precision`; no smaller format was requested")
 
 
 class Compiler:
-    """Compiles functions with inductor if that is its choice. A function that fails to compile runs as written."""
+    """Compiles functions with inductor if inductor was chosen. A function that fails to compile runs as written."""
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice

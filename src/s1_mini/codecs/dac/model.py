@@ -37,7 +37,7 @@ ENCODE_BLOCK = 256
 
 
 class Block(nn.Module):
-    """Layers under the name that a checkpoint has for them."""
+    """A container that gives layers their names in the checkpoint."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class VectorQuantizer(nn.Module):
             self.in_proj = nn.Conv1d(dim, code_dim, 1)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Vectors [B, C, F] of codes [B, F]; a code past the book means its last entry, as upstream clamps."""
+        """Vectors [B, C, F] of codes [B, F]; codes beyond the codebook select its last entry, as upstream clamps."""
         last = self.codebook.num_embeddings - 1
         return self.out_proj(self.codebook(codes.clamp(0, last)).transpose(1, 2))
 
@@ -135,7 +135,7 @@ class VectorQuantizer(nn.Module):
 
 
 class QuantizerStack(nn.Module):
-    """Codebooks one upon another, each coding what those before it left."""
+    """A stack of codebooks, each coding the residual of those before it."""
 
     def __init__(self, count: int, dim: int, size: int, code_dim: int, *, encodes: bool) -> None:
         super().__init__()

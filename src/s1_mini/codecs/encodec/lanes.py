@@ -1,7 +1,7 @@
 """Many files through the codec in calls of one shape: S lanes, each with the next chunk of a file of its own.
 
 A lane carries its file's state from call to call, and takes the next file when one is over. So every lane works until
-the files run out, whatever their lengths; memory is made once, and a GPU has one graph. What a file gives depends
+the files run out, whatever their lengths; memory is made once, and a GPU has one graph. The result for a file depends
 neither on its neighbours nor on its place in the order.
 Shapes: S lanes, K codebooks, F frames and T samples of a chunk.
 """

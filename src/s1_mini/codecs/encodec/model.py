@@ -116,7 +116,7 @@ class Codebook(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Codebooks one upon another, each coding what those before it left."""
+    """A stack of codebooks, each coding the residual of those before it."""
 
     def __init__(self, count: int, size: int, dim: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The tensors of an Encodec: from a checkpoint of its own or one that holds it under a prefix, or random ones.
 
-Random weights do something: layers keep the loudness of their input, the LSTMs remember, all codes occur.
+The random weights are realistic: layers keep the loudness of their input, the LSTMs remember, all codes occur.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Edges:
 
 
 class Conv(nn.Module):
-    """A convolution of an odd number of taps; of T steps it gives those that have seen all that they must."""
+    """A convolution of an odd number of taps; of T steps it returns those with complete context."""
 
     def __init__(self, inputs: int, outputs: int, taps: int, dilation: int = 1) -> None:
         super().__init__()

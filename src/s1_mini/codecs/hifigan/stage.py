@@ -38,7 +38,7 @@ class Vocoder(ChunkStage):
     """A vocoder that turns windows into audio."""
 
     def __init__(self, vocoder: HifiGan, policy: Chunks, *, number: int, front: Front | None = None) -> None:
-        """Take both as they lie in memory; `number` is the stage's in its chain, for its stream on a GPU."""
+        """Use both networks in their current layout; `number` is the stage's in its chain, for its stream on a GPU."""
         super().__init__(vocoder.device, policy, number=number, rate=vocoder.config.samples_per_frame)
         self._vocoder, self._front, self._context = vocoder, front, context_of(vocoder, front)
 

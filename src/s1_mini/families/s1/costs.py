@@ -30,7 +30,7 @@ LIVE_TENSORS = 4  # of a convolution block: input, with its past, activation, ou
 
 
 def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count a checkpoint, or without one S1-mini, with restricted heads. Raises `CheckpointError`."""
+    """Count a checkpoint, or S1-mini if none is given, with restricted heads. Raises `CheckpointError`."""
     config, dac = read_configs(directory) if directory else (S1Config.from_json(FULL_MODEL), DacConfig())
     residual = min(config.residual_codebook_size, dac.codebook_size)
     with skeleton():

@@ -1,7 +1,7 @@
 """The language model as a stage: a prompt in, a frame of codes a step out, until it stops.
 
-A step computes the slots up to the last that is in it and attends to positions up to a multiple of `SPAN`, in such
-shapes that a slot's numbers do not depend on its neighbours, on a CPU not by a bit.
+A step computes the slots up to the last that is in it and attends to positions up to a multiple of `SPAN`, in shapes
+chosen so that a slot's results do not depend on its neighbours (on a CPU, bit for bit).
 Shapes: B slots of a call, S positions, K codebooks.
 """
 

@@ -230,7 +230,7 @@ def _draw_triton(
 
 @jit
 def _place(at, mass, goal, BITS: tl.constexpr):
-    """The place `at` which the sum of the mass before it is not over the goal, but that of the next is."""
+    """The index whose preceding mass does not exceed the goal, while the mass up to and including it does."""
     found = tl.sum(tl.zeros_like(at), axis=0)
     for bit in range(BITS):
         later = found | (1 << (BITS - 1 - bit))
@@ -276,7 +276,7 @@ def _draw_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
-    # What is not of this frame is there before the last kernel has ended.
+    # Data that no kernel of this frame writes can be read before the previous kernel ends.
     frame = tl.load(count + row)
     strength = tl.load(penalty + row)
     weakness = 1.0 / strength
@@ -286,7 +286,7 @@ def _draw_kernel(
     past = history + row * WINDOW * (BOOKS + 1)
     group = tl.arange(0, BLOCK // 32)
     hits = tl.zeros([BLOCK // 32], tl.uint32)  # a bit for each token
-    # The main token's penalty as upstream has it looks at one frame's columns, every other at one column of all frames.
+    # Upstream's main-token penalty reads all columns of one frame; every other penalty reads one column of all frames.
     ONE_FRAME: tl.constexpr = MAIN and not AS_MEANT
     if ONE_FRAME:
         recorded = frame - skipped
