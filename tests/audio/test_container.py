@@ -270,6 +270,21 @@ def test_pieces_decode_to_the_samples_of_the_whole(form, rate, size):
         assert np.array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("size", [100, 8192, 44_100])
+@pytest.mark.parametrize("output_rate", [8_000, 24_000, 48_000])
+@pytest.mark.parametrize("form", ["pcm", "wav", "flac", "ogg"])
+def test_resampled_pieces_are_the_samples_of_the_whole(form, output_rate, size):
+    encoder, wave = StreamEncoder(form, 44_100, output_rate), tone(44_100, 1.0)
+
+    content = b"".join(encoder.feed(wave[start : start + size]) for start in range(0, len(wave), size))
+    content += encoder.finish()
+
+    got, expected = decoded(content, form), decoded(encode(wave, 44_100, form, output_rate), form)
+    assert np.array_equal(got, expected)
+    if form != "ogg":
+        assert len(got) == round(len(wave) * output_rate / 44_100)
+
+
 @pytest.mark.parametrize("form", ["pcm", "wav", "mp3", "ogg"])
 def test_audio_is_encoded_before_the_end_of_the_stream(form):
     encoder = StreamEncoder(form, 44_100)

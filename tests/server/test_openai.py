@@ -57,6 +57,20 @@ def test_a_stream_brings_the_bytes_of_the_whole(client: openai.OpenAI) -> None:
     assert len(pieces) > 2
 
 
+def test_pcm_has_24_khz_whatever_the_rate_of_the_model(http: httpx2.Client) -> None:
+    body = {"input": "Good morning."} | SHORT
+
+    pcm = http.post("/v1/audio/speech", json=body | {"response_format": "pcm"})
+    flac = http.post("/v1/audio/speech", json=body | {"response_format": "flac"})
+
+    own, rate = soundfile.read(io.BytesIO(flac.content))
+    assert rate == 44_100
+    assert int(flac.headers["x-sample-rate"]) == rate
+    assert pcm.headers["x-sample-rate"] == "24000"
+    assert pcm.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
+    assert abs(len(pcm.content) // 2 - len(own) * 24_000 / rate) <= 1
+
+
 def test_events_bring_the_same_bytes(http: httpx2.Client) -> None:
     body = {"model": "tts-1", "input": "Good morning.", "voice": "alloy", "response_format": "pcm"} | SHORT
 

@@ -88,22 +88,23 @@ def media_type(audio_format: AudioFormat) -> str:
     return _ENCODINGS[audio_format].media_type
 
 
-def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> bytes:
-    """Encode a float wave [samples] in [-1, 1]; clipped beyond.
+def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat, output_rate: int | None = None) -> bytes:
+    """Encode a float wave [samples] in [-1, 1] at `sample_rate` Hz; clipped beyond.
 
-    Rates that mp3 or Opus cannot hold are resampled to 48 kHz. Raises `GenerationError` for samples that are NaN or
+    The audio is resampled to `output_rate` Hz, if given, with the result of `StreamEncoder` to the sample. Rates
+    that mp3 or Opus cannot hold are resampled to 48 kHz. Raises `GenerationError` for samples that are NaN or
     infinite, for an empty wave unless the format is pcm, and for a wave of another number of dimensions than one.
     """
     if wave.ndim != 1:
         raise GenerationError(f"audio to encode has the shape {wave.shape}; allowed is [samples], one channel")
-    if audio_format == "pcm":
-        return to_int16(wave).tobytes()
-    if len(wave) == 0:
+    if len(wave) == 0 and audio_format != "pcm":
         raise GenerationError(f"there is no audio to encode as {audio_format}: the wave has no samples")
-    rate = rate_in(audio_format, sample_rate)
+    rate = rate_in(audio_format, output_rate or sample_rate)
+    samples = to_int16(wave)  # checked before the resampler, which spreads a NaN
     if rate != sample_rate:
-        wave = soxr.resample(wave, sample_rate, rate)
-    samples = to_int16(wave)
+        samples = to_int16(soxr.resample(wave.astype(np.float32), sample_rate, rate))
+    if audio_format == "pcm":
+        return samples.tobytes()
     if audio_format == "wav":  # without libsndfile, whose calls back cost threads that encode side by side far more
         return b"".join((wav_header(rate, len(samples)), samples.data))
     buffer, encoding = io.BytesIO(), _ENCODINGS[audio_format]
@@ -179,20 +180,23 @@ def encodes_fast(audio_format: AudioFormat) -> bool:
 
 
 class StreamEncoder:
-    """Encodes float waves [samples] in [-1, 1] at `sample_rate` in Hz, one after the other, to one file."""
+    """Encodes float waves [samples] in [-1, 1] at `sample_rate` in Hz, one after the other, to one file.
 
-    def __init__(self, audio_format: AudioFormat, sample_rate: int) -> None:
+    The audio is resampled to `output_rate` in Hz, if given; the samples do not depend on the sizes of the waves.
+    """
+
+    def __init__(self, audio_format: AudioFormat, sample_rate: int, output_rate: int | None = None) -> None:
         self.audio_format = audio_format
         self._file = _OneWayFile()
         self._sound: soundfile.SoundFile | None = None
         self._is_whole = audio_format == "flac"
         self._resampler: soxr.ResampleStream | None = None
+        rate = rate_in(audio_format, output_rate or sample_rate)
+        if rate != sample_rate:
+            self._resampler = soxr.ResampleStream(sample_rate, rate, 1, dtype="float32")
         if audio_format == "wav":
-            self._file.write(wav_header(sample_rate))
+            self._file.write(wav_header(rate))
         elif audio_format != "pcm":
-            rate = rate_in(audio_format, sample_rate)
-            if rate != sample_rate:
-                self._resampler = soxr.ResampleStream(sample_rate, rate, 1, dtype="float32")
             encoding = _ENCODINGS[audio_format]
             # Of an mp3 without a length in its header, players guess it by the bit rate: it must not vary (160 kbit/s).
             steady = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if audio_format == "mp3" else {}
@@ -210,19 +214,18 @@ class StreamEncoder:
 
     def finish(self) -> bytes:
         """Return the remaining bytes and close the encoder."""
+        if self._resampler is not None:
+            self._write(np.zeros(0, "<i2"), np.zeros(0, np.float32), is_last=True)
         if self._sound is not None:
-            if self._resampler is not None:
-                self._write(np.zeros(0, "<i2"), np.zeros(0, np.float32), is_last=True)
             self._sound.close()
         return self._file.take()
 
     def _write(self, samples: np.ndarray, wave: np.ndarray, *, is_last: bool) -> None:
-        if self._sound is None:
-            self._file.write(samples.tobytes())
-            return
         if self._resampler is not None:
             samples = to_int16(self._resampler.resample_chunk(wave.astype(np.float32), last=is_last))
-        if len(samples):
+        if self._sound is None:
+            self._file.write(samples.tobytes())
+        elif len(samples):
             self._sound.write(samples)
 
 

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ speech_router, openai_router, voices_router = (APIRouter(tags=[tag]) for tag in 
 routers = (speech_router, openai_router, voices_router)
 
 MODEL = "s1-mini"
+OPENAI_PCM_RATE = 24_000  # Hz; OpenAI's clients assume it, since pcm has no header
 # of OpenAI's API; each means the default voice unless the checkpoint has a voice of that name
 OPENAI_VOICES = frozenset(
     "alloy ash ballad cedar coral default echo fable marin nova onyx sage shimmer verse".split()  # noqa: SIM905
@@ -157,6 +159,8 @@ async def create_speech(request: Request) -> Response:
     voice = None if is_default else body.voice
     try:
         speech_request = body.build(body.input, body.response_format, streams=True, voice=voice)
+        if body.response_format == "pcm":
+            speech_request = replace(speech_request, output_rate=OPENAI_PCM_RATE)
         speech = await speak_to_client(request, engine, speech_request)
     except RequestError as error:
         raise renamed(error, {"text": "input"}) from None

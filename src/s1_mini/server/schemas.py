@@ -63,6 +63,7 @@ class SpeechRequest:
     audio_format: AudioFormat = "wav"
     streams: bool = False
     return_spoken_text: bool = False
+    output_rate: int | None = None  # in Hz; the model's own if None
 
     @property
     def reference(self) -> bytes:

@@ -25,7 +25,6 @@ from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
 from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.schemas import SpeechRequest
-from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
@@ -102,9 +101,9 @@ async def speak(
         deadline = _Deadline.after(settings.request_timeout_s)
         if request.streams:
             end = _Deadline.after(settings.stream_timeout_s)
-            response = await _stream(chunks, request.audio_format, deadline, end, holding)
+            response = await _stream(chunks, request, deadline, end, holding)
         else:
-            response = await _whole(chunks, request.audio_format, deadline, record, holding)
+            response = await _whole(chunks, request, deadline, record, holding)
         cleanup.pop_all()
     return response
 
@@ -135,7 +134,7 @@ async def _generate(
 
 async def _whole(
     chunks: AsyncIterator[AudioChunk],
-    audio_format: AudioFormat,
+    request: SpeechRequest,
     deadline: _Deadline,
     record: RequestLog,
     holding: Holding,
@@ -149,12 +148,12 @@ async def _whole(
             if not received:
                 raise GenerationError("the model generated no audio")
             holding.set(Resource.REQUESTS, 0)  # the engine is done with it
-            content = await asyncio.to_thread(_encode_all, received, audio_format)
+            content = await asyncio.to_thread(_encode_all, received, request)
     except TimeoutError:
         raise deadline.error("the whole response", "shorten the text, or request a stream") from None
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
     seconds, reason = round(record.audio_s, 3), received[-1].finish_reason or "stop"
-    response = _response(received[0], audio_format, _once(content), holding)
+    response = _response(received[0], request, _once(content), holding)
     response.headers["X-Audio-Seconds"] = f"{seconds:.3f}"
     response.headers["X-Generation-Seconds"] = f"{record.generation_s:.3f}"
     response.headers["X-Finish-Reason"] = reason
@@ -163,7 +162,7 @@ async def _whole(
 
 async def _stream(
     chunks: AsyncIterator[AudioChunk],
-    audio_format: AudioFormat,
+    request: SpeechRequest,
     first_deadline: _Deadline,
     end_deadline: _Deadline,
     holding: Holding,
@@ -175,19 +174,17 @@ async def _stream(
         raise first_deadline.error("the first audio", "try again later") from None
     if first is None:
         raise GenerationError("the model generated no audio")
-    encoder = StreamEncoder(audio_format, first.sample_rate)
+    encoder = StreamEncoder(request.audio_format, first.sample_rate, request.output_rate)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(cast("Any", chunks).aclose)
         begun = await _feed(encoder, first.wave)  # NaN from the model still becomes an error status
         cleanup.pop_all()
-    return _response(first, audio_format, _rest(chunks, encoder, begun, end_deadline, holding), holding)
+    return _response(first, request, _rest(chunks, encoder, begun, end_deadline, holding), holding)
 
 
-def _response(
-    first: AudioChunk, audio_format: AudioFormat, body: AsyncIterator[bytes], holding: Holding
-) -> AudioResponse:
-    kind, rate = media_type(audio_format), first.sample_rate
-    if audio_format == "pcm":
+def _response(first: AudioChunk, request: SpeechRequest, body: AsyncIterator[bytes], holding: Holding) -> AudioResponse:
+    kind, rate = media_type(request.audio_format), request.output_rate or first.sample_rate
+    if request.audio_format == "pcm":
         kind += f";rate={rate};channels=1"
     headers = {"X-Sample-Rate": str(rate)}
     if first.warning:
@@ -228,8 +225,9 @@ async def _feed(encoder: StreamEncoder, wave: np.ndarray) -> bytes:
     return await asyncio.to_thread(encoder.feed, wave)
 
 
-def _encode_all(chunks: list[AudioChunk], audio_format: AudioFormat) -> bytes:
-    return encode(np.concatenate([chunk.wave for chunk in chunks]), chunks[0].sample_rate, audio_format)
+def _encode_all(chunks: list[AudioChunk], request: SpeechRequest) -> bytes:
+    wave = np.concatenate([chunk.wave for chunk in chunks])
+    return encode(wave, chunks[0].sample_rate, request.audio_format, request.output_rate)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:
