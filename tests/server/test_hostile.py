@@ -275,7 +275,7 @@ def test_recordings_over_the_queue_limit_are_refused_and_plain_requests_are_serv
         answers = [answered(plug) for plug in plugs]
         refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503")]
         assert len(refused) >= 3
-        assert all(b"recordings are waiting" in answer for answer in refused)
+        assert all(b"recordings are already waiting" in answer for answer in refused)
 
 
 def test_a_request_with_both_a_length_and_chunks_is_refused_with_what_follows_it(door: Door) -> None:

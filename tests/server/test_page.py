@@ -327,7 +327,7 @@ def test_a_short_recording_can_be_a_voice_and_a_deleted_voice_refreshes_the_list
         assert client.delete("/v1/voices/aaron").status_code == 204
     speak(page, "Hello.", voice="aaron")
     expect(page.get_by_role("alert")).to_contain_text("unknown voice 'aaron'")
-    expect(page.get_by_role("alert")).to_contain_text("list of voices is now up to date; choose another")
+    expect(page.get_by_role("alert")).to_contain_text("list of voices has been refreshed; choose another")
     expect(page.get_by_role("radio", name="aaron")).to_have_count(0)
 
 

@@ -96,7 +96,7 @@ def test_a_request_chooses_what_happens_to_unsupported_characters(strict: Produc
     assert default.status_code == 422
     assert "this voice speaks English; it cannot pronounce '猫' (character 5)" in default.json()["error"]["message"]
     assert unquote(skipped.headers["x-warning"]) == "Skipped characters that this voice cannot pronounce: '猫'."
-    assert "nothing of '猫' is left" in nothing.json()["error"]["message"]
+    assert "cannot pronounce any character of '猫'" in nothing.json()["error"]["message"]
     assert unknown.json()["error"]["field"] == "on_unsupported"
     assert "'猫'" in batch["warning"]
     assert strict.generate("two 猫 words", on_unsupported="skip", **FEW).warning == batch["warning"]
@@ -141,7 +141,7 @@ def test_a_websocket_session_without_any_speech_ends_with_an_error(strict: Produ
         messages, _, _ = hear(socket)
 
     assert [message["type"] for message in messages] == ["error"]
-    assert "nothing of '猫。' is left" in messages[0]["error"]["message"]
+    assert "cannot pronounce any character of '猫。'" in messages[0]["error"]["message"]
 
 
 def test_sagemakers_json_takes_the_policy_and_returns_the_warning(strict: ProductionTTSEngine) -> None:

@@ -6,17 +6,42 @@ import io
 import os
 import sys
 import warnings
+from typing import Any, cast
 
 import typer
+from typer.main import get_command
 
 from s1_mini import __version__
 from s1_mini.cli import bench, checkpoints, corpus, plan, say, serve, settings, voices
-from s1_mini.cli.endpoint import endpoint
 from s1_mini.cli.verb import Group, Verb
 from s1_mini.exceptions import S1MiniError
 
 # without these defaults typer loads pydantic, 0.1 s, to parse options that were not given
 GROUP_DEFAULTS: dict[str, object] = {"help": False, "install_completion": False, "show_completion": False}
+
+
+class EndpointGroup(Group):
+    """Imports the endpoint commands when they are needed: their options are the fields of a pydantic model."""
+
+    @property
+    def commands(self) -> Any:
+        """The commands by name."""
+        from s1_mini.cli.endpoint import endpoint
+
+        return cast("Group", get_command(endpoint)).commands
+
+    @commands.setter
+    def commands(self, value: Any) -> None:
+        """Ignore the empty dict that the base class sets."""
+
+
+endpoint = typer.Typer(
+    name="endpoint",
+    cls=EndpointGroup,
+    help="Endpoints on AWS SageMaker: plan, create, update, list, describe, invoke, autoscale, delete.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 MAX_WIDTH = 120  # of help, on a terminal that is as wide
 
