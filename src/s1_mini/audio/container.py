@@ -56,14 +56,20 @@ def to_int16(wave: np.ndarray) -> np.ndarray:
     """
     if wave.size == 0:
         return np.zeros(wave.shape, "<i2")
+    least, most = _range(wave)
+    within = wave if least >= -1.0 and most <= 1.0 else np.clip(wave, -1.0, 1.0)
+    scaled: np.ndarray = within * np.float32(FULL_SCALE)
+    return np.rint(scaled, out=scaled).astype("<i2")
+
+
+def _range(wave: np.ndarray) -> tuple[float, float]:
+    """Return the least and the largest sample. Raises `GenerationError` if one is NaN or infinite."""
     least, most = wave.min(), wave.max()  # a NaN is both
     if not (np.isfinite(least) and np.isfinite(most)):
         is_broken = ~np.isfinite(wave)
         first = int(np.argmax(is_broken))
         raise GenerationError(f"{is_broken.sum()} of {wave.size} samples are NaN or infinite, the first at {first}")
-    within = wave if least >= -1.0 and most <= 1.0 else np.clip(wave, -1.0, 1.0)
-    scaled: np.ndarray = within * np.float32(FULL_SCALE)
-    return np.rint(scaled, out=scaled).astype("<i2")
+    return least, most
 
 
 def check_format(name: str) -> AudioFormat:
@@ -100,9 +106,10 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat, output
     if len(wave) == 0 and audio_format != "pcm":
         raise GenerationError(f"there is no audio to encode as {audio_format}: the wave has no samples")
     rate = rate_in(audio_format, output_rate or sample_rate)
-    samples = to_int16(wave)  # checked before the resampler, which spreads a NaN
-    if rate != sample_rate:
-        samples = to_int16(soxr.resample(wave.astype(np.float32), sample_rate, rate))
+    if rate != sample_rate and len(wave):
+        _range(wave)  # refuses a NaN, which the resampler would spread
+        wave = soxr.resample(wave.astype(np.float32), sample_rate, rate)
+    samples = to_int16(wave)
     if audio_format == "pcm":
         return samples.tobytes()
     if audio_format == "wav":  # without libsndfile, whose calls back cost threads that encode side by side far more
@@ -209,20 +216,23 @@ class StreamEncoder:
 
         Raises `GenerationError` if a sample is NaN or infinite.
         """
-        self._write(to_int16(wave), wave, is_last=False)
+        self._write(wave, is_last=False)
         return b"" if self._is_whole else self._file.take()
 
     def finish(self) -> bytes:
         """Return the remaining bytes and close the encoder."""
         if self._resampler is not None:
-            self._write(np.zeros(0, "<i2"), np.zeros(0, np.float32), is_last=True)
+            self._write(np.zeros(0, np.float32), is_last=True)
         if self._sound is not None:
             self._sound.close()
         return self._file.take()
 
-    def _write(self, samples: np.ndarray, wave: np.ndarray, *, is_last: bool) -> None:
+    def _write(self, wave: np.ndarray, *, is_last: bool) -> None:
         if self._resampler is not None:
-            samples = to_int16(self._resampler.resample_chunk(wave.astype(np.float32), last=is_last))
+            if len(wave):
+                _range(wave)  # refuses a NaN, which the resampler would spread
+            wave = self._resampler.resample_chunk(wave.astype(np.float32), last=is_last)
+        samples = to_int16(wave)
         if self._sound is None:
             self._file.write(samples.tobytes())
         elif len(samples):
