@@ -16,8 +16,7 @@ from typer.main import get_command
 
 from deployments import ARCHIVE, BUCKET, IMAGE, PREFIX, REGION, ROLE
 from s1_mini.cli.app import app
-from s1_mini.cli.endpoint import _write
-from s1_mini.cli.endpoint import endpoint as commands
+from s1_mini.cli.endpoint import _write, commands
 from tests.cli.conftest import Call
 
 NAMES = {"S1_MINI_AWS_IMAGE": IMAGE, "S1_MINI_AWS_ROLE": ROLE, "S1_MINI_AWS_ARTIFACT": ARCHIVE}

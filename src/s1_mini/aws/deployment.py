@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from s1_mini.aws.place import split_location
+from s1_mini.aws.place import BUCKET, split_location
 from s1_mini.capacity.cards import MACHINES
 from s1_mini.exceptions import ConfigurationError
 
@@ -91,7 +91,7 @@ def _schedule(entry: str) -> tuple[str, str, int, int]:
 
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(lambda given: given or ())]
-Place = Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$")]
+Place = Annotated[str, Field(pattern=rf"^s3://{BUCKET}(/.*)?$")]
 
 
 class Described(BaseModel):

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import warnings
+from functools import cache
 from typing import Any, cast
 
 import typer
@@ -26,13 +27,18 @@ class EndpointGroup(Group):
     @property
     def commands(self) -> Any:
         """The commands by name."""
-        from s1_mini.cli.endpoint import endpoint
-
-        return cast("Group", get_command(endpoint)).commands
+        return _endpoint_commands()
 
     @commands.setter
     def commands(self, value: Any) -> None:
         """Ignore the empty dict that the base class sets."""
+
+
+@cache
+def _endpoint_commands() -> Any:
+    from s1_mini.cli.endpoint import commands
+
+    return cast("Group", get_command(commands)).commands
 
 
 endpoint = typer.Typer(

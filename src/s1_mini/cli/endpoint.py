@@ -14,7 +14,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from s1_mini.aws.deployment import Deployment, Described, Scaling
-from s1_mini.cli.verb import FormatName, Group, Verb, check_pipe, print_table
+from s1_mini.cli.verb import FormatName, Verb, check_pipe, print_table
 
 if TYPE_CHECKING:
     from s1_mini.aws.stack import Stacks
@@ -87,17 +87,11 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-endpoint = typer.Typer(
-    name="endpoint",
-    cls=Group,
-    help="Endpoints on AWS SageMaker: plan, create, update, list, describe, invoke, autoscale, delete.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+commands = typer.Typer(rich_markup_mode=None)  # of the group in `app`, which imports this module when it is used
 No_wait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last call's work is done.")]
 
 
-@endpoint.command("plan", cls=Verb)
+@commands.command("plan", cls=Verb)
 @takes(wanted=Deployment, scale=Scaling)
 def plan(
     action: Annotated[Literal["create", "update", "autoscale"], typer.Argument(metavar="ACTION")],
@@ -119,7 +113,7 @@ def plan(
     typer.echo(json.dumps(planned, indent=2, ensure_ascii=False))
 
 
-@endpoint.command("create", cls=Verb)
+@commands.command("create", cls=Verb)
 @takes(wanted=Deployment)
 def create(
     name: Name,
@@ -137,7 +131,7 @@ def create(
     _stacks(region, profile, limit_s).create(deployment, wait=not no_wait)
 
 
-@endpoint.command("update", cls=Verb)
+@commands.command("update", cls=Verb)
 @takes(wanted=Deployment)
 def update(
     name: Name,
@@ -156,7 +150,7 @@ def update(
         typer.echo(f"{name}: no changes", err=True)
 
 
-@endpoint.command("list", cls=Verb)
+@commands.command("list", cls=Verb)
 def list_endpoints(region: Region = None, profile: Profile = None) -> None:
     """List the endpoints of s1-mini: names, state, number of instances.
 
@@ -171,7 +165,7 @@ def list_endpoints(region: Region = None, profile: Profile = None) -> None:
     print_table(rows, "name", "status", "instances", "changed")
 
 
-@endpoint.command("describe", cls=Verb)
+@commands.command("describe", cls=Verb)
 def describe(name: Name, region: Region = None, profile: Profile = None) -> None:
     """Print the state of an endpoint, its instances, scaling and resources, as JSON.
 
@@ -180,7 +174,7 @@ def describe(name: Name, region: Region = None, profile: Profile = None) -> None
     typer.echo(json.dumps(_stacks(region, profile).describe(name), indent=2, ensure_ascii=False))
 
 
-@endpoint.command("invoke", cls=Verb)
+@commands.command("invoke", cls=Verb)
 def invoke(
     name: Name,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say, in quotes.")],
@@ -224,7 +218,7 @@ def invoke(
         _write(path, iter([call.invoke(clients, invocation)]))
 
 
-@endpoint.command("autoscale", cls=Verb)
+@commands.command("autoscale", cls=Verb)
 @takes(scale=Scaling)
 def autoscale(
     name: Name,
@@ -242,7 +236,7 @@ def autoscale(
         typer.echo(f"{name}: no changes", err=True)
 
 
-@endpoint.command("delete", cls=Verb)
+@commands.command("delete", cls=Verb)
 def delete(name: Name, region: Region = None, profile: Profile = None, limit_s: Limit = 1800) -> None:
     """Delete an endpoint and everything that was created for it, but nothing in S3.
 
