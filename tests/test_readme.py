@@ -116,7 +116,6 @@ def test_the_way_to_an_endpoint_and_back_runs_in_order(
     desk: Path, tiny: Path, account: None, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """AWS is moto, which cannot invoke an endpoint: the container on a socket replaces it."""
-    pytest.importorskip("openapi_spec_validator", reason="moto's CloudFormation needs it")
     warnings.filterwarnings("ignore", "Tried to parse AWS::")  # moto's CloudFormation skips alarms and scaling
     monkeypatch.setenv("S1_MINI_AWS_INSTANCE_TYPE", "ml.g4dn.xlarge")  # a machine that moto supports
     with mock_aws(), ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:

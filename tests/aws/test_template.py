@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from cfnlint.api import lint
 
 from deployments import ARCHIVE, FORMS, FULL, PREFIX, deployment
 from s1_mini.aws.batch import job
@@ -35,10 +36,9 @@ def resources(form: str = "real-time", **values: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("form", "values"), CASES)
 def test_cloudformation_accepts_the_template(form: str, values: dict[str, Any]) -> None:
-    cfnlint = pytest.importorskip("cfnlint.api")
     template = build_template(deployment(form, **values))
 
-    found = cfnlint.lint(json.dumps(template), regions=["eu-west-1"])
+    found = lint(json.dumps(template), regions=["eu-west-1"])
 
     assert [(each.rule.id, each.message) for each in found] == []
 

@@ -198,9 +198,6 @@ def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
 def test_a_notebook_runs_with_no_network_and_shows_and_plays_what_it_made(
     path: Path, desk: Path, environment: dict[str, str], kernels: Path
 ) -> None:
-    if path.stem == "03_deploy_to_sagemaker":
-        pytest.importorskip("openapi_spec_validator", reason="moto's CloudFormation needs it")
-
     book = execute(read(path), desk, environment, sys.executable, kernels)
 
     check_sounds(book, SOUNDS[path.stem])
