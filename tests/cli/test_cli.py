@@ -151,6 +151,10 @@ BAD_CALLS = {
         ["say", "Hi.", "-o", "{tmp}/a.doc"],
         " --output: '{tmp}/a.doc' ends in .doc, which is not an audio format",
     ),
+    "format that contradicts the file name": (
+        ["say", "Hi.", "-o", "{tmp}/a.wav", "--format", "mp3"],
+        " --format: mp3 does not match {tmp}/a.wav; omit --format",
+    ),
     "unknown format": (["say", "Hi.", "--format", "aac"], " --format: 'aac' is not known; allowed are wav"),
     "no folder": (["say", "Hi.", "-o", "{tmp}/no/a.wav"], " --output: cannot write"),
     "temperature": (["say", "Hi.", "--temperature", "9"], " --temperature: 9.0 is not a number in [0, 2]"),

@@ -61,13 +61,13 @@ def say(
     reference_text: Annotated[str | None, typer.Option(metavar="TEXT", help="Transcript of the reference.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same audio.")] = None,
     temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 always picks the likeliest token.")
+        float, typer.Option(help="Sampling temperature; 0: always the most likely token.")
     ] = DEFAULT_SAMPLING.temperature,
     top_p: Annotated[
         float, typer.Option(help="Nucleus sampling: share of the probability to sample from.")
     ] = DEFAULT_SAMPLING.top_p,
     top_k: Annotated[
-        int, typer.Option(help="Sample from this many likeliest tokens; 0: from all.")
+        int, typer.Option(help="Sample from this many most likely tokens; 0: from all.")
     ] = DEFAULT_SAMPLING.top_k,
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1 penalizes repeated tokens.")
@@ -198,7 +198,7 @@ def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
     if output == PIPE:
         check_pipe()
 
-    from s1_mini.audio.container import check_format, check_writable, format_of
+    from s1_mini.audio.container import FORMATS, check_format, check_writable, format_of, media_type
 
     file = None if output == PIPE else output
     if file is not None:
@@ -207,6 +207,9 @@ def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
         chosen: AudioFormat = "wav" if file is None else format_of(file)
     else:
         chosen = check_format(named)
+        suffix = None if file is None else Path(file).suffix[1:].lower()
+        if file is not None and suffix in FORMATS and media_type(format_of(file)) != media_type(chosen):
+            raise ParameterError("audio_format", f"{chosen} does not match {file}; omit --format, or rename the file")
     if stream and chosen not in ("wav", "pcm"):
         raise ParameterError("audio_format", f"{chosen} cannot be streamed to stdout; use wav or pcm")
     return chosen

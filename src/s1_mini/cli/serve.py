@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s1_mini.cli.verb import Checkpoint, Device, Precision, completing, engine_config, named_checkpoint
+from s1_mini.cli.verb import Checkpoint, Device, Precision, VoicesPath, completing, engine_config, named_checkpoint
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
@@ -22,6 +22,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on. [8080]")] = None,
     checkpoint_path: Checkpoint = None,
+    voices_path: VoicesPath = None,
     device: Device = None,
     precision: Precision = None,
     max_batch_size: Annotated[
@@ -58,7 +59,11 @@ def serve(
     given = {"host": host, "port": port, "replicas": replicas}
     settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
     config = engine_config(
-        checkpoint_path=checkpoint_path, device=device, precision=precision, max_batch_size=max_batch_size
+        checkpoint_path=checkpoint_path,
+        voices_path=voices_path,
+        device=device,
+        precision=precision,
+        max_batch_size=max_batch_size,
     )
     ContainerSettings()
 
@@ -108,7 +113,7 @@ def _plan_replicas(
     place = None
     if local_endpoint is not None:
         open_store(place := _place(async_store))
-    told = {
+    variables = {
         "S1_MINI_SERVER_HOST": settings.host,
         "S1_MINI_SERVER_PORT": str(settings.port),
         "S1_MINI_SERVER_LOG_FORMAT": _log_format(settings),
@@ -117,7 +122,7 @@ def _plan_replicas(
         "S1_MINI_CHECKPOINT_PATH": str(checkpoint.resolve()) if config.checkpoint_path else "",
         "S1_MINI_MAX_BATCH_SIZE": str(config.max_batch_size or ""),
     }
-    return ServePlan(count, machine, proxy, config, settings, os.environ | told, local_endpoint, place)
+    return ServePlan(count, machine, proxy, config, settings, os.environ | variables, local_endpoint, place)
 
 
 def _log_format(settings: ServerSettings) -> str:
