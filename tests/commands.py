@@ -29,6 +29,6 @@ def run_command(
     words: Sequence[object],
 ) -> Ran:
     monkeypatch.setattr(sys, "argv", [str(word) for word in words])
-    code, told = main(), capsys.readouterr()
-    *lines, last = told.out.splitlines() or [""]
-    return Ran(code, lines, json.loads(last) if last else None, told.err)
+    code, output = main(), capsys.readouterr()
+    *lines, last = output.out.splitlines() or [""]
+    return Ran(code, lines, json.loads(last) if last else None, output.err)

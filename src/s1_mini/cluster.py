@@ -96,18 +96,18 @@ def check(config: EngineConfig, cluster: ClusterSettings, family: Family) -> Non
         )
     if ":" in config.device:
         raise ConfigurationError(
-            f"device={config.device!r} names one GPU; on a cluster Ray assigns GPUs to replicas: use cuda"
+            f"device={config.device!r} names one GPU. On a cluster, Ray assigns GPUs to replicas; use device='cuda'"
         )
     shared = [n for n in family.stage_names if 0 < needs_of(n, config, cluster)["num_gpus"] < 1]
     if shared and config.kv_cache_gb is None:
         raise ConfigurationError(
-            f"{ENV_PREFIX}GPUS: {', '.join(shared)} share a GPU, and the first replica there would take all of its "
-            "memory; say how much each may have for keys and values (S1_MINI_KV_CACHE_GB)"
+            f"{ENV_PREFIX}GPUS: {', '.join(shared)} share a GPU, and the first replica would take all of its memory; "
+            "set the size of each KV cache (S1_MINI_KV_CACHE_GB)"
         )
     if _count_of(INGRESS, cluster).most > 1 and config.voices_path is None:
         raise ConfigurationError(
-            f"{ENV_PREFIX}REPLICAS: several of {INGRESS} need a folder of voices that all share (S1_MINI_VOICES_PATH); "
-            "else a voice that is added to one is unknown to the others"
+            f"{ENV_PREFIX}REPLICAS: several replicas of {INGRESS} need a shared folder for added voices; set "
+            "S1_MINI_VOICES_PATH"
         )
 
 
@@ -151,21 +151,23 @@ def check_resources(
         return
     for kind, key in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
         each = {name: needs_of(name, config, cluster)[key] for name in names}
-        largest, there = max((node.get(kind, 0) for node in nodes), default=0), sum(n.get(kind, 0) for n in nodes)
-        wanted = sum(each[name] * _count_of(name, cluster).least for name in names)
+        largest, available = max((node.get(kind, 0) for node in nodes), default=0), sum(n.get(kind, 0) for n in nodes)
+        needed = sum(each[name] * _count_of(name, cluster).least for name in names)
         way_out = (
-            f"ask for fewer replicas ({ENV_PREFIX}REPLICAS) or smaller shares ({ENV_PREFIX}{kind}S), or say "
-            f"{ENV_PREFIX}GROWS=true if the cluster adds machines by itself"
+            f"reduce the number of replicas ({ENV_PREFIX}REPLICAS) or their shares ({ENV_PREFIX}{kind}S), or set "
+            f"{ENV_PREFIX}GROWS=true if the cluster adds machines automatically"
         )
         too_large = next((name for name in names if each[name] > largest), None)
         if too_large is not None:
             raise ConfigurationError(
-                f"a replica of {too_large} needs {each[too_large]:g} {kind}s, and no machine of the cluster has more "
-                f"than {largest:g}; {way_out}"
+                f"a replica of {too_large} needs {each[too_large]:g} {kind}s, but the cluster's largest machine has "
+                f"{largest:g}; {way_out}"
             )
-        if wanted > there + 1e-6:
-            told = ", ".join(f"{_count_of(n, cluster).least} of {n} with {each[n]:g}" for n in names if each[n])
-            raise ConfigurationError(f"{told} need {wanted:g} {kind}s, and the cluster has {there:g}; {way_out}")
+        if needed > available + 1e-6:
+            needs = ", ".join(f"{_count_of(n, cluster).least} × {n} ({each[n]:g} each)" for n in names if each[n])
+            raise ConfigurationError(
+                f"the replicas need {needed:g} {kind}s ({needs}), but the cluster has {available:g}; {way_out}"
+            )
 
 
 def remote(handle: DeploymentHandle, stage: str) -> Call:
@@ -322,7 +324,7 @@ def _nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-_STARTED: list[FastAPI] = []  # of the one ingress in a process
+_STARTED: list[FastAPI] = []  # a process has at most one ingress
 
 
 def _started_app() -> FastAPI:

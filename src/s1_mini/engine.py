@@ -130,7 +130,7 @@ class _Lifecycle:
         try:
             await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
-            await asyncio.to_thread(self.stop)  # as soon as it has started
+            await asyncio.to_thread(self.stop)  # waits until it has started
             raise
         return self
 

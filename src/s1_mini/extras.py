@@ -12,7 +12,7 @@ from s1_mini.exceptions import ConfigurationError
 
 Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm"]
 
-MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-EXTRA.txt has their versions
+MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.txt has the versions
     "server": (
         "fastapi",
         "fastapi_offline",

@@ -106,7 +106,7 @@ class Files:
 
     def sync_folder(self, folder: Path) -> None:
         """Write the names in a folder to disk, so that they survive a crash. Raises `OSError`."""
-        if self.is_windows:  # where a folder cannot be opened, and renames are in its journal
+        if self.is_windows:  # Windows cannot open a folder; NTFS journals renames
             return
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -54,7 +54,7 @@ class MetricFamily:
     kind: Literal["counter", "gauge", "histogram"]
     description: str
     value: float | Histogram | dict[str, float]
-    label: str = ""  # what the keys of `value` are
+    label: str = ""  # name of the label whose values are the keys of `value`
 
 
 def _latency() -> Histogram:
@@ -66,18 +66,18 @@ class EngineMetrics:
     """Metrics of one engine since its creation; a reload continues them."""
 
     queue_s: Histogram = field(default_factory=_latency)  # from arrival to the first slot
-    prefill_s: Histogram = field(default_factory=_latency)  # from the slot until the prompt is read
+    prefill_s: Histogram = field(default_factory=_latency)  # from the slot until the prompt is prefilled
     first_chunk_s: Histogram = field(default_factory=_latency)  # from arrival to the first audio
     total_s: Histogram = field(default_factory=_latency)  # from arrival to the end
     real_time_factor: Histogram = field(default_factory=lambda: Histogram(FACTOR_BUCKETS))
-    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # of a step that made frames
+    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # rows per step that generated frames
     frames: int = 0
     audio_s: float = 0.0
     underruns: int = 0  # times that a stream ran dry
     ends: Counter[str] = field(default_factory=Counter)  # requests by finish reason or error code
-    stage_seconds: dict[str, float] = field(default_factory=dict)  # of work, by stage
-    stage_steps: Counter[str] = field(default_factory=Counter)  # by stage: steps, each of some rows
-    stage_rows: Counter[str] = field(default_factory=Counter)  # by stage: rows of all its steps
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # working time by stage
+    stage_steps: Counter[str] = field(default_factory=Counter)  # number of steps by stage
+    stage_rows: Counter[str] = field(default_factory=Counter)  # total rows of all steps by stage
     out_of_memory: int = 0  # times that memory ran out and caches were evicted
 
     def count_stage(self, name: str, rows: int, seconds: float) -> None:

@@ -25,7 +25,7 @@ class GenerationResponse:
     frames: int
     finish_reason: FinishReason | None
     generation_time: float  # seconds
-    audio_format: AudioFormat = "wav"  # of `audio_bytes`
+    audio_format: AudioFormat = "wav"  # format of `audio_bytes`
     spoken_text: str = ""  # the normalized text, with numbers and signs in words if the checkpoint reads words
     warning: str | None = None  # skipped characters, or a text in another language
 

@@ -91,7 +91,7 @@ class VoiceInfo:
     description: str
     is_default: bool  # used by requests without a voice
     source: VoiceSource
-    seconds: float  # of its recording
+    seconds: float  # duration of the recording
     text: str  # transcript of the recording
     pinned: bool  # exempt from eviction from the caches
 
@@ -200,7 +200,7 @@ class AudioChunk:
     frames: int
     finish_reason: FinishReason | None = None  # set on the last chunk only
     timing: Timing | None = None  # set on the last chunk only
-    spoken_text: str | None = None  # of the whole request; set on the first chunk only
+    spoken_text: str | None = None  # normalized text of the whole request; set on the first chunk only
     warning: str | None = None  # skipped characters, or another language; set on the first chunk only
 
     @property

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from s1_mini.exceptions import ConfigurationError
 
 ENGINE, SERVER = "S1_MINI_", "S1_MINI_SERVER_"
-OWNERS = {  # by prefix: a settings class, or a function that returns the names
+OWNERS = {  # prefix: a settings class, or a function that returns the names
     ENGINE: "s1_mini.config:EngineConfig",
     SERVER: "s1_mini.server.settings:ServerSettings",
     "S1_MINI_SERVER_SAGEMAKER_": "s1_mini.sagemaker.settings:ContainerSettings",

@@ -263,11 +263,11 @@ def test_pieces_decode_to_the_samples_of_the_whole(form, rate, size):
     content = b"".join(encoder.feed(wave[start : start + size]) for start in range(0, len(wave), size))
     content += encoder.finish()
 
-    got, wanted = decoded(content, form), decoded(encode(wave, rate, form), form)
+    got, expected = decoded(content, form), decoded(encode(wave, rate, form), form)
     if form == "mp3":  # at another bit rate, and with the encoder's padding
-        assert 0 <= len(got) - len(wanted) < 4000
+        assert 0 <= len(got) - len(expected) < 4000
     else:
-        assert np.array_equal(got, wanted)
+        assert np.array_equal(got, expected)
 
 
 @pytest.mark.parametrize("size", [100, 8192, 44_100])

@@ -27,9 +27,9 @@ def test_the_command_measures_all_ways_and_they_agree(command: Command, monkeypa
     done = command(main, "--device cpu --size tiny --share 0.003 --lanes 3 --chunk 15 --batch 4 --single-share 0.5")
 
     assert done.code == 0
-    told = {(each["direction"], each["way"]): each for each in done.facts["ways"]}
-    assert list(told) == [(direction, way) for direction in ("encode", "decode") for way in WAYS]
-    for (direction, way), each in told.items():
+    output = {(each["direction"], each["way"]): each for each in done.facts["ways"]}
+    assert list(output) == [(direction, way) for direction in ("encode", "decode") for way in WAYS]
+    for (direction, way), each in output.items():
         assert each["files"] == (4 if way == "single" else 8)
         assert 0 < each["useful"] <= 1
         assert each["allocations"] is None, "which only a GPU counts"
@@ -37,9 +37,9 @@ def test_the_command_measures_all_ways_and_they_agree(command: Command, monkeypa
             assert each["max_difference"] <= 1e-5
         else:
             assert each["agreement"] >= 0.97  # the last frame of a padded file is padded with zeros, not mirrored
-    assert told["encode", "single"]["useful"] == told["encode", "single"]["agreement"] == 1
-    assert told["encode", "lanes"]["agreement"] >= 0.998
-    assert told["decode", "sorted"]["useful"] > told["decode", "padded"]["useful"]
+    assert output["encode", "single"]["useful"] == output["encode", "single"]["agreement"] == 1
+    assert output["encode", "lanes"]["agreement"] >= 0.998
+    assert output["decode", "sorted"]["useful"] > output["decode", "padded"]["useful"]
 
 
 def test_a_missing_device_is_reported_in_one_sentence(command: Command) -> None:

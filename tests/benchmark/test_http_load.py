@@ -45,15 +45,15 @@ def serving(*, refuses: bool) -> Iterator[Place]:
 
 def test_a_refused_request_counts_no_audio_and_its_client_waits() -> None:
     with serving(refuses=True) as place:
-        told = run_load(Traffic(place, streams=3, seconds=0.5, rate=None, frames=10, listens=True), clients=2)
+        output = run_load(Traffic(place, streams=3, seconds=0.5, rate=None, frames=10, listens=True), clients=2)
 
-    assert (told["failed"], told["requests"], told["sound_s_a_second"]) == (3, 0, 0.0)
+    assert (output["failed"], output["requests"], output["sound_s_a_second"]) == (3, 0, 0.0)
 
 
 def test_clients_count_received_audio_and_play_it_before_the_next_request() -> None:
     with serving(refuses=False) as place:
-        told = run_load(Traffic(place, streams=3, seconds=1.0, rate=None, frames=10, listens=True), clients=2)
+        output = run_load(Traffic(place, streams=3, seconds=1.0, rate=None, frames=10, listens=True), clients=2)
 
-    assert (told["failed"], told["requests"], told["ran_dry"]) == (0, 3, 0)
-    assert told["sound_s_a_second"] == pytest.approx(6.0, abs=0.1)
-    assert told["first_ms_p95"] >= told["first_ms_p50"] > 0
+    assert (output["failed"], output["requests"], output["ran_dry"]) == (0, 3, 0)
+    assert output["sound_s_a_second"] == pytest.approx(6.0, abs=0.1)
+    assert output["first_ms_p95"] >= output["first_ms_p50"] > 0

@@ -53,25 +53,25 @@ def test_the_derived_figures_are_those_counted_of_the_real_size() -> None:
 def test_the_command_prints_every_table_and_a_line_of_json(checkpoint: Path, tmp_path: Path, command: Command) -> None:
     words = "--device cpu --texts 1,2 --repeats 2 --requests 1,5 --growth 4,8 --max-steps 30"
 
-    code, lines, told, _ = command(main, words, checkpoint=checkpoint, output=tmp_path / "it.json")
+    code, lines, output, _ = command(main, words, checkpoint=checkpoint, output=tmp_path / "it.json")
 
     assert code == 0
-    assert json.loads((tmp_path / "it.json").read_text()) == told
-    assert told["facts"]["steps"] == [25, 30]
-    assert [way["name"] for way in told["latencies"]] == ["baseline", "transformers", "engine", "engine, first audio"]
-    assert all(way["largest_difference"] <= 1e-4 for way in told["latencies"][1:3])
-    assert [batch["failed"] for batch in told["batches"]] == [0, 0]
-    assert [way["runs"] for way in told["latencies"]] == [4, 4, 4, 4]
-    assert [(batch["rounds"], len(batch["seconds_of_rounds"])) for batch in told["batches"]] == [(2, 2), (2, 2)]
-    before, after = told["sections"]["before"], told["sections"]["after"]
+    assert json.loads((tmp_path / "it.json").read_text()) == output
+    assert output["facts"]["steps"] == [25, 30]
+    assert [way["name"] for way in output["latencies"]] == ["baseline", "transformers", "engine", "engine, first audio"]
+    assert all(way["largest_difference"] <= 1e-4 for way in output["latencies"][1:3])
+    assert [batch["failed"] for batch in output["batches"]] == [0, 0]
+    assert [way["runs"] for way in output["latencies"]] == [4, 4, 4, 4]
+    assert [(batch["rounds"], len(batch["seconds_of_rounds"])) for batch in output["batches"]] == [(2, 2), (2, 2)]
+    before, after = output["sections"]["before"], output["sections"]["after"]
     assert list(before) == list(SECTIONS)
     assert list(after) == [*SECTIONS, "scheduling"]
     assert all(section["seconds"] > 0 for section in before.values())
     assert all(after[name]["seconds"] > 0 for name in (*SECTIONS[:4], "scheduling"))
     assert 0 < before["decode_mel"]["use"] <= 1
     assert after["decode_mel"]["bandwidth_gb_s"] > 0
-    assert len(told["bottlenecks_before"]) == len(told["bottlenecks_after"]) == 3
-    assert {one["part"] for one in told["growth"]} == {"decode, baseline", "decode, engine", "encode"}
+    assert len(output["bottlenecks_before"]) == len(output["bottlenecks_after"]) == 3
+    assert {one["part"] for one in output["growth"]} == {"decode, baseline", "decode, engine", "encode"}
     for words in ("one at a time", "before use %", "requests at once", "section", "Bottlenecks before", "derived"):
         assert any(words in line for line in lines)
 

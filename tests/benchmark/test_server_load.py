@@ -17,16 +17,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_nothing_is_lost_or_doubled_while_half_of_the_clients_vanish(oracle: Path, command: Command) -> None:
-    code, lines, told, _ = command(main, "--streams 8 --seconds 2 --max-batch-size 4", checkpoint=oracle)
+    code, lines, output, _ = command(main, "--streams 8 --seconds 2 --max-batch-size 4", checkpoint=oracle)
 
     assert code == 0, lines
-    assert told["failed"] == {}
-    assert told["different"] == 0
-    assert told["whole"] >= 4
-    assert told["vanished"] >= 4
-    assert told["ping_ms_p99"] < 10_000
-    assert told["free_ms"] < 10_000
-    assert told["minutes"][0]["mib"] > 50
+    assert output["failed"] == {}
+    assert output["different"] == 0
+    assert output["whole"] >= 4
+    assert output["vanished"] >= 4
+    assert output["ping_ms_p99"] < 10_000
+    assert output["free_ms"] < 10_000
+    assert output["minutes"][0]["mib"] > 50
 
 
 @pytest.mark.parametrize("lost", ["failed", "different", "nothing heard"])

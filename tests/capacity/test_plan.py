@@ -90,8 +90,8 @@ def test_the_sizes_of_a_checkpoint_are_those_of_its_loaded_weights(tiny: Path) -
     assert step(1, 1).num_bytes - step(1, 0).num_bytes == speaker.loaded.model.position_bytes / 2
 
 
-def fit(free: float, wanted: int) -> tuple[int, int]:
-    return fit_slots([DeviceMemory(free, DEMAND)], wanted=wanted, positions=8192, needed=2048)
+def fit(free: float, requested: int) -> tuple[int, int]:
+    return fit_slots([DeviceMemory(free, DEMAND)], requested=requested, positions=8192, needed=2048)
 
 
 def test_slots_fill_the_memory_and_fewer_columns_are_chosen_before_fewer_slots() -> None:
@@ -101,7 +101,7 @@ def test_slots_fill_the_memory_and_fewer_columns_are_chosen_before_fewer_slots()
     room = 0.98 * free - DEMAND.fixed
     assert poor * DEMAND.slot(2048) <= room < (poor + 1) * DEMAND.slot(2048)
     assert count_slots([DeviceMemory(GIB / 2, DEMAND)], 2048) == 0
-    assert [fit(free, wanted) for wanted in (rich, rich + 1, 10 * poor)] == [
+    assert [fit(free, expected) for expected in (rich, rich + 1, 10 * poor)] == [
         (rich, 8192),
         (rich + 1, 2048),
         (poor, 2048),
@@ -131,7 +131,7 @@ def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
     assert (plan.slots, plan.columns) == (int((0.98 * free - demand.fixed) // demand.slot(1024)), 1024)
     assert plan.floors[0].model_ms == pytest.approx(6e8 / (COPY_SHARE * card.bandwidth_gb_s * 1e6))
     assert plan.data()["codec_bytes"] == 230_000_000
-    assert fit_slots([DeviceMemory(0, demand)], wanted=4, positions=1024, needed=1024) == (1, 0)
+    assert fit_slots([DeviceMemory(0, demand)], requested=4, positions=1024, needed=1024) == (1, 0)
 
 
 def test_of_several_devices_the_fullest_decides() -> None:
@@ -145,7 +145,7 @@ def test_of_several_devices_the_fullest_decides() -> None:
 
     assert 0 < slots < count_slots([roomy], 2048)
     assert count_slots([roomy, tight, DeviceMemory(3 * GIB, nothing)], 2048) == slots
-    assert fit_slots([roomy, DeviceMemory(GIB, sounds)], wanted=4, positions=2048, needed=64) == (1, 0)
+    assert fit_slots([roomy, DeviceMemory(GIB, sounds)], requested=4, positions=2048, needed=64) == (1, 0)
     assert count_slots([roomy, DeviceMemory(GIB, nothing)], 2048) == 0
 
 

@@ -160,8 +160,8 @@ def manifest_of(path: Path, files: dict[str, tuple[str, float]]) -> bytes:
     written: Any = {name: Content(sha256, size) for name, (sha256, size) in files.items()}
     with suppress(UnicodeEncodeError):
         return Manifest("1", "2", written).to_bytes()
-    told = {name: {"sha256": sha256, "bytes": size} for name, (sha256, size) in files.items()}
-    return json.dumps(json.loads(path.read_bytes()) | {"files": told}).encode()
+    output = {name: {"sha256": sha256, "bytes": size} for name, (sha256, size) in files.items()}
+    return json.dumps(json.loads(path.read_bytes()) | {"files": output}).encode()
 
 
 def changed(path: Path, **values: Any) -> bytes:

@@ -87,11 +87,11 @@ def test_an_unknown_variable_is_reported_once_with_the_nearest_known_one(
 ) -> None:
     monkeypatch.setenv(wrong, "1")
 
-    with pytest.warns(UserWarning, match="is not a setting of s1_mini") as told:
+    with pytest.warns(UserWarning, match="is not a setting of s1_mini") as output:
         list(groups())
 
     suggestion = f"; did you mean {meant}?" if meant else ""
-    assert [str(one.message) for one in told] == [f"{wrong} is not a setting of s1_mini{suggestion}"]
+    assert [str(one.message) for one in output] == [f"{wrong} is not a setting of s1_mini{suggestion}"]
 
 
 def test_a_known_variable_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,9 +65,9 @@ def test_a_damaged_voice_of_a_checkpoint_is_named_next_to_the_list_of_the_others
     assert "bad" not in listed.out
     assert len(caplog.records) == described.err.count("\n") == 1
     warned = [record.message for record in caplog.records]
-    for told in (*warned, described.err):
-        assert "'bad' cannot be used: voices" in told
-        assert "download this file of the checkpoint again, or delete it" in told
+    for output in (*warned, described.err):
+        assert "'bad' cannot be used: voices" in output
+        assert "download this file of the checkpoint again, or delete it" in output
 
 
 CALLS = {
@@ -98,8 +98,8 @@ CALLS = {
 def test_a_bad_call_gets_one_sentence(call: Call, name: str, tmp_path: Path) -> None:
     arguments, complaint = CALLS[name]
 
-    code, _, told = call("voices", *(argument.format(tmp=tmp_path) for argument in arguments))
+    code, _, output = call("voices", *(argument.format(tmp=tmp_path) for argument in arguments))
 
     assert code == 1
-    assert complaint in told
-    assert told.count("\n") == 1
+    assert complaint in output
+    assert output.count("\n") == 1

@@ -217,10 +217,10 @@ def test_a_late_step_is_retried_and_changes_nothing() -> None:
 def test_only_remote_stages_are_notified_of_cancelled_work(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = policies(2)
     monkeypatch.setattr("tests.core.conftest.policies", lambda _: (replace(chain[0], is_remote=True), *chain[1:]))
-    core, told = start(), []
+    core, output = start(), []
     for number in (0, 1):
         monkeypatch.setattr(
-            core.runners[number].stage, "drop", lambda slots, number=number: told.append((number, slots))
+            core.runners[number].stage, "drop", lambda slots, number=number: output.append((number, slots))
         )
     sound(ask(core))
 
@@ -228,10 +228,10 @@ def test_only_remote_stages_are_notified_of_cancelled_work(monkeypatch: pytest.M
     next(iter(left))
     left.close()
 
-    wait_until(lambda: told)
+    wait_until(lambda: output)
     settle(core)
     core.stop()
-    assert told == [(0, [0])]
+    assert output == [(0, [0])]
 
 
 def poison(core: EngineCore) -> None:

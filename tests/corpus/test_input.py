@@ -136,7 +136,7 @@ def test_a_line_that_is_too_long_is_reported_and_the_next_is_read(tmp_path: Path
     first, second = read(path)
 
     assert isinstance(first, BadLine)
-    assert first.reason == "has more than 4,194,304 bytes, which is the most that is read"
+    assert first.reason == "is longer than 4,194,304 bytes"
     assert isinstance(second, CorpusRow)
     assert second.line == 2
 
@@ -156,15 +156,18 @@ def test_no_line_of_a_table_with_gaps_in_its_numbers_is_lost(tmp_path: Path) -> 
 
 
 REFUSED = {
-    "missing.csv": (None, "is not there; name a file that ends in .csv, .tsv, .jsonl, .ndjson, .parquet"),
+    "missing.csv": (None, "does not exist; give a file that ends in .csv, .tsv, .jsonl, .ndjson, .parquet"),
     "texts.txt": (b"One.", "is not a supported file or a folder of such files; it must end in"),
     "sentence.csv": (
         b"id,sentence\n1,One.\n",
-        "has no column 'text': there are id, sentence; name one with --text",
+        "has no column 'text'; its columns are id, sentence; choose one with --text",
     ),
-    "keys.jsonl": (b'{"a": 1}\n{"b": 2}\n', "has no column 'text': there are a, b; name one with --text-column"),
+    "keys.jsonl": (
+        b'{"a": 1}\n{"b": 2}\n',
+        "has no column 'text'; its columns are a, b; choose one with --text-column",
+    ),
     "twice.csv": (b"text,text\n1,2\n", "its header repeats 'text'"),
-    "empty.csv": (b"", "has no column 'text': there are none"),
+    "empty.csv": (b"", "has no column 'text'; its columns are none"),
     "header.csv": (b"text\n", "holds no text: all of it is blank"),
     "broken.parquet": (b"PAR1 and no more PAR1", "broken.parquet cannot be read: "),
     "same.jsonl": (
@@ -185,17 +188,19 @@ def test_unreadable_input_is_one_sentence_with_a_hint_and_creates_no_output(
 
     assert speak(monkeypatch, tmp_path / name, tmp_path / "out", "--local") == 1
 
-    told = capsys.readouterr().err
-    assert told.startswith("s1-mini: ")
-    assert sentence in told
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("s1-mini: ")
+    assert sentence in output
+    assert output.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
 def test_a_requested_column_that_is_missing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("text\nOne.\n")
 
-    with pytest.raises(CorpusError, match="has no column 'speaker': there are text; name one with --voice-column"):
+    with pytest.raises(
+        CorpusError, match="has no column 'speaker'; its columns are text; choose one with --voice-column"
+    ):
         read(tmp_path / "texts.csv", {"voice": "speaker"})
 
 
@@ -219,8 +224,8 @@ def test_parquet_without_its_package_is_reported_with_the_install_command(
     monkeypatch.setattr("s1_mini.extras.find_spec", lambda name: None if name == "pyarrow" else object())
 
     assert speak(monkeypatch, tmp_path / "texts.parquet", tmp_path / "out", "--local") == 1
-    told = capsys.readouterr().err
-    assert 'reading texts.parquet needs pyarrow, which is not installed: pip install "s1-mini[corpus]"' in told
+    output = capsys.readouterr().err
+    assert 'reading texts.parquet needs pyarrow, which is not installed: pip install "s1-mini[corpus]"' in output
     assert speak(monkeypatch, tmp_path / "texts.csv", tmp_path / "out", "--local", "--layout", "parquet") == 1
-    told = capsys.readouterr().err
-    assert '--layout parquet needs pyarrow, which is not installed: pip install "s1-mini[corpus]"' in told
+    output = capsys.readouterr().err
+    assert '--layout parquet needs pyarrow, which is not installed: pip install "s1-mini[corpus]"' in output

@@ -39,13 +39,13 @@ from waiting import wait_until
 def test_every_text_is_spoken_once_as_the_engine_speaks_it_with_the_seed_of_its_id(
     whole: Path, texts: Path, engine: ProductionTTSEngine
 ) -> None:
-    told, given = metadata(whole), lines_of(texts.read_bytes())
+    output, given = metadata(whole), lines_of(texts.read_bytes())
 
-    assert ids(told) == ids(given)
-    assert [line["text"] for line in told] == [line["text"] for line in given]
-    assert [line["file_name"] for line in told] == [f"{number:09}.wav" for number in range(NUM_TEXTS)]
+    assert ids(output) == ids(given)
+    assert [line["text"] for line in output] == [line["text"] for line in given]
+    assert [line["file_name"] for line in output] == [f"{number:09}.wav" for number in range(NUM_TEXTS)]
     for number in (0, 7, NUM_TEXTS - 1):
-        line, sound = told[number], (whole / f"shards/{number // 3:06}/{number:09}.wav").read_bytes()
+        line, sound = output[number], (whole / f"shards/{number // 3:06}/{number:09}.wav").read_bytes()
         seed = seed_of(f"text-{number}", 0)
         alone = engine.generate(str(given[number]["text"]), seed=seed, max_new_tokens=6, chunk_profile="throughput")
         assert sound == alone.audio_bytes
@@ -190,8 +190,8 @@ def test_bad_lines_are_reported_with_line_id_and_reason_and_the_others_are_synth
 
     assert ids(metadata(tmp_path / "out")) == ["good", "6"]
     assert metadata(tmp_path / "out")[1]["seed"] == 3
-    told = errors(tmp_path / "out")
-    assert [(line, name) for line, name, _ in told] == [
+    output = errors(tmp_path / "out")
+    assert [(line, name) for line, name, _ in output] == [
         (2, None),
         (4, "no text"),
         (5, "blank"),
@@ -205,9 +205,9 @@ def test_bad_lines_are_reported_with_line_id_and_reason_and_the_others_are_synth
         (14, "empty"),
     ]
     expected = ["is not JSON", "text: is missing", "text: is empty", "id: is missing", "seed: -1 is not"]
-    expected += ["knows no heat", "nobody", "has 21000 characters", "holds a JSON list"]
+    expected += ["unknown parameter heat", "nobody", "has 21000 characters", "holds a JSON list"]
     expected += ["is not UTF-8", "text: is empty"]
-    for (_, _, reason), part in zip(told, expected, strict=True):
+    for (_, _, reason), part in zip(output, expected, strict=True):
         assert part in str(reason)
     assert "11 lines failed" in capsys.readouterr().err
 
@@ -269,9 +269,9 @@ def test_a_corpus_of_only_bad_lines_fails(tmp_path: Path, capsys: pytest.Capture
 
     assert local(source, tmp_path / "out") == 1
 
-    told = capsys.readouterr().err
-    assert "all 1 lines failed" in told
-    assert "errors.jsonl" in told
+    output = capsys.readouterr().err
+    assert "all 1 lines failed" in output
+    assert "errors.jsonl" in output
     assert [reason for *_, reason in errors(tmp_path / "out")] == ["is not UTF-8: it has the byte 0xe9"]
 
 
@@ -338,13 +338,13 @@ def test_the_progress_bar_shows_audio_per_hour_cost_and_time_left_and_changes_no
 def test_json_of_parameters_is_checked_by_its_option(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = []
+    output = []
     for given in ("{", json.dumps({"heat": 1}), json.dumps({"top_p": 7}), "[]"):
         assert speak(monkeypatch, texts, tmp_path / "out", "--local", "--parameters", given) == 1
-        told.append(capsys.readouterr().err)
+        output.append(capsys.readouterr().err)
 
-    assert "--parameters: is not JSON" in told[0]
-    assert "--parameters: knows no heat; there are temperature, top_p" in told[1]
-    assert "top_p: 7 is not a number in (0, 1]" in told[2]
-    assert "--parameters: is a list; give an object" in told[3]
+    assert "--parameters: is not JSON" in output[0]
+    assert "--parameters: unknown parameter heat; available: temperature, top_p" in output[1]
+    assert "top_p: 7 is not a number in (0, 1]" in output[2]
+    assert "--parameters: is a list; give an object" in output[3]
     assert not (tmp_path / "out").exists()

@@ -130,8 +130,8 @@ def test_shards_are_left_for_actors_that_start_later() -> None:
 
 
 def test_a_shard_of_a_lost_actor_is_spoken_by_another_one_and_a_second_loss_ends_the_run() -> None:
-    first, second, told = StandIn(), StandIn(), list[str]()
-    entries = Team([first.member, second.member], told.append, KilledError).work(shards(1))
+    first, second, output = StandIn(), StandIn(), list[str]()
+    entries = Team([first.member, second.member], output.append, KilledError).work(shards(1))
     with ThreadPoolExecutor(1) as pool:
         entry = pool.submit(next, entries)
         for each in (first, second):
@@ -141,7 +141,7 @@ def test_a_shard_of_a_lost_actor_is_spoken_by_another_one_and_a_second_loss_ends
         with pytest.raises(CorpusError, match=r"shard 0, from line 0 of a.csv, has lost its actor 8 times: no memory"):
             entry.result()
 
-    assert "an actor is lost, and others speak its shards: no memory" in told
+    assert "an actor is lost, and others speak its shards: no memory" in output
 
 
 def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Job) -> None:
@@ -149,14 +149,14 @@ def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Jo
 
     other = {**job.header, "checkpoint": "0" * 64}
     header.write_bytes(header_bytes(other))
-    told = Actor(Job(job.config, job.output, "files", "wav", other)).start()
-    assert str(told).startswith(
+    output = Actor(Job(job.config, job.output, "files", "wav", other)).start()
+    assert str(output).startswith(
         "checkpoint: the files differ on this machine; use identical files on all machines (process "
     )
 
     header.unlink()
-    told = Actor(job).start()
-    assert "is a different place on this machine; name s3://bucket/prefix, or a shared folder (process " in str(told)
+    output = Actor(job).start()
+    assert "is a different place on this machine; name s3://bucket/prefix, or a shared folder (process " in str(output)
 
 
 def test_missing_ray_is_reported_with_the_install_command(
@@ -165,8 +165,8 @@ def test_missing_ray_is_reported_with_the_install_command(
     monkeypatch.setattr("s1_mini.extras.find_spec", lambda name: None if name == "ray" else object())
 
     assert speak(monkeypatch, texts, tmp_path / "out", "--actors", 2) == 1
-    told = capsys.readouterr().err
-    assert 'without --local needs ray, which is not installed: pip install "s1-mini[ray]"' in told
+    output = capsys.readouterr().err
+    assert 'without --local needs ray, which is not installed: pip install "s1-mini[ray]"' in output
     assert not (tmp_path / "out").exists()
 
     assert speak(monkeypatch, texts, tmp_path / "out", "--actors", 2, "--local") == 1

@@ -250,8 +250,8 @@ def test_a_corpus_comes_from_s3_and_goes_there(  # noqa: PLR0917 - fixtures
 @pytest.mark.parametrize(
     ("source", "output", "sentence"),
     [
-        (f"s3://{BUCKET}/nothing", "out", f"s3://{BUCKET}/nothing holds no object that ends in .csv, .tsv, .jsonl"),
-        (f"s3://{BUCKET}/no.csv", "out", f"s3://{BUCKET}/no.csv is not there"),
+        (f"s3://{BUCKET}/nothing", "out", f"s3://{BUCKET}/nothing has no object whose name ends in .csv, .tsv, .jsonl"),
+        (f"s3://{BUCKET}/no.csv", "out", f"s3://{BUCKET}/no.csv does not exist"),
         ("texts.csv", "s3://no-such-bucket/out", "output s3://no-such-bucket/out: "),
         ("s3://", "out", "'s3://' is not a valid S3 location; use s3://bucket/prefix"),
     ],

@@ -45,7 +45,7 @@ def test_a_changed_artifact_is_refused_and_not_started(
 
     assert run_here(monkeypatch, "package", "--check", tmp_path / "model") == 1
 
-    assert "'config.json' is not what manifest.json says" in capsys.readouterr().err
+    assert "'config.json' is different from manifest.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_a_container_is_stopped_with_a_signal_that_it_handles(ending: StopSignal
 
     assert process.asked == [number]
     assert step.passed
-    assert f"after {ending.name}" in step.told
+    assert f"after {ending.name}" in step.details
     assert not stop(Process(1), ending).passed, "it was ended as it stood"
-    assert "run this command in a console" in stop(Process(0, refuses=True), ending).told
+    assert "run this command in a console" in stop(Process(0, refuses=True), ending).details
 
 
 def test_a_folder_is_copied_where_links_are_not_allowed(

@@ -227,10 +227,10 @@ print(sorted(name for name in vars(CudaUtils()) if "device" in name))
     environment = {"PATH": "/usr/bin:/bin:/sbin", "HOME": str(tmp_path), "CC": str(opt / "libexec" / "cc")}
     environment |= {"TRITON_LIBCUDA_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
 
-    told = subprocess.run(
+    output = subprocess.run(
         [opt / "bin" / "python", "-c", code], env=environment, capture_output=True, text=True, check=False
     )
 
-    assert told.stdout == "['get_device_properties']\n", told.stderr
+    assert output.stdout == "['get_device_properties']\n", output.stderr
     (cached,) = (tmp_path / ".triton").rglob("cuda_utils*.so")
     assert cached.read_bytes() == (opt / "libexec" / "triton_driver.so").read_bytes()

@@ -124,13 +124,13 @@ def test_tensors_read_in_pieces_are_those_read_whole(
 
 
 def test_the_manifest_says_what_wrote_it_and_what_every_file_is(unpacked: Path) -> None:
-    told = json.loads((unpacked / "manifest.json").read_text())
+    output = json.loads((unpacked / "manifest.json").read_text())
 
     files = sorted(p.relative_to(unpacked).as_posix() for p in unpacked.rglob("*") if p.is_file())
-    assert sorted([*told["files"], "manifest.json"]) == files
-    assert told["torch"] == torch.__version__.partition("+")[0]
+    assert sorted([*output["files"], "manifest.json"]) == files
+    assert output["torch"] == torch.__version__.partition("+")[0]
     config = (unpacked / "config.json").read_bytes()
-    assert told["files"]["config.json"] == {"sha256": hashlib.sha256(config).hexdigest(), "bytes": len(config)}
+    assert output["files"]["config.json"] == {"sha256": hashlib.sha256(config).hexdigest(), "bytes": len(config)}
 
 
 def test_the_toolkits_file_is_the_one_in_the_checkout() -> None:
@@ -250,7 +250,7 @@ def add_device(model: Path) -> None:
 
 
 DAMAGES: list[tuple[Callable[[Path], object], str]] = [
-    (change, r"'model\.safetensors' is not what manifest\.json says"),
+    (change, r"'model\.safetensors' is different from manifest\.json"),
     (lambda model: (model / "codec.safetensors").unlink(), r"'codec\.safetensors' is missing"),
     (
         lambda model: (model / "voices").mkdir() or (model / "voices" / "eve.safetensors").write_text("x"),
@@ -292,7 +292,7 @@ def test_a_file_of_another_size_is_refused_before_any_is_read(unpacked: Path, mo
     monkeypatch.setattr("s1_mini.packaging.verify._hash_file", lambda path: pytest.fail(f"{path} is read"))
     (unpacked / "config.json").write_text("{}")
 
-    with pytest.raises(PackageError, match=r"'config\.json' is not what manifest\.json says"):
+    with pytest.raises(PackageError, match=r"'config\.json' is different from manifest\.json"):
         verify_directory(unpacked)
 
 

@@ -68,13 +68,13 @@ class Recorder:
 
 
 def test_an_archive_arrives_whole_in_parts_with_checksums(s3: Any, large: Path) -> None:
-    client, told = Recorder(s3), []
+    client, output = Recorder(s3), []
 
-    location = Uploader(client, part_bytes=PART).send(large, PLACE, told.append)
+    location = Uploader(client, part_bytes=PART).send(large, PLACE, output.append)
 
     assert location == f"s3://{BUCKET}/voices/1/model.tar.gz"
     assert s3.get_object(Bucket=BUCKET, Key="voices/1/model.tar.gz")["Body"].read() == large.read_bytes()
-    assert sum(told) == large.stat().st_size
+    assert sum(output) == large.stat().st_size
     parts = [values for name, values in client.asked if name == "upload_part"]
     assert len(parts) == 6
     assert all(values["ChecksumSHA256"] for values in parts)

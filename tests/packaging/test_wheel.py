@@ -61,8 +61,8 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: zipfi
     source = ROOT / "src"
     files = {path.relative_to(source).as_posix() for path in (source / "s1_mini").rglob("*") if path.is_file()}
 
-    wanted = {name for name in files if "__pycache__" not in name}
-    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == wanted
+    expected = {name for name in files if "__pycache__" not in name}
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 
 
 def test_the_source_archive_builds_the_same_and_brings_no_tests(built: Path) -> None:

@@ -88,13 +88,13 @@ def test_every_stage_leaves_a_codec_that_the_engine_opens(work: Path) -> None:
 def test_the_first_stage_brings_the_spectrum_nearer(work: Path) -> None:
     stage = training(work, "spectral")
     stage.rate.fill_(5e-3)
-    told = []
+    output = []
     for _ in range(12):
         stage._report.zero_()
         stage.step()
         stage.move()
-        told.append(stage._report[0].item())
-    assert np.mean(told[-3:]) < 0.8 * np.mean(told[:3])
+        output.append(stage._report[0].item())
+    assert np.mean(output[-3:]) < 0.8 * np.mean(output[:3])
 
 
 def test_training_quantises_as_the_engine_does(work: Path) -> None:
@@ -194,7 +194,7 @@ def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: 
     shutil.copy(work / "speech" / "shard_00.npz", work / "speech" / "shard_04.npz")  # the other process's, by its name
     command = [sys.executable, str(work / "together.py"), str(work), json.dumps(TINY)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(root / "src"), str(root))), "OMP_NUM_THREADS": "1"}
-    running = [subprocess.Popen(command, env=environment | told) for told in environments(2)]
+    running = [subprocess.Popen(command, env=environment | output) for output in environments(2)]
     assert [process.wait(240) for process in running] == [0, 0]
     (drawn, left, *first), (other, left_too, *second) = (
         json.loads((work / f"rank_{rank}.json").read_text()) for rank in range(2)

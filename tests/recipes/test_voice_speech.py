@@ -154,8 +154,8 @@ def test_the_norm_of_the_generator_is_instance_norm_then_snake() -> None:
     x, style, alpha = torch.randn(2, 6, 1, 50), torch.randn(2, 12), torch.rand(6) + 0.5
     scale, shift = style[:, :, None].chunk(2, dim=1)
     normed = (1 + scale) * F.instance_norm(x.squeeze(2) + 1) + shift
-    wanted = normed + torch.sin(alpha[:, None] * normed).square() / alpha[:, None]
-    assert torch.allclose(norm_snake(x.clone(), style, alpha, torch.ones_like(x)).squeeze(2), wanted, atol=1e-5)
+    expected = normed + torch.sin(alpha[:, None] * normed).square() / alpha[:, None]
+    assert torch.allclose(norm_snake(x.clone(), style, alpha, torch.ones_like(x)).squeeze(2), expected, atol=1e-5)
 
 
 def test_every_package_is_pinned_by_its_hash_and_a_file_with_another_is_refused(tmp_path: Path) -> None:

@@ -98,14 +98,14 @@ def test_a_model_can_be_trained_on_the_encoded_data(work: Path) -> None:
     training = training_of(work)
     training.wait_for_tokens()
     training.rate.fill_(1e-2)
-    told = []
+    output = []
     for _ in range(8):
         training.report.zero_()
         training.step()
         training.move()
-        told.append(float(training.report.sum()))
+        output.append(float(training.report.sum()))
     assert (training.corpus.num_groups, training.held_back.num_groups) == (2, 1)
-    assert told[-1] < told[0]
+    assert output[-1] < output[0]
 
 
 def training_of(work: Path, **options: Any) -> ModelTraining:

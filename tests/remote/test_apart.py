@@ -46,9 +46,9 @@ class Apart:
 
         def left() -> list[str]:
             left = [f"requests of {each.facts.stage}" for each in self.stages if each.core.num_requests]
-            left += [told for each in self.stages for told in leaks(each.core.scheduler)]
-            told = self.engine.health_check()
-            is_busy = told["requests"] or told["slots"]["free"] < told["slots"]["total"]
+            left += [output for each in self.stages for output in leaks(each.core.scheduler)]
+            output = self.engine.health_check()
+            is_busy = output["requests"] or output["slots"]["free"] < output["slots"]["total"]
             return left + (["requests"] if is_busy else [])
 
         wait_until(lambda: not left())

@@ -140,10 +140,10 @@ def test_every_stage_has_its_replicas_and_health_counts_them(served: Served) -> 
 def test_streams_sound_as_from_one_engine_though_a_replica_is_killed(
     served: Served, expected: list[np.ndarray], stage: str
 ) -> None:
-    told: Future[None] = Future()
+    output: Future[None] = Future()
     with ThreadPoolExecutor(len(TEXTS)) as pool:
-        saying = [pool.submit(served.say, number, told) for number in range(len(TEXTS))]
-        told.result(MAX_WAIT_S)
+        saying = [pool.submit(served.say, number, output) for number in range(len(TEXTS))]
+        output.result(MAX_WAIT_S)
         served.kill_one(stage)
         waves = [each.result(MAX_WAIT_S) for each in saying]
 

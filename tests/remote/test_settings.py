@@ -59,9 +59,9 @@ def test_a_value_that_is_not_a_number_is_refused_by_name(given: dict[str, str], 
             "S1_MINI_CLUSTER_REPLICAS: Bark has no stage vocoder; available: semantic, coarse, fine, codec and ingress",
         ),
         ({"placement": {"codec": "cpu"}}, r"placement: .* one process .*; on a cluster, S1_MINI_CLUSTER_GPUS"),
-        ({"device": "cuda:1"}, "device='cuda:1' names one GPU; on a cluster Ray assigns GPUs to replicas: use cuda"),
-        ({"gpus": "fine=0.5,codec=0.5"}, "fine, codec share a GPU, and .* keys and values .S1_MINI_KV_CACHE_GB"),
-        ({"replicas": "ingress=2"}, "several of ingress need a folder of voices that all share .S1_MINI_VOICES_PATH"),
+        ({"device": "cuda:1"}, "device='cuda:1' names one GPU. On a cluster, Ray assigns GPUs to replicas"),
+        ({"gpus": "fine=0.5,codec=0.5"}, "fine, codec share a GPU, and .* KV cache .S1_MINI_KV_CACHE_GB"),
+        ({"replicas": "ingress=2"}, "several replicas of ingress need a shared folder .* S1_MINI_VOICES_PATH"),
     ],
 )
 def test_a_placement_that_does_not_fit_the_family_is_refused(given: dict[str, object], sentence: str) -> None:
@@ -76,16 +76,21 @@ def test_a_placement_that_does_not_fit_the_family_is_refused(given: dict[str, ob
             "cuda",
             {"replicas": "coarse=2"},
             [{"CPU": 8, "GPU": 4}],
-            "1 of semantic with 1, 2 of coarse with 1, 1 of fine with 1, 1 of codec with 1 need 5 GPUs, and the "
-            "cluster has 4; ask for fewer replicas",
+            r"need 5 GPUs \(1 × semantic \(1 each\), 2 × coarse .*\), "
+            "but the cluster has 4; reduce the number of replicas",
         ),
         (
             "cuda",
             {"gpus": "coarse=2"},
             [{"CPU": 8, "GPU": 1}] * 8,
-            "a replica of coarse needs 2 GPUs, and no machine of the cluster has more than 1",
+            "a replica of coarse needs 2 GPUs, but the cluster's largest machine has 1",
         ),
-        ("cpu", {"replicas": "fine=40"}, [{"CPU": 2}], r"need 8.6 CPUs, and the cluster has 2; .*S1_MINI_CLUSTER_CPUS"),
+        (
+            "cpu",
+            {"replicas": "fine=40"},
+            [{"CPU": 2}],
+            "need 8.6 CPUs .*, but the cluster has 2; .*S1_MINI_CLUSTER_CPUS",
+        ),
     ],
 )
 def test_more_replicas_than_devices_are_refused_with_a_hint(

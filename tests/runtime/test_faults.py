@@ -61,7 +61,7 @@ def test_a_model_that_fails_for_all_fails_each_request(speaker: LoadedCheckpoint
 
 
 @pytest.mark.parametrize(
-    ("what", "who"), [("begin", "model thread"), ("step", "model thread"), ("decode", "sound thread")]
+    ("what", "who"), [("begin", "model thread"), ("step", "model thread"), ("decode", "codec thread")]
 )
 def test_a_hanging_device_fails_all_requests_and_is_detected(
     what: str, who: str, speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
@@ -122,7 +122,7 @@ def test_an_engine_that_dies_while_audio_decoding_hangs_fails_all_requests(
     assert hangs.wait(EVENTUALLY_S)
     synthesizer.core.scheduler.stages[0].plan = die  # type: ignore[method-assign,assignment]
     wait_until(lambda: synthesizer.core.failure)  # before the watchdog reports the hanging decoder
-    synthesizer.core._watchdog._on_stuck("sound", 60.0)
+    synthesizer.core._watchdog._on_stuck("codec", 60.0)
 
     with pytest.raises(EngineNotReadyError, match="has died"):
         sound(queue)

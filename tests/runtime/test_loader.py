@@ -299,15 +299,15 @@ def test_weights_that_the_machine_cannot_multiply_stay_unquantised_and_health_sa
 
     monkeypatch.setattr("s1_mini.runtime.loader.product", refuse)
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype="int8")) as engine:
-        told = engine.health_check()["weights_dtype"]
+        output = engine.health_check()["weights_dtype"]
 
-    assert told == {"value": "full", "reason": "cpu cannot multiply int8 weights: no kernel for this processor"}
+    assert output == {"value": "full", "reason": "cpu cannot multiply int8 weights: no kernel for this processor"}
 
 
 def test_a_gpu_without_bfloat16_computes_in_float16_and_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_it, wanted in ((True, "bfloat16"), (False, "float16")):
+    for has_it, expected in ((True, "bfloat16"), (False, "float16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has_it=has_it, **_: has_it)
-        assert choose_precision("auto", "cuda").value == wanted
+        assert choose_precision("auto", "cuda").value == expected
     assert choose_precision("auto", "cuda").reason == "this GPU does not support bfloat16"
 
 
@@ -337,9 +337,9 @@ def test_batch_invariance_is_on_only_where_it_can_be_kept_and_health_says_so(tin
     ours, torchs = Choice("triton", "it is there"), Choice("torch", "Triton failed: no C compiler")
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", batch_invariance="on")) as engine:
-        told = engine.health_check()["batch_invariance"]
+        output = engine.health_check()["batch_invariance"]
 
-    assert told == {"value": "on", "reason": "always on for a CPU"}
+    assert output == {"value": "on", "reason": "always on for a CPU"}
     assert choose_batch_invariance("on", s1, "cuda", ours, "bfloat16").value == "on"
     assert choose_batch_invariance("off", s1, "cuda", ours, "bfloat16").value == "off"
     assert choose_batch_invariance("on", s1, "cuda", ours, "float32").value == "off"

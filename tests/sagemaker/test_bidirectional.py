@@ -20,9 +20,13 @@ def test_sound_of_the_first_sentence_comes_while_text_still_arrives(container: A
         socket.send(json.dumps({"type": "input.done"}))
         rest = messages_until(socket, "session.done")
 
-    assert [told["type"] for told in first if isinstance(told, dict)] == ["audio.start", "audio.done"]
+    assert [output["type"] for output in first if isinstance(output, dict)] == ["audio.start", "audio.done"]
     assert sum(len(piece) for piece in first if isinstance(piece, bytes)) > 0
-    assert [told["type"] for told in rest if isinstance(told, dict)] == ["audio.start", "audio.done", "session.done"]
+    assert [output["type"] for output in rest if isinstance(output, dict)] == [
+        "audio.start",
+        "audio.done",
+        "session.done",
+    ]
 
 
 def messages_until(socket: Any, last: str) -> list[Any]:

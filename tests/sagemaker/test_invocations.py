@@ -46,11 +46,11 @@ def test_accept_chooses_the_format(http: httpx2.Client, accept: str, media_type:
 
 def test_json_carries_the_samples_that_pcm_does(http: httpx2.Client) -> None:
     bare = http.post("/invocations", json=SHORT, headers={"Accept": "audio/pcm"})
-    told = http.post("/invocations", json=SHORT | {"format": "pcm"}, headers={"Accept": "application/json"})
+    output = http.post("/invocations", json=SHORT | {"format": "pcm"}, headers={"Accept": "application/json"})
 
     assert bare.headers["content-type"] == "audio/pcm;rate=44100;channels=1"
-    assert base64.b64decode(told.json()["audio"]) == bare.content
-    assert told.json()["sample_rate"] == 44_100
+    assert base64.b64decode(output.json()["audio"]) == bare.content
+    assert output.json()["sample_rate"] == 44_100
     assert bare.headers[ATTRIBUTES] == "sample_rate=44100,format=pcm,channels=1"
 
 
@@ -80,13 +80,13 @@ def test_json_lines_give_as_many_lines_in_the_same_order(http: httpx2.Client) ->
     body = "\n".join(json.dumps(line) for line in lines)
 
     answer = http.post("/invocations", content=body, headers={"Content-Type": "application/jsonlines"})
-    told = [json.loads(line) for line in answer.text.splitlines()]
+    output = [json.loads(line) for line in answer.text.splitlines()]
     alone = http.post("/invocations", json=lines[5], headers={"Accept": "application/json"}).json()
 
     assert answer.headers["content-type"] == "application/jsonlines"
-    assert len(told) == len(lines)
-    assert told[5] == alone
-    assert {n: t["error"]["code"] for n, t in enumerate(told) if "error" in t} == {
+    assert len(output) == len(lines)
+    assert output[5] == alone
+    assert {n: t["error"]["code"] for n, t in enumerate(output) if "error" in t} == {
         3: "text_invalid",
         7: "request_invalid",
     }
@@ -161,9 +161,9 @@ def test_errors_are_reported_with_their_code(
 
 
 def test_batch_transform_gets_its_execution_parameters(http: httpx2.Client) -> None:
-    told = http.get("/execution-parameters").json()
+    output = http.get("/execution-parameters").json()
 
-    assert told == {"MaxConcurrentTransforms": 4, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 16}
+    assert output == {"MaxConcurrentTransforms": 4, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 16}
 
 
 def test_ping_is_200_with_nothing(http: httpx2.Client) -> None:

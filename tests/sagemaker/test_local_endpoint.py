@@ -162,10 +162,10 @@ def test_a_result_that_does_not_fit_on_the_disk_is_a_failure(
     monkeypatch.setattr(container.app.state.endpoint, "store", FullStore(container.store))
 
     accepted = runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=json.dumps(SHORT), ContentType="text/json")
-    told = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())
+    output = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())
 
-    assert told["error"]["code"] == "insufficient_storage"
-    assert "No space left" in told["error"]["message"]
+    assert output["error"]["code"] == "insufficient_storage"
+    assert "No space left" in output["error"]["message"]
     wait_until(lambda: not list(container.store.glob(".*")))
 
 
@@ -194,9 +194,9 @@ def test_an_asynchronous_failure_is_written_to_the_failure_location(
     runtime: Any, given: dict[str, str], code: str
 ) -> None:
     accepted = runtime.invoke_endpoint_async(EndpointName=ENDPOINT, **given)
-    told = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())
+    output = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())
 
-    assert told["error"]["code"] == code
+    assert output["error"]["code"] == code
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_every_operation_of_the_document_is_listed_and_nothing_comes_from_anothe
     expect(page.locator(".information-container")).to_contain_text("Try it out")
 
     for path, methods in http.get("/openapi.json").json()["paths"].items():
-        for method, told in methods.items():
-            expect(operation(page, method, path)).to_contain_text(told["summary"])
+        for method, output in methods.items():
+            expect(operation(page, method, path)).to_contain_text(output["summary"])
     assert f"{door.url}/static/swagger-ui-bundle.js" in requested
     assert [url for url in requested if not url.startswith((door.url, "data:"))] == []
     with page.expect_popup() as opened:
@@ -106,8 +106,8 @@ def test_only_routes_behind_the_key_ask_for_it_and_only_if_the_server_has_one(
     with serving(small_engine, api_keys="open sesame") as locked, locked.client() as client:
         document = client.get("/openapi.json").json()
     for path, methods in document["paths"].items():
-        for told in methods.values():
-            assert ("security" in told) == path.startswith("/v1/")
+        for output in methods.values():
+            assert ("security" in output) == path.startswith("/v1/")
     assert "securitySchemes" not in http.get("/openapi.json").json().get("components", {})
 
 

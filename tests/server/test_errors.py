@@ -23,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 DEEP = b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
-def told(answer: httpx2.Response) -> tuple[int, str, str | None]:
+def error_of(answer: httpx2.Response) -> tuple[int, str, str | None]:
     error = answer.json()["error"]
     assert set(error) == {"code", "message", "field", "request_id"}
     assert "Traceback" not in answer.text
@@ -68,7 +68,7 @@ def silence_for_hours() -> str:
     ids=str,
 )
 def test_a_wrong_field_is_named(http: httpx2.Client, body: object, expected: tuple[int, str, str]) -> None:
-    assert told(http.post("/v1/tts", json=body)) == expected
+    assert error_of(http.post("/v1/tts", json=body)) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_refusal_is_one_sentence_in_the_words_of_json(
     ids=lambda c: c[:12],
 )
 def test_a_body_that_is_not_json_is_reported(http: httpx2.Client, content: bytes) -> None:
-    status, code, _ = told(http.post("/v1/tts", content=content, headers=JSON))
+    status, code, _ = error_of(http.post("/v1/tts", content=content, headers=JSON))
 
     assert (status, code) in ((400, "body_invalid"), (422, "request_invalid"))
 
@@ -135,7 +135,7 @@ def test_a_body_that_is_not_json_is_reported(http: httpx2.Client, content: bytes
 def test_a_body_of_another_type_is_not_read(http: httpx2.Client, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
 
-    assert told(http.post("/v1/tts", content=b'{"text": "Hi."}', headers=headers))[:2] == (
+    assert error_of(http.post("/v1/tts", content=b'{"text": "Hi."}', headers=headers))[:2] == (
         415,
         "content_type_unsupported",
     )
@@ -154,21 +154,21 @@ def test_a_body_of_another_type_is_not_read(http: httpx2.Client, kind: str | Non
 def test_a_malformed_form_is_reported(http: httpx2.Client, content: bytes) -> None:
     answer = http.post("/v1/tts", content=content, headers={"Content-Type": "multipart/form-data; boundary=x"})
 
-    assert told(answer)[0] in (400, 422)
+    assert error_of(answer)[0] in (400, 422)
 
 
 def test_a_form_takes_one_file_and_each_field_once(http: httpx2.Client) -> None:
     twice = http.post("/v1/tts", files=[("text", (None, "Hi.")), ("text", (None, "Ho."))])
     other = http.post("/v1/tts", data={"text": "Hi."}, files={"voice": ("a.wav", b"RIFF")})
 
-    assert told(twice) == (422, "request_invalid", "text")
-    assert told(other) == (422, "request_invalid", "voice")
+    assert error_of(twice) == (422, "request_invalid", "text")
+    assert error_of(other) == (422, "request_invalid", "voice")
 
 
 def test_a_small_file_of_hours_is_refused_quickly(http: httpx2.Client) -> None:
     answer = http.post("/v1/tts", json={"text": "Hi.", "reference_audio": silence_for_hours()})
 
-    assert told(answer) == (422, "reference_invalid", "reference_audio")
+    assert error_of(answer) == (422, "reference_invalid", "reference_audio")
     assert answer.elapsed.total_seconds() < 5
 
 
@@ -180,7 +180,7 @@ def test_a_body_with_a_content_encoding_is_refused(http: httpx2.Client, path: st
     headers = [*JSON.items(), *(("Content-Encoding", encoding) for encoding in given)]
     answer = http.post(path, content=packed, headers=headers)
 
-    assert told(answer)[:2] == (415, "content_type_unsupported")
+    assert error_of(answer)[:2] == (415, "content_type_unsupported")
     assert "is not supported; send the body uncompressed" in answer.json()["error"]["message"]
 
 
@@ -204,7 +204,7 @@ def test_a_body_with_the_content_encoding_identity_is_read(http: httpx2.Client) 
 def test_a_wrong_path_or_method_has_the_same_shape(
     http: httpx2.Client, method: str, path: str, expected: tuple[int, str, str | None]
 ) -> None:
-    assert told(http.request(method, path)) == expected
+    assert error_of(http.request(method, path)) == expected
 
 
 def test_a_path_names_all_of_its_methods(http: httpx2.Client) -> None:
@@ -215,7 +215,7 @@ def test_a_whole_number_may_be_written_as_one_with_a_point(http: httpx2.Client) 
     content = b'{"text": "Hi.", "seed": 3.0, "max_new_tokens": 8.0}'
 
     assert http.post("/v1/tts", content=content, headers=JSON).status_code == 200
-    assert told(http.post("/v1/tts", json={"text": "Hi.", "seed": 3.5}))[1:] == ("request_invalid", "seed")
+    assert error_of(http.post("/v1/tts", json={"text": "Hi.", "seed": 3.5}))[1:] == ("request_invalid", "seed")
 
 
 def test_an_internal_error_is_logged_once_and_hidden_from_the_client(
@@ -230,7 +230,7 @@ def test_an_internal_error_is_logged_once_and_hidden_from_the_client(
         answer = http.post("/v1/tts", json={"text": "Hi."}, headers={"X-Request-Id": "ours"})
         wait_until(lambda: len(lines()) == 2)
 
-    assert told(answer) == (500, "internal_error", None)
+    assert error_of(answer) == (500, "internal_error", None)
     assert "division" not in answer.text
     assert lines() == ["request failed", "request"]
 

@@ -27,12 +27,12 @@ def test_ping_and_ready_are_200_and_empty(http: httpx2.Client) -> None:
 
 
 def test_health_reports_the_engines_health(http: httpx2.Client, door: Door) -> None:
-    told = http.get("/health").json()
+    output = http.get("/health").json()
 
-    assert told["ready"] is True
-    assert set(door.engine.health_check()) <= set(told)
-    assert (told["server"]["requests"], told["server"]["draining"]) == (0, False)
-    assert set(told["server"]["held"]) >= {"requests", "body_bytes", "audio_bytes"}
+    assert output["ready"] is True
+    assert set(door.engine.health_check()) <= set(output)
+    assert (output["server"]["requests"], output["server"]["draining"]) == (0, False)
+    assert set(output["server"]["held"]) >= {"requests", "body_bytes", "audio_bytes"}
 
 
 def test_metrics_count_synthesized_audio_and_have_no_labels_of_unknown_paths(http: httpx2.Client) -> None:
@@ -56,19 +56,19 @@ def test_metrics_count_synthesized_audio_and_have_no_labels_of_unknown_paths(htt
 def test_metrics_can_omit_the_engines_counters(tiny: Path) -> None:
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", metrics_enabled=False))
     with serving(engine) as door, door.client() as client:
-        told = client.get("/metrics").text
+        output = client.get("/metrics").text
 
-    assert "s1_mini_ready 1" in told
-    assert "s1_mini_frames_total" not in told
+    assert "s1_mini_ready 1" in output
+    assert "s1_mini_frames_total" not in output
 
 
 def test_metrics_include_the_process(http: httpx2.Client) -> None:
-    told = http.get("/metrics").text
+    output = http.get("/metrics").text
 
-    assert re.search(r'^python_info\{.*implementation="', told, re.MULTILINE)
-    assert re.search(r"^python_gc_collections_total\{", told, re.MULTILINE)
+    assert re.search(r'^python_info\{.*implementation="', output, re.MULTILINE)
+    assert re.search(r"^python_gc_collections_total\{", output, re.MULTILINE)
     if sys.platform == "linux":  # on other systems the client library has no process metrics
-        figures = dict(re.findall(r"^(process_\w+) (\S+)$", told, re.MULTILINE))
+        figures = dict(re.findall(r"^(process_\w+) (\S+)$", output, re.MULTILINE))
         assert float(figures["process_resident_memory_bytes"]) > 50e6  # torch alone needs more
         assert float(figures["process_cpu_seconds_total"]) > 0
         assert 3 <= float(figures["process_open_fds"]) <= float(figures["process_max_fds"])
@@ -76,15 +76,15 @@ def test_metrics_include_the_process(http: httpx2.Client) -> None:
 
 
 def test_openapi_declares_every_route_with_examples_and_its_failures(http: httpx2.Client) -> None:
-    told = http.get("/openapi.json").json()
-    speak = told["paths"]["/v1/tts"]["post"]
+    output = http.get("/openapi.json").json()
+    speak = output["paths"]["/v1/tts"]["post"]
 
     assert {"400", "401", "404", "408", "413", "415", "422", "429", "500", "503", "504"} <= set(speak["responses"])
     assert {"application/json", "multipart/form-data"} == set(speak["requestBody"]["content"])
     assert speak["requestBody"]["content"]["application/json"]["examples"]
     assert {"audio/wav", "audio/pcm", "audio/mpeg"} <= set(speak["responses"]["200"]["content"])
-    assert {"/v1/tts/batch", "/v1/audio/speech", "/v1/voices", "/v1/voices/{name}", "/ping"} <= set(told["paths"])
-    assert "$defs" not in json.dumps(told)
+    assert {"/v1/tts/batch", "/v1/audio/speech", "/v1/voices", "/v1/voices/{name}", "/ping"} <= set(output["paths"])
+    assert "$defs" not in json.dumps(output)
 
 
 def test_examples_of_openapi_work(http: httpx2.Client) -> None:
@@ -102,8 +102,8 @@ def test_each_request_has_one_log_line(http: httpx2.Client, caplog: pytest.LogCa
         http.get("/ping", headers={"X-Request-Id": "two"})
         wait_until(lambda: caplog.records)
 
-    told = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
-    lines = [line for line in told if line.get("request_id") in ("one", "two")]
+    output = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    lines = [line for line in output if line.get("request_id") in ("one", "two")]
     assert len(lines) == 1
     assert lines[0] | {"request_id": "one", "route": "/v1/tts", "status": 200, "voice": "default"} == lines[0]
     assert lines[0]["total_ms"] >= lines[0]["first_chunk_ms"] >= lines[0]["body_ms"] >= 0
@@ -130,13 +130,13 @@ def test_lines_are_metrics_for_cloudwatch_if_it_is_set(
     spoken, refused, made_up = (json.loads(JsonFormatter().format(record)) for record in caplog.records)
     for line, names in ((spoken, {"queue_ms", "first_chunk_ms", "total_ms", "failed"}), (refused, {"total_ms"})):
         (directive,) = line["_aws"]["CloudWatchMetrics"]
-        told = {metric["Name"] for metric in directive["Metrics"]}
+        output = {metric["Name"] for metric in directive["Metrics"]}
         assert abs(line["_aws"]["Timestamp"] / 1000 - time.time()) < 60
         assert directive["Namespace"] == "speech"
         assert directive["Dimensions"] == [[], ["route"]]
         assert isinstance(line["route"], str)
-        assert names <= told
-        assert all(isinstance(line[name], int | float) for name in told)
+        assert names <= output
+        assert all(isinstance(line[name], int | float) for name in output)
     assert "_aws" not in made_up
 
 
@@ -157,8 +157,8 @@ def test_a_dead_engine_is_reported_and_stays_reported(tiny: Path, monkeypatch: p
         monkeypatch.setattr(engine, "state", lambda: EngineState("failed"))
         wait_until(lambda: door.app.state.gate.failure is not None)
         answers = [client.get("/ping"), client.get("/ready"), client.post("/v1/tts", json=BODY)]
-        told = client.get("/health").json()
+        output = client.get("/health").json()
 
     assert [answer.status_code for answer in answers] == [503] * 3
     assert {answer.json()["error"]["code"] for answer in answers} == {"engine_not_ready"}
-    assert told["ready"] is False
+    assert output["ready"] is False

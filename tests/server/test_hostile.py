@@ -125,9 +125,9 @@ def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
 def test_malformed_http_is_refused_in_the_shape_of_all_errors(door: Door, content: bytes, sentence: str) -> None:
     with door.connect() as plug:
         plug.sendall(content)
-        told, _, body = read_all(plug).partition(b"\r\n\r\n")
+        output, _, body = read_all(plug).partition(b"\r\n\r\n")
 
-    assert told.startswith(b"HTTP/1.1 400")
+    assert output.startswith(b"HTTP/1.1 400")
     assert json.loads(body)["error"]["code"] == "http_invalid"
     assert sentence in json.loads(body)["error"]["message"]
 
@@ -186,8 +186,8 @@ def test_idle_connections_are_evicted_for_new_ones_with_one_warning(open_door: D
             assert client.get("/ping").status_code == 200
 
         assert len(open_door.app.state.connections) <= 32
-    told = [record for record in caplog.records if "to make room" in record.message]
-    assert len(told) == 1
+    output = [record for record in caplog.records if "to make room" in record.message]
+    assert len(output) == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/tts", "/nowhere", "/ping"])
@@ -391,8 +391,8 @@ def test_a_client_that_reads_slowly_receives_the_whole_answer(small_engine: Prod
             taken += part
             clock.advance(door, 10)
 
-    told, _, sound = taken.partition(b"\r\n\r\n")
-    length = int(told.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    output, _, sound = taken.partition(b"\r\n\r\n")
+    length = int(output.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
     assert length > 400_000
     assert len(sound) == length
 

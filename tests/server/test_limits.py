@@ -229,7 +229,7 @@ def test_a_full_queue_refuses_before_the_body_is_read(
 def test_requests_over_the_total_limit_get_503_and_over_the_client_limit_429(
     small_engine: ProductionTTSEngine,
 ) -> None:
-    for setting, status, told in (("max_requests", 503, "server_busy"), ("max_requests_per_client", 429, "too_many")):
+    for setting, status, output in (("max_requests", 503, "server_busy"), ("max_requests_per_client", 429, "too_many")):
         with serving(small_engine, **{setting: 1}) as door, door.client() as client:
             body = LONG_SPEECH | {"stream": True, "format": "pcm"}
             with held_generation(SOUNDS), client.stream("POST", "/v1/tts", json=body):
@@ -238,7 +238,7 @@ def test_requests_over_the_total_limit_get_503_and_over_the_client_limit_429(
             again = client.post("/v1/tts", json=BODY)
 
         assert refused.status_code == status
-        assert told in code(refused)
+        assert output in code(refused)
         assert refused.headers["retry-after"] == "1"
         assert again.status_code == 200
 
@@ -285,8 +285,8 @@ def test_an_incomplete_stream_that_ends_by_closing_is_reset(
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_disconnects_frees_its_slot(door: Door, http: httpx2.Client, streams: bool) -> None:
     def inside() -> list[int]:
-        told = http.get("/health").json()
-        return [told["requests"], told["server"]["requests"]]  # in the engine, and in the server
+        output = http.get("/health").json()
+        return [output["requests"], output["server"]["requests"]]  # in the engine, and in the server
 
     def cancelled() -> int:
         return sum(map(int, re.findall(r'_requests_total{end="cancelled".*} (\d+)', http.get("/metrics").text)))

@@ -145,8 +145,8 @@ def test_a_terminal_shows_one_line_for_each_event_and_no_other(tiny: Path) -> No
     assert statuses == [200, 200, 200, 404]
     assert "Ctrl+C stops it" in lines()[1]
     assert code == 0
-    told = [line[9:17] for line in lines()]
-    assert sorted(told) == ["GET / 20", "GET /now", "loading ", "ready at", "stopping"]
+    output = [line[9:17] for line in lines()]
+    assert sorted(output) == ["GET / 20", "GET /now", "loading ", "ready at", "stopping"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")

@@ -152,13 +152,13 @@ def test_all_of_it_is_json_schema(told: dict[str, Any]) -> None:
 
 def test_bounds_that_depend_on_settings_are_documented_as_set() -> None:
     engine = ProductionTTSEngine(EngineConfig(max_text_length=77))
-    told = create_app(engine, ServerSettings(max_batch_items=3)).openapi()
+    output = create_app(engine, ServerSettings(max_batch_items=3)).openapi()
 
-    items = schema_of(told, "/v1/tts/batch", JSON)["properties"]["items"]
+    items = schema_of(output, "/v1/tts/batch", JSON)["properties"]["items"]
     assert items["maxItems"] == 3
     assert items["items"]["properties"]["text"]["maxLength"] == 77
-    assert schema_of(told, "/v1/audio/speech", JSON)["properties"]["input"]["maxLength"] == 77
-    assert schema_of(told, "/v1/tts", FORM)["properties"]["text"]["maxLength"] == 77
+    assert schema_of(output, "/v1/audio/speech", JSON)["properties"]["input"]["maxLength"] == 77
+    assert schema_of(output, "/v1/tts", FORM)["properties"]["text"]["maxLength"] == 77
 
 
 def test_generated_clients_name_their_functions_as_before(told: dict[str, Any]) -> None:

@@ -145,28 +145,30 @@ def test_a_session_is_served_by_the_replica_that_holds_it(
 
 def test_one_metrics_page_has_the_figures_and_states_of_all_replicas(http: httpx2.Client) -> None:
     http.post("/v1/tts", json=SHORT)
-    told = http.get("/metrics").text
+    output = http.get("/metrics").text
 
     for replica in ("0", "1"):
         for name in ("s1_mini_ready", "s1_mini_replica_ready"):
-            assert re.search(rf'^{name}\{{replica="{replica}"\}} 1.0$', told, re.MULTILINE), name
-        assert re.search(rf'^s1_mini_slots\{{replica="{replica}",state="free"\}} 16.0$', told, re.MULTILINE)
-        assert re.search(rf'^s1_mini_replica_starts_total\{{replica="{replica}"\}} 1.0$', told, re.MULTILINE)
-        assert re.search(rf'^process_resident_memory_bytes\{{replica="{replica}"\}} ', told, re.MULTILINE)
-    answered = re.findall(r'^s1_mini_http_requests_total\{replica=".",route="/v1/tts",status="200"\} (\S+)', told, re.M)
+            assert re.search(rf'^{name}\{{replica="{replica}"\}} 1.0$', output, re.MULTILINE), name
+        assert re.search(rf'^s1_mini_slots\{{replica="{replica}",state="free"\}} 16.0$', output, re.MULTILINE)
+        assert re.search(rf'^s1_mini_replica_starts_total\{{replica="{replica}"\}} 1.0$', output, re.MULTILINE)
+        assert re.search(rf'^process_resident_memory_bytes\{{replica="{replica}"\}} ', output, re.MULTILINE)
+    answered = re.findall(
+        r'^s1_mini_http_requests_total\{replica=".",route="/v1/tts",status="200"\} (\S+)', output, re.M
+    )
     assert sum(map(float, answered)) >= 1
     for family in ("s1_mini_frames_total", "s1_mini_queue_seconds"):
-        assert told.count(f"# TYPE {family} ") == 1
+        assert output.count(f"# TYPE {family} ") == 1
 
 
 def test_health_reports_all_replicas_and_batch_transform_reports_all_slots(http: httpx2.Client) -> None:
-    told = http.get("/health").json()
+    output = http.get("/health").json()
 
-    assert told["ready"] is True
-    assert told["slots"]["total"] == 32
-    assert told["server"] == {"requests": 0, "draining": False}
-    assert [replica["replica"] for replica in told["replicas"]] == ["0", "1"]
-    assert [replica["health"]["slots"]["total"] for replica in told["replicas"]] == [16, 16]
+    assert output["ready"] is True
+    assert output["slots"]["total"] == 32
+    assert output["server"] == {"requests": 0, "draining": False}
+    assert [replica["replica"] for replica in output["replicas"]] == ["0", "1"]
+    assert [replica["health"]["slots"]["total"] for replica in output["replicas"]] == [16, 16]
     assert http.get("/execution-parameters").json()["MaxConcurrentTransforms"] == 32
 
 
@@ -407,10 +409,10 @@ def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_com
     pinging.join()
 
     whole = {request_id for request_id, is_whole in ended if is_whole}
-    told = {line["request_id"]: line["replica"] for line in door.told(message="request", status=200)}
+    output = {line["request_id"]: line["replica"] for line in door.told(message="request", status=200)}
     assert sum(inside) == 32
     assert len(whole) == 32 - inside[1]
-    assert {told[request_id] for request_id in whole} == {"0"}
+    assert {output[request_id] for request_id in whole} == {"0"}
     assert set(at_once) == {200}
     assert len(pings) > 20
     assert set(pings) == {200}
@@ -482,7 +484,7 @@ def test_sigterm_finishes_requests_in_flight_and_refuses_new_ones(door: Replicas
         with door.client() as client:
             wait_until(lambda: client.get("/ping").status_code == 503)
             late = [client.get("/ping"), client.get("/ready"), client.post("/v1/tts", json=SHORT)]
-        told = json.loads(plug.recv(timeout=EVENTUALLY_S))
+        output = json.loads(plug.recv(timeout=EVENTUALLY_S))
     held.unlink()
     code = door.process.wait(EVENTUALLY_S)
     for thread in threads:
@@ -490,7 +492,7 @@ def test_sigterm_finishes_requests_in_flight_and_refuses_new_ones(door: Replicas
 
     assert code == 0
     assert [answer.status_code for answer in late] == [503] * 3
-    assert late[2].json()["error"]["code"] == told["error"]["code"] == "shutting_down"
+    assert late[2].json()["error"]["code"] == output["error"]["code"] == "shutting_down"
     assert {status for status, _ in results} == {200}  # type: ignore[misc]
     assert len(results) == 6
     assert not any(Path(f"/proc/{pid}").exists() for pid in door.pids())

@@ -176,23 +176,23 @@ def test_stored_voices_survive_a_kill_during_storing(tiny: Path, tmp_path: Path,
     kept = {"S1_MINI_VOICES_PATH": str(tmp_path / "voices"), "S1_MINI_REFERENCE_CACHE_PATH": str(tmp_path / "cache")}
     asked = {"text": "Good morning.", "seed": 1, "max_new_tokens": 4, "format": "pcm"}
     recording = encode(tone[: len(tone) // 2], 44_100, "wav")
-    told: list[str] = []
+    output: list[str] = []
 
     def add(running: Running, first: str) -> None:
         with suppress(httpx2.TransportError), running.client() as client:
             for number in range(1000):
                 form = {"name": f"{first}{number}", "text": "Ah." * (1 + number % 5)}
                 assert client.post("/v1/voices", data=form, files={"audio": recording}).status_code == 201
-                told.append(form["name"])
+                output.append(form["name"])
 
     with served(tiny, **kept) as running:
         wait_until(running.is_ready)
         adders = [threading.Thread(target=add, args=(running, first)) for first in "abc"]
         for adder in adders:
             adder.start()
-        wait_until(lambda: len(told) >= 6)
+        wait_until(lambda: len(output) >= 6)
         with running.client() as client:
-            before = client.post("/v1/tts", json=asked | {"voice": told[0]}).content
+            before = client.post("/v1/tts", json=asked | {"voice": output[0]}).content
         running.process.kill()
         for adder in adders:
             adder.join()
@@ -206,10 +206,10 @@ def test_stored_voices_survive_a_kill_during_storing(tiny: Path, tmp_path: Path,
         lines = [json.loads(line) for line in running.lines]
         warned = [line for line in lines if line["level"] != "info" and line["message"] != "request"]
 
-    assert set(told) <= set(listed)
-    assert len(set(listed) - set(told)) <= 3
+    assert set(output) <= set(listed)
+    assert len(set(listed) - set(output)) <= 3
     assert {answer.status_code for answer in spoken} == {200}
-    assert spoken[listed.index(told[0])].content == before
+    assert spoken[listed.index(output[0])].content == before
     assert warned == []
 
 
@@ -244,8 +244,8 @@ def test_invalid_settings_are_reported_before_loading_or_listening(
     monkeypatch.setenv("S1_MINI_SERVER_MAX_BODY_BYTES", max_body_bytes)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = 0 if host == "localhost" else taken.getsockname()[1]
-        code, _, told = call("serve", "--host", host, "--port", str(port))
+        code, _, output = call("serve", "--host", host, "--port", str(port))
 
     assert code == 1
-    assert told.startswith(f"s1-mini: {sentence.replace('PORT', str(port))}")
-    assert "{" not in told
+    assert output.startswith(f"s1-mini: {sentence.replace('PORT', str(port))}")
+    assert "{" not in output

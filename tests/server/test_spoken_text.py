@@ -55,8 +55,14 @@ def test_a_batch_returns_it_on_request_and_a_binary_response_warns_in_a_header(r
         unasked = http.post("/v1/tts/batch", json=items | {"normalize": "off"}).json()["results"][0]
         binary = http.post("/v1/tts", json={"text": "2 wordsд", **FEW})
         refused = http.post("/v1/tts", json={"text": "Hi", "normalize": "on"})
-        told = {"input": "2 words", "stream_format": "sse", "response_format": "pcm", "return_spoken_text": True, **FEW}
-        events = http.post("/v1/audio/speech", json=told).text
+        output = {
+            "input": "2 words",
+            "stream_format": "sse",
+            "response_format": "pcm",
+            "return_spoken_text": True,
+            **FEW,
+        }
+        events = http.post("/v1/audio/speech", json=output).text
 
     assert asked["spoken_text"] == TOLD
     assert "'2'" in unasked["warning"]

@@ -89,10 +89,10 @@ def test_an_invalid_message_is_reported_by_its_fields(
 ) -> None:
     with session(door) as socket:
         say(socket, **message)
-        (told,), _, _ = hear(socket)
+        (output,), _, _ = hear(socket)
 
-    assert (told["error"]["code"], told["error"]["field"]) == ("request_invalid", field)
-    assert told["error"]["message"].startswith(sentence)
+    assert (output["error"]["code"], output["error"]["field"]) == ("request_invalid", field)
+    assert output["error"]["message"].startswith(sentence)
 
 
 @pytest.mark.parametrize("pieces", [[""], ["...", " !"]])
@@ -101,9 +101,9 @@ def test_a_text_without_speech_is_refused_when_it_is_complete(door: Door, pieces
         for piece in pieces:
             say(socket, type="input.text", text=piece)
         say(socket, type="input.done")
-        (told,), _, code = hear(socket)
+        (output,), _, code = hear(socket)
 
-    assert (told["error"]["code"], told["error"]["field"], code) == ("text_invalid", "text", 1008)
+    assert (output["error"]["code"], output["error"]["field"], code) == ("text_invalid", "text", 1008)
 
 
 @pytest.mark.parametrize("path", [PATH, "/invocations-bidirectional-stream"])

@@ -93,7 +93,7 @@ class Toy:
         (directory / "voices").mkdir(parents=True)
         (directory / "config.json").write_text(json.dumps({"model_type": NAME}))
         for name, value in VOICES.items():
-            told = {"text": "", "description": f"a {name} voice", "default": "true" if name == "low" else "false"}
+            output = {"text": "", "description": f"a {name} voice", "default": "true" if name == "low" else "false"}
             save_file(
-                {"speaker": torch.full((WIDTH,), value)}, directory / "voices" / f"{name}.safetensors", metadata=told
+                {"speaker": torch.full((WIDTH,), value)}, directory / "voices" / f"{name}.safetensors", metadata=output
             )

@@ -125,13 +125,13 @@ def test_it_is_written_packaged_and_planned_by_the_commands(checkpoint: Path, tm
         ["convert", "--checkpoint", str(checkpoint), "-o", str(tmp_path / "compact")],
         ["plan", "--checkpoint", str(checkpoint), "--gpu", "l4", "--json"],
     )
-    told = [CliRunner().invoke(app, command) for command in commands]
+    output = [CliRunner().invoke(app, command) for command in commands]
 
-    assert [result.exit_code for result in told] == [0, 0, 0], [result.output for result in told]
+    assert [result.exit_code for result in output] == [0, 0, 0], [result.output for result in output]
     assert (tmp_path / "model.tar.gz").stat().st_size > 0
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "compact", device="cpu")) as engine:
         assert engine.voice_names() == sorted(VOICES)
-    plan = json.loads(told[2].stdout)
+    plan = json.loads(output[2].stdout)
     assert plan
 
 
@@ -164,7 +164,7 @@ def test_families_without_cloning_refuse_recordings_and_accept_voice_files(
     monkeypatch.setattr(
         Toy,
         "describe",
-        lambda toy, path: replace(told := describe(toy, path), voice=replace(told.voice, clones=False)),
+        lambda toy, path: replace(output := describe(toy, path), voice=replace(output.voice, clones=False)),
     )
     with (
         ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine,

@@ -258,16 +258,16 @@ def test_a_transcript_that_is_a_fifo_fails_and_delays_no_other(tiny: Path, folde
     (folder / "nils.txt").write_text("Ah.", encoding="utf-8")
 
     with engine_of(tiny, voices_path=folder) as engine:
-        told = settled(engine)
+        output = settled(engine)
         assert [voice.name for voice in engine.voices()] == ["nils"]
-        assert "not a regular file" in told["failed"]["mia"]
+        assert "not a regular file" in output["failed"]["mia"]
 
 
 def test_voices_are_warmed_after_the_start(
     voiced: Path, folder: Path, tone: np.ndarray, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine_of(voiced, warm_voices="bert, nobody") as engine:
-        told = settled(engine)
+        output = settled(engine)
         hits = engine.health_check()["prefix_cache"]["hits"]
         warm = speak(engine, "bert")
         assert engine.health_check()["prefix_cache"]["hits"] == hits + 1
@@ -275,7 +275,7 @@ def test_voices_are_warmed_after_the_start(
         cold = speak(engine, "bert")
 
     assert np.array_equal(warm, cold)
-    assert (told["count"], told["added"], list(told["failed"])) == (2, 0, ["nobody"])
+    assert (output["count"], output["added"], list(output["failed"])) == (2, 0, ["nobody"])
     assert "unknown voice 'nobody'" in caplog.text
 
 
@@ -283,10 +283,10 @@ def test_all_voices_are_warmed_as_far_as_the_cache_goes(voiced: Path) -> None:
     for index in range(5):
         write_voice(voiced / FOLDER, f"more{index}", make_voice(10 + index))
     with engine_of(voiced, warm_voices="all", kv_cache_size=3) as engine:
-        told = settled(engine)
+        output = settled(engine)
         stats = engine.health_check()["prefix_cache"]
 
-    assert (told["failed"], stats["entries"], stats["evictions"]) == ({}, 3, 0)
+    assert (output["failed"], stats["entries"], stats["evictions"]) == ({}, 3, 0)
 
 
 def test_preloading_a_voice_yields_to_requests(voiced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,10 +345,10 @@ def test_recordings_in_the_directory_become_voices_and_broken_ones_are_reported(
     (folder / "Not a name.txt").write_text("Ah.", encoding="utf-8")
 
     with engine_of(tiny, voices_path=folder) as engine:
-        told = settled(engine)
-        assert (told["count"], told["added"]) == (1, 1)
-        assert sorted(told["failed"]) == ["Not a name", "nils", "olga"]
-        assert "nils.txt is missing" in told["failed"]["nils"]
+        output = settled(engine)
+        assert (output["count"], output["added"]) == (1, 1)
+        assert sorted(output["failed"]) == ["Not a name", "nils", "olga"]
+        assert "nils.txt is missing" in output["failed"]["nils"]
         first = speak(engine, "mia")
 
     made = (folder / "mia.safetensors").stat()

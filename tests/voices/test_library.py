@@ -73,15 +73,15 @@ def test_a_damaged_voice_is_named_with_advice_and_affects_no_other(
     damage: bytes, voiced: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (voiced / FOLDER / "bert.safetensors").write_bytes(damage)
-    told = r"'bert' cannot be used: voices.bert\.safetensors is not a valid voice file: .*; download this file"
+    output = r"'bert' cannot be used: voices.bert\.safetensors is not a valid voice file: .*; download this file"
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
         assert engine.voice_names() == ["anna", "bert"]
         assert [info.name for info in engine.voices()] == [info.name for info in engine.voices()] == ["anna"]
         assert engine.generate("Hello.", seed=1, max_new_tokens=4).frames == 4
-        with pytest.raises(VoiceFileError, match=told):
+        with pytest.raises(VoiceFileError, match=output):
             engine.generate("Hello.", voice="bert")
-        with pytest.raises(VoiceFileError, match=told):
+        with pytest.raises(VoiceFileError, match=output):
             engine.describe_voice("bert")
         assert list(engine.health_check()["voices"]["failed"]) == ["bert"]
 
@@ -97,9 +97,9 @@ def test_a_request_without_a_voice_reports_a_damaged_default_with_advice(tells_d
         write_voice(voiced / FOLDER, "anna", Voice({"codes": codes}, "Ah."), is_default=True)
     else:
         (voiced / FOLDER / "anna.safetensors").write_bytes(b"no voice")
-    told = r"^voice: is not set, and the default .*'anna' cannot be used: voices.anna\.safetensors .*; download this"
+    output = r"^voice: is not set, and the default .*'anna' cannot be used: voices.anna\.safetensors .*; download this"
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
-        with pytest.raises(VoiceFileError, match=told):
+        with pytest.raises(VoiceFileError, match=output):
             engine.generate("Hello.")
         assert engine.generate("Hello.", voice="bert", seed=1, max_new_tokens=4).frames == 4

@@ -31,7 +31,7 @@ class _Encoding(NamedTuple):
     media_type: str
     container: str = ""  # container and coding as libsndfile names them
     coding: str = ""
-    rates: tuple[int, ...] = ()  # that the format can hold; any if empty
+    rates: tuple[int, ...] = ()  # supported sample rates; empty: any
 
 
 _MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)

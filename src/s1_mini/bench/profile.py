@@ -39,7 +39,7 @@ MAX_CHARACTERS = 20_000
 
 Result = TypeVar("Result")
 
-_numbers = itertools.count()  # of requests
+_numbers = itertools.count()  # request numbers
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Section:
     mean_ms: float
     p50_ms: float
     p95_ms: float
-    total_ms: float  # of one repetition
-    share: float  # of all sections together
+    total_ms: float  # per repetition
+    share: float  # share of all sections
 
 
 class Timer:

@@ -66,7 +66,7 @@ class Ask:
 def make_workload(requests: int, seed: int, max_new_tokens: int) -> list[Ask]:
     """Compose `requests` different sentences. Raises `ParameterError` beyond `MAX_ASKS`."""
     if requests > MAX_ASKS:
-        raise ParameterError("requests", f"{requests} with warm-up and all loads; there are {MAX_ASKS} sentences")
+        raise ParameterError("requests", f"{requests} including the warm-up and all loads; the maximum is {MAX_ASKS}")
     chance = random.Random(seed)  # noqa: S311 - a choice, no secret
     drawn = chance.sample(range(MAX_ASKS), requests)
     return [Ask(i, sentence(n), chance.randrange(2**31), max_new_tokens) for i, n in enumerate(drawn)]

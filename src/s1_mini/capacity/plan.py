@@ -27,7 +27,7 @@ from s1_mini.capacity.sizes import (
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError
 
-COPY_SHARE = 4.29 / 4.80  # of the data sheet's bandwidth that a copy reaches: measured on an H200 (2026-11)
+COPY_SHARE = 4.29 / 4.80  # measured share of the data sheet's bandwidth in a copy (H200, 2026-11)
 ROWS = (1, 16, 64, 128)
 # Of one server's audio, for each of several behind one port: two H200 gave 1.75 times one
 # (docs/internals/scale_measured.md).
@@ -135,7 +135,7 @@ class PlanOptions:
 
     columns: int | None = None
     context: int = 300
-    weights: WeightFormat = "half"  # of the large products
+    weights: WeightFormat = "half"  # format of the large weight matrices
     kv: KVFormat = "half"
     codec: CodecFormat = "half"
     max_slots: int = AUTO_SLOTS
@@ -178,12 +178,12 @@ class CapacityPlan:
     wish: PlanOptions
     sizes: Sizes
     stages: Mapping[str, tuple[str, ...]]  # on each GPU, by its name
-    rooms: tuple[DeviceMemory, ...]  # of each GPU, besides weights and the driver's context
+    rooms: tuple[DeviceMemory, ...]  # memory of each GPU without weights and the driver's context
     slots: int
     columns: int
     floors: tuple[StepTime, ...]  # at `ROWS`, then at all slots
     expected: tuple[StepTime, ...]
-    most: Streams  # by the floor
+    most: Streams  # computed from the lower bound of the frame time
     likely: Streams
     machine: InstanceType | None = None
     replicas: int = 1  # on that machine
@@ -338,7 +338,7 @@ def _plan(sizes: Sizes, card: Gpu, wish: PlanOptions) -> CapacityPlan:
     else:
         needed = sizes.needed_positions(_default("max_reference_s"), round(_default("chunk_length")))
         most = sizes.max_positions
-        slots, columns = fit_slots(rooms, wanted=wish.max_slots, positions=most, needed=needed)
+        slots, columns = fit_slots(rooms, requested=wish.max_slots, positions=most, needed=needed)
         slots = slots if columns else 0
     floors = Floors(sizes, card, wish.context, list(stages.values()))
     rows = (*ROWS, max(1, slots))

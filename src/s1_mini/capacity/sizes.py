@@ -14,21 +14,21 @@ from typing import Literal
 
 GIB = 2**30
 SPAN = 64  # positions of a slot are a multiple of it
-MAX_SLOTS = 4096  # as many as an engine may have
+MAX_SLOTS = 4096  # per engine
 AUTO_SLOTS = 256  # the default limit: the largest size of the captured steps
 STREAM_ROWS = 2  # codec rows per slot: an utterance may still be decoded when its slot has a new one
 DECODED_FRAMES = 2  # at once, a slot
 SPARE_FRAMES = 32  # … and for all together
 CONTEXT_BYTES = GIB  # the driver's context and all kernels' code, before the first allocation
 GRAPH_BYTES = GIB  # captured graphs with their shared pool, workspaces of the libraries
-SAFE_SHARE = 0.02  # of the free memory, for what falls between blocks
+SAFE_SHARE = 0.02  # share of the free memory reserved for fragmentation
 
 
 @dataclass(frozen=True)
 class MemoryRequirement:
     """Memory of one stage, or of several on one device, besides the weights, in bytes."""
 
-    position: int = 0  # of one position of one slot: keys and values, random numbers
+    position: int = 0  # bytes per position of a slot: keys and values, random numbers
     stream_row: int = 0  # the codec's state of one row
     frame: int = 0  # working memory of decoding one frame
     prefix_cache: int = 0
@@ -37,7 +37,7 @@ class MemoryRequirement:
     # the layout of its graphs. An H200 with 256 slots of S1-mini used 72.7 GB (2026-11); the count is 70.7 without
     # these and 72.5 with them.
     copies: int = 0
-    fixed_slot: int = 0  # of one slot, whatever its length
+    fixed_slot: int = 0  # bytes per slot, regardless of its length
 
     def __add__(self, other: MemoryRequirement) -> MemoryRequirement:
         return MemoryRequirement(
@@ -86,16 +86,16 @@ def count_slots(rooms: Sequence[DeviceMemory], positions: int) -> int:
     return min(room.count(positions) for room in rooms)
 
 
-def fit_slots(rooms: Sequence[DeviceMemory], *, wanted: int, positions: int, needed: int) -> tuple[int, int]:
-    """Choose slots and their positions: the wanted number with all `positions`, if there is room for it.
+def fit_slots(rooms: Sequence[DeviceMemory], *, requested: int, positions: int, needed: int) -> tuple[int, int]:
+    """Choose slots and their positions: the requested number with all `positions`, if there is room for it.
 
-    Else as many slots, at most `wanted`, as there is room for with the `needed` positions of a piece of speech, in
+    Else as many slots, at most `requested`, as there is room for with the `needed` positions of a piece of speech, in
     whole spans. Without room for one it is one of as many whole spans as fit, which may be none.
     """
-    if count_slots(rooms, positions) >= wanted:
-        return wanted, positions
+    if count_slots(rooms, positions) >= requested:
+        return requested, positions
     needed = min(-(-needed // SPAN) * SPAN, positions)
-    slots = min(wanted, count_slots(rooms, needed))
+    slots = min(requested, count_slots(rooms, needed))
     if slots:
         return slots, needed
     if count_slots(rooms, -1) < 1 or not any(room.demand.position for room in rooms):
@@ -111,7 +111,7 @@ class Formats:
     weights: float = 2
     large: float = 2
     kv: float = 2
-    codec: int = 2  # of what makes audio
+    codec: int = 2  # bytes per weight of the codec
     is_fp8: bool = False  # whether the large products are in e4m3, which a family may not have everywhere
 
 
@@ -131,7 +131,7 @@ class StageSizes:
     """
 
     weight_bytes: float
-    step: Callable[[int, int], Cost]  # of a frame of audio, by rows and by positions in use in each
+    step: Callable[[int, int], Cost]  # cost of a frame, by the number of rows and of positions in use per row
     bound: Literal["memory", "compute"]
     is_single: bool = False  # computes in 32 bits, without tensor cores
 
@@ -143,7 +143,7 @@ class Sizes:
     stages: Mapping[str, StageSizes]
     demands: Mapping[str, MemoryRequirement]
     frame_s: float  # seconds of audio of one frame
-    max_positions: int  # of a slot
+    max_positions: int  # per slot
     needed_positions: Callable[[float, int], int]  # for a reference of seconds, and a piece of bytes of text
 
     def weight_bytes(self, bound: Literal["memory", "compute"]) -> float:

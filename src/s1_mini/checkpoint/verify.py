@@ -34,8 +34,8 @@ def verify_checkpoint(
     chosen = torch.device(choose_device(device).value)
     checks = family_of(directory).verify(directory, content, chosen, tolerance)
     if checks is None:
-        raise VerificationError(f"{oracle} is not an oracle: it has no known tensors of such a checkpoint")
-    # A GPU's convolutions round to TF32 unless told not to, which is 1e-3 of the wave.
+        raise VerificationError(f"{oracle} is not an oracle of this model family: none of its tensors is known")
+    # By default, convolutions on a GPU round to TF32, an error of 1e-3 in the audio.
     with torch.inference_mode(), _named_faults(oracle), torch.backends.cudnn.flags(allow_tf32=False), current(chosen):
         yield from checks
 

@@ -49,7 +49,7 @@ endpoint = typer.Typer(
     rich_markup_mode=None,
 )
 
-MAX_WIDTH = 120  # of help, on a terminal that is as wide
+MAX_WIDTH = 120  # maximum width of help texts
 
 app = typer.Typer(
     name="s1-mini",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from s1_mini.bench.clients import Load
 
 DEFAULT_CONCURRENCY = 8
-MAX_CLIENTS = 4096  # as many slots as an engine may have
+MAX_CLIENTS = 4096  # the maximum number of slots
 
 
 def bench(
@@ -93,8 +93,8 @@ def bench(
         typer.echo(f"{name} {NONE if value is None else format(value, '.3f')}")
     work = {"requests": requests, "concurrency": list(many), "rate": list(rates), "profile": chunk_profile}
     work |= {"voice_state": voice_state, "max_new_tokens": max_new_tokens, "seed": seed}
-    told = {"failed": sum(load.num_failed for load in loads), "loads": result.data()}
-    line = json.dumps(facts | work | told | result.ratios)
+    figures = {"failed": sum(load.num_failed for load in loads), "loads": result.data()}
+    line = json.dumps(facts | work | figures | result.ratios)
     if path is not None:
         path.write_text(line + "\n", encoding="utf-8")
     typer.echo(line)

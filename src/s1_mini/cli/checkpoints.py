@@ -214,7 +214,7 @@ def _check(artifact: Path, device: str | None) -> None:
 
     failed = []
     for step in check_contract(artifact, device=device):
-        typer.echo(f"{'ok' if step.passed else 'FAILED':>6}  {step.name}: {step.told}")
+        typer.echo(f"{'ok' if step.passed else 'FAILED':>6}  {step.name}: {step.details}")
         failed += [] if step.passed else [step.name]
     if failed:
         raise PackageError(f"{artifact} would fail as an endpoint: {', '.join(failed)}")

@@ -36,7 +36,7 @@ class CorpusTally:
     done: int = 0
     bad: int = 0
     cut: int = 0
-    seconds: float = 0.0  # of audio
+    seconds: float = 0.0  # duration of the audio
     _begun: float = field(init=False)
     _done_before: int = 0
     _seconds_before: float = 0.0
@@ -165,7 +165,7 @@ def corpus(
     defaults = Defaults(voice, seed)
     if parameters is not None:
         defaults = read_parameters("parameters", parameters, defaults)
-    asked = {
+    columns = {
         "text": text_column,
         "id": id_column,
         "voice": voice_column,
@@ -173,7 +173,7 @@ def corpus(
         "parameters": parameters_column,
     }
     place = open_output(output)
-    with open_source(source, asked, defaults, shard_size) as texts:
+    with open_source(source, columns, defaults, shard_size) as texts:
         header = make_header(texts, config, layout, format_)
         entries = open_manifest(place, header)
         tally = CorpusTally(texts.num_lines, price)

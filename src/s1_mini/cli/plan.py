@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from s1_mini.capacity.plan import CapacityPlan, Streams
 
-WIDTH = 160  # of the table with all GPUs, without a terminal
+WIDTH = 160  # width of the table with all GPUs if stdout is not a terminal
 
 
 def plan(
@@ -150,8 +150,8 @@ def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
         lines.append((f"{name}: floor", _where(fits, [_ms(floor.model_ms) for floor, _ in pairs])))
         lines.append(("... with the codec; expected", _where(fits, with_codec)))
     if len(first.rooms) > 1:
-        told = [f"{', '.join(first.stages[room.name])}: {_gb(room.free_bytes)} free" for room in first.rooms]
-        lines.append(("GPUs of an engine, GB", ["\n".join(told)] * len(plans)))
+        free = [f"{', '.join(first.stages[room.name])}: {_gb(room.free_bytes)} free" for room in first.rooms]
+        lines.append(("GPUs of an engine, GB", ["\n".join(free)] * len(plans)))
     lines += [
         ("streams at the most", [_streams(plan.most) for plan in plans]),
         ("streams expected", [_streams(plan.likely) for plan in plans]),

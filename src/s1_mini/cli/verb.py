@@ -148,7 +148,7 @@ def _named(error: S1MiniError, ctx: Context) -> S1MiniError:
         if option := _spelling("replace", ctx):
             message = message.replace("or set replace", f"or use {option}")
         return type(error)(name or error.field, message)
-    found = re.match(r"(\w+)=", str(error))  # as all settings' errors begin
+    found = re.match(r"(\w+)=", str(error))  # settings' errors begin with NAME=
     if isinstance(error, ConfigurationError) and found:
         name = _origin(found[1], ctx)
         return type(error)(name + str(error)[found.end(1) :]) if name else error

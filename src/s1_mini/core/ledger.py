@@ -23,7 +23,7 @@ class RequestTracker:
     def late(self, now: float) -> list[Request]:
         """Return the requests past their deadline.
 
-        Time that a stream is paused for its consumer does not count: its deadline restarts.
+        A stream that is paused for its consumer is never late: its deadline restarts.
         """
         late = [request for request in self.requests.values() if now > request.deadline]
         for request in late:

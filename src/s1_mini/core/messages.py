@@ -14,9 +14,9 @@ class Conditions(NamedTuple):
     """Options of a request and an utterance, for every stage."""
 
     sampling: SamplingParams
-    seed: int  # of the request; with `utterance` it names the random numbers
+    seed: int  # the request's seed; the random numbers depend on it and on `utterance`
     utterance: int  # number in the request
-    max_steps: int  # of an autoregressive stage
+    max_steps: int  # limit for an autoregressive stage
     voice: Mapping[str, Any]  # named arrays, as the family defines them
 
 
@@ -24,7 +24,7 @@ class Begin(NamedTuple):
     """Begin a unit of work in a slot."""
 
     slot: int
-    number: int  # of the unit; 0 begins an utterance, so the slot's old state is discarded
+    number: int  # unit number; 0 begins an utterance and discards the slot's old state
     inputs: Any  # items [n, *shape] of the previous stage
     past: Any  # the stage's own last items [m, *shape]
     produced: int  # items that the stage has made before
@@ -93,9 +93,9 @@ class StepResult:
 class Report:
     """The outcome of a plan."""
 
-    result: StepResult | None = None  # of the plan's steps; None if there were none
+    result: StepResult | None = None  # result of the plan's steps; None without steps
     errors: dict[int, S1MiniError] = field(default_factory=dict)  # by slot
     skipped: set[int] = field(default_factory=set)  # slots whose step was not made; it is planned again
     saved: dict[str, Saved] = field(default_factory=dict)
     began: float = 0.0  # `time.perf_counter` when the work began
-    seconds: float = 0.0  # of work, without the part that overlaps the previous plan
+    seconds: float = 0.0  # working time, without the part that overlaps the previous plan

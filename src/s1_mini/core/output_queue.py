@@ -27,12 +27,12 @@ class OutputQueue:
         self._chunks: deque[AudioChunk] = deque()
         self._error: BaseException | None = None
         self._ended = False
-        self.unread_bytes = 0  # of audio that the consumer has not taken; readable from any thread
+        self.unread_bytes = 0  # size of the audio that the consumer has not taken; readable from any thread
         self.on_take: Callable[[], None] | None = None
         self.reports_takes = False  # while the request is paused
         self._changed = threading.Condition()
-        self._wake: Callable[[], None] | None = None  # of a consumer in an event loop
-        self._told: dict[str, Any] = {}  # with the first chunk
+        self._wake: Callable[[], None] | None = None  # wakes a consumer on an event loop
+        self._details: dict[str, Any] = {}  # with the first chunk
 
     # Called by the engine.
 
@@ -45,8 +45,8 @@ class OutputQueue:
                 if not self.whole:
                     self._notify()
 
-    def tell(self, **told: Any) -> None:
-        self._told = told
+    def tell(self, **details: Any) -> None:
+        self._details = details
 
     def end(self, error: BaseException | None = None) -> None:
         """End the stream, normally or with an error. Must be called exactly once."""
@@ -109,9 +109,9 @@ class OutputQueue:
 
     def _take(self) -> tuple[AudioChunk | None, bool]:
         if self._chunks:
-            chunk, told, self._told = self._chunks.popleft(), self._told, {}
+            chunk, details, self._details = self._chunks.popleft(), self._details, {}
             self.unread_bytes -= chunk.audio.nbytes
-            return replace(chunk, **told) if told else chunk, False
+            return replace(chunk, **details) if details else chunk, False
         if self._ended and self._error is not None:
             raise self._error
         return None, self._ended

@@ -16,5 +16,5 @@ class PromptTokens:
     items: np.ndarray  # [S, *shape] of the first stage's input
     num_shared: int = 0  # leading items that depend on the voice alone, not on the text
     prefix_key: str = ""  # the same for prompts that share those items
-    facts: Mapping[str, int] = field(default_factory=dict)  # that policies go by, such as the length of a history
+    facts: Mapping[str, int] = field(default_factory=dict)  # inputs of policies, such as the length of a history
     voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that condition the stages

@@ -18,24 +18,24 @@ from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Progress, Spec, Unit
 from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
 
-# Seconds between the due times of successive utterances: less than an utterance lasts, so that long texts do not run
-# dry, and enough that they leave slots to later requests.
+# Seconds between the due times of successive utterances: less than the duration of an utterance, so that long texts do
+# not run out of audio, and enough that they leave slots to later requests.
 SPACING_S = 2.0
-MAX_QUEUED = 4  # utterances of one request that wait in the queue; the others are built when these have left it
+MAX_QUEUED = 4  # queued utterances per request; the next ones are built when these leave the queue
 
 
 @dataclass(eq=False)
 class Utterance:
-    """One sentence piece of a request; it goes through all stages."""
+    """A part of a request's text that is generated at once; it passes through all stages."""
 
     request: Request
     index: int
     prompt: PromptTokens
     max_steps: int
-    sequences: list[StageSequence] = field(default_factory=list)  # one a stage, once it is begun
-    # What the first stage here takes where another process makes it bit by bit; else that is the prompt.
+    sequences: list[StageSequence] = field(default_factory=list)  # one per stage that has begun it
+    # Input of the first stage if another process produces it step by step; None: the prompt.
     arriving: Items | None = None
-    has_arrived: bool = True  # all of it
+    has_arrived: bool = True  # the input is complete
 
     @property
     def due(self) -> float:
@@ -57,7 +57,7 @@ class Utterance:
 
     @property
     def pending_s(self) -> float:
-        """Seconds of speech that wait for the last stage; 0 if the stage before makes no speech."""
+        """Seconds of audio that the last stage has yet to decode; 0 if its input has no frame rate."""
         if len(self.sequences) < 2 or not (rate := self.sequences[-2].output.rate):
             return 0.0
         return (self.sequences[-1].available - self.sequences[-1].consumed) / rate
@@ -72,15 +72,16 @@ class StageSequence:
 
     def __init__(self, utterance: Utterance, stage: int, output: Spec) -> None:
         self.utterance, self.request, self.stage, self.output = utterance, utterance.request, stage, output
-        self.items = Items(output)  # that it has put out, unless the stage is the last
+        self.items = Items(output)  # output so far; empty for the last stage
         self.available = self.consumed = self.produced = self.units = 0
         self.is_final = self.is_done = False
-        self.asks_at = 0  # available items from which the policy is called for a unit
+        self.asks_at = 0  # number of available items at which the policy is asked for the next unit
         self.slot: int | None = None
-        self.next_unit: Unit | None = None  # that can be begun
-        self.unit: Unit | None = None  # that is begun
-        self.num_read = self.num_launched = self.num_steps = 0  # of the unit: positions, steps, steps reported
-        self.has_looked = False  # up its prefix in the cache
+        self.next_unit: Unit | None = None  # ready to begin
+        self.unit: Unit | None = None  # in progress
+        # Counts of the current unit: prefilled positions, launched steps, reported steps.
+        self.num_read = self.num_launched = self.num_steps = 0
+        self.has_looked = False  # whether the prefix cache was searched
         self.last_choice = 0  # number of the last choice that selected it
 
     @property
@@ -115,16 +116,15 @@ class Request:
     profile: ChunkProfile = "balanced"
     flow: tuple[str, str] = ("", "")  # client and group that take turns in the queue
     utterances: list[Utterance] = field(default_factory=list)  # built and not finished, in order
-    later: deque[Callable[[], Utterance]] = field(default_factory=deque)  # builds the utterances that follow
-    # Without a voice, the later utterances continue in the one of the first: it is set from what its stages have put
-    # out, and they are built only then.
+    later: deque[Callable[[], Utterance]] = field(default_factory=deque)  # builders of the following utterances
+    # Without a voice, later utterances use the output of the first as their voice, and are built only after it.
     set_voice: Callable[[Sequence[np.ndarray]], None] | None = None
-    is_building: bool = False  # utterances that were taken from `later`
-    first: int = 0  # the number of its first utterance
-    front: int = 0  # the utterance whose audio is given out now
-    was_cut: bool = False  # an utterance ran out of steps before it stopped
-    admitted: float | None = None  # when its first utterance got a slot
-    begun: float | None = None  # when its first prompt was read
+    is_building: bool = False  # builders from `later` are running
+    first: int = 0  # number of the first utterance
+    front: int = 0  # number of the utterance whose audio is being output
+    was_cut: bool = False  # an utterance reached its step limit before its end
+    admitted: float | None = None  # time when the first utterance got a slot
+    begun: float | None = None  # time when the first prompt was prefilled
     has_ended: bool = False
     num_finished: int = 0  # items of finished utterances
     allowed_s: float = field(init=False)  # from arrival to the deadline
@@ -140,7 +140,7 @@ class Request:
     def is_paused(self) -> bool:
         """Whether no further utterance is begun because the consumer of the stream is behind.
 
-        That begins with a full window of unread audio, and ends when that and what waits for the last stage fit it.
+        A pause begins with a full window of unread audio, and ends when unread and undecoded audio fit the window.
         """
         speech, queue = self.speech, self.speech.queue
         if speech.is_full:
@@ -153,7 +153,7 @@ class Request:
     def take_later(self, count: int) -> list[Callable[[], Utterance]]:
         """Remove and return the builders of up to `count` next utterances.
 
-        The caller runs these without the scheduler's lock; meanwhile nothing more is returned.
+        The caller runs them without the scheduler's lock; until they finish, further calls return nothing.
         """
         if self.is_building or self.set_voice is not None:
             return []

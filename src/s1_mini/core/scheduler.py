@@ -287,7 +287,7 @@ class Scheduler:
             self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self.stages[0].policy.slots))
             request.speech.queue.on_take = self._look_again
             self.ledger.add(request)
-            if self._closed.is_set():  # by `tell_all`, which does not wait for the lock and may have missed it
+            if self._closed.is_set():  # `tell_all` does not wait for the lock and may have missed this request
                 self.ledger.tell_end(request, EngineNotReadyError("the engine has died"))
             self._wake(0)
 

@@ -23,21 +23,21 @@ class Spec:
     """A stream of items, as one stage hands it to the next."""
 
     dtype: str  # numpy's name
-    shape: tuple[int, ...] = ()  # of one item
+    shape: tuple[int, ...] = ()  # shape of one item
     rate: float = 0.0  # items per second of speech; 0 for a stream that is not speech, such as a prompt
 
 
 class Progress(NamedTuple):
     """Where one utterance stands at one stage, in items."""
 
-    available: int  # from the stage before
+    available: int  # items from the previous stage
     is_final: bool  # whether no more will come
-    consumed: int  # of these, by finished units
-    produced: int  # by this stage
+    consumed: int  # items that finished units have consumed
+    produced: int  # items of this stage's output
     units: int  # finished
-    max_steps: int  # that the request allows an autoregressive stage
+    max_steps: int  # the request's limit for an autoregressive stage
     profile: ChunkProfile
-    facts: Mapping[str, int] = MappingProxyType({})  # of the utterance's prompt
+    facts: Mapping[str, int] = MappingProxyType({})  # `PromptTokens.facts` of the utterance
 
 
 class Unit(NamedTuple):
@@ -45,10 +45,10 @@ class Unit(NamedTuple):
 
     start: int  # first item that it sees of the stage before
     stop: int  # one past the last
-    consumes: int  # of these, that no later unit counts as new
+    consumes: int  # items that later units do not count as new
     steps: int = 1  # at most; a stop ends it sooner
     prefill: int = 0  # positions to read before the first step
-    past: int = 0  # of the stage's own last items, that it sees too
+    past: int = 0  # number of the stage's own last items that are input, too
     size: int = 1  # shape class: one call makes steps of units of one size
 
 
@@ -125,7 +125,7 @@ class Chunks(StagePolicy):
     context: int = 0  # items before a chunk that it sees again
     look_ahead: int = 0  # items after a chunk that it must see, unless the utterance ends before
     rows: Sequence[int] = (1,)  # batch sizes; up to the largest that `max_items` allows
-    max_items: int = 1  # of all units of one call, unless it is a single one
+    max_items: int = 1  # limit for all units of one call; a single unit may have more
 
     @property
     def classes(self) -> list[int]:

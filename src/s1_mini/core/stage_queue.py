@@ -15,12 +15,12 @@ from s1_mini.core.request import StageSequence
 from s1_mini.core.stage import StagePolicy
 
 MIN_SHARED = 16  # positions; a shorter prefix is computed faster than it is looked up
-RESERVE_S = 0.1  # a client with less audio left to play is about to run dry
-# Choices in a row that may pass over a waiting class: urgent, first, dry, the rest.
+RESERVE_S = 0.1  # a stream with less unplayed audio is about to run out
+# Consecutive choices that may pass over a waiting class: urgent, first, dry, the rest.
 MAX_PASSED_OVER = (9, 1, 3, 4)
-MAX_PUT_OFF = 4  # plans in a row without prefill while a client is about to run dry
+MAX_PUT_OFF = 4  # consecutive plans without prefill while a stream is about to run out of audio
 
-Owners = dict[int, tuple[StageSequence, int]]  # by slot: its sequence, and how many units that had finished
+Owners = dict[int, tuple[StageSequence, int]]  # slot: its sequence and that sequence's number of finished units
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class InFlightPlan:
     """State of a plan until its report arrives."""
 
     owners: Owners
-    begun: list[StageSequence]  # sequences whose prefill it completes
+    begun: list[StageSequence]  # sequences whose prefill is completed by the plan
 
 
 class Slots:
-    """Rows 0 … count - 1 of a stage's state; the lowest free one is allocated first: few are in use at low load."""
+    """Rows 0 … count - 1 of a stage's state. The lowest free row is allocated first, so that batches stay small."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -59,14 +59,14 @@ class StageQueue:
     def __init__(self, index: int, policy: StagePolicy, prefixes: ByteCache[Saved], *, is_last: bool) -> None:
         self.index, self.policy, self.is_last = index, policy, is_last
         self.slots, self.urgency, self.prefixes = Slots(policy.slots), Priority(), prefixes
-        self.ready: list[StageSequence] = []  # for a unit, with a slot or without
+        self.ready: list[StageSequence] = []  # have a unit to begin; with or without a slot
         self.reading: list[StageSequence] = []
         self.running: list[StageSequence] = []
-        self.in_flight: dict[int, InFlightPlan] = {}  # plans without a report, by number
+        self.in_flight: dict[int, InFlightPlan] = {}  # by plan number
         self._dropped: list[int] = []  # slots whose unit was cancelled since the last plan
         self._saving: set[str] = set()  # keys of prefixes that are being saved
         self._num_plans = 0
-        self._num_put_off = 0  # plans in a row that did not prefill
+        self._num_put_off = 0  # consecutive plans without prefill
 
     # ---- queries ----------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,8 @@ class StageQueue:
     def plan(self, now: float, *, only_first: bool = False, holds_back: bool = False, puts_off: bool = False) -> Plan:
         """Return the next plan, which may be empty.
 
-        `only_first`: only small units of first audio. `holds_back`: begin no utterance. `puts_off`: no prefill.
+        With `only_first`, it has only small units of first audio; with `holds_back`, no new utterance; with `puts_off`,
+        no prefill.
         """
         plan = Plan(self.index, self._num_plans, is_autoregressive=self.policy.is_autoregressive)
         plan.drops, self._dropped = self._dropped, []
@@ -150,7 +151,7 @@ class StageQueue:
         most = self.policy.most_together(plan.size)
         chosen = [first, *(self.urgency.order(like, now)[: most - 1] if most > 1 else [])]
         for sequence in chosen:
-            if self.can_begin(sequence):  # slots may run out on the way
+            if self.can_begin(sequence):  # earlier iterations may have taken the last slot
                 self.urgency.note(sequence)
                 self._begin(sequence, plan)
                 self.running.append(sequence)
@@ -190,7 +191,7 @@ class StageQueue:
             plan.steps.append(sequence.slot)
 
     def puts_off(self, *, runs_dry: bool) -> bool:
-        """Whether the next plan prefills nothing, because a consumer is about to run dry; not for ever."""
+        """Whether the next plan skips prefill because a stream is about to run out; at most `MAX_PUT_OFF` times."""
         self._num_put_off = self._num_put_off + 1 if runs_dry and self.reading else 0
         if self._num_put_off > MAX_PUT_OFF:
             self._num_put_off = 0
@@ -207,7 +208,7 @@ class StageQueue:
             assert slot is not None
             while room and sequence.num_read < unit.prefill and len(plan.prefills) < self.policy.max_prefills:
                 start, shared = sequence.num_read, self._num_shared(sequence)
-                # No part crosses the end of the shared prefix, so cached and computed prefixes have the same parts.
+                # No part crosses the end of the shared prefix, so that a cached and a computed prefix have equal parts.
                 stop = min(start + room, shared if start < shared else unit.prefill)
                 key = sequence.utterance.prompt.prefix_key if stop == shared else ""
                 if key in self.prefixes or key in self._saving:
@@ -232,7 +233,7 @@ class StageQueue:
     def _load_prefix(self, sequence: StageSequence, plan: Plan) -> None:
         key = sequence.utterance.prompt.prefix_key
         if not self._num_shared(sequence) or (sequence.has_looked and key not in self.prefixes):
-            return  # the miss was counted
+            return  # this miss was counted before
         sequence.has_looked = True
         saved = self.prefixes.get(key)
         if saved is not None and sequence.slot is not None:
@@ -240,13 +241,13 @@ class StageQueue:
             sequence.num_read = saved.positions
 
     def keep(self, key: str, saved: Saved | None) -> None:
-        """Cache a saved prefix; None if there was no memory for it."""
+        """Cache a saved prefix; `saved` is None if memory was short."""
         self._saving.discard(key)
         if saved is not None:
             self.prefixes.put(key, saved, saved.num_bytes)
 
     def _waits_for_prefix(self, sequence: StageSequence) -> bool:
-        """Whether another sequence is computing or saving the same prefix, which is computed once."""
+        """Whether another sequence is computing or saving the same prefix."""
         if sequence.num_read or not self._num_shared(sequence):
             return False
         key = sequence.utterance.prompt.prefix_key
@@ -255,7 +256,7 @@ class StageQueue:
         first = next(each for each in self.reading if each.utterance.prompt.prefix_key == key)
         return first is not sequence and first.num_read < self._num_shared(first)
 
-    # ---- ends -------------------------------------------------------------------------------------------------------
+    # ---- release ----------------------------------------------------------------------------------------------------
 
     def release(self, sequence: StageSequence) -> None:
         if sequence.slot is not None:
@@ -265,8 +266,8 @@ class StageQueue:
     def drop(self, sequence: StageSequence) -> None:
         """Remove a sequence whose request has ended.
 
-        An autoregressive stage carries out its plans in order, so the slot is free at once. Plans of other stages may
-        run in several threads: a slot in use is freed with its report.
+        An autoregressive stage runs its plans in order, so the slot is freed at once. Plans of other stages may run in
+        several threads, so a slot in use is freed when its report arrives.
         """
         for sequences in (self.ready, self.reading, self.running):
             if sequence in sequences:
@@ -278,14 +279,14 @@ class StageQueue:
 
 
 class Priority:
-    """Chooses among the sequences of one stage: about to run dry, first audio, has run dry, then the rest.
+    """Orders the sequences of one stage: about to run out of audio, first audio, has run out, then the rest.
 
-    Each class has its own order and is passed over a few times in a row at most, so that no sequence starves.
+    Each class has its own order, and is passed over at most a few times in a row, so that no sequence starves.
     """
 
     def __init__(self) -> None:
-        self.somebody_runs_dry = False  # as of the last choice
-        self._passed_over = [0, 0, 0, 0]  # in a row, by class
+        self.somebody_runs_dry = False  # at the last choice
+        self._passed_over = [0, 0, 0, 0]  # consecutive choices of another class, per class
         self._num_choices = 0
 
     def choose(self, ready: Sequence[StageSequence], now: float) -> StageSequence:
@@ -304,13 +305,13 @@ class Priority:
         return [sequence for sequences in classify(ready, now) for sequence in sequences]
 
     def note(self, sequence: StageSequence) -> None:
-        """Record that a sequence was chosen; in the last class, the one chosen longest ago comes first."""
+        """Record a choice; in the last class, the sequence chosen longest ago comes first."""
         self._num_choices += 1
         sequence.last_choice = self._num_choices
 
 
 def classify(ready: Sequence[StageSequence], now: float) -> tuple[list[StageSequence], ...]:
-    """Return the sequences whose consumers are about to run dry, wait for first audio, have run dry, and the rest."""
+    """Split into streams about to run out of audio, waiting for first audio, out of audio, and the rest."""
     urgent: list[StageSequence] = []
     firsts: list[StageSequence] = []
     dry: list[StageSequence] = []

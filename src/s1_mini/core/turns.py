@@ -1,7 +1,7 @@
-"""Fairness among clients: who takes the next turn, and how much one client may hold.
+"""Fairness among clients: whose turn is next, and how much of a resource one client may hold.
 
-Self-clocked fair queueing with equal weights: a turn costs one round, and what it turns out to cost beyond that is
-charged later. A new flow joins the round after the current one, so flows that keep coming cannot starve one that waits.
+Self-clocked fair queueing with equal weights. A turn costs one round; any further cost is charged later, when it is
+known. A new flow joins in the round after the current one, so that a series of new flows cannot starve a waiting one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 Flow = TypeVar("Flow", bound=Hashable)
 
-CLIENT_SHARE = 3 / 4  # of what other clients leave of a resource
+CLIENT_SHARE = 3 / 4  # a client may hold this share of what other clients do not use
 
 
 def client_share(limit: int, total: int, own: int) -> float:
@@ -23,9 +23,9 @@ class Turns(Generic[Flow]):
     """The round of each waiting flow's next turn."""
 
     def __init__(self) -> None:
-        self.round = 0.0  # of the last turn in order
+        self.round = 0.0  # round of the last turn that was not early
         self._next: dict[Flow, float] = {}
-        self._left: dict[Flow, float] = {}  # of flows that left with turns that are charged beyond the next round
+        self._left: dict[Flow, float] = {}  # flows without waiting work that are charged beyond the next round
 
     def __len__(self) -> int:
         return len(self._next)
@@ -34,17 +34,17 @@ class Turns(Generic[Flow]):
         return flow in self._next
 
     def join(self, flow: Flow) -> None:
-        """Add a flow that has something waiting."""
+        """Add a flow that has waiting work."""
         self._next[flow] = max(self.round + 1, self._left.pop(flow, 0.0))
 
     def leave(self, flow: Flow) -> None:
-        """Remove a flow that has nothing waiting; turns that it took early stay charged."""
+        """Remove a flow without waiting work; its early turns stay charged."""
         turn = self._next.pop(flow)
         if turn > self.round + 1:
             self._left[flow] = turn
 
     def add_cost(self, flow: Flow, rounds: float) -> None:
-        """Charge a flow for what its turns have cost beyond one round each."""
+        """Charge a flow for the cost of its turns beyond one round each."""
         if flow in self._next:
             self._next[flow] += rounds
         else:

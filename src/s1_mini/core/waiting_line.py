@@ -1,10 +1,9 @@
 """The queue of utterances that wait for a slot of the first stage: bounded, fair to clients, grouped by voice.
 
-A request that finds the queue full is refused at once with a time to retry after; an accepted request is never lost.
-Clients take turns, and are charged by steps, so that long utterances count more than short ones. Within a client,
-groups of requests take turns in the same way. Within a group, utterances leave in the order in which they are due. A
-request counts once, however many of its utterances wait; paused requests stay in the queue and do not count. Pure
-bookkeeping with the time as an argument.
+If the queue is full, a request is refused at once with a retry time; an accepted request is never lost. Clients take
+turns and are charged by steps, so that long utterances cost more. Groups of requests within a client take turns in the
+same way; utterances within a group are ordered by due time. A request counts once, regardless of its waiting
+utterances; paused requests stay in the queue and do not count. Pure bookkeeping with the time as an argument.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from s1_mini.core.request import Request, Utterance
 from s1_mini.core.turns import Turns
 from s1_mini.exceptions import QueueFullError
 
-STEPS_A_TURN = 10  # of the first stage: what a turn costs, before more is charged
+STEPS_A_TURN = 10  # steps of the first stage that one turn covers
 HISTORY = 1000  # admissions in the statistics
-
 
 Group = str | int  # an unnamed group is the number of its only request
 Entry = tuple[float, float, int, int, Request]  # the group's next turn, due, request number, a number that breaks ties
@@ -37,17 +35,17 @@ class QueueStats:
     waiting: int  # requests
     accepted: int  # requests, since the start
     refused: int
-    mean_wait_s: float  # of utterances admitted lately
+    mean_wait_s: float  # over the last `HISTORY` admitted utterances
     max_wait_s: float
-    mean_batch_size: float  # utterances admitted at once
+    mean_batch_size: float  # utterances admitted together
 
 
 class WaitingLine:
     """Waiting utterances, of at most `max_size` requests: beyond that, new ones are refused.
 
-    `batch_timeout_ms` is the longest time that an utterance is held back to be admitted together with others; a batch
-    that fills the free slots leaves at once. With `grouping`, first utterances that share a voice leave together, as
-    far as their clients and groups are at most one turn ahead of those that they overtake.
+    `batch_timeout_ms` limits how long an utterance is held back to be admitted together with others; a batch that
+    fills the free slots is admitted at once. With `grouping`, first utterances with the same voice are admitted
+    together if their clients and groups are at most one turn ahead of those that they overtake.
     """
 
     def __init__(self, max_size: int, *, batch_timeout_ms: float = 0.0, grouping: bool = True) -> None:
@@ -101,7 +99,7 @@ class WaitingLine:
             with self._order.turns() as following:
                 while len(taken) < free and (request := following()) is not None:
                     if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
-                        groups = False  # its turn comes after those that share the voice of the first
+                        groups = False  # requests with the voice of the first go before this one
                         taken += self._take_like(taken[0].prompt.prefix_key, free - len(taken))
                         continue
                     taken.append(self._pop(request))
@@ -153,7 +151,7 @@ class WaitingLine:
         return [request for request in self._waiting if not request.is_paused]
 
     def _delay(self, requests: Sequence[Request], free: int, now: float) -> float:
-        """Return how long to hold utterances back: for nothing if they fill the free slots."""
+        """Return the seconds for which to hold utterances back; 0 if they fill the free slots."""
         if not self.batch_timeout_s:
             return 0.0
         if sum(len(self._waiting[request]) + len(request.later) for request in requests) >= free:
@@ -177,14 +175,14 @@ class WaitingLine:
         return utterance
 
     def _shares(self, request: Request, key: str) -> bool:
-        """Whether the first utterance of a request is next, and begins with this prefix."""
+        """Whether the next utterance of a request is its first and begins with this prefix."""
         utterance = self._waiting[request][0]
         return bool(key) and utterance.index == 0 and utterance.prompt.prefix_key == key
 
     def _take_like(self, key: str, count: int) -> list[Utterance]:
-        """Take up to `count` first utterances that begin with this prefix, which is prefilled once.
+        """Take up to `count` first utterances that begin with this prefix, so that it is prefilled once.
 
-        They are charged as if their turn had come, and may overtake others by one turn at most.
+        They are charged for an ordinary turn, and overtake others by at most one turn.
         """
         like = [each for each in self._waiting if self._shares(each, key) and not each.is_paused]
         may_be_next = self._order.next_round()
@@ -198,7 +196,7 @@ class WaitingLine:
 
 
 class _FairOrder:
-    """Turns of the clients, and within a client of its groups of requests; within a group the earliest due is first.
+    """Turns of clients, and of groups of requests within a client; within a group, the earliest due time is first.
 
     `waiting` is the queue's own dictionary: the waiting utterances of each request.
     """
@@ -209,7 +207,7 @@ class _FairOrder:
         self._groups: dict[str, Turns[Group]] = {}  # by client
         self._heaps: dict[str, list[Entry]] = {}  # by client
         self._ties = itertools.count()
-        self._members: Counter[tuple[str, Group]] = Counter()  # waiting requests of a group
+        self._members: Counter[tuple[str, Group]] = Counter()  # waiting requests per group
 
     def join(self, request: Request) -> None:
         client, group = _flow(request)
@@ -245,7 +243,7 @@ class _FairOrder:
 
     @contextmanager
     def turns(self) -> Iterator[Callable[[], Request | None]]:
-        """Yield a function that returns the request whose turn is next, passing over those that are paused."""
+        """Yield a function that returns the request whose turn is next, skipping paused ones."""
         paused: list[tuple[str, Entry]] = []
         order = [self._client_turn(client) for client in self._heaps]
         heapq.heapify(order)
@@ -257,7 +255,7 @@ class _FairOrder:
         return sorted(requests, key=lambda each: (self._clients.next(each.flow[0]), *self._entry(each)[:-1]))
 
     def next_round(self) -> Callable[[Request], bool]:
-        """Return whether a request is at most one turn ahead of all others, as of now."""
+        """Return a predicate: whether a request is at most one turn ahead of all others now."""
         first = self._clients.first
         first_groups = {client: groups.first for client, groups in self._groups.items()}
 
@@ -282,13 +280,13 @@ class _FairOrder:
     def _next(self, order: list[ClientTurn], paused: list[tuple[str, Entry]]) -> Request | None:
         """Return the request whose turn is next; entries of paused requests are moved to `paused`.
 
-        `order` is a heap of the clients by their turns. Entries of it, and of the clients' heaps, may be out of date;
-        those at the top are updated here.
+        `order` is a heap of clients by turn. Its entries and those of the clients' heaps may be outdated; those at the
+        top are updated here.
         """
         while order:
             client = order[0][-1]
             heap = self._heaps.get(client)
-            if not heap:  # nothing of it waits, or only what is paused
+            if not heap:  # the client has nothing waiting except paused requests
                 self._heaps.pop(client, None)
                 heapq.heappop(order)
                 continue

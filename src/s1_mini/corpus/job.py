@@ -24,7 +24,7 @@ AUDIBLE = (
     *("device", "placement", "precision", "codec_dtype", "weights_dtype", "kv_dtype", "compile", "compile_backend"),
     *("max_columns", "max_text_length", "chunk_length", "normalize", "on_unsupported"),
 )
-ANY_NUMBER = 2**30  # of sentences may wait: the texts in flight bound them
+ANY_NUMBER = 2**30  # no limit on waiting sentences: the number of texts in flight limits them
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Job:
     layout: Layout
     audio_format: AudioFormat
     header: Mapping[str, Any]
-    voice: str | None = None  # of all texts that name none
-    voices: frozenset[str] = frozenset()  # that any text may name
+    voice: str | None = None  # for texts without a voice
+    voices: frozenset[str] = frozenset()  # allowed in texts
     in_flight: int | None = None  # texts that the engine has at a time; None: twice its slots
     shard_size: int = 256
 

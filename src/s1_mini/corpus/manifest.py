@@ -41,7 +41,7 @@ class Entry:
     texts: int  # lines, good and bad
     spoken: int
     cut: int  # spoken texts with a sentence that reached `max_new_tokens`
-    seconds: float  # of audio
+    seconds: float  # duration of the audio
     files: Mapping[str, str]
     errors: list[dict[str, Any]] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Spoken:
     row: CorpusRow
     sound: bytes
     seconds: float
-    sample_rate: int  # of that file, in Hz
+    sample_rate: int  # of the audio file, in Hz
     finish_reason: FinishReason | None
 
     def describe(self) -> dict[str, Any]:
@@ -205,15 +205,15 @@ def _difference(found: bytes, header: Mapping[str, Any]) -> str:
     del before["format"]
     old, new = dict(_flat(before)), dict(_flat(json.loads(json.dumps(header))))
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    told = [f"{name} was {_told(old.get(name))} and is {_told(new.get(name))}" for name in names[:_MAX_NAMED]]
+    changes = [f"{name} was {_shown(old.get(name))} and is {_shown(new.get(name))}" for name in names[:_MAX_NAMED]]
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return (
-        f"the output holds a corpus of another input or other settings: {'; '.join(told)}{more}; "
+        f"the output holds a corpus of another input or other settings: {'; '.join(changes)}{more}; "
         "run this as it was, or name a new output"
     )
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     return "not there" if value is None else json.dumps(value)
 
 

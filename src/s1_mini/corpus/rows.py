@@ -150,7 +150,7 @@ def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
         raise ParameterError(name, f'is a {type(value).__name__}; give an object such as {{"temperature": 0.7}}')
     unknown = sorted(str(each) for each in value if each not in PARAMETERS)
     if unknown:
-        raise ParameterError(name, f"knows no {', '.join(unknown)}; there are {', '.join(PARAMETERS)}")
+        raise ParameterError(name, f"unknown parameter {', '.join(unknown)}; available: {', '.join(PARAMETERS)}")
     sampling = {each: _as_number(value[each]) for each in SAMPLING if value.get(each) is not None}
     check_choice("on_unsupported", value.get("on_unsupported"), OnUnsupported)
     on_unsupported = value.get("on_unsupported") or base.on_unsupported

@@ -25,7 +25,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 SUFFIXES = (*DELIMITERS, *JSON_LINES, PARQUET)
-MAX_LINE_BYTES = 4 * 2**20  # of JSON; a field of CSV has 131,072 characters at most
+MAX_LINE_BYTES = 4 * 2**20  # limit for a line of JSON; Python's csv limits a field to 131,072 characters
 PURPOSES = ("text", "id", "voice", "seed", "parameters")  # and the usual names of their columns
 _BATCH_ROWS = 1024
 _MAX_NAMED = 20  # columns in a sentence
@@ -50,7 +50,7 @@ class Source:
     defaults: Defaults
     shard_size: int
     num_lines: int = 0
-    voices: frozenset[str] = frozenset()  # that lines or the defaults name
+    voices: frozenset[str] = frozenset()  # named by lines or by the defaults
 
     @property
     def num_shards(self) -> int:
@@ -82,16 +82,16 @@ class Source:
 
 
 @contextmanager
-def open_source(place: str, asked: Mapping[str, str | None], defaults: Defaults, shard_size: int) -> Iterator[Source]:
+def open_source(place: str, columns: Mapping[str, str | None], defaults: Defaults, shard_size: int) -> Iterator[Source]:
     """Open and check a file, a folder, or an object or a prefix of S3.
 
-    `asked` maps `PURPOSES` to columns: None is the usual name if there is such a column, "" is not a column. Raises
+    `columns` maps `PURPOSES` to columns: None is the default name if there is such a column, "" means no column. Raises
     `CorpusError` for an unreadable file, a missing column or a repeated id.
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-corpus-") as folder:
         paths = _download(S3Place.parse(place), Path(folder)) if place.startswith("s3://") else _find(Path(place))
         files = tuple(InputFile(path.name, path, sha256_of(path), _stamp(path)) for path in paths)
-        source = _check_lines(Source(files, _choose(asked, files), defaults, shard_size))
+        source = _check_lines(Source(files, _choose(columns, files), defaults, shard_size))
         if not source.num_lines:
             raise CorpusError(f"{place} holds no text: all of it is blank")
         yield source
@@ -99,7 +99,7 @@ def open_source(place: str, asked: Mapping[str, str | None], defaults: Defaults,
 
 def _find(path: Path) -> list[Path]:
     if not path.exists():
-        raise CorpusError(f"{path} is not there; name a file that ends in {', '.join(SUFFIXES)}, or a folder of them")
+        raise CorpusError(f"{path} does not exist; give a file that ends in {', '.join(SUFFIXES)}, or a folder of them")
     found = sorted(one for one in path.iterdir() if _is_read(one.name) and one.is_file()) if path.is_dir() else [path]
     if not found or not all(_is_read(one.name) for one in found):
         raise CorpusError(
@@ -128,25 +128,26 @@ def _download(place: S3Place, folder: Path) -> list[Path]:
         keys = [place.key] if is_file and place.key in list_keys(place.key) else list_keys(place.join(""))
         wanted = sorted(key for key in keys if _is_read(key.rpartition("/")[2]))
         if not wanted:
-            told = "is not there" if is_file else f"holds no object that ends in {', '.join(SUFFIXES)}"
-            raise CorpusError(f"{place} {told}")
+            problem = "does not exist" if is_file else f"has no object whose name ends in {', '.join(SUFFIXES)}"
+            raise CorpusError(f"{place} {problem}")
         paths = [folder / key.rpartition("/")[2] for key in wanted]
         for key, path in zip(wanted, paths, strict=True):
             client.download_file(place.bucket, key, str(path))
         return paths
 
 
-def _choose(asked: Mapping[str, str | None], files: tuple[InputFile, ...]) -> CorpusColumns:
+def _choose(named_columns: Mapping[str, str | None], files: tuple[InputFile, ...]) -> CorpusColumns:
     """Return the columns to use. Raises `CorpusError` for a requested one that a file lacks."""
     names: dict[str, Any] = {}
     found = [(file, _columns_of(file.path)) for file in files]
     for purpose in PURPOSES:
-        wanted, name = asked.get(purpose), asked.get(purpose) or purpose
+        wanted, name = named_columns.get(purpose), named_columns.get(purpose) or purpose
         for file, columns in found:
             if (purpose == "text" or wanted) and name not in columns:
-                told = ", ".join(columns[:_MAX_NAMED]) + (", …" if len(columns) > _MAX_NAMED else "")
+                known = ", ".join(columns[:_MAX_NAMED]) + (", …" if len(columns) > _MAX_NAMED else "")
                 raise CorpusError(
-                    f"{file.name} has no column {name!r}: there are {told or 'none'}; name one with --{purpose}-column"
+                    f"{file.name} has no column {name!r}; its columns are {known or 'none'}; choose one with "
+                    f"--{purpose}-column"
                 )
         is_used = purpose == "text" or (wanted != "" and any(name in columns for _, columns in found))
         names[purpose] = name if is_used else None
@@ -246,7 +247,7 @@ def _json_lines(path: Path) -> Iterator[Line]:
             if len(text) > MAX_LINE_BYTES:
                 while text and not text.endswith(b"\n"):
                     text = file.readline(MAX_LINE_BYTES)
-                yield Line(number, reason=f"has more than {MAX_LINE_BYTES:,} bytes, which is the most that is read")
+                yield Line(number, reason=f"is longer than {MAX_LINE_BYTES:,} bytes")
             elif text.strip():
                 yield _json_line(number, text)
 

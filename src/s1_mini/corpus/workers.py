@@ -25,13 +25,13 @@ from s1_mini.corpus.output import open_output
 from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Shard
 from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
 
-TRIES = 2  # of a text whose generation failed: memory may have run out because of others
+TRIES = 2  # attempts per text; a failure may be caused by the memory use of other texts
 SPARE_SHARDS = 6  # being written, or waiting for one long text
-RESTARTS = 20  # of one actor; limits the restarts of one that always fails
-RETRIES = 3  # of one shard whose actor was lost
+RESTARTS = 20  # limit per actor, for one that always fails
+RETRIES = 3  # attempts per shard after its actor was lost
 MAX_SHARDS = 64  # at one actor, which has a thread for each
 MAX_REASON = 300  # characters of an error of Ray, which may be pages long
-AGAIN = "run the same again, which goes on from there"
+AGAIN = "run the same command again to continue"
 
 
 class Worker:
@@ -111,7 +111,7 @@ class Worker:
 class Member:
     """A worker of this process or of an actor. Calls of an actor return errors."""
 
-    starting: Future[Any]  # of a tuple: how many shards it speaks at a time, and where it runs
+    starting: Future[Any]  # (number of concurrent shards, node)
     begin: Callable[[Shard], Future[Entry | S1MiniError]]
     num_shards: int = 0
     num_free: int = 0  # places for further shards

@@ -47,12 +47,12 @@ _DEVICE = re.compile(r"con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]", r
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4
 _JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python has on Windows only
-_IGNORED = {"lost+found", "__pycache__"}  # of a mounted volume, and of the toolkits' Python
+_IGNORED = {"lost+found", "__pycache__"}  # created by mounted volumes and by the toolkits' Python
 # Weights do not get much smaller by packing; text and compiled kernels do, and are small.
 _MOST_PER_PACKED_BYTE = 4
 _MOST_BESIDE = 256 * 2**20
-_HEADER_BYTES = 16 * 2**10  # of one member; a path of 1,024 bytes takes 3 KiB
-_BLOCK_BYTES = 64 * 2**10  # that tarfile reads at once
+_HEADER_BYTES = 16 * 2**10  # limit for the headers of one member; a path of 1,024 bytes takes 3 KiB
+_BLOCK_BYTES = 64 * 2**10  # read by tarfile at once
 _KINDS = {
     tarfile.SYMTYPE: "a link",
     tarfile.LNKTYPE: "a hard link",
@@ -61,7 +61,7 @@ _KINDS = {
 }
 _BROKEN = (
     *(tarfile.TarError, gzip.BadGzipFile, zlib.error),
-    *(ValueError, ArithmeticError, LookupError, EOFError, RecursionError),  # from damaged headers
+    *(ValueError, ArithmeticError, LookupError, EOFError, RecursionError),  # raised for damaged headers
 )
 
 
@@ -131,7 +131,7 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         check_name(name)
-        folded = name.casefold()  # as file systems of Windows and macOS see it
+        folded = name.casefold()  # Windows and macOS ignore case
         if folded in seen:
             other = "is there twice" if seen[folded] == name else f"and {seen[folded]!r} differ only in case"
             raise PackageError(f"{name!r} {other}")
@@ -278,7 +278,7 @@ def _check_listed(manifest: Manifest, found: Mapping[str, object]) -> None:
 
 def _check_changed(names: Iterable[str]) -> None:
     if changed := sorted(names):
-        raise PackageError(f"{_some(changed)} not what {MANIFEST} says: they changed after packaging")
+        raise PackageError(f"{_some(changed)} different from {MANIFEST} (size or checksum): changed after packaging")
 
 
 def _some(names: list[str]) -> str:
@@ -307,7 +307,7 @@ class _Unpacked:
 def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedReader]]:
     """Yield every plain file of an archive with its content, in order. Raises `PackageError` for anything else.
 
-    Unpacked, all together may have four times the bytes of the archive and 256 MiB.
+    The unpacked files may have at most four times the size of the archive plus 256 MiB.
     """
     most = _MOST_PER_PACKED_BYTE * archive.stat().st_size + _MOST_BESIDE
     names: dict[str, None] = {}
@@ -326,8 +326,8 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedRe
                 total += member.size
                 if total > most:
                     raise PackageError(
-                        f"unpacked it would have more than {most:,} bytes: {member.name!r} alone has {member.size:,}, "
-                        f"the archive {archive.stat().st_size:,}"
+                        f"the unpacked files exceed the limit of {most:,} bytes for an archive of "
+                        f"{archive.stat().st_size:,}: {member.name!r} has {member.size:,}"
                     )
                 source.allow(member.size + tarfile.BLOCKSIZE)
                 content = tar.extractfile(member)

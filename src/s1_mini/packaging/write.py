@@ -93,7 +93,7 @@ def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Arch
     if more is not None and not more.is_dir():
         raise VoiceError("voices", f"{more} is not a folder")
     if more is not None and not any(more.glob("*.safetensors")):
-        raise VoiceError("voices", f"{more} holds no NAME.safetensors")
+        raise VoiceError("voices", f"{more} has no voice files (NAME.safetensors)")
     found: dict[str, Path] = {}
     defaults = []
     for folder in (checkpoint / VOICES, *([] if more is None else [more])):
@@ -137,7 +137,7 @@ def _pinned(requirement: str) -> str:
     name = re.split(r"[^\w.-]", requirement)[0]
     try:
         return f"{name}=={metadata.version(name).partition('+')[0]}"
-    except metadata.PackageNotFoundError:  # of the extra `server`, which packaging does not need
+    except metadata.PackageNotFoundError:  # belongs to the extra `server`, which packaging does not need
         return requirement
 
 

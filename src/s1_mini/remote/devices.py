@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 TENSOR_FILES = (".safetensors", ".pth")
-PROCESS_BYTES = 500e6  # of a process that runs torch on a CPU
+PROCESS_BYTES = 500e6  # memory of a process that runs torch on a CPU
 WORKING_SHARE = 2.0  # memory of a loaded checkpoint per byte of its files: float16 becomes float32; work space
 GB = 2**30
 
@@ -38,19 +38,19 @@ class LocalMachine:
     is_windows: bool = False
 
     @classmethod
-    def here(cls, wanted: Wanted, *, counts_gpus: bool) -> LocalMachine:
+    def here(cls, requested: Wanted, *, counts_gpus: bool) -> LocalMachine:
         """Measure this machine; GPUs are counted only where they matter."""
-        return cls(_count_gpus(wanted) if counts_gpus else 0, num_cores(), _free_bytes(), os.name == "nt")
+        return cls(_count_gpus(requested) if counts_gpus else 0, num_cores(), _free_bytes(), os.name == "nt")
 
 
-def count_replicas(wanted: Wanted, config: EngineConfig, machine: LocalMachine, checkpoint_bytes: int) -> int:
+def count_replicas(requested: Wanted, config: EngineConfig, machine: LocalMachine, checkpoint_bytes: int) -> int:
     """Return the number of replicas. Raises `ConfigurationError` where the machine is too small for them."""
     on_gpu = config.device in ("auto", "cuda") and machine.num_gpus > 0
-    if wanted == "auto":
+    if requested == "auto":
         return machine.num_gpus if on_gpu and not machine.is_windows and not config.placement else 1
-    if wanted == 1:
+    if requested == 1:
         return 1
-    given = f"replicas={wanted}"
+    given = f"replicas={requested}"
     if machine.is_windows:
         raise ConfigurationError(f"{given}: several replicas require Linux or macOS; start one server per port instead")
     if config.device not in ("auto", "cuda", "cpu"):
@@ -60,21 +60,21 @@ def count_replicas(wanted: Wanted, config: EngineConfig, machine: LocalMachine, 
             f"{given}: S1_MINI_PLACEMENT needs several devices, but each replica sees only one; unset it"
         )
     if on_gpu:
-        if wanted > machine.num_gpus:
+        if requested > machine.num_gpus:
             there = f"{machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
             raise ConfigurationError(
                 f"{given}: each replica needs its own GPU, but this machine has {there}; auto uses all of them"
             )
-        return wanted
+        return requested
     each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GB
-    if wanted * each > machine.free_bytes:
+    if requested * each > machine.free_bytes:
         raise ConfigurationError(
             f"{given}: each replica needs about {each / 1e9:.1f} GB of memory, but only "
             f"{machine.free_bytes / 1e9:.1f} GB are free, enough for {int(machine.free_bytes // each)}"
         )
-    if wanted > machine.num_cores:
+    if requested > machine.num_cores:
         logger.warning("%s: only %d cores are available; more replicas than cores are slower", given, machine.num_cores)
-    return wanted
+    return requested
 
 
 def assign_device(index: int, count: int, machine: LocalMachine, given: Mapping[str, str]) -> dict[str, str]:
@@ -93,28 +93,28 @@ def measure(checkpoint: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def _count_gpus(wanted: Wanted) -> int:
+def _count_gpus(requested: Wanted) -> int:
     """Count GPUs as torch does, in a child process: the supervisor does not need torch's 200 MB.
 
     That takes seconds, so it is skipped where device files show that there is at most one.
     """
     if sys.platform == "linux" and not Path("/dev/dxg").exists():  # WSL has no file for each GPU
         nodes = sum(1 for node in Path("/dev").glob("nvidia*") if node.name.removeprefix("nvidia").isdigit())
-        if nodes == 0 or (nodes == 1 and wanted == "auto"):
+        if nodes == 0 or (nodes == 1 and requested == "auto"):
             return nodes
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter
-    return int(told.stdout) if told.returncode == 0 else 0
+    output = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter
+    return int(output.stdout) if output.returncode == 0 else 0
 
 
 def _free_bytes() -> float:
     """Return free memory within the container's limit; infinite where the system does not report it."""
     free = float("inf")
     try:
-        told = Path("/proc/meminfo").read_text(encoding="ascii")
+        output = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return free
-    if found := re.search(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE):
+    if found := re.search(r"^MemAvailable:\s+(\d+) kB", output, re.MULTILINE):
         free = int(found[1]) * 1024.0
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()

@@ -44,7 +44,7 @@ SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 STATES, COMMANDS, ADMIN = "states", "commands", "admin"  # files in the supervisor's folder
 
 SMALL_BODY_BYTES = 12_000  # limit for bodies that the proxy searches for a voice; fits the buffer together with a head
-KEEP_ALIVE_S = 75  # as the server: longer than a load balancer's
+KEEP_ALIVE_S = 75  # same as the server: longer than a load balancer's
 MARGIN_S = 10  # added to the timeouts of replicas, which should act first
 MAX_CONNECTIONS = 30_000  # idle ones cost some hundred bytes each; replicas limit requests
 ADDRESSES = 4  # client addresses (IPv6: /64 networks) that together can hold all connections

@@ -1,7 +1,8 @@
 """Requests through stages in other processes: `RemoteCore` takes the place of `EngineCore`.
 
-Every utterance is drawn from the last stage, which draws from the one before, and so on. Some utterances of a request
-are begun ahead of the one that is delivered. Each accepted request ends exactly once. Does not import Ray.
+Every utterance is requested from the last stage, which requests its input from the previous stage, and so on. Some
+utterances of a request start before the previous one is delivered. Each accepted request ends exactly once. Does not
+import Ray.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from s1_mini.families.base import StageChain
 from s1_mini.families.registry import family_of
 from s1_mini.metrics import EngineMetrics
 from s1_mini.remote.stage_worker import fingerprint
-from s1_mini.remote.work import Call, Facts, Piece, Work, draw
+from s1_mini.remote.work import Call, Facts, Piece, Work, receive
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.runner import as_error
 from s1_mini.runtime.synthesizer import Backend, Synthesizer, make_line
@@ -45,16 +46,16 @@ from s1_mini.runtime.tasks import Steps, Tasks
 logger = logging.getLogger(__name__)
 
 AHEAD = 8  # utterances of one request in the queue and in progress
-POLL_S = 0.05  # between two checks of deadlines and paused streams
+POLL_S = 0.05  # interval of the checks of deadlines and paused streams
 
 Result = TypeVar("Result")
-Health = Callable[[], Mapping[str, Any]]  # of the stages
+Health = Callable[[], Mapping[str, Any]]  # returns the state of the stages
 
 
 class RemoteCore:
-    """Runs requests through the stages of one family, the last of which `call` reaches.
+    """Runs requests through remote stages; `call` sends work to the last one.
 
-    The event loop and `Relay` belong to a thread of its own, and so do tasks such as the encoding of references.
+    `Relay` runs on an event loop in its own thread; tasks such as encoding references run in another thread.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RemoteCore:
         slots: int,
         max_open: int,
     ) -> None:
-        """`slots` are the first stage's, `max_open` limits the utterances in progress."""
+        """`slots` is the number of slots of the first stage; `max_open` limits the utterances in progress."""
         self.line = make_line(config.model_copy(update={"batch_timeout_ms": 0.0}))
         self.prefixes: ByteCache[Saved] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
         self.ledger, self._max_open = RequestTracker(), max_open
@@ -114,9 +115,9 @@ class RemoteCore:
         self._soon(partial(self._relay.cancel, request))
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Run a task, one `yield` at a time, in a thread for such; return its result. Raises as `submit`."""
+        """Run a task in the task thread and return its future. Raises `QueueFullError` or `EngineNotReadyError`."""
         future = self._tasks.submit(make)
-        with suppress(RuntimeError):  # stopped meanwhile, which ends the task with an error
+        with suppress(RuntimeError):  # the engine stopped meanwhile and has failed the task
             self._task_thread.submit(self._run_tasks).add_done_callback(self._check_tasks)
         return future
 
@@ -171,7 +172,7 @@ class RemoteCore:
 
 
 class Relay:
-    """Utterances in progress. Belongs to the thread of the event loop."""
+    """Utterances in progress. Used only on the event loop's thread."""
 
     def __init__(self, core: RemoteCore, call: Call, stage: str, output: Spec, *, count: int, max_open: int) -> None:
         """`call` reaches the last stage; `count` is the number of slots of the first one."""
@@ -179,11 +180,11 @@ class Relay:
         self._line, self._ledger, self._prefixes = core.line, core.ledger, core.prefixes
         self._call, self._stage, self._output = call, stage, output
         self._open: dict[Utterance, asyncio.Task[None]] = {}
-        self._pieces: dict[Utterance, deque[Piece]] = {}  # not delivered: another utterance is delivered before
+        self._pieces: dict[Utterance, deque[Piece]] = {}  # waiting until the previous utterance is delivered
 
     @property
     def num_free(self) -> int:
-        """Free slots of the first stage, in all replicas as counted at the start; more utterances wait there."""
+        """Free slots of the first stage, in all replicas counted at the start. Further utterances wait in its queue."""
         return max(0, self.count - len(self._open))
 
     async def run(self, is_over: threading.Event) -> None:
@@ -230,7 +231,7 @@ class Relay:
     async def _receive(self, utterance: Utterance) -> None:
         """Receive the pieces of one utterance."""
         request, waiting = utterance.request, self._pieces[utterance]
-        async with aclosing(draw(self._call, self._work(utterance), self._stage, self._output)) as pieces:
+        async with aclosing(receive(self._call, self._work(utterance), self._stage, self._output)) as pieces:
             async for piece in pieces:
                 set_voice = request.set_voice
                 if piece.made is not None and set_voice is not None:  # later utterances continue this voice
@@ -242,7 +243,7 @@ class Relay:
                 self._deliver(request)
 
     def _deliver(self, request: Request) -> None:
-        """Deliver the audio of the first utterance, and of the next ones if that is over."""
+        """Deliver the audio of the first utterance and, if it has ended, of the next ones."""
         while not request.has_ended and request.utterances:
             utterance, now = request.utterances[0], time.monotonic()
             pieces, is_over = self._pieces.get(utterance, ()), False
@@ -291,7 +292,7 @@ class Relay:
         self.admit()
 
     def _end(self, request: Request, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
-        """Release everything that a request has, and end its stream; does nothing the second time."""
+        """Release the resources of a request and end its stream; further calls do nothing."""
         if request.has_ended:
             return
         request.has_ended = True
@@ -331,7 +332,7 @@ class ClusterEngine(ProductionTTSEngine):
         max_open: int,
         health: Health = dict,
     ) -> None:
-        """`call` reaches the last stage; `facts` has those of a replica of each stage, `health` returns their state."""
+        """`call` sends work to the last stage; `facts` describes one replica per stage; `health` returns the state."""
         super().__init__(config)
         self._call, self._facts, self._max_open, self._health = call, facts, max_open, health
 

@@ -29,7 +29,7 @@ from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, 
 from s1_mini.families.base import StageChain
 from s1_mini.metrics import EngineMetrics
 from s1_mini.packaging.verify import open_checkpoint
-from s1_mini.remote.work import Call, Facts, LostError, Piece, Work, draw
+from s1_mini.remote.work import Call, Facts, LostError, Piece, Work, receive
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.runner import as_error
 from s1_mini.runtime.sizing import measure_slots
@@ -38,7 +38,7 @@ from s1_mini.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-ANY_NUMBER = 2**31  # of waiting utterances: the caller limits them
+ANY_NUMBER = 2**31  # no limit on waiting utterances: the caller limits them
 WARM_UP_STEPS = 8
 WARM_UP_ITEMS = 16
 
@@ -78,8 +78,8 @@ class Begun:
     utterance: Utterance
     queue: OutputQueue
     made: list[np.ndarray] | None = None  # output of the previous stages, once complete
-    was_cut: bool = False  # by one of them
-    failure: S1MiniError | None = None  # of one of them
+    was_cut: bool = False  # a stage reached its step limit
+    failure: S1MiniError | None = None  # error of a stage
 
 
 class StageEngine:
@@ -182,7 +182,7 @@ class StageEngine:
 
     async def _feed(self, previous: Call, begun: Begun, work: Work) -> None:
         """Pass the output of the previous stage to the scheduler."""
-        async for piece in draw(previous, work, self._names[self.index - 1], self.policy.input):
+        async for piece in receive(previous, work, self._names[self.index - 1], self.policy.input):
             begun.was_cut |= piece.was_cut
             if piece.made is not None:
                 begun.made = [*piece.made]

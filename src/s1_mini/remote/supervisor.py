@@ -50,13 +50,13 @@ from s1_mini.server.settings import ServerSettings
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-PROXY_MARGIN_S = 1.0  # of the drain timeout: between the end of the replicas and that of the supervisor
-EXIT_MARGIN_S = 0.5  # of the drain timeout: before the supervisor kills everything
-PROXY_STARTS = 3  # failed starts in a row, after which the supervisor gives up
-PROBE_S = 0.5  # timeout of the number of requests, for the log
+PROXY_MARGIN_S = 1.0  # part of the drain timeout left to the proxy after the replicas have ended
+EXIT_MARGIN_S = 0.5  # part of the drain timeout left for exiting before the supervisor kills all processes
+PROXY_STARTS = 3  # the supervisor gives up after this many consecutive failed starts
+PROBE_S = 0.5  # timeout of counting the open requests for the log
 HEALTH_S = 2.0  # timeout of a replica's `/health` and `/metrics`
 LOAD_S = 900.0  # timeout of loading a model
-MAX_BODY_BYTES = 64 * 1024  # name and path of a model
+MAX_BODY_BYTES = 64 * 1024  # limit of a body with the name and path of a model
 FORWARDED = (b"authorization", b"content-encoding", b"content-type", b"host", b"origin", b"x-request-id")
 SUMS = {"queue": None, "slots": ("free", "total"), "recordings": None}  # fields of /health to add up; None: all numbers
 LABEL = "replica"
@@ -70,10 +70,10 @@ class ServePlan:
 
     count: int
     machine: LocalMachine
-    proxy: str  # path of HAProxy
+    proxy: str  # path to HAProxy
     config: EngineConfig
     settings: ServerSettings
-    environment: dict[str, str]  # of every replica
+    environment: dict[str, str]  # environment variables of every replica
     local_endpoint: str | None = None
     async_store: str | None = None
 
@@ -97,7 +97,7 @@ class Supervisor:
         self._admin = AdminRoutes(self._replicas, plan.settings, lambda: self._is_draining)
         self._processes: list[Supervised] = [*self._replicas]
         self._is_draining = self._was_ready = False
-        self._over = asyncio.Event()  # a signal, or nothing can be started
+        self._over = asyncio.Event()  # set by a signal, or if nothing could be started
         self._code = 0
         self._began = time.monotonic()
         self._url = ""
@@ -205,7 +205,7 @@ class Supervisor:
         self._code = 1
         self._over.set()
 
-    # ---- the end --------------------------------------------------------------------------------------------------
+    # ---- shutdown ------------------------------------------------------------------------------------------------
 
     def _on_signal(self) -> None:
         """Start to drain; at the second signal, stop at once."""
@@ -248,7 +248,7 @@ class Supervisor:
             timeout_keep_alive=75,
         )
         server = uvicorn.Server(config)
-        server.capture_signals = nullcontext  # type: ignore[assignment, method-assign] # they are the supervisor's
+        server.capture_signals = nullcontext  # type: ignore[assignment, method-assign] # the supervisor handles signals
         await server.serve()
 
 
@@ -260,7 +260,7 @@ async def _ignore_lost(command: Awaitable[None]) -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """Create the folder of sockets, of the proxy's configuration, and of voices that live as long as the server."""
+    """Create the folder for sockets, the proxy's configuration, and voices added without a voices path."""
     base = None if len(tempfile.gettempdir()) < 60 else "/tmp"  # noqa: S108 - the path of a socket is limited to some 100 bytes
     folder = Path(tempfile.mkdtemp(prefix="s1-mini-", dir=base))  # mode 700
     try:
@@ -272,12 +272,12 @@ def _folder() -> Iterator[Path]:
 class AdminRoutes:
     """Routes that concern all replicas and are answered by the supervisor: `/health`, `/metrics`, loading of models.
 
-    Voices need no such route: all replicas share one folder of added voices and look into it with every request.
+    Voices need no such route: all replicas share one folder of added voices and read it with every request.
     """
 
     def __init__(self, replicas: Sequence[Replica], settings: ServerSettings, is_draining: Callable[[], bool]) -> None:
         self._replicas, self._settings, self._is_draining = replicas, settings, is_draining
-        # Requests that loaded a model, by its name, for replicas that start later.
+        # By model name: the request that loaded it, to be repeated for replicas that start later.
         self._models: dict[str, tuple[Headers, bytes]] = {}
         self._changing = asyncio.Lock()  # models are loaded one at a time
         self.app = Starlette(

@@ -30,7 +30,7 @@ from s1_mini.remote.process import Supervised
 
 logger = logging.getLogger(__name__)
 
-LAST_LINES = 20  # of standard error, for the error message when the worker ends
+LAST_LINES = 20  # lines of standard error in the error message when the worker ends
 STOP_S = 10.0  # for a worker to end after its input; then it is killed
 MAX_LINE_BYTES = 2**26
 
@@ -79,7 +79,7 @@ class TokenWorker(Supervised):
         self._changed = threading.Condition()
         self._messages: deque[Mapping[str, Any]] = deque()  # not written yet
         self._refusal = ""
-        self._failure: S1MiniError | None = None  # of the last start, until the next one
+        self._failure: S1MiniError | None = None  # error of the last start, until the next one
         self._lines = deque[str](maxlen=LAST_LINES)
         self._loop, self._wanted = asyncio.new_event_loop(), asyncio.Event()
         self._wanted.set()

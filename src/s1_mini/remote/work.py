@@ -1,8 +1,8 @@
-"""Messages between stages: the work for one utterance and its output. `draw` resumes the output after a loss.
+"""Messages between stages: the work for one utterance and its output. `receive` continues after a replica is lost.
 
-Random numbers are counter-based, so another replica makes the same items. Those that were delivered are compared and
-left out. Where they differ, as they may on different GPUs, the utterance ends with an error, so that two different
-renderings are never joined.
+Random numbers are counter-based, so another replica generates the same items. Items that were delivered before are
+compared and skipped. If they differ, which may happen on different GPUs, the utterance ends with an error, so that two
+different renderings are never joined.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from s1_mini.types import ChunkProfile, SamplingParams
 logger = logging.getLogger(__name__)
 
 MAX_LOST = 3  # replicas that one utterance may lose at one stage
-SAME = 1e-3  # of samples and mel frames: inaudible
+SAME = 1e-3  # tolerance for samples and mel frames; inaudible
 
 
 @dataclass(frozen=True)
 class Work:
-    """One utterance, as it is sent to every stage."""
+    """One utterance, as sent to every stage."""
 
     prompt: PromptTokens
     sampling: SamplingParams
@@ -38,7 +38,7 @@ class Work:
     max_steps: int
     profile: ChunkProfile = "balanced"
     is_streamed: bool = False  # audio is delivered while it is generated
-    keeps: bool = False  # return the output of all stages but the last, too
+    keeps: bool = False  # also return the output of all stages but the last
     pins: bool = False  # pin its voice in the cache of the first stage
     timeout_s: float = float("inf")
 
@@ -54,26 +54,26 @@ class Piece:
     items: np.ndarray
     consumed: int = 0  # items of the previous stage
     is_last: bool = False
-    was_cut: bool = False  # of the last: a stage ran out of steps before it stopped
-    made: Sequence[np.ndarray] | None = None  # output of the stages so far except the last, once complete
+    was_cut: bool = False  # in the last piece: a stage reached its step limit before the end
+    made: Sequence[np.ndarray] | None = None  # complete output of the previous stages
     failure: Exception | None = None  # `S1MiniError` or `LostError` instead of items: the output ends here
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a replica of a stage."""
+    """Description of a replica of a stage."""
 
     stage: str
     slots: int
-    positions: int  # of one utterance
-    fingerprint: str  # of its checkpoint
+    positions: int  # maximum length of an utterance
+    fingerprint: str  # hash of the checkpoint
 
 
 Call = Callable[[Work], AsyncGenerator[Piece, None]]  # sends work to a replica; raises `LostError`
 
 
-async def draw(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator[Piece, None]:
-    """Yield the output of a stage for an utterance, each item once, even if replicas are lost on the way.
+async def receive(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator[Piece, None]:
+    """Yield the output of a stage for an utterance, each item once, even if replicas are lost meanwhile.
 
     Raises the error of the stage, `RequestTimeoutError`, or `EngineNotReadyError` if no replica finished.
     """
@@ -106,7 +106,7 @@ async def draw(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator
 
 
 def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
-    """Return the new ones of the items from index `at`; known ones must be equal."""
+    """Return the new items; `items` begin at index `at`, and those seen before must be equal."""
     known = seen.cut(at, at + len(items))
     again = items[: len(known)]
     same = np.allclose(known, again, rtol=0, atol=SAME) if known.dtype.kind == "f" else np.array_equal(known, again)

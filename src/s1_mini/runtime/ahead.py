@@ -28,10 +28,10 @@ from s1_mini.types import Choice
 
 logger = logging.getLogger(__name__)
 
-LEAST_BYTES = 2e6  # of weights of a step: with fewer, it is not worth the seconds
-MOST_BYTES = 400e6  # with more, a step on several threads by torch may be as fast
-LIMIT_S = 600.0  # until the compiling process is killed
-POLL_INTERVAL_S = 0.25  # of that process
+LEAST_BYTES = 2e6  # weights of a step; compiling for smaller ones is not worth the time
+MOST_BYTES = 400e6  # with larger weights, torch on several threads may be as fast
+LIMIT_S = 600.0  # timeout of the compiler process
+POLL_INTERVAL_S = 0.25  # poll interval while the compiler process runs
 
 CHILD = """
 import json, sys
@@ -47,7 +47,7 @@ class AheadCompiler:
     def __init__(
         self, speaker: LoadedCheckpoint, stages: Sequence[Stage], config: EngineConfig, *, in_background: bool = True
     ) -> None:
-        """Start, as `config` says, and wait for the end if it says so."""
+        """Start to compile unless `config` disables it; with `compile="true"`, wait until it is done."""
         self._speaker, self._stopped = speaker, threading.Event()
         self._thread: threading.Thread | None = None
         if speaker.device.value != "cpu":
@@ -83,7 +83,7 @@ class AheadCompiler:
             return
         if waits or not missing:
             if self._use(work, "at the start" if missing else "earlier, and cached"):
-                with suppress(OSError):  # what cannot be cached is compiled again at the next start
+                with suppress(OSError):  # without a cache entry, the next start compiles again
                     for path in missing:
                         path.touch()
             return
@@ -129,7 +129,7 @@ class AheadCompiler:
         return not self._stopped.is_set()
 
     def _use(self, work: Sequence[Compilable], when: str) -> bool:
-        """Use the compiled steps, up to the first that fails; return whether none did."""
+        """Activate the compiled steps up to the first failure; return whether all are active."""
         used: list[str] = []
 
         def use_all() -> bool:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Step = Callable[[Sequence[int]], np.ndarray]  # of n slots; returns an array [n, …]
-FORMATS = {torch.float32, torch.bfloat16, torch.int8}  # of weights; `kernels/weight.py` packs them
+Step = Callable[[Sequence[int]], np.ndarray]  # called with n slots; returns an array [n, …]
+FORMATS = {torch.float32, torch.bfloat16, torch.int8}  # weight formats; `kernels/weight.py` packs them
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Compilable:
 
     what: str  # title
     module: str  # has `compile_for(formats)`; imports no torch
-    formats: Sequence[str]  # of the weights
+    formats: Sequence[str]  # weight formats
     use: Callable[[], None]  # loads or compiles it, and checks it; utterances begun later use it
 
 
@@ -30,7 +30,7 @@ class CompilableModel(Protocol):
 
     device: torch.device
     dtype: torch.dtype
-    kv_dtype: torch.dtype  # of its keys and values
+    kv_dtype: torch.dtype  # dtype of keys and values
 
 
 def can_compile(model: CompilableModel, weights: Iterable[Tensor]) -> bool:

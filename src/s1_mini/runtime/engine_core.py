@@ -239,7 +239,7 @@ class EngineCore(Core):
         self.scheduler = Scheduler(policies, line, prefixes, threads=list(threads.stages.values()), clock=clock)
         self.line, self.prefixes = line, prefixes
         self.runners = [StageRunner(stage, self._free_memory) for stage in stages]
-        self.failure: BaseException | None = None  # of the first thread that died or hung
+        self.failure: BaseException | None = None  # error of the first thread that died or hung
         self._clears_memory = clears_memory and any(stage.device.type == "cuda" for stage in stages)
         self._tasks = Tasks(line.max_size, self._free_memory, clock=clock)
         self.workers = [

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from s1_mini.layers.staging import stage
 
 WARM_UPS = 2  # before a capture: kernels are compiled, workspaces made
-STREAMS = 8  # of a GPU, one for each stage that captures; torch's pool has more
+STREAMS = 8  # CUDA streams per GPU, one per stage that captures graphs; torch's pool has more
 
 # One capture at a time, warm-ups included: a capture includes work of other engines on its stream.
 one_capture = threading.RLock()
@@ -102,7 +102,7 @@ class Buffer(NamedTuple):
 class GraphOptions:
     """How the calls of one kind are captured and replayed."""
 
-    stream: torch.cuda.Stream | None = None  # of the capture; None: nothing is captured
+    stream: torch.cuda.Stream | None = None  # capture stream; None: nothing is captured
     pool: Any = None  # memory shared by the graphs of one stage, of which one runs at a time
     is_beside: bool = False  # replay on that stream, not on the thread's own
     is_staged: bool = False  # copy inputs, so that a call can follow the last one at once
@@ -143,7 +143,7 @@ class StepGraphs(Generic[Key]):
         has_outputs = options.stream is not None and any(outputs(key) for key in keys)
         self._done = [torch.cuda.Event(blocking=options.sleeps) if has_outputs else None for _ in self._places]
         self._launched: list[_Launched | None] = [None for _ in self._places]
-        self._place = 0  # of the last call's outputs
+        self._place = 0  # index of the last call's outputs
         self._memory: dict[tuple[str, int], Tensor] = {}
         for key in keys:
             for at, buffer in enumerate(inputs(key)):
@@ -186,9 +186,9 @@ class StepGraphs(Generic[Key]):
     def _views(self, kind: str, buffers: Sequence[Buffer]) -> list[Tensor]:
         return [self._memory[kind, at][: prod(buffer.shape)].view(buffer.shape) for at, buffer in enumerate(buffers)]
 
-    def _prepare(self, key: Key, given: Sequence[Buffer], wanted: Sequence[Buffer]) -> _Graph:
-        inputs, places = self._views("in", given), [self._views(place, wanted) for place in self._places]
-        made = self._views("made", wanted) if self._options.is_ahead else []
+    def _prepare(self, key: Key, given: Sequence[Buffer], outputs: Sequence[Buffer]) -> _Graph:
+        inputs, places = self._views("in", given), [self._views(place, outputs) for place in self._places]
+        made = self._views("made", outputs) if self._options.is_ahead else []
 
         def work() -> None:
             on_device = [each.to(self._device, non_blocking=True) for each in inputs]

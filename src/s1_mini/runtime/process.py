@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-M_MMAP_THRESHOLD = -3  # as glibc's malloc.h names it
+M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
 LARGE_BYTES = 4 * 2**20  # above what a step of a small model allocates, below bodies and recordings
 SWITCH_S = 0.001  # switch interval of the interpreter; five times as long by default
 
@@ -36,8 +36,8 @@ def num_cores() -> int:
 def freeze_what_is_loaded() -> None:
     """Exempt all objects from garbage collection, once, when everything is loaded.
 
-    A full collection visits some 200,000 objects and stops all threads for 100 to 600 ms, in which every stream runs
-    dry. After this it visits only newer objects.
+    A full collection visits some 200,000 objects and stops all threads for 35 to 600 ms, so that streams run out of
+    audio. Frozen objects are not visited.
     """
     gc.collect()
     gc.freeze()

@@ -23,7 +23,7 @@ from s1_mini.layers.staging import stage
 
 SPAN = 64  # positions; a multiple of what attention adds up at once
 _LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-WORTH_POSITIONS = 64  # of a prefix; each row reads its own copy of a shorter one
+WORTH_POSITIONS = 64  # minimum length of a shared prefix; each row reads its own copy of a shorter one
 
 
 def ladder(slots: int) -> list[int]:
@@ -67,7 +67,7 @@ class SharedPrefixes:
 
     def __init__(self, tables: CommonPrefixes) -> None:
         self.tables = tables
-        self._numbers = np.zeros(tables.slots, np.int64)  # of the prefix that a slot holds; 0: none
+        self._numbers = np.zeros(tables.slots, np.int64)  # number of each slot's prefix; 0: none
         self._lengths = np.zeros(tables.slots, np.int64)  # positions of it that may be shared
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # numbers of prefixes, by identity
         self._next = count(1)

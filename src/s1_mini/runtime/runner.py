@@ -1,4 +1,4 @@
-"""Carries out the plans of one stage. An error belongs to its slot; the other slots go on."""
+"""Carries out the plans of one stage. An error ends only the request of its slot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StageRunner:
 
     def __init__(self, stage: Stage, free_memory: Callable[[], None]) -> None:
         self.stage, self._free_memory = stage, free_memory
-        self._counted_until = 0.0  # end of the work that `seconds` of reports have counted
+        self._counted_until = 0.0  # work until this time is included in the `seconds` of earlier reports
 
     def run(self, plan: Plan) -> Report:
         """Carry out a plan. All methods raise `torch.AcceleratorError` if the device is lost."""
@@ -57,7 +57,7 @@ class StageRunner:
             self.stage.load(load.slot, load.saved)
 
     def _prefill(self, plan: Plan, report: Report) -> None:
-        """Prefill in one call as far as possible: a prefix that is to be saved ends a call."""
+        """Prefill in as few calls as possible; each prefix to be saved ends a call."""
         parts: list[Prefill] = []
         for part in plan.prefills:
             parts.append(part)
@@ -66,12 +66,12 @@ class StageRunner:
             self._each(parts, self.stage.prefill, report)
             parts = []
             if part.slot not in report.errors:
-                with suppress(torch.OutOfMemoryError):  # it is computed again another time
+                with suppress(torch.OutOfMemoryError):  # not cached: the next request computes it again
                     report.saved[part.key] = self.stage.save(part.slot, part.stop)
         self._each(parts, self.stage.prefill, report)
 
     def _look(self, plan: Plan, parts: list[Part], report: Report) -> Report:
-        """Wait for the steps of a plan; seconds that overlap the previous plan are counted once."""
+        """Wait for the steps of a plan; time that overlaps the previous plan is counted once."""
         ended = report.began + report.seconds
         if plan.steps:
             self._wait_all(plan, parts, report)
@@ -99,7 +99,7 @@ class StageRunner:
 
     @staticmethod
     def _wait(plan: Plan, part: Part, report: Report) -> StepResult | None:
-        """Wait for some steps; an error of the wait belongs to all of them."""
+        """Wait for some steps; an error ends the requests of all of them."""
         rows, pending = part
 
         def fail(error: Exception) -> None:
@@ -119,14 +119,14 @@ class StageRunner:
         if error is not None and len(rows) == 1:
             report.errors[rows[0].slot] = as_error(error)
         elif error is not None:
-            del error  # it holds device memory of the failed attempt
+            del error  # its traceback holds device memory of the failed attempt
             for row in rows:
                 self._each([row], work, report)
 
     def _try(self, work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
         failures: list[Exception] = []
         result = attempt(lambda: with_memory(work, self._free_memory), failures.append)
-        # Taken out of the list, which the error's traceback refers to: such a cycle would hold device memory.
+        # Removed from the list, because the traceback refers to the list: the cycle would hold device memory.
         return result, failures.pop() if failures else None
 
     def _step(self, plan: Plan, report: Report) -> list[Part]:
@@ -139,7 +139,7 @@ class StageRunner:
             return [(rows, pending)]
         assert error is not None
         if isinstance(error, torch.OutOfMemoryError) and plan.is_autoregressive:
-            report.errors[slots[-1]] = as_error(error)  # the newest makes room for the others
+            report.errors[slots[-1]] = as_error(error)  # end the newest request to free memory for the others
             report.skipped |= set(slots[:-1])
             return []
         logger.warning("a step failed; retrying each slot alone", exc_info=error)
@@ -166,7 +166,7 @@ def with_memory(work: Callable[[], Result], free: Callable[[], object]) -> Resul
     try:
         return work()
     except torch.OutOfMemoryError:
-        pass  # the exception holds memory of the failed attempt: it is dropped before the next
+        pass  # leaving the handler drops the exception, which holds memory of the failed attempt
     free()
     return work()
 

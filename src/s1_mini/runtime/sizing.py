@@ -19,7 +19,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int,
     Raises `ConfigurationError` if the memory has no room for one slot.
     """
     model, stages = speaker.loaded, gpus_of(speaker.devices)
-    first = next(iter(speaker.devices.values())).value  # of the stage that keeps positions
+    first = next(iter(speaker.devices.values())).value  # the stage with a KV cache
     on_gpu = bool(stages) and first not in ("cpu", "mps")
     if on_gpu and config.kv_cache_gb is None:
         sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
@@ -46,7 +46,7 @@ def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig)
     most = min(sizes.max_positions, config.max_columns or sizes.max_positions)
     slots, positions = fit_slots(
         rooms,
-        wanted=_slots_wanted(config, AUTO_SLOTS),
+        requested=_slots_wanted(config, AUTO_SLOTS),
         positions=most,
         needed=most if config.max_columns else sizes.needed_positions(config.max_reference_s, config.chunk_length),
     )

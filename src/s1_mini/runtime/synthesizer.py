@@ -1,6 +1,6 @@
-"""One loaded checkpoint with its memory, queue and threads: sentence pieces in, a queue of audio out.
+"""One loaded checkpoint with its memory, queue and threads: takes the utterances of a text, returns a queue of audio.
 
-Modules above this one know neither slots nor plans.
+Only this module and those below it handle slots and plans.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference import Check
 from s1_mini.voices.reference_cache import ReferenceCache, ReferenceStore
 
-REFERENCE_BYTES = 64_000_000  # in memory: some hours of references
+REFERENCE_BYTES = 64_000_000  # memory for encoded references, enough for some hours of audio
 CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
     ("entries", "gauge", "Entries in the cache"),
     ("num_bytes", "gauge", "Size of the cache in bytes"),
@@ -50,20 +50,20 @@ WARM_UPS = [SamplingParams(max_new_tokens=2, seed=seed) for seed in range(4)]
 ONE_STEP = SamplingParams(max_new_tokens=1, seed=0)
 WARM_UP_TEXT = "Ready."
 
-# A smaller model steps on one CPU thread: its kernels are so small that waiting for a second one costs more than it
-# gains (26 ms a frame on two, 17 on one, with the voice that ships; 2026-11).
+# Smaller models run on one CPU thread: synchronizing a second one costs more than it gains (26 ms per frame on two, 17
+# on one, built-in voice, 2026-11).
 ONE_THREAD_BYTES = 200e6
-# On two cores up to SpeechT5: memory bounds a step of one row, and the other core is better used for its audio.
+# Limit on two cores, which includes SpeechT5: memory bounds a step of one row, and the codec needs the other core.
 TWO_CORES_BYTES = 250e6
-NUM_THREADS = torch.get_num_threads()  # before any engine runs
+NUM_THREADS = torch.get_num_threads()  # torch's own choice, read before an engine changes it
 
 
 class Backend(NamedTuple):
-    """The stages of a checkpoint at work."""
+    """The running stages of a checkpoint."""
 
     core: Core
     chain: StageChain
-    positions: int  # of one utterance
+    positions: int  # maximum length of an utterance
 
 
 def open_here(speaker: LoadedCheckpoint, config: EngineConfig) -> Backend:
@@ -96,7 +96,7 @@ def open_references(form: VoiceFormat, config: EngineConfig) -> ReferenceCache:
 
 
 class Synthesizer:
-    """Speaks sentence pieces with one loaded checkpoint; safe to use from several threads."""
+    """Generates audio with one loaded checkpoint. Thread-safe."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Synthesizer:
         self.core, self._chain, self.positions = open_backend(speaker, config)
         self.references = open_references(speaker.description.voice, config)
         self._numbers = itertools.count()
-        self._prefix: OutputQueue | None = None  # of the last `read_prefix`
+        self._prefix: OutputQueue | None = None  # output of the last `read_prefix`
         self._ahead = AheadCompiler(speaker, self._chain.stages, config)
         self.core.start()
         with ExitStack() as cleanup:
@@ -121,7 +121,7 @@ class Synthesizer:
         self.core.metrics = metrics or EngineMetrics()  # the warm-up is not counted
         self.core.line.forget()
         self.references.start()
-        self.core.watch()  # only now: the warm-up may compile and load for longer than the limit
+        self.core.watch()  # after the warm-up, which may compile for longer than the watchdog's timeout
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         self._ahead.close()
@@ -149,11 +149,11 @@ class Synthesizer:
         streams: bool = True,
         flow: tuple[str, str] = ("", ""),
     ) -> OutputQueue:
-        """Submit a request for `pieces`; the last chunk of the returned queue has the finish reason.
+        """Submit a request for the utterances `pieces`; the last chunk of the returned queue has the finish reason.
 
         `deadline` is a `time.monotonic()`, `flow` the client and group that take turns in the queue. Prompts of later
-        pieces are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or `EngineNotReadyError`
-        at once; from the queue come `CapacityError`, `GenerationError`, `RequestTimeoutError` and
+        utterances are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or
+        `EngineNotReadyError` at once; the queue raises `CapacityError`, `GenerationError`, `RequestTimeoutError` and
         `EngineNotReadyError`.
         """
         queue = OutputQueue(lambda: self.core.cancel(request), whole=not streams)
@@ -175,7 +175,7 @@ class Synthesizer:
         request.utterances = [build() for build in builds[:num_built]]
         request.later.extend(builds[num_built:])
         if request.later:
-            if has_voice:  # refuse now what would be refused later
+            if has_voice:  # check the longest prompt now instead of failing in the middle
                 self._utterance(request, 0, max(pieces[num_built:], key=len), voices)
             else:
                 request.set_voice = partial(self._set_voice, voices, pieces[0])
@@ -221,7 +221,9 @@ class Synthesizer:
         except QueueFullError:
             return False
         self._prefix = queue
-        if self.core.line.stats.accepted > accepted + 1:  # the other request came before the line above
+        if (
+            self.core.line.stats.accepted > accepted + 1
+        ):  # another request came before the line above and could not cancel this one
             queue.close()
         return all(chunk.finish_reason != "cancelled" for chunk in queue)
 
@@ -266,11 +268,11 @@ class Synthesizer:
         return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
 
     def _set_voice(self, voices: list[Voice], text: str, items: Sequence[np.ndarray]) -> None:
-        """Add the voice of a request's first utterance, which spoke `text`, from the items of its stages."""
+        """Add the voice of a request's first utterance, whose text was `text`, from the output of its stages."""
         voices.append(self._loaded.own_voice(items, text))
 
     def _warm_up(self) -> None:
-        """Run everything once, so that nothing is compiled for the first request; try again if no audio comes out."""
+        """Run everything once, so that the first request compiles nothing; try again if it generated no audio."""
         for sampling in WARM_UPS:
             try:
                 list(self.speak([WARM_UP_TEXT], (), sampling, deadline=float("inf")))
@@ -282,10 +284,10 @@ class Synthesizer:
 
 
 def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
-    """Return the threads of a chain's stages: one for the models of a device, others for the rest where that pays.
+    """Return the threads of a chain's stages: one per device for its models, more where they increase the throughput.
 
-    On a CPU with a small model, step and codec keep one core busy each. On a GPU one thread waits for a frame while
-    the other delivers audio. A remote stage has a thread of its own, which waits for its process.
+    On a CPU with a small model, the step and the codec have one core each. On a GPU, one thread waits for a frame while
+    the other delivers audio. A remote stage has its own thread, which waits for its process.
     """
     devices = [stage.device for stage in chain.stages]
     last = len(devices) - 1
@@ -303,8 +305,8 @@ def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
         for stage, (device, policy) in enumerate(zip(devices[:-1], chain.policies, strict=False)):
             name = "model" if device == devices[0] else f"model on {device}"
             if not policy.is_autoregressive or policy.is_remote:
-                name = policy.name  # its calls take long, and steps would wait for them
+                name = policy.name  # its long calls would delay the steps of other stages
             groups[name] = (*groups.get(name, ()), stage)
         helps = chain.policies[-1].helped_size > 0 and devices[0] == devices[last]
-        return Threads({**groups, "sound": (last,)}, helps=helps, enter=enter)
+        return Threads({**groups, "codec": (last,)}, helps=helps, enter=enter)
     return Threads({"engine": tuple(range(last + 1))}, enter=enter)

@@ -1,4 +1,4 @@
-"""Tasks such as encoding a reference, which a stage's thread runs bit by bit between its plans."""
+"""Tasks such as encoding a reference, which a stage's thread runs in small steps between its plans."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from s1_mini.runtime.runner import as_error, attempt, with_memory
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
-SPEAKING_SHARE = 3.0  # seconds of generation, if there are requests, for each second of tasks
+SPEAKING_SHARE = 3.0  # while there are requests: seconds of generation per second of tasks
 
 
 class _Task:
-    """One piece of work; `make` begins it, and begins it again if memory runs out."""
+    """One task. `make` starts it, and starts it again after an out-of-memory error."""
 
     def __init__(self, make: Callable[[], Steps[Any]]) -> None:
         self.future: Future[Any] = Future()
@@ -32,7 +32,7 @@ class _Task:
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Do the next bit; return whether it was the last. Raises its error, and can be called again then."""
+        """Run the next step; return whether it was the last. Raises the task's error; the next call starts again."""
         steps = self._make() if self._steps is None else self._steps
         self._steps = None  # start again if this fails
         try:
@@ -45,13 +45,13 @@ class _Task:
         return False
 
     def end(self, error: Exception) -> None:
-        """End the work with an error, unless it has ended or was cancelled."""
+        """End the task with an error, unless it has ended or was cancelled."""
         if self._steps is not None:
             self._steps.close()
         self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Set the error only; from any thread."""
+        """Set the error only. Thread-safe."""
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
@@ -65,13 +65,16 @@ class Tasks:
         self._max_size, self._free_memory, self._clock = max_size, free_memory, clock
         self._tasks: deque[_Task] = deque()
         self._is_open, self._lock = True, threading.Lock()
-        self._next = 0.0  # earliest time of the next bit during generation
+        self._next = 0.0  # earliest time of the next step during generation
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def submit(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Queue what `make` begins, one `yield` at a time. Raises `QueueFullError` or `EngineNotReadyError`."""
+        """Queue the generator that `make` returns; each `yield` ends a step.
+
+        Raises `QueueFullError` or `EngineNotReadyError`.
+        """
         task = _Task(make)
         with self._lock:
             if not self._is_open:
@@ -82,7 +85,7 @@ class Tasks:
         return task.future
 
     def step(self, *, beside_speech: bool) -> None:
-        """Do the next bit of the first task; during generation only for a share of the time."""
+        """Run the next step of the first task; during generation, only for a share of the time."""
         if not self._tasks or (beside_speech and self._clock() < self._next):
             return
         task, started = self._tasks[0], self._clock()
@@ -97,7 +100,7 @@ class Tasks:
         self._next = now + SPEAKING_SHARE * (now - started)
 
     def end(self, error: Exception, *, tells_only: bool = False) -> None:
-        """Accept no more, and end all with an error; with `tells_only` without touching a bit that may still run."""
+        """Accept no more tasks and fail all queued ones; with `tells_only`, leave a running step alone."""
         with self._lock:
             self._is_open = False
         for task in list(self._tasks):

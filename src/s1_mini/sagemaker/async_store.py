@@ -39,7 +39,7 @@ class FolderStore:
         except OSError as error:
             raise ConfigurationError(f"async store {str(directory)!r} cannot be created: {error.strerror}") from None
         self._directory = directory.resolve()
-        for left in self._directory.glob(".*.reserved"):  # by a killed process; no invocation lasts so long
+        for left in self._directory.glob(".*.reserved"):  # left by a killed process; no invocation lasts as long
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > 2 * MAX_ASYNC_S:
                     left.unlink()

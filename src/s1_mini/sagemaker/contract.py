@@ -46,7 +46,7 @@ class Step:
 
     name: str
     passed: bool
-    told: str
+    details: str
 
 
 class StopSignal(NamedTuple):
@@ -99,8 +99,8 @@ def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: 
             else "did not return 200 from /ping"
         )
         log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
-        told = f"it {end} within {STARTUP_S:.0f} s: the endpoint would be Failed. Last lines of its log:"
-        yield Step("start", False, f"{told}\n{log.read().decode(errors='replace')}")
+        details = f"it {end} within {STARTUP_S:.0f} s: the endpoint would be Failed. Last lines of its log:"
+        yield Step("start", False, f"{details}\n{log.read().decode(errors='replace')}")
         return
     taken = time.monotonic() - began
     yield Step(
@@ -113,12 +113,12 @@ def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: 
     wav = _call(client, "/invocations", speech, "audio/wav")
     yield _judge("invoke", wav, INVOKE_S, "InvokeEndpoint returns it", starts=b"RIFF")
     stream = _call(client, "/invocations", speech | {"stream": True}, "audio/pcm")
-    told = f"{stream.status}, first byte after {stream.first_byte_s:.2f} s, all {len(stream.body):,} bytes after "
-    told += f"{stream.whole_s:.2f} s: InvokeEndpointWithResponseStream streams it"
-    yield Step("stream", stream.status == 200 and len(stream.body) > 0, told)
+    details = f"{stream.status}, first byte after {stream.first_byte_s:.2f} s, all {len(stream.body):,} bytes after "
+    details += f"{stream.whole_s:.2f} s: InvokeEndpointWithResponseStream streams it"
+    yield Step("stream", stream.status == 200 and len(stream.body) > 0, details)
     mistake = _call(client, "/invocations", {"text": ""}, "audio/wav")
-    told = f"{mistake.status} as JSON: a ModelError (424) with OriginalStatusCode {mistake.status}"
-    yield Step("a caller's mistake", 400 <= mistake.status < 500 and _is_json(mistake.body), told)
+    details = f"{mistake.status} as JSON: a ModelError (424) with OriginalStatusCode {mistake.status}"
+    yield Step("a caller's mistake", 400 <= mistake.status < 500 and _is_json(mistake.body), details)
     yield _judge("batch transform", _call(client, "/execution-parameters"), PING_S, "batch transform requests it")
     yield stop(process, ENDING)
 
@@ -150,9 +150,9 @@ def stop(process: subprocess.Popen[bytes], ending: StopSignal) -> Step:
     except subprocess.TimeoutExpired:
         return Step("stop", False, f"still running {STOP_S:.0f} s after {ending.name}: it would be killed")
     ended = time.monotonic() - began
-    told = f"exit code {code}, {ended:.1f} s after {ending.name} (limit {STOP_S:.0f} s)"
+    details = f"exit code {code}, {ended:.1f} s after {ending.name} (limit {STOP_S:.0f} s)"
     outcome = "a clean shutdown" if code == 0 else "requests in progress would be lost"
-    return Step("stop", code == 0, f"{told}: {outcome}")
+    return Step("stop", code == 0, f"{details}: {outcome}")
 
 
 def _place(folder: Path, model: Path) -> None:
@@ -170,8 +170,8 @@ def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Pope
         port = free.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
     kept["PYTHONPATH"] = str(Path(s1_mini.__file__).parents[1])  # this very engine
-    told = {BASE: str(base), "SAGEMAKER_BIND_TO_PORT": str(port), "S1_MINI_SERVER_HOST": "127.0.0.1"}
-    told |= {} if device is None else {"S1_MINI_DEVICE": device}
+    details = {BASE: str(base), "SAGEMAKER_BIND_TO_PORT": str(port), "S1_MINI_SERVER_HOST": "127.0.0.1"}
+    details |= {} if device is None else {"S1_MINI_DEVICE": device}
     url = f"http://127.0.0.1:{port}"
     with (
         tempfile.TemporaryFile() as log,
@@ -179,7 +179,7 @@ def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Pope
     ):
         process = subprocess.Popen(
             [sys.executable, "-m", "s1_mini", "serve"],
-            env=container_environment(kept | told),
+            env=container_environment(kept | details),
             cwd=base,
             stdin=subprocess.DEVNULL,
             stdout=log,

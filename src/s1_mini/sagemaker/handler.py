@@ -70,7 +70,7 @@ class Body(NamedTuple):
     content_type: str
 
 
-Call = Callable[[str | None], httpx.Response]  # from `Accept` to the application's answer
+Call = Callable[[str | None], httpx.Response]  # takes `Accept`, returns the application's response
 
 
 class Container:

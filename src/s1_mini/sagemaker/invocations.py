@@ -56,7 +56,7 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_HEADER = "X-Amzn-SageMaker-Target-Model"
 MAX_TRANSFORM_MB = 100  # limit of batch transform
 MAX_LINES = 1000
-MAX_TRIES = 30  # of a line while other requests keep the queue full
+MAX_TRIES = 30  # attempts per line while other requests keep the queue full
 RETRY_S = 1.0
 JSON_LINES = "application/jsonlines"
 JSON_LINES_TYPES = frozenset({JSON_LINES, "application/x-jsonlines", "application/jsonl", "application/x-ndjson"})
@@ -162,25 +162,27 @@ async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
             raise InvalidError("requestType", f"'CLOSE' requires the header {sessions.ID_HEADER}")
         known.close(session.id)
         return JSONResponse({"session_id": session.id}, headers={sessions.CLOSED_HEADER: session.id})
-    wanted = body.to_request(recording)
-    return await _speak(request, engine, wanted if session is None else session.complete(wanted), body.format, {})
+    speech_request = body.to_request(recording)
+    return await _speak(
+        request, engine, speech_request if session is None else session.complete(speech_request), body.format, {}
+    )
 
 
 async def _speak(
     request: Request,
     engine: ProductionTTSEngine,
-    wanted: SpeechRequest,
+    speech_request: SpeechRequest,
     named: AudioFormat | None,
     headers: dict[str, str],
 ) -> Response:
     audio_format, is_json = choose_form(request.headers.get("accept"), named)
-    streams = wanted.streams and not is_json and request.app.state.streams
-    wanted = replace(wanted, audio_format=audio_format, streams=streams)
-    speech = await speak_to_client(request, engine, wanted)
+    streams = speech_request.streams and not is_json and request.app.state.streams
+    speech_request = replace(speech_request, audio_format=audio_format, streams=streams)
+    speech = await speak_to_client(request, engine, speech_request)
     attributes = f"sample_rate={speech.sample_rate},format={audio_format},channels=1"
     speech = replace(speech, headers=speech.headers | headers | {ATTRIBUTES: attributes})
     if is_json:
-        return Response(await _to_json(speech, wanted), media_type=JSON, headers=speech.headers)
+        return Response(await _to_json(speech, speech_request), media_type=JSON, headers=speech.headers)
     return respond(speech)
 
 
@@ -246,20 +248,24 @@ async def _answer_line(
     request: Request, engine: ProductionTTSEngine, line: bytes
 ) -> tuple[bytes, AudioResponse | None]:
     try:
-        wanted = await asyncio.to_thread(lambda: replace(parse_json(line, SpeechBody).to_request(), streams=False))
-        speech = await _speak_patiently(request, engine, wanted)
+        speech_request = await asyncio.to_thread(
+            lambda: replace(parse_json(line, SpeechBody).to_request(), streams=False)
+        )
+        speech = await _speak_patiently(request, engine, speech_request)
     except S1MiniError as error:
         return json.dumps(describe(error, record_of(request).id)).encode() + b"\n", None
-    return await _to_json(speech, wanted) + b"\n", speech
+    return await _to_json(speech, speech_request) + b"\n", speech
 
 
-async def _speak_patiently(request: Request, engine: ProductionTTSEngine, wanted: SpeechRequest) -> AudioResponse:
+async def _speak_patiently(
+    request: Request, engine: ProductionTTSEngine, speech_request: SpeechRequest
+) -> AudioResponse:
     """Speak one line; wait while the queue is full."""
     record = record_of(request)
     for _ in range(MAX_TRIES):
         own = record.for_part()
         try:
-            speech = await speak(engine, wanted, settings=request.app.state.settings, record=own)
+            speech = await speak(engine, speech_request, settings=request.app.state.settings, record=own)
         except (QueueFullError, BusyError, TooManyRequestsError) as error:
             if own.first_chunk is not None:
                 raise  # its own audio exceeds the limit, so a retry would fail again
@@ -273,7 +279,7 @@ async def _speak_patiently(request: Request, engine: ProductionTTSEngine, wanted
     raise full
 
 
-async def _to_json(speech: AudioResponse, wanted: SpeechRequest) -> bytes:
+async def _to_json(speech: AudioResponse, speech_request: SpeechRequest) -> bytes:
     """Encode a whole answer as JSON, with the spoken text if the request asks for it."""
     content = speech.content
     assert content is not None
@@ -281,11 +287,11 @@ async def _to_json(speech: AudioResponse, wanted: SpeechRequest) -> bytes:
     def encode() -> bytes:
         answer = {
             "audio": base64.b64encode(content).decode(),
-            "format": wanted.audio_format,
+            "format": speech_request.audio_format,
             "sample_rate": speech.sample_rate,
             "audio_seconds": speech.audio_seconds,
             "finish_reason": speech.finish_reason,
-            **({"spoken_text": speech.spoken_text} if wanted.return_spoken_text else {}),
+            **({"spoken_text": speech.spoken_text} if speech_request.return_spoken_text else {}),
             **({"warning": speech.warning} if speech.warning else {}),
         }
         return json.dumps(answer).encode()

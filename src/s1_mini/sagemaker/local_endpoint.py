@@ -69,7 +69,7 @@ class AsyncCall(NamedTuple):
     body: bytes | str  # the input, or its location
     inference_id: str
     allowed_s: float
-    name: str  # of the output, unique: clients may reuse an id
+    name: str  # unique name of the output: clients may reuse an id
 
 
 class AwsError(Exception):

@@ -61,7 +61,7 @@ class Hosted:
 
     name: str
     url: str
-    num_bytes: int  # of the memory budget
+    num_bytes: int  # part of the memory budget
     engine: ProductionTTSEngine
     is_ready: bool = False  # False while it is loaded or unloaded
 

@@ -46,7 +46,7 @@ class Uploader:
     client: Any
     kms_key: str | None = None
     part_bytes: int = PART_BYTES
-    region: str | None = None  # of the client, for the message of a failure
+    region: str | None = None  # the client's region, for error messages
 
     def send(self, artifact: Path, place: S3Place, progress: Progress = lambda _: None) -> str:
         """Upload a `.tar.gz` or a folder below `place`; return its `s3://` location. Raises `UploadError`."""
@@ -116,8 +116,8 @@ class Uploader:
                 content = file.read(part_bytes)
             part, checksum = arrived.get(number), _sum(content)
             if part is None or not _is_same(part, content, checksum):
-                told = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
-                part = self.client.upload_part(**named, **told, PartNumber=number, Body=content)
+                checksums = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
+                part = self.client.upload_part(**named, **checksums, PartNumber=number, Body=content)
             return {"PartNumber": number, "ETag": part["ETag"], "ChecksumSHA256": checksum}
 
         parts: list[dict[str, Any]] = []

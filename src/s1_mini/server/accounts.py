@@ -27,7 +27,7 @@ from s1_mini.server.errors import BusyError, TooManyRequestsError
 MAX_NAME = 64  # characters of a client's name that is not an address
 IPV6_CLIENT_BITS = 64  # one subscriber usually controls a whole /64
 
-CPU_SHARE = 0.5  # of one core, for the event-loop time of one client while there are others
+CPU_SHARE = 0.5  # share of a core: limit on a client's event-loop time while other clients are active
 CPU_BURST_S = 1.0  # event-loop seconds before a client is slowed down
 MAX_DELAY_S = 1.0  # per request
 MAX_CPU_CLIENTS = 10_000  # clients whose event-loop time is remembered after they disconnect
@@ -188,7 +188,7 @@ class Holding:
         """
         change = amount - self._held[resource]
         if change > 0 and self._is_released:
-            return  # what still refers to it has ended
+            return  # already released
         if change > 0 and checked:
             whole = self._whole or self
             refused = self._accounts.refusal(self.client, resource, change, whole.sum(resource))
@@ -240,7 +240,7 @@ class IdlePool(Generic[Member]):
     def add(self, member: Member, client: str, *, can_evict: Callable[[Member], bool] = lambda _: True) -> bool:
         """Add an idle member, evicting another one at the limit; return False if none can be evicted."""
         if len(self) >= self.limit:
-            least = self._accounts.of(client, self._resource)  # who has less than the newcomer's client is left alone
+            least = self._accounts.of(client, self._resource)  # connections of clients with less than that stay open
             if not self.evict_one(self._resource, can_evict, client, least) and not self._evict_busy(client, least):
                 return False
         self._holdings[member] = self._accounts.hold(client)

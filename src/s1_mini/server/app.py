@@ -57,7 +57,7 @@ QUIET = ("/ping", "/health", "/ready", "/metrics", "/static/")
 LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60, 300)
 PREFIX = "s1_mini_"
 UNKNOWN_ROUTE = "none"  # label of unknown paths, which clients choose
-UNITS = {  # of the metrics in log lines
+UNITS = {  # units of the metrics in log lines
     "queue_ms": "Milliseconds",
     "prefill_ms": "Milliseconds",
     "first_chunk_ms": "Milliseconds",

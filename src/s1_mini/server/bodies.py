@@ -33,7 +33,7 @@ SMALL_BYTES = 64 * 1024  # parsed at once; more takes a thread
 # Charsets of a form. Some of Python's take minutes for a megabyte, and it remembers every unknown name it looks up.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
 MAX_FIELDS = 32
-MAX_FIELD_BYTES = 1024 * 1024  # of a form's field, unless it is a file
+MAX_FIELD_BYTES = 1024 * 1024  # limit for a form field that is not a file
 
 MAX_MARKS = 2048  # strings, colons, commas and brackets of one request: many times what it needs
 MARKS_PER_ITEM = 32  # in addition, for each text of a batch

@@ -18,7 +18,7 @@ from typing import Any
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.settings import ServerSettings
 
-if sys.platform != "win32":  # which has no such limit
+if sys.platform != "win32":  # Windows has no such limit
     import fcntl
     import resource
     import select
@@ -42,7 +42,7 @@ class Connections(IdlePool[asyncio.Transport]):
     """
 
     def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
-        self._unread: set[asyncio.Transport] = set()  # of which the client has read nothing for a while
+        self._unread: set[asyncio.Transport] = set()  # transports whose client has stopped reading
         super().__init__(accounts, Resource.CONNECTIONS, methodcaller("abort"), self._unread.__contains__)
         self._stall_s = settings.send_timeout_s
         self._warnings = ThrottledWarnings()

@@ -205,7 +205,7 @@ def misaddressed(method: str, path: str, allowed: str) -> ServerError:
     """Return the error for an unknown path or, if `allowed` has methods of the path, for another method."""
     if allowed:
         return MethodError(f"{method[:20]} is not allowed for {path[:100]!r}; use {allowed}", allowed)
-    return NotFoundError(f"there is no {path[:100]!r} here; /docs lists what there is")
+    return NotFoundError(f"unknown path {path[:100]!r}; /docs lists all routes")
 
 
 def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1MiniError:
@@ -224,8 +224,8 @@ def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1Min
     elif first["type"] == "union_tag_not_found":
         field, message = "type", "is missing"
     elif first["type"] == "union_tag_invalid":
-        told = first["ctx"]
-        field, message = "type", f"{quoted(told['tag'])} is not known; allowed are {told['expected_tags']}"
+        context = first["ctx"]
+        field, message = "type", f"{quoted(context['tag'])} is not known; allowed are {context['expected_tags']}"
     else:
         message = f"{quoted(first.get('input'))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
     named = dict.fromkeys(_cut(_field_of(problem), MAX_FIELD) for problem in others[:MAX_NAMED])

@@ -46,7 +46,7 @@ OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
 LINGER_S = 1.0  # reading on after a refusal: a client that still sends may not read the response
 UNREAD_CHECK_S = 0.5  # between charges for unread audio
-PIECE_BYTES = 64 * 1024  # of a response; each is handed to the connection once the previous one is written
+PIECE_BYTES = 64 * 1024  # a response is written in pieces of this size, each after the previous one was sent
 
 FRESH_S = 0.02  # health cache TTL
 RETRY_AFTER_S = 1.0

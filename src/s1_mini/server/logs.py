@@ -49,7 +49,7 @@ class TextFormatter(logging.Formatter):
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = getattr(record, "fields", {})
-        if fields.get("event") == "start_failed" and not self._who:  # as any other verb fails
+        if fields.get("event") == "start_failed" and not self._who:  # same format as other commands
             lines = f"s1-mini: {fields['reason']}".splitlines()
         else:
             lines = [f"{moment} {level}{self._who}{_sentence(record.getMessage(), fields)}"]

@@ -28,7 +28,7 @@ _REASONS = {
     503: "Not ready, busy or shutting down; see Retry-After",
     504: "Timeout",
 }
-ALWAYS = (400, 401, 403, 408, 413, 415, 422, 429, 503)  # of every route with a body
+ALWAYS = (400, 401, 403, 408, 413, 415, 422, 429, 503)  # possible for every route with a body
 TEXTS = ("text", "input", "reference_text")  # fields that are as long as the engine's settings allow
 DESCRIPTION = """\
 Select an operation and **Try it out** to send a request from this page, or use the [web page](./).

@@ -29,16 +29,16 @@ class RequestLog:
     client: str = ""  # charged for what it holds
     holding: Holding | None = None
     charge_unread: Callable[[], None] | None = None  # charges the audio of a stream that the client is not reading
-    route: str | None = None  # as declared, such as /v1/voices/{name}
+    route: str | None = None  # path template, such as /v1/voices/{name}
     status: int = 0
-    code: str | None = None  # of the error, also of one after the status was sent
+    code: str | None = None  # error code, including errors after the status was sent
     voice: str | None = None
     audio_format: str | None = None
     streams: bool = False
     waiting: int = 0  # pieces in the engine's queue when it came
     spoken: float | None = None  # when it was handed to the engine
     first_chunk: float | None = None
-    timing: Timing | None = None  # of the first text
+    timing: Timing | None = None  # timing of the first text
     frames: int = 0
     audio_s: float = 0.0
 

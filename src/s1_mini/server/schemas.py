@@ -82,26 +82,29 @@ class Sampling(Strict):
     """Options of every request: text normalization and sampling."""
 
     normalize: Normalize | None = Field(
-        None, description="auto: numbers and signs become words, if the checkpoint reads words; off: as sent."
+        None,
+        description="auto: expand numbers and symbols to words if the checkpoint needs words; off: keep the text.",
     )
     on_unsupported: OnUnsupported | None = Field(
         None,
         description="Characters that the voice cannot pronounce. error: reject the text; skip: speak the rest, warn. "
-        "Left out, the server's setting.",
+        "Default: the server's setting.",
     )
     return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
 
     seed: Seed | None = Field(None, description="The same seed gives the same audio.")
     temperature: float = Field(
-        DEFAULT_SAMPLING.temperature, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest."
+        DEFAULT_SAMPLING.temperature, ge=0, le=MAX_TEMPERATURE, description="0: always choose the most likely token."
     )
     top_p: float = Field(DEFAULT_SAMPLING.top_p, gt=0, le=1)
     top_k: TopK = Field(
         DEFAULT_SAMPLING.top_k,
-        description="Sample from this many likeliest tokens, 0 from all; not every family has it.",
+        description="Sample from this many most likely tokens; 0: from all. Not supported by every family.",
     )
     repetition_penalty: float = Field(DEFAULT_SAMPLING.repetition_penalty, gt=0, le=MAX_REPETITION_PENALTY)
-    max_new_tokens: NumTokens = Field(DEFAULT_SAMPLING.max_new_tokens, description="Longest sentence piece, in frames.")
+    max_new_tokens: NumTokens = Field(
+        DEFAULT_SAMPLING.max_new_tokens, description="Maximum length of a part of the text, in frames."
+    )
 
     def build(self, text: str, audio_format: AudioFormat, *, streams: bool = False, **options: object) -> SpeechRequest:
         """Return the request for `text` with this body's options; `options` replace some. Raises `ParameterError`."""
@@ -135,7 +138,9 @@ class SpeechBody(Sampling):
     reference_text: str | None = Field(None, description="Transcript of the recording, word for word.")
     format: Format = "wav"
     stream: bool = Field(False, description="Send audio while it is generated.")
-    chunk_profile: ChunkProfile | None = Field(None, description="Least time to first audio, or fewest chunks.")
+    chunk_profile: ChunkProfile | None = Field(
+        None, description="ttfa: earliest first audio; throughput: fewest, longest chunks; balanced: in between."
+    )
 
     def to_request(self, recording: bytes | None = None) -> SpeechRequest:
         """Return the request; `recording` is a reference that is decoded already. Raises `InvalidError`."""
@@ -164,7 +169,7 @@ class BatchBody(Sampling):
 
     items: list[Any] = Field(min_length=1, json_schema_extra={"items": BatchItem.model_json_schema()})  # each by itself
     chunk_length: ChunkLength | None = Field(
-        None, description="Accepted for compatibility; the engine's own S1_MINI_CHUNK_LENGTH counts."
+        None, description="Accepted for compatibility and ignored; the server's S1_MINI_CHUNK_LENGTH applies."
     )
     format: Format = "wav"
 

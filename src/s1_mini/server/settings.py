@@ -94,8 +94,8 @@ class ServerSettings(Settings):
     max_requests_per_client: int = Field(
         0,
         ge=0,
-        description="maximum texts in progress for one client; beyond this, 429; 0: three quarters of what "
-        "other clients leave",
+        description="maximum texts in progress for one client; beyond this, 429; 0: three quarters of the texts that "
+        "other clients do not use",
     )
     fairness: Literal["client", "request"] = Field(
         "client",

@@ -60,11 +60,11 @@ class AudioResponse:
     headers: dict[str, str]
     sample_rate: int
     body: AsyncIterator[bytes]
-    holding: Holding  # what it is charged for
+    holding: Holding  # resources charged to the client
     spoken_text: str | None
     warning: str | None  # skipped characters, or a text in another language
     content: bytes | None = None  # the whole of it, if it is whole; `body` yields the same
-    audio_seconds: float = 0.0  # of a whole answer
+    audio_seconds: float = 0.0  # duration; set for responses that are not streamed
     finish_reason: str = "stop"
 
     def release(self) -> None:

@@ -33,16 +33,16 @@ logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # for the rest of a body that was answered already
-MAX_AHEAD_BYTES = 2 * MAX_HEAD_BYTES  # of pipelined requests
+MAX_AHEAD_BYTES = 2 * MAX_HEAD_BYTES  # limit on buffered pipelined requests
 WATCH_S = 0.25  # between checks for a disconnect while nothing is read
 MAX_HEADERS = 100
-ADDED_BYTES, ADDED_HEADERS = 1024, 2  # by the proxy of several replicas: X-Forwarded-For and X-Request-Id
+ADDED_BYTES, ADDED_HEADERS = 1024, 2  # the replicas' proxy adds X-Forwarded-For and X-Request-Id
 RESETS = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)  # SO_LINGER on, 0 s
-FREE_PIECES = 1024  # of a body, of whatever size; all can come in one turn of the event loop
+FREE_PIECES = 1024  # uncharged body pieces of any size; one iteration of the event loop may receive all of them
 PIECE_BYTES = 512  # mean size of further pieces: each costs as much as a kilobyte
 
-SLICE_BYTES = 4096  # of frames, handled in one go: some hundred of the smallest ones
-FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # of a client: many times the tokens of a language model
+SLICE_BYTES = 4096  # frames parsed per iteration: some hundreds of the smallest ones
+FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # WebSocket frames per client: many times a language model's token rate
 NOT_UTF8, FLOODED, TOO_BUSY = 1007, 1008, 1013  # close codes
 MAX_REASON = 120  # bytes; a close frame has room for 123
 

@@ -24,7 +24,7 @@ from s1_mini.types import Normalize, OnUnsupported
 # n-gram detectors are 1 to 100 MB in size and misjudge short texts.
 MAX_CHARACTERS = 2000  # enough to detect a language
 MIN_SCORE = 2.0  # function words of the language
-MIN_SHARE = 0.3  # of all words
+MIN_SHARE = 0.3  # minimum share of all words
 MAX_ENGLISH = 0.25  # English function words for each foreign one
 
 LANGUAGES = table(
@@ -164,7 +164,7 @@ class NormalizedText:
 class TextForm:
     """Language and alphabet of a checkpoint."""
 
-    language: str | None = None  # whose words it reads; None: text as it is written
+    language: str | None = None  # language of the normalization; None: not normalized
     alphabet: frozenset[str] | None = None  # None: all characters
 
     @classmethod

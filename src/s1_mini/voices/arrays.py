@@ -14,9 +14,12 @@ import numpy as np
 
 MAX_ARRAYS = 16
 MAX_FILE_BYTES = 2 * 2**20  # also bounds the list of members of an archive, which zipfile reads first
-MAX_BYTES = 4 * 2**20  # of all arrays, unpacked; a voice takes some tens of kilobytes
+MAX_BYTES = 4 * 2**20  # limit for all unpacked arrays; a voice takes some tens of kilobytes
 _MAGIC = (b"PK\x03\x04", b"\x93NUMPY")
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes; zipfile unpacks others without a bound
+_METHODS = (
+    zipfile.ZIP_STORED,
+    zipfile.ZIP_DEFLATED,
+)  # the methods that numpy writes; zipfile cannot limit the size of others
 
 
 def is_array_file(data: bytes) -> bool:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Tensors: TypeAlias = "Mapping[str, Tensor]"
 Shapes = Mapping[str, tuple[int, ...]]
 
-PROBE_BYTES = 2**20  # of each end of a codec's files that its fingerprint depends on
-MAX_FILE_BYTES = 2 * 2**20  # of a voice; the longest reference takes 0.3 MB
+PROBE_BYTES = 2**20  # the fingerprint hashes this much of both ends of a codec's files
+MAX_FILE_BYTES = 2 * 2**20  # limit for a voice file; the longest reference takes 0.3 MB
 
 _KINDS = {"I16": True, "I32": True, "I64": True, "U8": True, "F16": False, "BF16": False, "F32": False}
 
@@ -46,14 +46,16 @@ class TensorFormat:
     def fits(self, shape: tuple[int, ...], *, is_integer: bool) -> bool:
         if len(shape) != len(self.shape) or is_integer != self.is_integer:
             return False
-        return all(length == wanted if wanted else length > 0 for length, wanted in zip(shape, self.shape, strict=True))
+        return all(
+            length == expected if expected else length > 0 for length, expected in zip(shape, self.shape, strict=True)
+        )
 
 
 @dataclass(frozen=True)
 class VoiceBeside:
     """A voice next to a checkpoint in its publisher's format. Both functions raise `CheckpointFileError`."""
 
-    shapes: Callable[[], Shapes]  # of its tensors
+    shapes: Callable[[], Shapes]  # returns the tensors' shapes
     read: Callable[[], Tensors]
 
 
@@ -64,13 +66,15 @@ class VoiceFormat:
     tensors: Mapping[str, TensorFormat]
     encoder: str  # fingerprint of the codec; voices of other codecs cannot be used
     sample_rate: int  # Hz, of recordings
-    seconds: Callable[[Shapes], float]  # of the recording; 0 if shapes do not show it
+    seconds: Callable[[Shapes], float]  # duration of the recording; 0 if unknown
     fault: Callable[[Tensors], str] = lambda _: (
         ""
     )  # why values are invalid, to follow a file name; empty if they are valid
     clones: bool = True  # whether recordings can be made voices; if not, `from_arrays` is the way to new ones
-    from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # of a numpy file; raises `ValueError`
-    beside: Callable[[Path], Mapping[str, VoiceBeside]] = lambda _: {}  # of a checkpoint; raises `CheckpointFileError`
+    from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # reads a numpy file; raises `ValueError`
+    beside: Callable[[Path], Mapping[str, VoiceBeside]] = (
+        lambda _: {}
+    )  # voices stored with a checkpoint; raises `CheckpointFileError`
 
     def read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Read the tensors of a file and its metadata. Raises `SafetensorError`, `OSError` or `ValueError`."""
@@ -88,10 +92,10 @@ class VoiceFormat:
         if self.from_arrays is None:
             raise ValueError("this checkpoint does not support voices in numpy files; send a recording")
         tensors = self.from_arrays(read_arrays(data))
-        for name, wanted in self.tensors.items():
+        for name, expected in self.tensors.items():
             tensor = tensors[name]
-            if not wanted.fits(tuple(tensor.shape), is_integer=not tensor.is_floating_point()):
-                raise ValueError(f"its tensor {name} is {tensor.dtype} {list(tensor.shape)}; expected {wanted}")
+            if not expected.fits(tuple(tensor.shape), is_integer=not tensor.is_floating_point()):
+                raise ValueError(f"its tensor {name} is {tensor.dtype} {list(tensor.shape)}; expected {expected}")
         if fault := self.fault(tensors):
             raise ValueError(f"it {fault}")
         return tensors
@@ -104,11 +108,11 @@ class VoiceFormat:
             return shapes, file.metadata() or {}
 
     def _check(self, file: safe_open) -> None:
-        for name, wanted in self.tensors.items():
+        for name, expected in self.tensors.items():
             part = file.get_slice(name)
             shape, kind = tuple(part.get_shape()), part.get_dtype()
-            if kind not in _KINDS or not wanted.fits(shape, is_integer=_KINDS[kind]):
-                raise ValueError(f"its tensor {name} is {kind} {list(shape)}; expected {wanted}")
+            if kind not in _KINDS or not expected.fits(shape, is_integer=_KINDS[kind]):
+                raise ValueError(f"its tensor {name} is {kind} {list(shape)}; expected {expected}")
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class VoiceSummary:
     text: str
     description: str
     is_default: bool
-    seconds: float  # of its recording
+    seconds: float  # duration of the recording
     encoder: str  # fingerprint of what encoded it; empty if unknown
 
 
@@ -104,7 +104,9 @@ class CheckpointVoices:
     def default(self) -> Voice | None:
         """The voice of requests that name none. Raises `VoiceFileError` if it is, or may be, a damaged one."""
         unknown = sorted(self._files.keys() - self._summaries.keys())  # whether one of them is the default
-        name = next((name for name, told in self._summaries.items() if told.is_default), next(iter(unknown), None))
+        name = next(
+            (name for name, summary in self._summaries.items() if summary.is_default), next(iter(unknown), None)
+        )
         if name is None:
             return None
         try:
@@ -179,8 +181,8 @@ def is_name(name: object) -> bool:
 def read_voice(path: Path, form: VoiceFormat) -> NamedVoice:
     """Read one voice file. Raises `CheckpointFileError` if it is not one."""
     tensors, metadata = _read(path, form.read)
-    told = _summary(path.stem, form.seconds(shapes_of(tensors)), metadata)
-    return NamedVoice(path.stem, Voice(tensors, told.text), told.description, told.is_default, told.encoder)
+    summary = _summary(path.stem, form.seconds(shapes_of(tensors)), metadata)
+    return NamedVoice(path.stem, Voice(tensors, summary.text), summary.description, summary.is_default, summary.encoder)
 
 
 def read_summary(path: Path, form: VoiceFormat) -> VoiceSummary:

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 BLOCK_BYTES = 4096  # a file occupies whole blocks
-FULL, TRIMMED = 7 / 8, 3 / 4  # of the limit: above the first, entries are deleted down to the second
-SCAN_EVERY = 1 / 64  # of the limit, written by this process; so eight processes together stay within the limit
+FULL, TRIMMED = 7 / 8, 3 / 4  # shares of the limit: above the first, entries are deleted down to the second
+SCAN_EVERY = 1 / 64  # scan after writing this share of the limit, so that eight processes stay within the limit
 _OWN_FILES = re.compile(r"[0-9a-f]{32}\.safetensors|\.[0-9a-f]{32}-\w+\.tmp")  # no others are counted or deleted
 JOIN_S = 10.0  # reading one entry takes milliseconds
 
@@ -84,7 +84,7 @@ class ReferenceCache:
         if not mine:
             try:
                 return under_way.result()
-            except (RequestTimeoutError, CancelledError):  # of the other caller
+            except (RequestTimeoutError, CancelledError):  # the error concerns the other caller
                 return self.get(key, encode)
         try:
             made = None if self._store is None else self._store.read(key)

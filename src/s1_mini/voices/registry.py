@@ -46,7 +46,7 @@ from s1_mini.voices.library import (
 
 logger = logging.getLogger(__name__)
 
-CACHE_BYTES = 96_000_000  # of tensors and summaries: some thousand voices
+CACHE_BYTES = 96_000_000  # limit for cached tensors and summaries: some thousand voices
 MAX_IN_MEMORY = 10_000
 MAX_IN_DIRECTORY = 100_000
 RECORDINGS = {".wav", ".flac", ".mp3", ".ogg"}
@@ -278,7 +278,7 @@ class VoiceRegistry:
 
     def __init__(self, library: CheckpointVoices, added: AddedVoices) -> None:
         self.library, self.added = library, added
-        self.pins: dict[str, tuple[str, int]] = {}  # by name: key and bytes of the prefix that stays in its cache
+        self.pins: dict[str, tuple[str, int]] = {}  # by name: key and size of the pinned prefix
         self._being_added: set[str] = set()
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -371,7 +371,7 @@ class VoiceRegistry:
         try:
             return self.added.summary(name) is not None
         except VoiceFileError:
-            return True  # by a broken file, which is only replaced or deleted on purpose
+            return True  # a damaged file occupies the name; it is only replaced or deleted explicitly
 
     def _warn(self, name: str, fault: str) -> None:
         if name not in self._warned:
