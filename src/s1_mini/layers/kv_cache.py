@@ -33,13 +33,13 @@ class KVCache:
         layers: int,
         slots: int,
         heads: int,
-        columns: int,
+        positions: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
         """Allocate an empty cache, all of its memory at once."""
-        shape = (layers, slots, heads, columns, head_dim)
+        shape = (layers, slots, heads, positions, head_dim)
         return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
     @property

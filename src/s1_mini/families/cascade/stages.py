@@ -87,7 +87,7 @@ class TokenStage(Stage):
                 layers=config.num_layers,
                 slots=rows,
                 heads=config.num_heads,
-                columns=positions + 1,
+                positions=positions + 1,
                 head_dim=config.head_dim,
                 dtype=kv_dtype or network.dtype,
                 device=self.device,

@@ -88,12 +88,12 @@ class MelModel:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        def cache(rows: int, columns: int) -> KVCache:
+        def cache(rows: int, positions: int) -> KVCache:
             return KVCache.allocate(
                 layers=config.decoder_layers,
                 slots=rows,
                 heads=config.heads,
-                columns=columns,
+                positions=positions,
                 head_dim=config.head_size,
                 dtype=self.kv_dtype,
                 device=self.device,

@@ -29,14 +29,14 @@ POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
 class S1Config:
     """Architecture of one dual-AR model. Build it with `from_json`."""
 
-    slow: BlockConfig
-    fast: BlockConfig
+    backbone: BlockConfig
+    depth: BlockConfig
     vocab_size: int = size()
     num_layers: int = size(key="n_layer", most=MAX_LAYERS)
     codebook_size: int = size()
     num_codebooks: int = size(most=MAX_LAYERS, least=2)
     max_seq_len: int = size()
-    num_fast_layers: int = size(4, "n_fast_layer", MAX_LAYERS)
+    num_depth_layers: int = size(4, "n_fast_layer", MAX_LAYERS)
     rope_base: float = number(10_000.0, "rope_base", *POSITIVE)
     tie_word_embeddings: bool = flag(True)
     scale_codebook_embeddings: bool = flag(False)
@@ -46,19 +46,19 @@ class S1Config:
 
     @property
     def residual_codebook_size(self) -> int:
-        """Number of codes in a residual codebook of the fast head."""
+        """Number of codes in a residual codebook of the depth transformer's head."""
         return min(RESIDUAL_CODEBOOK_SIZE, self.codebook_size)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> S1Config:
-        """Read `config.json`. The fast stack inherits missing values from the slow one, as upstream.
+        """Read `config.json`. The depth transformer inherits missing values from the backbone, as upstream.
 
         Raises `CheckpointMismatchError` for a value that is missing, of the wrong type, or impossible.
         """
-        slow = _block(values, "", None)
+        backbone = _block(values, "", None)
         return cls(
-            slow=slow,
-            fast=_block(values, "fast_", slow),
+            backbone=backbone,
+            depth=_block(values, "fast_", backbone),
             semantic_begin=values.get("semantic_begin_id", values.get("semantic_start_token_id")),
             semantic_end=values.get("semantic_end_id", values.get("semantic_end_token_id")),
             **read_fields(cls, values),

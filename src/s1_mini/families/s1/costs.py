@@ -34,28 +34,28 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
     config, dac = read_configs(directory) if directory else (S1Config.from_json(FULL_MODEL), DacConfig())
     residual = min(config.residual_codebook_size, dac.codebook_size)
     with skeleton():
-        network = S1Network(config, main_rows=dac.semantic_codebook_size + 1, residual_rows=residual)
+        network = S1Network(config, semantic_rows=dac.semantic_codebook_size + 1, residual_rows=residual)
         whole, codec = Dac(dac, encodes=True), Dac(dac, encodes=False)
     encoder = count(whole) - count(codec)
     codec.to(torch.float32 if formats.codec == 4 else torch.float16)
-    slow, fast = config.slow, config.fast
+    backbone, depth = config.backbone, config.depth
     layers, head = count(network.layers), count(network.norm, network.output)
-    fast_weights = count(network.fast_project_in, network.fast_layers, network.fast_norm, network.fast_output)
-    passes = config.num_codebooks - 1  # of the fast transformer in a frame; the first has two positions
-    fast_seen = sum(range(2, passes + 2))  # positions that these passes look at
-    position_bytes = 2 * config.num_layers * slow.num_kv_heads * slow.head_dim * formats.kv
-    fast_bytes = 2 * config.num_fast_layers * fast.num_kv_heads * fast.head_dim * formats.weights
+    depth_weights = count(network.fast_project_in, network.fast_layers, network.fast_norm, network.fast_output)
+    passes = config.num_codebooks - 1  # of the depth transformer in a frame; the first has two positions
+    depth_seen = sum(range(2, passes + 2))  # positions that these passes look at
+    position_bytes = 2 * config.num_layers * backbone.num_kv_heads * backbone.head_dim * formats.kv
+    depth_bytes = 2 * config.num_depth_layers * depth.num_kv_heads * depth.head_dim * formats.weights
     # Each query head meets each key once and each value once.
-    meets = 4 * config.num_layers * slow.num_heads * slow.head_dim
-    fast_meets = 4 * config.num_fast_layers * fast.num_heads * fast.head_dim
+    meets = 4 * config.num_layers * backbone.num_heads * backbone.head_dim
+    depth_meets = 4 * config.num_depth_layers * depth.num_heads * depth.head_dim
     model_bytes = formats.large * layers + formats.weights * (count(network) - layers)
     codec_bytes = formats.codec * count(codec)
     operations = cache(lambda: codec_operations(codec))
 
     def frame(rows: int, span: int) -> Cost:
-        read = formats.large * layers + formats.weights * (head + passes * fast_weights)
-        work = 2 * (layers + head + fast_weights * (passes + 1)) + meets * span + fast_meets * (fast_seen + 2)
-        return Cost(read + rows * (span * position_bytes + fast_seen * fast_bytes), rows * work)
+        read = formats.large * layers + formats.weights * (head + passes * depth_weights)
+        work = 2 * (layers + head + depth_weights * (passes + 1)) + meets * span + depth_meets * (depth_seen + 2)
+        return Cost(read + rows * (span * position_bytes + depth_seen * depth_bytes), rows * work)
 
     def sound(rows: int, _: int) -> Cost:
         return Cost(codec_bytes / CHUNK_FRAMES, rows * operations())

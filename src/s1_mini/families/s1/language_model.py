@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
-from s1_mini.families.s1.kernels.draw import SamplingTensors
+from s1_mini.families.s1.kernels.sampling import SamplingTensors
 from s1_mini.families.s1.model import S1Model
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
@@ -33,7 +33,7 @@ class LanguageModel(Stage):
 
     def __init__(self, model: S1Model, *, slots: int, positions: int) -> None:
         self.device, self.is_overlapped = model.device, model.device.type == "cuda"
-        self._model, self._slots, self._positions = model, slots, min(positions, model.max_columns)
+        self._model, self._slots, self._positions = model, slots, min(positions, model.max_positions)
         with torch.inference_mode():
             self.state = model.allocate(slots, self._positions)
             ones = torch.ones(3, slots, device=self.device)
@@ -98,8 +98,8 @@ class LanguageModel(Stage):
     def prefill(self, parts: Sequence[Prefill]) -> None:
         if self._reads is None and not self._model.batch_invariant:
             for part in parts:
-                columns = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
-                self._model.prefill(self.state, part.slot, columns, part.start)
+                tokens = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
+                self._model.prefill(self.state, part.slot, tokens, part.start)
             return
         rows = np.concatenate([self._rows_of(part) for part in parts])
         for at in range(0, len(rows), READS[-1]):

@@ -50,7 +50,7 @@ class LoadedS1:
         self.num_bytes, self.position_bytes, self.max_positions = (
             model.num_bytes,
             model.position_bytes,
-            model.max_columns,
+            model.max_positions,
         )
         self._directory, self._encodes_on = directory, encodes_on
         self._encoder: Dac | None = None
@@ -64,7 +64,7 @@ class LoadedS1:
 
     def chain(self, slots: int, positions: int) -> StageChain:
         model, codec = self.model, self.codec
-        positions = min(positions, model.max_columns)
+        positions = min(positions, model.max_positions)
         frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
         policies = (
             Autoregressive(
@@ -121,7 +121,7 @@ def as_s1(loaded: LoadedModel) -> LoadedS1:
 
 
 def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
-    """Open model and codec; narrow formats are of the slow layers. Raises `CheckpointError`."""
+    """Open model and codec; narrow formats are of the backbone's layers. Raises `CheckpointError`."""
     config, codec_config = read_configs(directory)
     tokenizer, path = S1Tokenizer.from_directory(directory), find_tensors(directory, "model")
     network = build_network(

@@ -24,7 +24,7 @@ SPEAKER = "<|speaker:0|>"
 
 
 def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Sequence[Voice]) -> PromptTokens:
-    """Write the prompt for `text`, spoken like `voices`: items [S, K + 1], main token before codes.
+    """Write the prompt for `text`, spoken like `voices`: items [S, K + 1], semantic token before codes.
 
     Raises `VoiceError` if codes do not fit the model.
     """

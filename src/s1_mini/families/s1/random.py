@@ -138,7 +138,7 @@ def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float
     """Return random tensors under every published name of `model.pth`."""
     config = S1Config.from_json(recipe.model)
     with skeleton():
-        network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
+        network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
     tensors = dict(_fill(network, torch.Generator().manual_seed(seed), dtype))
     if config.tie_word_embeddings:
         del tensors["output.weight"]

@@ -110,14 +110,14 @@ def build_network(
     _check_vocabulary(config, tokenizer)
     named = translate(tensors)
     _tie(config, named, source)
-    main_rows, residual_rows = config.vocab_size, config.residual_codebook_size
+    semantic_rows, residual_rows = config.vocab_size, config.residual_codebook_size
     if heads == "restricted":
         rows = [*range(tokenizer.semantic_begin, tokenizer.semantic_end + 1), tokenizer.control("im_end")]
-        main_rows, residual_rows = len(rows), min(residual_rows, residual_codes or residual_rows)
+        semantic_rows, residual_rows = len(rows), min(residual_rows, residual_codes or residual_rows)
         _keep_rows(named, "output.weight", config.vocab_size, rows, source)
     _keep_rows(named, "fast_output.weight", config.codebook_size, slice(residual_rows), source)
     with skeleton():
-        network = S1Network(config, main_rows=main_rows, residual_rows=residual_rows)
+        network = S1Network(config, semantic_rows=semantic_rows, residual_rows=residual_rows)
     fit(network, named, source=source, dtype=dtype, device=device)
     return network
 
@@ -129,7 +129,7 @@ def check(directory: Path, translated: Mapping[str, Tensor]) -> None:
     named = dict(translated)
     _tie(config, named, f"the model of {directory}")
     with skeleton():
-        network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
+        network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
     check_fit(network, named, source=f"the model of {directory}")
 
 
