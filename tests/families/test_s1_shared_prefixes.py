@@ -152,4 +152,4 @@ def test_rows_may_share_as_soon_as_they_are_in_one_part(
 ) -> None:
     monkeypatch.setattr(decode_attention, "PROGRAMS", programs)
 
-    assert next(rows for rows in range(1, 300) if decode_attention.looks_at_common(rows, 8, 512)) == fewest
+    assert next(rows for rows in range(1, 300) if decode_attention.reads_common(rows, 8, 512)) == fewest

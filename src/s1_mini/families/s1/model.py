@@ -32,7 +32,7 @@ from s1_mini.families.s1.settings import Heads, RepetitionMode
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.kernels.backend import batch_invariance
 from s1_mini.kernels.common_attention import CommonPrefixes, allocate_common
-from s1_mini.kernels.decode_attention import looks_at_common, used_positions
+from s1_mini.kernels.decode_attention import reads_common, used_positions
 from s1_mini.kernels.linear import branch_sum
 from s1_mini.layers.kv_cache import CachePositions, KVCache
 from s1_mini.layers.staging import stage
@@ -152,7 +152,7 @@ class S1Model:
     def may_share(self, rows: int, span: int) -> bool:
         """Return whether a step of this many rows would read the prefixes in `S1State.common` once."""
         with batch_invariance(self.batch_invariant):
-            return looks_at_common(rows, self.network.config.backbone.num_kv_heads, span)
+            return reads_common(rows, self.network.config.backbone.num_kv_heads, span)
 
     def prefill(self, state: S1State, slot: int, tokens: Tensor, start: int = 0) -> None:
         """Prefill prompt tokens [K + 1, n] in `slot` at positions start … start + n."""

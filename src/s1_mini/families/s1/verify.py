@@ -1,8 +1,8 @@
 """Comparison of this engine with the original implementation of S1.
 
-An oracle holds the original's results for one checkpoint: prompts, hidden states and logits teacher-forced along a
-generated sequence, greedy tokens, sampler vectors, every stage of the codec. Everything is recomputed by the engine's
-own path (prefill, then single steps; streamed codec) in fp32, with the full heads and the original's penalty.
+An oracle has the original's results for one checkpoint: prompts, hidden states and logits with teacher forcing along a
+generated sequence, greedy tokens, sampler vectors, and every stage of the codec. The engine recomputes them in fp32 by
+its own path (prefill, single steps, streamed codec), with full heads and the original's penalty.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: f
 
 
 def _like(model: S1Model, computed: Tensor, stored: Tensor) -> Tensor:
-    """Bring hidden states to the width they are stored in: some oracles hold them behind `fast_project_in`."""
+    """Project hidden states to the stored width: some oracles store them after `fast_project_in`."""
     if computed.shape[-1] == model.network.config.backbone.dim != stored.shape[-1] == model.network.config.depth.dim:
         return model.network.fast_project_in(computed)
     return computed
@@ -154,7 +154,7 @@ def _run_forced(model: S1Model, prompt: Tensor, sequence: Tensor) -> dict[str, T
 
 
 def _run_greedy(model: S1Model, prompt: Tensor, num_frames: int) -> Tensor:
-    """Generate by arg max, past any end, as the original's oracle did: [K + 1, frames]."""
+    """Generate greedily, beyond any end, as in the original's oracle: [K + 1, frames]."""
     start = prompt.shape[1]
     state = _open(model, prompt, start + num_frames)
 

@@ -91,7 +91,7 @@ class SemanticTokens(NamedTuple):
     last: int  # semantic token
     end: int  # end of the utterance
     restricted: bool  # logits exist for the semantic tokens and the end only, not for all tokens
-    num_codes: int  # in the first codebook
+    num_codes: int  # size of the first codebook
 
 
 def sample_semantic(
