@@ -47,7 +47,7 @@ class S1State:
     """The state of B sequences. Tensors are changed in place, never replaced."""
 
     cache: KVCache  # backbone: positions of prompt and frames, and a last one that idle rows write to
-    depth_cache: KVCache  # fast: overwritten by every frame
+    depth_cache: KVCache  # depth transformer: overwritten by every frame
     pairs: Pairs
     window: RepetitionWindow
     tokens: Tensor  # [B, K + 1] input of the next step; set by `begin` and `step`
