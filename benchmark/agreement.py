@@ -21,7 +21,7 @@ from s1_mini.bench.report import describe_machine
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.find import find_checkpoint
-from s1_mini.families.s1.kernels.draw import SamplingTensors
+from s1_mini.families.s1.kernels.sampling import SamplingTensors
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model
@@ -35,15 +35,17 @@ from s1_mini.types import SamplingParams
 class Agreement:
     """Shares of equal tokens."""
 
-    main: float
-    codes: float  # after codes of the frame that are the same
-    frames: int  # compared
+    main: float  # semantic tokens
+    codes: float  # other codes, where the frame's earlier codes are equal
+    frames: int  # number of compared frames
 
     @classmethod
     def between(cls, ours: Tensor, theirs: Tensor) -> Agreement:
         """Compare frames [F, B, K + 1]."""
         same = ours == theirs
-        comparable = same[..., :-1].cummin(-1).values[..., 1:]  # the codes after the first, which is the main token's
+        comparable = (
+            same[..., :-1].cummin(-1).values[..., 1:]
+        )  # without the first code, which the semantic token determines
         codes = (same[..., 2:] & comparable).sum() / comparable.sum().clamp_min(1)
         return cls(float(same[..., 0].float().mean()), float(codes), same[..., 0].numel())
 
@@ -86,19 +88,19 @@ class NoiseRows:
         else:
             parts = [Prefill(slot, 0, self.context - 1) for slot in range(len(rows))]
             stage.prefill([self._save_and_load(stage, part) for part in parts] if cached else parts)
-        made = []
+        outputs = []
         for frame in range(self.frames):
             before = [tensor.clone() for tensor in (state.position, state.count, state.window.history)]
             if captured:
                 stage.step(range(len(rows)), 1)()
             else:
                 model.step(state, sampling, positions)
-            made.append(state.column.clone())
+            outputs.append(state.tokens.clone())
             if along is not None:
                 for tensor, value in zip((state.position, state.count, state.window.history), before, strict=True):
                     tensor.copy_(value)
                 model.advance(state, along[frame].to(model.device))
-        return torch.stack(made).cpu()
+        return torch.stack(outputs).cpu()
 
     def _save_and_load(self, stage: LanguageModel, part: Prefill) -> Prefill:
         """Prefill the first half of a part, save it, clear the slot and load it; return the rest of the part."""
@@ -120,12 +122,12 @@ class NoiseRows:
     def _sampling(self, model: S1Model, rows: Sequence[int], temperature: float) -> SamplingTensors:
         """Build the same sampling tensors as the stage."""
         params, device = SamplingParams(), model.device
-        heat, top_p, penalty = (
+        temperatures, top_p, penalty = (
             torch.full((len(rows),), value, device=device)
             for value in (temperature, params.top_p, params.repetition_penalty)
         )
         tables = [uniforms(row, 0, self.frames + 1, model.num_codebooks) for row in rows]
-        return SamplingTensors(heat, top_p, penalty, torch.stack(tables).to(device))
+        return SamplingTensors(temperatures, top_p, penalty, torch.stack(tables).to(device))
 
 
 @torch.inference_mode()
@@ -161,7 +163,7 @@ def main() -> None:
     found = measure_agreement(as_s1(speaker.loaded).model, **sizes)
     facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
     rows = [[name, *each.values()] for name, each in found.items()]
-    report(["way", "main tokens", "codes", "frames"], rows, facts | sizes | {"agreement": found})
+    report(["way", "semantic tokens", "codes", "frames"], rows, facts | sizes | {"agreement": found})
 
 
 if __name__ == "__main__":

@@ -59,12 +59,12 @@ def block(x: Tensor, weights: Weights, prefix: str, config: BlockConfig, base: f
     return x + (gate * gate.sigmoid() * (normal @ get("feed_forward.w3.weight").T)) @ get("feed_forward.w2.weight").T
 
 
-def slow(config: S1Config, weights: Weights, columns: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return the hidden state [T, dim] before the norm, and logits [T, vocab], of columns [K + 1, T]."""
+def backbone(config: S1Config, weights: Weights, tokens: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return the hidden state [T, dim] before the norm, and logits [T, vocab], of tokens [K + 1, T]."""
     rows = []
-    for main, *codes in columns.T.tolist():
-        x = weights["embeddings.weight"][main]
-        if begin <= main <= end:
+    for first, *codes in tokens.T.tolist():
+        x = weights["embeddings.weight"][first]
+        if begin <= first <= end:
             for book, code in enumerate(codes):
                 x = x + weights["codebook_embeddings.weight"][book * config.codebook_size + code]
             if config.scale_codebook_embeddings:
@@ -72,19 +72,19 @@ def slow(config: S1Config, weights: Weights, columns: Tensor, begin: int, end: i
         rows.append(x)
     x = torch.stack(rows)
     for layer in range(config.num_layers):
-        x = block(x, weights, f"layers.{layer}.", config.slow, config.rope_base)
+        x = block(x, weights, f"layers.{layer}.", config.backbone, config.rope_base)
     head = weights["embeddings.weight" if config.tie_word_embeddings else "output.weight"]
-    return x, rms_norm(x, weights["norm.weight"], config.slow.norm_eps) @ head.T
+    return x, rms_norm(x, weights["norm.weight"], config.backbone.norm_eps) @ head.T
 
 
-def fast(config: S1Config, weights: Weights, hidden: Tensor, codes: list[int]) -> Tensor:
-    """Return logits [K - 1, codebook] of codebooks 1 … K-1, given the slow output [dim] and all codes of the frame."""
+def depth(config: S1Config, weights: Weights, hidden: Tensor, codes: list[int]) -> Tensor:
+    """Return logits [K - 1, codebook] of codebooks 1 … K-1, from the backbone's output [dim] and the frame's codes."""
     if config.norm_fastlayer_input:
-        hidden = rms_norm(hidden, weights["norm.weight"], config.slow.norm_eps)
+        hidden = rms_norm(hidden, weights["norm.weight"], config.backbone.norm_eps)
     if "fast_project_in.weight" in weights:
         hidden = weights["fast_project_in.weight"] @ hidden + weights["fast_project_in.bias"]
     x = torch.stack([hidden, *(weights["fast_embeddings.weight"][code] for code in codes[:-1])])
-    for layer in range(config.num_fast_layers):
-        x = block(x, weights, f"fast_layers.{layer}.", config.fast, config.rope_base)
-    x = rms_norm(x, weights["fast_norm.weight"], config.fast.norm_eps)
+    for layer in range(config.num_depth_layers):
+        x = block(x, weights, f"fast_layers.{layer}.", config.depth, config.rope_base)
+    x = rms_norm(x, weights["fast_norm.weight"], config.depth.norm_eps)
     return (x @ weights["fast_output.weight"].T)[1:]

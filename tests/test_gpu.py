@@ -288,7 +288,7 @@ def test_a_compiled_block_matches_the_eager_one_on_the_gpu(tiny: Path) -> None:
     compiled, written = (
         load(EngineConfig(checkpoint_path=tiny, device="cuda", compile=switch)) for switch in ("true", "false")
     )
-    x = torch.randn(1, 7, compiled.loaded.model.network.config.slow.dim, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(1, 7, compiled.loaded.model.network.config.backbone.dim, dtype=torch.bfloat16, device="cuda")
 
     with torch.inference_mode():
         ours, theirs = (each.loaded.model.network.layers[0].feed(x) for each in (compiled, written))

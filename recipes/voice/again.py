@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recipes.voice.export import BOUND, factors
 from recipes.voice.shared import parser
-from s1_mini.weights.eight import all_dequantized
+from s1_mini.weights.int8 import all_dequantized
 
 FILES = ("model.safetensors", "codec.safetensors")
 

@@ -29,7 +29,7 @@ from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, write_voice
 
-# Logits are multiplied by these, of the slow transformer and of the depth transformer
+# Logits are multiplied by these, of the backbone and of the depth transformer
 # (docs/internals/voice_measured.md).
 SLOW_COLDER, COLDER = 1.25, 1.6
 LOUDER_DB = 0.2  # than what it was trained on comes out

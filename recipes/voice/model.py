@@ -46,10 +46,10 @@ class Batch:
 
     rows: int = 24
     columns: int = 1024
-    frames: int = 8192  # of each step, drawn at random, on which the fast transformer is trained
-    dropout: float = 0.0  # of the slow layers; 0.1 was worse on what is held back, and by the recogniser
+    frames: int = 8192  # of each step, drawn at random, on which the depth transformer is trained
+    dropout: float = 0.0  # of the backbone; 0.1 was worse on what is held back, and by the recogniser
     weight_decay: float = 0.05
-    noise: float = 0.0  # share of the residual codes that the slow layers read wrong: all of a frame's name it
+    noise: float = 0.0  # share of the residual codes that the backbone reads wrong: all of a frame's name it
     epochs: float = math.inf  # at most, of the tokens at the beginning; then no others are read
 
 
@@ -81,7 +81,7 @@ class ModelTraining(TimedTraining):
         (work / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         self.tokenizer = S1Tokenizer.from_directory(work)
         config = S1Config.from_json(values)
-        self.network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
+        self.network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
         self._initialise()
         self.network.to(device).prepare(device)
         self._add_dropout()
@@ -105,9 +105,9 @@ class ModelTraining(TimedTraining):
         self.held_back = corpus(lambda name: name == held_back, max_tokens=MAX_HELD_TOKENS)
         self.mask = torch.ones(batch.columns, batch.columns, dtype=torch.bool, device=device).tril()
         books = config.num_codebooks
-        self.fast_mask = torch.ones(books, books, dtype=torch.bool, device=device).tril()
+        self.depth_mask = torch.ones(books, books, dtype=torch.bool, device=device).tril()
         self.best = math.inf
-        self.report = torch.zeros(2, device=device)  # running means: slow and fast cross entropy
+        self.report = torch.zeros(2, device=device)  # running means of both cross entropies
         self.losses = self._losses
         if compiles and device.type == "cuda":
             self.losses = torch.compile(self._losses, dynamic=False)
@@ -129,27 +129,27 @@ class ModelTraining(TimedTraining):
                 module.register_forward_hook(drop)
 
     def _losses(self, columns: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross entropy of the next main token and of a random share of the other codes, over speech only."""
+        """Cross entropy of the next semantic token and of a random share of the other codes, over speech only."""
         network, begin, end = self.network, self.tokenizer.semantic_begin, self.tokenizer.semantic_end
         frames = self.batch.frames
         semantic = (columns[:, 0] >= begin) & (columns[:, 0] <= end)
         positions = torch.arange(columns.shape[-1], device=self.device).unsqueeze(0)
-        store = self._keep(network.config.slow)
+        store = self._keep(network.config.backbone)
         x = network.embed(self._noisy(columns).transpose(1, 2), (begin, end))
-        hidden = network.slow(x, positions, self.mask, lambda _: store)
+        hidden = network.backbone(x, positions, self.mask, lambda _: store)
         target, hidden = columns[:, 0, 1:].flatten(), hidden[:, :-1].flatten(0, 1)
         is_frame = (semantic & there)[:, 1:].flatten()
         spoken = is_frame | ((target == self.tokenizer.control("im_end")) & there[:, 1:].flatten())
-        logits = network.main_logits(hidden).float()
-        slow = (F.cross_entropy(logits, target, reduction="none") * spoken).sum() / spoken.sum()
+        logits = network.semantic_logits(hidden).float()
+        backbone = (F.cross_entropy(logits, target, reduction="none") * spoken).sum() / spoken.sum()
 
         frames = min(frames, len(is_frame))
         chosen = (torch.rand(is_frame.shape, device=self.device) + is_frame).topk(frames).indices
         codes = columns[:, 1:, 1:].transpose(1, 2).flatten(0, 1)[chosen]
-        fast_logits = self._fast(hidden[chosen], codes).float()
+        depth_logits = self._depth(hidden[chosen], codes).float()
         weight = is_frame[chosen].float()
-        fast = F.cross_entropy(fast_logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
-        return slow, (fast.view(frames, -1).mean(-1) * weight).sum() / weight.sum()
+        depth = F.cross_entropy(depth_logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
+        return backbone, (depth.view(frames, -1).mean(-1) * weight).sum() / weight.sum()
 
     def _noisy(self, columns: Tensor) -> Tensor:
         if not (self.batch.noise and self.network.training):
@@ -159,12 +159,12 @@ class ModelTraining(TimedTraining):
         others = torch.randint_like(residual, self.network.config.codebook_size)
         return torch.cat((columns[:, :2], torch.where(wrong, others, residual)), dim=1)
 
-    def _fast(self, hidden: Tensor, codes: Tensor) -> Tensor:
+    def _depth(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Logits [N, K - 1, V] of codes 1 … K - 1, all positions at once."""
         network = self.network
         x = torch.cat((network.fast_project_in(hidden).unsqueeze(1), network.fast_embeddings(codes[:, :-1])), dim=1)
         for layer in network.fast_layers:
-            x = layer(x, network.fast_rope.unsqueeze(0), self.fast_mask, self._keep(network.config.fast))
+            x = layer(x, network.depth_rope.unsqueeze(0), self.depth_mask, self._keep(network.config.depth))
         return network.fast_output(network.fast_norm(x[:, 1:]))
 
     @staticmethod
@@ -180,9 +180,9 @@ class ModelTraining(TimedTraining):
     def step(self) -> None:
         windows = self.corpus.windows(self.corpus.random_groups(self.batch.rows), self.batch.columns)
         with self.half():
-            slow, fast = self.losses(*windows)
-        self.derive(fast if self.trains == "fast" else slow + fast)
-        self.report.lerp_(torch.stack((slow.detach(), fast.detach())), 0.02)
+            backbone, depth = self.losses(*windows)
+        self.derive(depth if self.trains == "fast" else backbone + depth)
+        self.report.lerp_(torch.stack((backbone.detach(), depth.detach())), 0.02)
 
     def between(self) -> None:
         if self.steps % REFILL_EVERY == 0 and math.isinf(self.batch.epochs):
@@ -218,17 +218,17 @@ class ModelTraining(TimedTraining):
                 totals.append(torch.stack(self._losses(*windows)))
         self.network.train()
         torch._foreach_copy_(self.parameters, live)
-        slow, fast = torch.stack(totals).mean(0).tolist()
-        counted = {"both": slow + fast, "slow": slow, "fast": fast}[self.best_of]
+        backbone, depth = torch.stack(totals).mean(0).tolist()
+        counted = {"both": backbone + depth, "slow": backbone, "fast": depth}[self.best_of]
         if counted < self.best:
             self.best = counted
             self.export(torch.bfloat16)
-        return slow, fast
+        return backbone, depth
 
     def print_progress(self, steps_per_s: float) -> None:
-        slow, fast = self.report.tolist()
+        backbone, depth = self.report.tolist()
         held = self.validate()
-        losses = f"slow {slow:.3f} fast {fast:.3f}, held back {held[0]:.3f} {held[1]:.3f}"
+        losses = f"backbone {backbone:.3f} depth {depth:.3f}, held back {held[0]:.3f} {held[1]:.3f}"
         speed = f"{steps_per_s:.1f} it/s, {self.corpus.num_utterances} utterances"
         print(f"model {self.steps}: {losses}, {speed}", flush=True)
 

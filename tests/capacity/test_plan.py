@@ -65,7 +65,7 @@ def test_s1_mini_has_the_sizes_that_were_counted_of_the_original(full: Sizes) ->
 @pytest.mark.parametrize(("rows", "counted_ms"), [(1, 0.467), (64, 0.977), (128, 1.496)])
 def test_the_floor_of_an_h200_is_the_one_that_was_counted_by_hand(full: Sizes, rows: int, counted_ms: float) -> None:
     floor = Floors(full, find_card("h200"), 300).time(rows).model_ms
-    # The hand count has a tenth pass of the fast layers, and nine passes of their head with 4,096 rows, not 1,024.
+    # The hand count has a tenth pass of the depth transformer, and nine of its head with 4,096 rows, not 1,024.
     more = 2 * (4 * 12.58e6 + 9 * 3072 * 1024) / 4.29e9
 
     assert floor + more == pytest.approx(counted_ms, rel=0.02)

@@ -154,12 +154,12 @@ def test_hidden_states_may_be_stored_before_or_behind_the_projection(projected: 
     frames = torch.randint(0, 32, (11, 3), generator=torch.Generator().manual_seed(0))
     frames[0] = frames[1] + tokenizer.semantic_begin
     sequence = torch.cat((prompt, frames), dim=1)
-    hidden, logits = reference_s1.slow(
+    hidden, logits = reference_s1.backbone(
         config, weights, sequence[:, :-1], tokenizer.semantic_begin, tokenizer.semantic_end
     )
     hidden, logits = hidden[-3:], logits[-3:]
-    fast = [
-        reference_s1.fast(config, weights, state, frame.tolist())
+    depth = [
+        reference_s1.depth(config, weights, state, frame.tolist())
         for state, frame in zip(hidden, frames[1:].T, strict=True)
     ]
     if projected:
@@ -169,7 +169,7 @@ def test_hidden_states_may_be_stored_before_or_behind_the_projection(projected: 
         "seq": sequence,
         "hidden": hidden,
         "slow_logits": logits,
-        "fast_logits": torch.stack(fast),
+        "fast_logits": torch.stack(depth),
     }
     torch.save({"noref/sampled": case}, tmp_path / "oracle.pt")
 

@@ -40,7 +40,7 @@ def test_a_codec_may_be_louder_and_bound_its_samples() -> None:
     expected = ceiling * (drive * shared().decode(codes).atanh()).tanh()
 
     streams = [ChannelsLastDecoder(codec, 2, chained=chained) for chained in (False, True)]
-    for heard in (codec.decode(codes), *(stream.push_where(codes, row, row == 0) for stream in streams)):
+    for heard in (codec.decode(codes), *(stream.push_slots(codes, row, row == 0) for stream in streams)):
         torch.testing.assert_close(heard, expected, rtol=0, atol=1e-5)
         assert 0.2 < heard.abs().max() < ceiling
 
@@ -200,12 +200,12 @@ def decode_where(turns: list[dict[int, tuple[int, int]]], codes: torch.Tensor, *
     rows, stream = len(codes), ChannelsLastDecoder(shared(), 4, chained=chained)
     heard = [[torch.zeros(0)] for _ in range(rows)]
     for turn in turns:
-        chosen, fresh = torch.full((4,), rows), torch.ones(4, dtype=torch.bool)
+        slot_ids, reset_mask = torch.full((4,), rows), torch.ones(4, dtype=torch.bool)
         frames = next(end - begin for begin, end in turn.values())
         block = torch.zeros(4, codes.shape[1], frames, dtype=torch.int64)
         for index, (row, (begin, end)) in enumerate(turn.items()):
-            chosen[index], fresh[index], block[index] = row, begin == 0, codes[row, :, begin:end]
-        for row, wave in zip(turn, stream.push_where(block, chosen, fresh), strict=False):
+            slot_ids[index], reset_mask[index], block[index] = row, begin == 0, codes[row, :, begin:end]
+        for row, wave in zip(turn, stream.push_slots(block, slot_ids, reset_mask), strict=False):
             heard[row].append(wave)
     return torch.stack([torch.cat(parts) for parts in heard])
 
@@ -223,13 +223,13 @@ def test_rows_selected_by_a_tensor_sound_as_alone_in_any_batch(chained: bool) ->
 @chained
 def test_a_reset_row_keeps_no_earlier_state_even_if_it_was_not_finite(chained: bool) -> None:
     codes, stream = random_codes(6), ChannelsLastDecoder(shared(), 2, chained=chained)
-    row, fresh = torch.tensor([0]), torch.tensor([True])
-    stream.push_where(random_codes(5, seed=1), row, fresh)
+    row, reset_mask = torch.tensor([0]), torch.tensor([True])
+    stream.push_slots(random_codes(5, seed=1), row, reset_mask)
     pasts = list(remembered(stream))
     for past in pasts:
         past.fill_(torch.nan if past.is_floating_point() else 99)
 
-    parts = [stream.push_where(codes[..., :2], row, fresh), stream.push_where(codes[..., 2:], row, ~fresh)]
+    parts = [stream.push_slots(codes[..., :2], row, reset_mask), stream.push_slots(codes[..., 2:], row, ~reset_mask)]
 
     assert len(pasts) == 1 + 2 + 2 + 2 + 4 * 4, "positions, transformer, upsampling, both ends, blocks"
     assert (torch.cat(parts, dim=-1) - shared().decode(codes)).abs().max() <= 1e-5
@@ -254,8 +254,8 @@ def test_a_last_chunk_may_be_filled_up_even_at_the_end_of_the_longest_stream() -
     stream, row = ChannelsLastDecoder(codec, 2), torch.tensor([0])
     filled = torch.cat((codes[..., 12:], torch.zeros(1, 10, 21, dtype=torch.int64)), dim=-1)
 
-    first = stream.push_where(codes[..., :12], row, torch.tensor([True]))
-    last = stream.push_where(filled, row, torch.tensor([False]))[..., : 4 * 2048]
+    first = stream.push_slots(codes[..., :12], row, torch.tensor([True]))
+    last = stream.push_slots(filled, row, torch.tensor([False]))[..., : 4 * 2048]
 
     assert (torch.cat((first, last), dim=-1) - codec.decode(codes)).abs().max() <= 1e-5
 

@@ -38,8 +38,8 @@ class LatentLanes(Lanes):
     """Encodes waves to latents before quantization."""
 
     def __init__(self, codec: Encodec, *, lanes: int, frames: int) -> None:
-        given, made = ((frames * RATE,), torch.float32), ((TINY.hidden_size, frames), torch.float32)
-        super().__init__(codec, lanes=lanes, frames=frames, given=given, made=made)
+        inputs, outputs = ((frames * RATE,), torch.float32), ((TINY.hidden_size, frames), torch.float32)
+        super().__init__(codec, lanes=lanes, frames=frames, inputs=inputs, outputs=outputs)
 
     def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
         return self._codec.latents(x, chunk)

@@ -103,7 +103,7 @@ def test_it_ends_at_the_originals_step_and_not_before_the_least(
     ]:
         model = opened(directory, prenet_dropout="off", stop_threshold=threshold).model
         state = open_state(model, {"tokens": tokens, "speaker": vector}, most)
-        state.least.fill_(model.steps_for(len(tokens), ratio))
+        state.min_steps.fill_(model.steps_for(len(tokens), ratio))
         stops = [bool(step_alone(model, state)[-2]) for _ in range(most)]
         steps = their_steps(threshold=threshold, minlenratio=ratio)
         assert steps == (stops.index(True) + 1 if True in stops else most)
@@ -147,8 +147,8 @@ def test_a_step_has_the_same_bits_in_every_slot_with_any_neighbours(tmp_path: Pa
             tokens = torch.randint(4, 70, (1, 20 + 30 * seed), generator=torch.Generator().manual_seed(seed))
             model.begin(state, at, speaker(seed), 0)
             model.read(state, tokens, torch.tensor([at]))
-            model.keep(state, at, start, model.draw_kept(seed, 0, 0, steps))
-            for past in (state.made.keys[:, at], state.made.values[:, at]):
+            model.keep(state, at, start, model.sample_kept(seed, 0, 0, steps))
+            for past in (state.steps.keys[:, at], state.steps.values[:, at]):
                 past.normal_(generator=torch.Generator().manual_seed(seed))
             state.active[at], state.position[at] = True, start
         spans = {0: (128, 64), 3: (128, 128), 7: (256, 300)}[max(slots)]

@@ -87,7 +87,7 @@ def test_a_row_is_the_same_to_the_bit_alone_and_among_others(tmp_path: Path) -> 
             codes(apart, [slot])
 
     assert torch.equal(together.state.cache.keys, apart.state.cache.keys)
-    assert torch.equal(together.state.fast_cache.values, apart.state.fast_cache.values)
+    assert torch.equal(together.state.depth_cache.values, apart.state.depth_cache.values)
 
 
 def test_an_utterance_keeps_the_step_that_it_began_with(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_frame_of_one_other_code_is_found_before_it_is_used(tmp_path: Path, mo
     model = build(tmp_path, {})
     kept = [torch.ones(1)] * 4
     frames = {True: torch.tensor([[151_000.0, 5, 7]]), False: torch.tensor([[151_000.0, 5, 8]])}
-    monkeypatch.setattr(compiled, "_first_frame", lambda _model, _column, weights: [frames[weights is None], *kept])
+    monkeypatch.setattr(compiled, "_first_frame", lambda _model, _tokens, weights: [frames[weights is None], *kept])
 
     with pytest.raises(RuntimeError, match="does not match torch's"):
         compiled.check(model, compiled.gather(model))

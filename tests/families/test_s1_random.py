@@ -43,7 +43,7 @@ def test_a_full_size_checkpoint_has_the_published_names_and_shapes() -> None:
 
     config = S1Config.from_json(RECIPES["full"].model)
     with torch.device("meta"):
-        network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
+        network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
         codec = Dac(DacConfig())
     codec_tensors = published_codec(codec, dict(codec.named_parameters()))
 

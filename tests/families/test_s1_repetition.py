@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from s1_mini.families.s1.kernels.columns import take_frame
-from s1_mini.families.s1.kernels.draw import WINDOW, RepetitionWindow
+from s1_mini.families.s1.kernels.positions import store_frame
+from s1_mini.families.s1.kernels.sampling import WINDOW, RepetitionWindow
 
 NUM_CODEBOOKS = 3
 
@@ -28,47 +28,51 @@ def windows(mode: str, count: int) -> RepetitionWindow:
 
 
 def record(window: RepetitionWindow, frame: torch.Tensor, count: torch.Tensor, active: torch.Tensor) -> None:
-    column, position = torch.zeros_like(frame), torch.zeros_like(count)
-    take_frame(frame, window.history, column, position, count, active, window.skipped)
+    tokens, position = torch.zeros_like(frame), torch.zeros_like(count)
+    store_frame(frame, window.history, tokens, position, count, active, window.skipped)
 
 
-def looked_at(pair: tuple[torch.Tensor, torch.Tensor]) -> list[int]:
+def penalised(pair: tuple[torch.Tensor, torch.Tensor]) -> list[int]:
     tokens, valid = pair
     return sorted(set(tokens[valid].tolist()))
 
 
 def test_upstream_mode_reproduces_the_original_frame_by_frame() -> None:
     """Its `previous_tokens` table, its window and its column-for-row slip (decode_n_tokens at d3df505)."""
-    made = frames(40)
+    generated = frames(40)
     for count in range(1, 40):
         table = torch.zeros(NUM_CODEBOOKS + 1, 64, dtype=torch.int64)
-        table[:, : count - 1] = made[1:count].T
+        table[:, : count - 1] = generated[1:count].T
         index = count - 1
         window = table[:, :WINDOW] if index < WINDOW else table[:, index - WINDOW : index]
 
         ours = windows("upstream", count)
 
         now = torch.tensor([count])
-        assert looked_at(ours.main_tokens(now)) == sorted(set(window[:, 0].tolist())), count
+        assert penalised(ours.semantic_tokens(now)) == sorted(set(window[:, 0].tolist())), count
         for codebook in range(NUM_CODEBOOKS):
-            assert looked_at((ours.codes(codebook, len(now)), ours.counted(now))) == sorted(
+            assert penalised((ours.codes(codebook, len(now)), ours.recorded_frames(now))) == sorted(
                 set(window[codebook + 1].tolist())
             ), count
 
 
-def test_fixed_mode_looks_at_the_last_sixteen_frames_and_at_nothing_else() -> None:
+def test_fixed_mode_penalises_the_last_sixteen_frames_only() -> None:
     for count in (0, 1, 5, 16, 17, 40):
-        ours, made, now = windows("fixed", count), frames(count)[-WINDOW:], torch.tensor([count])
+        ours, generated, now = windows("fixed", count), frames(count)[-WINDOW:], torch.tensor([count])
 
-        assert looked_at(ours.main_tokens(now)) == sorted(made[:, 0].tolist())
-        assert looked_at((ours.codes(1, len(now)), ours.counted(now))) == sorted(made[:, 2].tolist())
+        assert penalised(ours.semantic_tokens(now)) == sorted(generated[:, 0].tolist())
+        assert penalised((ours.codes(1, len(now)), ours.recorded_frames(now))) == sorted(generated[:, 2].tolist())
 
 
-def test_the_first_frame_is_drawn_without_penalty() -> None:
+def test_the_first_frame_is_sampled_without_penalty() -> None:
     for mode in ("upstream", "fixed"):
         ours, now = windows(mode, 0), torch.tensor([0])
 
-        assert looked_at(ours.main_tokens(now)) == looked_at((ours.codes(0, len(now)), ours.counted(now))) == []
+        assert (
+            penalised(ours.semantic_tokens(now))
+            == penalised((ours.codes(0, len(now)), ours.recorded_frames(now)))
+            == []
+        )
 
 
 def test_idle_rows_record_no_history() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill, Saved
-from s1_mini.families.s1.kernels.draw import SamplingTensors
+from s1_mini.families.s1.kernels.sampling import SamplingTensors
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model, S1State
@@ -152,4 +152,4 @@ def test_rows_may_share_as_soon_as_they_are_in_one_part(
 ) -> None:
     monkeypatch.setattr(decode_attention, "PROGRAMS", programs)
 
-    assert next(rows for rows in range(1, 300) if decode_attention.looks_at_common(rows, 8, 512)) == fewest
+    assert next(rows for rows in range(1, 300) if decode_attention.reads_common(rows, 8, 512)) == fewest

@@ -140,7 +140,7 @@ def test_the_past_of_rows_on_a_gpu(steps: int, context: int) -> None:
     theirs = joined.cpu(), past.cpu()
 
     _exchange_past_triton(joined, past, rows)
-    exchange_past(*theirs, Rows(rows.chosen.cpu(), rows.fresh.cpu()))
+    exchange_past(*theirs, Rows(rows.slot_ids.cpu(), rows.reset_mask.cpu()))
 
     assert torch.equal(joined.cpu(), theirs[0])
     assert torch.equal(past.cpu(), theirs[1])

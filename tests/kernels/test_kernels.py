@@ -10,10 +10,10 @@ from kernel_checks import assert_close, assert_near, by_both, dtypes, needs_gpu,
 from s1_mini.kernels import (
     convolution,
     decode_attention,
-    gate,
     linear,
     norm,
     snake,
+    swiglu,
     weight,
 )
 from s1_mini.kernels import rope as rotary
@@ -49,10 +49,10 @@ def test_a_sum_and_its_norm(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype,
 
 
 @dtypes
-def test_a_gate(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_swiglu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     both = randn(3, 2 * 3072, dtype=dtype)
 
-    assert_close(*by_both(monkeypatch, gate, lambda: gate.gate(both)), dtype)
+    assert_close(*by_both(monkeypatch, swiglu, lambda: swiglu.swiglu(both)), dtype)
 
 
 @dtypes
@@ -63,12 +63,12 @@ def test_queries_are_rotated_and_keys_and_values_are_stored(
 ) -> None:
     heads, groups, size = sizes
     qkv, rope = randn(3, (heads + 2 * groups) * size, dtype=dtype), randn(3, size // 2, 2)
-    columns = torch.tensor([0, 5, 299], device="cuda")
+    positions = torch.tensor([0, 5, 299], device="cuda")
     norms = rotary.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
 
     def call() -> Tensor:
         keys, values = (torch.zeros(4, groups, 300, size, dtype=dtype, device="cuda") for _ in range(2))
-        query = rotary.rope_store(qkv, keys, values, columns, rope, norms)
+        query = rotary.rope_store(qkv, keys, values, positions, rope, norms)
         return torch.cat((query.flatten(), keys.flatten(), values.flatten()))
 
     assert_close(*by_both(monkeypatch, rotary, call), dtype)
@@ -129,7 +129,7 @@ def test_queries_and_keys_are_rotated_and_split(
     qkv, turns = randn(2, 5, (heads + 2 * groups) * size, dtype=dtype), randn(2, 5, size // 2, 2)
 
     def call() -> Tensor:
-        return torch.cat([part.flatten() for part in rotary.turn_and_part(qkv, turns, heads, groups)])
+        return torch.cat([part.flatten() for part in rotary.rope_and_split(qkv, turns, heads, groups)])
 
     assert_close(*by_both(monkeypatch, rotary, call), dtype)
 
@@ -214,13 +214,13 @@ def test_a_step_of_attention(
 
 def test_rows_of_one_slot_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     qkv, rope = randn(5, 8 * 64), randn(5, 32, 2)
-    slots, columns = torch.tensor([1, 1, 1, 0, 0], device="cuda"), torch.tensor([3, 4, 5, 0, 1], device="cuda")
-    mask = (torch.arange(16, device="cuda") <= columns.unsqueeze(1))[:, None, None]
+    slots, positions = torch.tensor([1, 1, 1, 0, 0], device="cuda"), torch.tensor([3, 4, 5, 0, 1], device="cuda")
+    mask = (torch.arange(16, device="cuda") <= positions.unsqueeze(1))[:, None, None]
 
     def call() -> Tensor:
         keys, values = randn(2, 2, 16, 64), randn(2, 2, 16, 64)
         return decode_attention.step_attention(
-            qkv, keys, values, columns, columns, rope, None, span=16, mask=mask, slots=slots
+            qkv, keys, values, positions, positions, rope, None, span=16, mask=mask, slots=slots
         )
 
     assert_close(*by_both(monkeypatch, (decode_attention, rotary), call), torch.float32)
@@ -276,9 +276,9 @@ def test_a_step_of_attention_over_an_fp8_cache(
 def test_values_too_large_for_an_fp8_cache_saturate() -> None:
     qkv = torch.full((2, 32 * 128), 1e4, device="cuda", dtype=torch.bfloat16)
     keys, values = (torch.zeros(2, 8, 4, 128, device="cuda").to(FP8) for _ in range(2))
-    columns, rope = torch.zeros(2, device="cuda").long(), torch.ones(2, 64, 2, device="cuda")
+    positions, rope = torch.zeros(2, device="cuda").long(), torch.ones(2, 64, 2, device="cuda")
 
-    decode_attention.step_attention(qkv, keys, values, columns, columns, rope, None, span=4, mask=None)
+    decode_attention.step_attention(qkv, keys, values, positions, positions, rope, None, span=4, mask=None)
 
     assert (values[:, :, 0].float() == 448).all()
     assert keys.float().isfinite().all()

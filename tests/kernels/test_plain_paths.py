@@ -14,7 +14,7 @@ from s1_mini.kernels.rope import HeadNorms
 from s1_mini.kernels.weight import quantize
 from s1_mini.layers.transformer import rope_table, rotate
 
-HEADS, GROUPS, SIZE, COLUMNS = 4, 2, 16, 12
+HEADS, GROUPS, SIZE, POSITIONS = 4, 2, 16, 12
 TOKENS = 6
 
 
@@ -70,24 +70,27 @@ def test_rows_that_name_one_slot_attend_as_a_block_of_its_tokens(normed: bool) -
     """Tokens of two slots in one step: all of one slot, and the tokens of the other after its cached ones."""
     past = {1: 0, 2: 5}
     norms = HeadNorms(randn(SIZE), randn(SIZE) + 1, 1e-6) if normed else None
-    rope = rope_table(COLUMNS, SIZE, 10_000, torch.device("cpu"), rounded_to=torch.bfloat16)
+    rope = rope_table(POSITIONS, SIZE, 10_000, torch.device("cpu"), rounded_to=torch.bfloat16)
     qkv = {slot: randn(TOKENS + slot, (HEADS + 2 * GROUPS) * SIZE)[:TOKENS] for slot in past}
-    keys, values = randn(3, GROUPS, COLUMNS, SIZE), randn(3, GROUPS, COLUMNS + 1, SIZE)[:, :, :COLUMNS].contiguous()
+    keys, values = (
+        randn(3, GROUPS, POSITIONS, SIZE),
+        randn(3, GROUPS, POSITIONS + 1, SIZE)[:, :, :POSITIONS].contiguous(),
+    )
     before = keys.clone(), values.clone()
     slots = torch.tensor([slot for slot in past for _ in range(TOKENS)])
-    columns = torch.cat([torch.arange(first, first + TOKENS) for first in past.values()])
+    positions = torch.cat([torch.arange(first, first + TOKENS) for first in past.values()])
     order = torch.randperm(len(slots), generator=torch.Generator().manual_seed(0))
 
     out = step_attention(
         torch.cat(list(qkv.values()))[order],
         keys,
         values,
-        columns[order],
-        columns[order],
-        rope[columns[order]],
+        positions[order],
+        positions[order],
+        rope[positions[order]],
         norms,
-        span=COLUMNS,
-        mask=used_positions(columns[order], COLUMNS, SIZE),
+        span=POSITIONS,
+        mask=used_positions(positions[order], POSITIONS, SIZE),
         slots=slots[order],
     )
 
@@ -101,7 +104,7 @@ def test_rows_that_name_one_slot_attend_as_a_block_of_its_tokens(normed: bool) -
             query, *(one[:, :last].repeat_interleave(HEADS // GROUPS, 0) for one in known), attn_mask=mask
         )
         own = slots[order] == slot
-        torch.testing.assert_close(out[own][columns[order][own].argsort()], block.transpose(0, 1).flatten(1))
+        torch.testing.assert_close(out[own][positions[order][own].argsort()], block.transpose(0, 1).flatten(1))
         torch.testing.assert_close(keys[slot], known[0])
         torch.testing.assert_close(values[slot], known[1])
     assert torch.equal(keys[0], before[0][0])  # not selected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from s1_mini.kernels.linear import Tile, many_tile
+from s1_mini.kernels.linear import Tile, gemm_tile
 
 T4, A10G, A100, H100 = 65_536, 101_376, 166_912, 232_448  # bytes per program, by CUDA's tables
 ROWS = (1, 2, 3, 8, 16, 63, 64, 65, 128, 129, 256)
@@ -21,7 +21,7 @@ SIZES = [
 @pytest.mark.parametrize("limit", [T4, A10G, A100, H100])
 def test_every_product_has_a_tile_that_fits_the_gpu(limit: int, item_size: int) -> None:
     for rows, outputs, inputs, gated in SIZES:
-        tile = many_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit)
+        tile = gemm_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit)
 
         assert tile.shared_bytes(item_size, gated) <= limit
         assert min(tile.rows, tile.outputs, tile.inputs) >= 16  # the minimum of Triton's dot
@@ -29,7 +29,7 @@ def test_every_product_has_a_tile_that_fits_the_gpu(limit: int, item_size: int) 
 
 
 def test_a_gpu_with_enough_keeps_the_tile_that_was_fastest() -> None:
-    half = [many_tile(64, 3072, 1024, gated=True, item_size=2, limit=limit) for limit in (H100, A100, A10G, T4)]
+    half = [gemm_tile(64, 3072, 1024, gated=True, item_size=2, limit=limit) for limit in (H100, A100, A10G, T4)]
 
     assert half[0] == half[1] == Tile(64, 32, 128, warps=4, stages=5)
     assert [tile.stages for tile in half[2:]] == [3, 2]
@@ -44,7 +44,7 @@ def test_any_number_of_rows_walks_through_inputs_in_the_same_steps(
     limit: int, item_size: int, outputs: int, inputs: int, gated: bool
 ) -> None:
     sizes = {"gated": gated, "item_size": item_size, "limit": limit}
-    tiles = [many_tile(rows, outputs, inputs, batch_invariance=True, **sizes) for rows in (*ROWS, 5000)]
+    tiles = [gemm_tile(rows, outputs, inputs, batch_invariance=True, **sizes) for rows in (*ROWS, 5000)]
 
     assert len({tile.inputs for tile in tiles}) == 1
     assert all(tile.shared_bytes(item_size, gated) <= limit for tile in tiles)

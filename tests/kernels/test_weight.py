@@ -10,7 +10,7 @@ from torch import Tensor
 
 from s1_mini.kernels.linear import branch_sum, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm
-from s1_mini.kernels.weight import QuantizedWeight, narrow, pack, product, quantize
+from s1_mini.kernels.weight import QuantizedWeight, cast_saturating, pack, product, quantize
 
 FP8 = torch.float8_e4m3fn
 formats = pytest.mark.parametrize("dtype", [torch.int8, FP8], ids=["int8", "fp8"])
@@ -81,7 +81,7 @@ def test_a_step_multiplies_by_kept_weights_as_by_others(dtype: torch.dtype, gate
 
 
 def test_values_too_large_for_fp8_saturate() -> None:
-    kept = narrow(torch.tensor([-1e9, -448.0, 1.0, 1e9]), FP8)
+    kept = cast_saturating(torch.tensor([-1e9, -448.0, 1.0, 1e9]), FP8)
 
     assert kept.float().tolist() == [-448, -448, 1, 448]
 

@@ -16,7 +16,7 @@ from s1_mini.layers.transformer import BlockConfig, FeedForward, TransformerBloc
 SIZES = BlockConfig(
     dim=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, norm_eps=1e-6, qkv_bias=True, qk_norm=True
 )
-COLUMNS = 6
+POSITIONS = 6
 
 
 def pair(dtype: torch.dtype) -> tuple[TransformerBlock, TransformerBlock]:
@@ -40,12 +40,12 @@ def pair(dtype: torch.dtype) -> tuple[TransformerBlock, TransformerBlock]:
 
 
 def cache(dtype: torch.dtype = torch.float32) -> KVCache:
-    return KVCache.allocate(layers=1, slots=2, heads=2, columns=COLUMNS, head_dim=16, dtype=dtype, device="cpu")
+    return KVCache.allocate(layers=1, slots=2, heads=2, positions=POSITIONS, head_dim=16, dtype=dtype, device="cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
 def test_a_prompt_and_a_step_are_as_with_the_kept_weights_in_full(dtype: torch.dtype) -> None:
-    x, rope = torch.randn(1, 5, 64), rope_table(COLUMNS, 16, 10_000, torch.device("cpu"), rounded_to=torch.bfloat16)
+    x, rope = torch.randn(1, 5, 64), rope_table(POSITIONS, 16, 10_000, torch.device("cpu"), rounded_to=torch.bfloat16)
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
     one = torch.tensor([5])
     outs = []

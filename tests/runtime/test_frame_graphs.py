@@ -59,7 +59,7 @@ def assert_alike(ours: np.ndarray, theirs: np.ndarray) -> None:
     assert np.abs(ours - theirs).max() < 1e-4
 
 
-def test_a_slot_may_be_filled_to_its_last_column(both: tuple[Synthesizer, Synthesizer]) -> None:
+def test_a_slot_may_be_filled_to_its_last_position(both: tuple[Synthesizer, Synthesizer]) -> None:
     ours, theirs = (list(ask(each, "A text.", voices=[random_voice(640, seed=3)], frames=1000)) for each in both)
 
     frames = sum(chunk.frames for chunk in ours)
@@ -113,15 +113,15 @@ def test_prompts_are_read_together_and_each_into_its_slot(speaker: LoadedCheckpo
         stage, theirs = LanguageModel(model, slots=SLOTS, positions=POSITIONS), model.allocate(SLOTS, POSITIONS)
         stage.make_graphs()
         stage.begin([begin(*pair) for pair in prompts.items()])
-        halves = {slot: columns.shape[1] // 2 for slot, columns in prompts.items()}
+        halves = {slot: tokens.shape[1] // 2 for slot, tokens in prompts.items()}
         first = [Prefill(slot, 0, half) for slot, half in halves.items()]
         second = [Prefill(slot, half, prompts[slot].shape[1]) for slot, half in halves.items()]
         stage.prefill([*first, *second])
 
-        for slot, columns in prompts.items():
-            model.prefill(theirs, slot, columns, 0)
+        for slot, tokens in prompts.items():
+            model.prefill(theirs, slot, tokens, 0)
             pairs = zip(
-                stage.state.cache.save(slot, columns.shape[1]), theirs.cache.save(slot, columns.shape[1]), strict=True
+                stage.state.cache.save(slot, tokens.shape[1]), theirs.cache.save(slot, tokens.shape[1]), strict=True
             )
             assert all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)
         assert not stage.state.cache.keys[:, (1, 3, 5), :, :POSITIONS].any()
@@ -129,16 +129,16 @@ def test_prompts_are_read_together_and_each_into_its_slot(speaker: LoadedCheckpo
 
 def test_a_prompt_longer_than_the_largest_graph_is_read_in_parts(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
-    columns = torch.from_numpy(model.prompt("And a text.", [random_voice(2 * READS[-1], seed=2)]).items).T
-    length = columns.shape[1]
+    tokens = torch.from_numpy(model.prompt("And a text.", [random_voice(2 * READS[-1], seed=2)]).items).T
+    length = tokens.shape[1]
     assert length > 2 * READS[-1]
     with torch.inference_mode():
         stage, theirs = LanguageModel(model, slots=1, positions=POSITIONS), model.allocate(1, POSITIONS)
         stage.make_graphs()
-        stage.begin([begin(0, columns)])
+        stage.begin([begin(0, tokens)])
 
         stage.prefill([Prefill(0, 0, length)])
-        model.prefill(theirs, 0, columns, 0)
+        model.prefill(theirs, 0, tokens, 0)
 
         for one, other in zip(stage.state.cache.save(0, length), theirs.cache.save(0, length), strict=True):
             assert torch.allclose(one, other, atol=1e-5)

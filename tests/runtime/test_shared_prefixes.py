@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from s1_mini.kernels.common_attention import FEWEST_ROWS, LEADER, LENGTH, MEMBERS, MOST_COLUMNS, CommonPrefixes
+from s1_mini.kernels.common_attention import FEWEST_ROWS, LEADER, LENGTH, MAX_COMMON, MEMBERS, CommonPrefixes
 from s1_mini.runtime.rows import WORTH_POSITIONS, SharedPrefixes, share_out
 
 SLOTS, MOST = 24, 8
@@ -66,7 +66,7 @@ def test_the_shared_length_is_in_whole_blocks_and_bounded(shared: SharedPrefixes
     hold(shared, range(4), middle, 95)
     hold(shared, range(4, 8), long, 5000)
 
-    assert [length for _, length, _ in groups_of(shared)] == [64, MOST_COLUMNS]
+    assert [length for _, length, _ in groups_of(shared)] == [64, MAX_COMMON]
 
 
 def test_only_slots_of_the_step_are_members_and_no_more_groups_than_it_looks_at(shared: SharedPrefixes) -> None:

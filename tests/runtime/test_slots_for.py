@@ -68,13 +68,13 @@ def test_a_plan_and_a_loaded_checkpoint_agree_on_each_stage(short: str, tmp_path
 
 def test_slots_fill_the_free_memory(speaker: LoadedCheckpoint, scarce: float) -> None:
     assert slots_for(scarce, speaker, config()) == (50, 2112)
-    assert slots_for(PLENTY, speaker, config()) == (AUTO_SLOTS, speaker.loaded.model.max_columns)
+    assert slots_for(PLENTY, speaker, config()) == (AUTO_SLOTS, speaker.loaded.model.max_positions)
 
 
 def test_requested_slots_are_kept_if_memory_allows(speaker: LoadedCheckpoint, scarce: float) -> None:
-    assert slots_for(PLENTY, speaker, config(max_batch_size=700)) == (700, speaker.loaded.model.max_columns)
-    assert slots_for(scarce, speaker, config(max_batch_size=8)) == (8, speaker.loaded.model.max_columns)
-    assert slots_for(scarce, speaker, config(enable_batching=False)) == (1, speaker.loaded.model.max_columns)
+    assert slots_for(PLENTY, speaker, config(max_batch_size=700)) == (700, speaker.loaded.model.max_positions)
+    assert slots_for(scarce, speaker, config(max_batch_size=8)) == (8, speaker.loaded.model.max_positions)
+    assert slots_for(scarce, speaker, config(enable_batching=False)) == (1, speaker.loaded.model.max_positions)
     assert slots_for(scarce, speaker, config(max_columns=2560))[1] == 2560
     assert slots_for(scarce, speaker, config(max_columns=512))[0] > 50
 
@@ -127,5 +127,5 @@ def test_weights_that_do_not_fit_are_reported_before_they_are_loaded() -> None:
 
 
 def test_a_cpu_has_four_slots_by_default(speaker: LoadedCheckpoint) -> None:
-    assert measure_slots(speaker, config()) == (CPU_SLOTS, speaker.loaded.model.max_columns)
+    assert measure_slots(speaker, config()) == (CPU_SLOTS, speaker.loaded.model.max_positions)
     assert measure_slots(speaker, config(max_batch_size=9))[0] == 9

@@ -1,4 +1,4 @@
-"""The part that the stages of all codecs share: chunks of items in, audio out, by captured calls on a GPU.
+"""The base class of all codec stages: chunks of items in, audio out, in captured calls on a GPU.
 
 Shapes: n slots of a call, T samples.
 """
@@ -17,22 +17,22 @@ from s1_mini.core.stage import Chunks
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, Wait
 from s1_mini.runtime.stage import Pending, Stage, made, whole_units
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
+ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of captured calls; the smallest one that fits is launched
 
 
 def rows_of(device: torch.device, slots: int) -> tuple[int, ...]:
-    """Return the slots of each captured call; without capture a call has one, since its last bits depend on others."""
+    """Return the slots of each captured call; without capture a call has one, whose bits depend on no other slot."""
     return tuple(sorted({min(rows, slots) for rows in ROWS})) if device.type == "cuda" else (1,)
 
 
-Graphs = StepGraphs[tuple[int, int]]  # by slots and size of a chunk
+Graphs = StepGraphs[tuple[int, int]]  # key: number of slots, chunk size
 
 
 class ChunkStage(Stage):
-    """Several chunks in one captured call on a GPU; on a CPU each alone, since its last bits depend on the others."""
+    """Several chunks in one captured call on a GPU; one by one on a CPU, so that no bit depends on other chunks."""
 
     def __init__(self, device: torch.device, policy: Chunks, *, number: int, rate: int) -> None:
-        """`number` is the stage's in its chain, for its stream on a GPU; an item becomes `rate` samples."""
+        """`number`, the index of the stage in its chain, chooses its GPU stream; an item becomes `rate` samples."""
         self.device, self._policy, self._number, self._rate = device, policy, number, rate
         self.is_overlapped = device.type == "cuda"
         self._begun: dict[int, Begin] = {}

@@ -1,8 +1,8 @@
-"""State that a causal network keeps between two chunks, so that any chunking gives the samples of one call.
+"""State of a causal network between two chunks, so that any chunking gives the samples of one call.
 
-A causal layer depends on a fixed number of past inputs. Each layer asks the state to put those before its new
-input; at the start they are zeros, which is what a causal layer pads with anyway. So there is one code path for
-whole and streamed work. Tensors are made at first use and changed in place afterwards.
+A causal layer depends on a fixed number of past inputs. The state prepends them to each layer's new input; at the start
+of a stream they are zeros, the padding of a causal layer. So whole and streamed work share one code path. Tensors are
+allocated at first use and then changed in place.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-StateKey = tuple[object, str]  # a layer, and a name for each of the things that it keeps
+StateKey = tuple[object, str]  # a layer, and the name of one of its tensors
 
 
 class StreamState:
     """Past inputs of every layer for B rows."""
 
-    snake: Callable[[Tensor, Tensor], Tensor] | None = None  # activation instead of torch's, compiled for a CPU
+    snake: Callable[[Tensor, Tensor], Tensor] | None = None  # compiled activation for a CPU, used instead of torch's
 
     def __init__(self) -> None:
         self._past: dict[StateKey, Tensor] = {}
@@ -26,9 +26,9 @@ class StreamState:
     def extend(
         self, key: StateKey, new: Tensor, context: int, axis: int = -1, *, beginning: Tensor | None = None
     ) -> Tensor:
-        """Return `new` with the last `context` inputs before it on `axis`, and keep its own end.
+        """Prepend the last `context` inputs to `new` on `axis`, and store the last inputs of the result.
 
-        `beginning` is the past of rows that begin a new stream: zeros, if it is None.
+        `beginning` is the past of rows that begin a new stream; None means zeros.
         """
         if context == 0:
             return new
@@ -40,7 +40,7 @@ class StreamState:
         return joined
 
     def advance(self, key: StateKey, rows: int, count: int, device: torch.device) -> Tensor:
-        """Count `count` more inputs and return how many each row had before: int64 [rows]."""
+        """Add `count` to the number of inputs of each row and return the previous numbers: int64 [rows]."""
         seen = self._get(key, [rows], torch.int64, device)
         before = self._read(seen).clone()
         self._write(seen, before + count)
@@ -69,53 +69,53 @@ class StreamState:
 
 
 class SelectedStreams(StreamState):
-    """The rows `chosen` of the state of many streams; the others stay as they are.
+    """The rows `slot_ids` of the state of many streams; other rows do not change.
 
-    `chosen` [n] are row numbers, on the host or on the device, or a slice. `fresh` [n] is true for rows that begin a
-    new stream; on the device like `chosen`, both may change between replays of a CUDA graph. Nothing is kept before
-    `commit`, so a call that fails on the way has changed nothing.
+    `slot_ids` [n] are row numbers, on the host or on the device, or a slice. `reset_mask` [n] is true for rows that
+    begin a new stream. Both may change between replays of a CUDA graph if they are on the device. Nothing is stored
+    before `commit`, so a call that fails changes nothing.
     """
 
     def __init__(
         self,
         whole: StreamState,
         num_rows: int,
-        chosen: Sequence[int] | Tensor | slice,
+        slot_ids: Sequence[int] | Tensor | slice,
         device: torch.device,
-        fresh: Tensor | None = None,
+        reset_mask: Tensor | None = None,
     ) -> None:
         self._past = whole._past
-        self._num_rows, self._fresh = num_rows, fresh
-        self._ends: list[tuple[Tensor, Tensor]] = []  # what is to be kept, and where
-        if isinstance(chosen, Tensor | slice):
-            self._chosen: Tensor | slice = chosen
-        else:  # a slice of one row is a view; a tensor of rows would copy it
-            one = len(chosen) == 1
-            self._chosen = slice(chosen[0], chosen[0] + 1) if one else torch.tensor(chosen, device=device)
+        self._num_rows, self._reset_mask = num_rows, reset_mask
+        self._ends: list[tuple[Tensor, Tensor]] = []  # past, and its new content for `commit`
+        if isinstance(slot_ids, Tensor | slice):
+            self._slot_ids: Tensor | slice = slot_ids
+        else:  # a slice of one row is a view, but a tensor of row numbers copies
+            one = len(slot_ids) == 1
+            self._slot_ids = slice(slot_ids[0], slot_ids[0] + 1) if one else torch.tensor(slot_ids, device=device)
 
     def commit(self) -> None:
-        """Keep the ends of all inputs."""
+        """Store the last inputs of all layers."""
         for past, end in self._ends:
-            past[self._chosen] = end
+            past[self._slot_ids] = end
         self._ends.clear()
 
     def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         return super()._get(key, [self._num_rows, *shape[1:]], dtype, device)
 
     def _read(self, past: Tensor, beginning: Tensor | None = None) -> Tensor:
-        chosen = past[self._chosen]
-        if self._fresh is None:
-            return chosen
-        # Not multiplied: a row may have been left with numbers that are not finite.
-        fresh = self._fresh.view(-1, *[1] * (past.dim() - 1))
-        return chosen.masked_fill(fresh, 0) if beginning is None else torch.where(fresh, beginning, chosen)
+        rows = past[self._slot_ids]
+        if self._reset_mask is None:
+            return rows
+        # Not multiplied by the mask, because old rows may contain NaN or infinity.
+        mask = self._reset_mask.view(-1, *[1] * (past.dim() - 1))
+        return rows.masked_fill(mask, 0) if beginning is None else torch.where(mask, beginning, rows)
 
     def _write(self, past: Tensor, end: Tensor) -> None:
         self._ends.append((past, end.clone()))  # a copy, so that the joined tensor can be freed
 
 
 class NoState(StreamState):
-    """Every call is a whole stream: the past is zeros and nothing is kept. For training, and for single calls."""
+    """Every call is a whole stream: the past is zero and nothing is stored. For training and single calls."""
 
     def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)

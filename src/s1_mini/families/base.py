@@ -1,8 +1,8 @@
 """The interface of a model family.
 
-The registry names a `Family`, which describes a checkpoint from its small files and opens it as a `LoadedModel`. That
-writes prompts, encodes voices, and builds a `StageChain` of stages. Other packages use these names only. Importing this
-module does not load torch.
+The registry names a `Family`, which describes a checkpoint from its small files and opens it as a `LoadedModel`. A
+`LoadedModel` builds prompts, encodes voices, and builds a `StageChain`. Other packages use only these names. Importing
+this module does not load torch.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Form = Literal["published", "compact"]
 class Description:
     """A checkpoint's properties, read from its small files without any weights."""
 
-    sample_rate: int  # Hz of the audio
-    voice: VoiceFormat  # its tensors, and the encoder that makes them
-    sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # the parameters that have an effect
-    max_piece_bytes: int = 2**20  # of text in one piece; longer ones are split
+    sample_rate: int  # Hz
+    voice: VoiceFormat  # tensors of a voice, and their encoder
+    sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # supported parameters
+    max_piece_bytes: int = 2**20  # limit of a text piece; longer ones are split
 
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raise `ParameterError` for a parameter that was changed although it has no effect."""
@@ -53,16 +53,16 @@ class Description:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a checkpoint is opened, and in which number formats."""
+    """Devices and dtypes of a checkpoint."""
 
     device: torch.device
-    dtype: torch.dtype  # of the models
-    codec_dtype: torch.dtype  # of the codec or vocoder
-    weights_dtype: torch.dtype | None = None  # of the large products, where it is a narrower one
-    kv_dtype: torch.dtype | None = None  # of keys and values, where narrower
-    # By name, of stages on another device; `meta` for one in another process, whose weights are not read here.
+    dtype: torch.dtype  # models
+    codec_dtype: torch.dtype  # codec or vocoder
+    weights_dtype: torch.dtype | None = None  # large products, if quantized
+    kv_dtype: torch.dtype | None = None  # keys and values, if quantized
+    # Other devices, by stage; `meta` for a stage in another process, whose weights are not read here.
     devices: Mapping[str, torch.device] = field(default_factory=dict)
-    batch_invariant: bool = False  # whether a row's bits must not depend on the rest of its batch, if the family can
+    batch_invariant: bool = False  # whether bits of a row must not depend on its batch, if supported
 
     def of(self, stage: str) -> torch.device:
         return self.devices.get(stage, self.device)
@@ -79,10 +79,10 @@ class Conversion:
 
     precision: ModelPrecision = "keep"
     codec_precision: CodecPrecision = "float16"
-    decode_only: bool = False  # without the weights that only encode references
+    decode_only: bool = False  # drop the weights that only encode references
 
-    def check_wide(self, family: str) -> None:
-        """Raise `ParameterError` for weights in eight bits, which checkpoints of this family cannot have."""
+    def check_not_int8(self, family: str) -> None:
+        """Raise `ParameterError` for int8 weights, which checkpoints of this family do not support."""
         for name in ("precision", "codec_precision"):
             if getattr(self, name) == "int8":
                 raise ParameterError(
@@ -109,33 +109,31 @@ class Check:
 
     @classmethod
     def equal(cls, name: str, computed: Tensor, expected: Tensor) -> Check:
-        """Compare whole numbers of any shape for equality."""
+        """Compare integers of any shape for equality."""
         if computed.shape != expected.shape:
             return cls(name, agreement=0.0)
         agreement = float((computed.cpu() == expected.cpu()).double().mean()) if expected.numel() else 1.0
         return cls(name, agreement=agreement, passed=agreement == 1.0)
 
 
-def check_size(name: str, there: int, *here: int) -> None:
-    """Raise `VerificationError` unless an oracle's size is one that its checkpoint can have."""
-    if there not in here:
-        sizes = " or ".join(map(str, here))
-        raise VerificationError(
-            f"the oracle belongs to a different checkpoint: its {name} is {there}; expected {sizes}"
-        )
+def check_size(name: str, size: int, *expected: int) -> None:
+    """Raise `VerificationError` unless the size of an oracle fits the checkpoint."""
+    if size not in expected:
+        sizes = " or ".join(map(str, expected))
+        raise VerificationError(f"the oracle belongs to a different checkpoint: its {name} is {size}; expected {sizes}")
 
 
 class Family(Protocol):
     """A family as the registry knows it. Importing its module, `settings` and `describe` do not load torch."""
 
     title: str  # the best-known model of the family
-    settings: type[BaseModel]  # which are also settings of the engine
-    stage_names: Sequence[str]  # in the order of the chain, as `placement` names them
-    needed_files: Sequence[Sequence[str]]  # of a checkpoint directory: each by one of its names
-    random_sizes: Mapping[str, str]  # of random checkpoints, the first by default: what each is
+    settings: type[BaseModel]  # merged into the engine's settings
+    stage_names: Sequence[str]  # order of the chain; names as in `placement`
+    needed_files: Sequence[Sequence[str]]  # required files of a checkpoint, each with its possible names
+    random_sizes: Mapping[str, str]  # sizes of random checkpoints and their descriptions; the first is the default
 
     def pick_files(self, names: Collection[str]) -> list[str]:
-        """Choose from the names of a repository's files those of a checkpoint: weights in one form, and all else."""
+        """Choose the files of a checkpoint from those of a repository, with weights in only one form."""
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
@@ -144,12 +142,12 @@ class Family(Protocol):
         """Count memory and work of a checkpoint, or of the published model if it is None. Raises `CheckpointError`."""
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedModel:
-        """Open a checkpoint directory; `settings` has the fields of the family's own. Raises `CheckpointError`."""
+        """Open a checkpoint directory; `settings` has the fields of the family's settings. Raises `CheckpointError`."""
 
     def files(self, directory: Path, conversion: Conversion) -> list[ArchiveEntry]:
-        """Return all files of a checkpoint but its voices, in the compact form.
+        """Return all files of a checkpoint except its voices, in the compact form.
 
-        The weights are checked against their config now, and read as their chunks are consumed. Raises
+        Weights are checked against the config at once, but read when their chunks are consumed. Raises
         `CheckpointError`.
         """
 
@@ -167,27 +165,27 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class StageChain:
-    """The stages of one engine: policies for the scheduler, and the networks that carry out its plans."""
+    """The stages of one engine: policies for the scheduler, and stages that execute its plans."""
 
     policies: tuple[StagePolicy, ...]
     stages: tuple[Stage, ...]
     sample_rate: int
-    # Steps that an utterance may make after its prompt; below 1 the prompt is too long.
+    # Maximum steps of an utterance after its prompt; below 1 the prompt is too long.
     room: Callable[[PromptTokens], int]
 
 
 class LoadedModel(Protocol):
-    """An open checkpoint, which speaks and encodes voices."""
+    """An open checkpoint."""
 
-    num_bytes: int  # of the weights that a step reads
-    position_bytes: int  # that a slot needs for each position of its prompt and its steps
-    max_positions: int  # of one utterance
+    num_bytes: int  # weights that a step reads
+    position_bytes: int  # memory of a slot per position
+    max_positions: int  # limit of one utterance
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
-        """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
+        """Build the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
 
-    def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
-        """Return a voice from an utterance: its `text` and `made`, the outputs of all stages except the last."""
+    def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:
+        """Return a voice from an utterance: its `text`, and the `outputs` of all stages except the last."""
 
     def chain(self, slots: int, positions: int) -> StageChain:
         """Build the stages of an engine, for `slots` utterances of up to `positions` positions each."""
@@ -197,7 +195,7 @@ class LoadedModel(Protocol):
         """Modules whose blocks may be compiled."""
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
-        """Encode a recording [samples] to the tensors of a voice, with a `yield` after each bounded piece of work.
+        """Encode a recording [samples] to the tensors of a voice, with a `yield` after each bounded block of work.
 
         Raises `CapacityError` if it is too long, and `CheckpointError` if loading the encoder fails.
         """

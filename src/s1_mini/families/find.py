@@ -1,4 +1,4 @@
-"""Find the checkpoint that a setting names: a directory, a name on the hub, or the voice that ships. Loads no torch."""
+"""Find the checkpoint of a setting: a directory, a name on the hub, or the built-in one. Loads no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from s1_mini.weights.hub import HubName, fetch, hub_name
 
 WEIGHTS = {".safetensors", ".pth", ".pt", ".bin", ".npz", ".npy"}
 
-_NO_VOICE = "No model to run: no checkpoint was named, and this installation lacks the built-in one."
-_WAY_OUT = """Set one with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
+_NO_CHECKPOINT = "No model to run: no checkpoint was named, and this installation lacks the built-in one."
+_REMEDY = """Set one with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
 S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial)."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint directory. Its small files are read when they are first needed."""
+    """A checkpoint directory, whose small files are read at first use."""
 
     directory: Path
 
@@ -34,7 +34,7 @@ class Checkpoint:
 
     @cached_property
     def description(self) -> Description:
-        """What its small files describe. Raises `CheckpointError`."""
+        """Its properties, read from small files. Raises `CheckpointError`."""
         return self.family.describe(self.directory)
 
     def check_files(self) -> Self:
@@ -42,7 +42,7 @@ class Checkpoint:
         try:
             family = self.family
         except CheckpointFileError:
-            if (self.directory / "config.json").exists():  # it cannot be read, so the family is unknown
+            if (self.directory / "config.json").exists():  # unreadable, so the family is unknown
                 raise
             family = get_family()
         _check_missing(str(self.directory), family, lambda name: (self.directory / name).exists())
@@ -50,21 +50,21 @@ class Checkpoint:
 
 
 def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Checkpoint:
-    """Return a checkpoint: the named one, or the one that ships.
+    """Return a checkpoint: the named one, or the built-in one.
 
     A name on the hub is downloaded to the hub's cache, without weights unless `with_weights`. Raises `CheckpointError`,
     or `ConfigurationError` if the hub's library is not installed.
     """
     if path is None:
         if not (DEFAULT_MODEL / "config.json").is_file():
-            raise CheckpointNotFoundError(f"{_NO_VOICE}\n{_WAY_OUT}")
+            raise CheckpointNotFoundError(f"{_NO_CHECKPOINT}\n{_REMEDY}")
         return Checkpoint(DEFAULT_MODEL)
     if path.is_dir():
         return Checkpoint(path)
     name = hub_name(path)
     if path.exists() or name is None:
         kind = "a file, not a directory" if path.exists() else "not a directory"
-        raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_WAY_OUT}")
+        raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_REMEDY}")
     return Checkpoint(fetch(name, partial(_pick, name, with_weights)))
 
 

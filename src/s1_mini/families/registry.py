@@ -1,4 +1,4 @@
-"""Which family a checkpoint is of, by the `model_type` of its `config.json`; each is imported when it is needed."""
+"""Find the family of a checkpoint by the `model_type` of its `config.json`; families are imported at first use."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FAMILIES = {
     "bark": "s1_mini.families.cascade.family:Cascade",
     "speecht5": "s1_mini.families.mel.family:Mel",
 }
-SHORT_NAMES = {"s1": "dual_ar", "cascade": "bark", "mel": "speecht5"}  # on a command line
-DEFAULT = "dual_ar"  # of a config.json that says nothing, and where no checkpoint is named
+SHORT_NAMES = {"s1": "dual_ar", "cascade": "bark", "mel": "speecht5"}  # names on the command line
+DEFAULT = "dual_ar"  # default without a checkpoint or without model_type in config.json
 
 
 def find_family(config: Mapping[str, Any]) -> Family:

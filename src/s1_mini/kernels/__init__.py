@@ -1,1 +1,1 @@
-"""Fused operations: each a function that uses Triton where it can, and torch elsewhere."""
+"""Fused operations: functions that use Triton if possible, and torch otherwise."""

@@ -1,14 +1,14 @@
-"""Whether Triton is available, so that kernel modules import on any machine; launch options of its kernels.
+"""Triton if it is available, so that kernel modules import on any machine; launch options of kernels.
 
-On GPUs of compute capability 9 and more, a kernel is launched while the one before it still runs (programmatic
-dependent launch): it prefetches its inputs, and then waits for the end of the other with `wait_for_last`. Every kernel
-launched so must wait, at the latest before it ends: the next one relies on it. A kernel may begin while several before
-it still run, so before it waits it reads only what no kernel of its frame writes: weights, and the state at the end of
-the frame before. The first kernel of a frame is therefore never launched early.
+On GPUs of compute capability 9 and above, a kernel is launched while the previous one still runs (programmatic
+dependent launch): it prefetches its inputs, then waits for the end of the previous kernel with `wait_for_last`. Every
+kernel launched in this way must wait before it ends, because the next kernel relies on it. A kernel may begin while
+several earlier ones still run. Before it waits, it may only read data that no kernel of its frame writes: weights, and
+the state at the end of the previous frame. The first kernel of a frame is therefore never launched early.
 
-Sums of the same numbers in another order differ in their last bits. Within `batch_invariance` every kernel adds up a
-row's numbers in an order that depends neither on the number of rows nor on the row's place: reductions are split in one
-way for all; only the number of rows and outputs of a program is free.
+Floating-point sums depend on the order of their terms. Within `batch_invariance` every kernel sums a row's numbers in
+an order that depends neither on the number of rows nor on the row's position: reductions are split in one way for all;
+only the number of rows and outputs of a program may vary.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def runs_triton(x: Tensor) -> bool:
 
 
 def leave_triton() -> None:
-    """Compute everything in torch from now on, in all threads, because the installed Triton does not work."""
-    global _uses_triton  # noqa: PLW0603 - a switch of the process
+    """Use torch instead of Triton from now on, in all threads, because the installed Triton does not work."""
+    global _uses_triton  # noqa: PLW0603 - one switch per process
     _uses_triton = False
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Set the current GPU of this thread: Triton launches kernels there, wherever their tensors are."""
+    """Set the current GPU of this thread, on which Triton launches kernels, whatever the device of their tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def without_triton() -> Iterator[None]:
-    """Compute everything in torch, in all threads, as without Triton: the reference for kernels."""
-    global _uses_triton  # noqa: PLW0603 - a switch of the process
+    """Use torch instead of Triton within this block, in all threads: the reference for kernels."""
+    global _uses_triton  # noqa: PLW0603 - one switch per process
     before, _uses_triton = _uses_triton, False
     try:
         yield
@@ -66,9 +66,9 @@ def is_batch_invariant() -> bool:
 
 
 @contextmanager
-def batch_invariance(wanted: bool = True) -> Iterator[None]:
-    """Run kernels launched by this thread batch-invariantly, if `wanted`."""
-    token = _is_batch_invariant.set(wanted)
+def batch_invariance(enabled: bool = True) -> Iterator[None]:
+    """Run this thread's kernels in batch-invariant mode within this block, if `enabled`."""
+    token = _is_batch_invariant.set(enabled)
     try:
         yield
     finally:
@@ -81,20 +81,20 @@ def jit(function: Any) -> Any:
 
 
 def jit_for_any(*names: str) -> Callable[[Any], Any]:
-    """Mark a Triton kernel that is not recompiled for special values of these numbers, like 1."""
+    """Mark a Triton kernel that is not specialized for values of these numbers, such as 1."""
     return triton.jit(do_not_specialize=names) if HAS_TRITON else lambda function: function
 
 
 @lru_cache
 def follows_early(device: torch.device) -> bool:
-    """Return whether kernels on this device may begin before the previous one has ended."""
+    """Return whether kernels on this device may start before the previous one has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @lru_cache
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program may have on this GPU."""
-    # torch's stubs lack it
+    # The attribute is missing in torch's type stubs.
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined,unused-ignore]
 
 
@@ -113,7 +113,7 @@ def wait_for_last(EARLY: tl.constexpr):
 
 @jit
 def dequantize(x, like, EARLY: tl.constexpr):
-    """Return int8 or fp8 in the format of `like`. Before capability 9 Triton cannot turn fp8 into bf16 at once."""
+    """Convert int8 or fp8 to the dtype of `like`. Below capability 9 Triton cannot convert fp8 to bf16 directly."""
     if EARLY:
         return x.to(like.dtype)
     if x.dtype == like.dtype:

@@ -1,11 +1,10 @@
 """Attention over common prefixes: keys and values of a voice's prompt are read once for all rows of a group.
 
-Each slot keeps its own copy; those of a group are equal to the last bit, and its program reads the copy of one slot,
-its leader. The queries of all its rows are the lines of one product. The result is stored as sums, to which the program
-of each row adds its own columns (`attention_kernels.part_kernel`). In one order the same blocks of the same columns are
-added up in the same order as for a single row: a block is a separate sum in both cases, by products of the same shape,
-so that sharing does not change a bit.
-Shapes: B rows, H query heads, G key-value heads, D head size, S columns.
+Each slot has its own copy. The copies of a group are bit-equal, so its program reads only that of one slot, the leader.
+The queries of all its rows are the lines of one product. The result is stored as sums, to which the program of each row
+adds its own positions (`attention_kernels.part_kernel`). In batch-invariant mode, sharing does not change a bit: with
+and without it, each block is a separate sum from products of the same shape, and blocks are added in the same order.
+Shapes: B rows, H query heads, G key-value heads, D head size, S positions.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from s1_mini.kernels.attention_kernels import (
     block_scores,
     block_values,
     fetch_block,
-    keep_sums,
+    norm_and_rotate,
     part_positions,
-    turn_rows,
+    store_sums,
 )
 from s1_mini.kernels.backend import HAS_TRITON, is_batch_invariant, jit, launch, runs_triton, wait_for_last
 from s1_mini.kernels.rope import HeadNorms
@@ -31,56 +30,59 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-BLOCK_IN_ONE_ORDER = 32  # columns, of any number of rows; each block is a separate sum
-WHOLE_BLOCKS = 32  # common columns are a multiple of this: a row's own begin at the start of a block
-FEWEST_ROWS = 4  # of a group; fewer read their own copies
-MOST_COLUMNS = 1024  # in common, which bounds the memory for sums
-LEADER, LENGTH, MEMBERS = 0, 1, 2  # places in a group's line of the table
+INVARIANT_BLOCK = 32  # positions of a block in batch-invariant mode, for any number of rows
+WHOLE_BLOCKS = 32  # the number of common positions is a multiple, so that a row's own begin with a block
+FEWEST_ROWS = 4  # minimum size of a group; fewer rows read their own copies
+MAX_COMMON = 1024  # common positions; bounds the memory for sums
+LEADER, LENGTH, MEMBERS = 0, 1, 2  # indices in a group's row of the table
 
 
 class Shape(NamedTuple):
-    """Split of a group's work."""
+    """Work of the programs of a group."""
 
-    lines: int  # of a product: rows of a group times query heads of a key-value head
-    block: int  # columns at once
-    parts: int  # programs that share the columns of a group
+    lines: int  # queries in one product: rows of a group times query heads of a key-value head
+    block: int  # positions per iteration
+    parts: int  # programs that divide the positions of a group
     warps: int
 
 
 FREE = Shape(lines=64, block=64, parts=4, warps=4)
-# Lines, block and warps of a row's own program, so that sums over a block are laid out over threads alike.
-ORDERED = Shape(lines=16, block=BLOCK_IN_ONE_ORDER, parts=8, warps=2)
+# As in the program of a single row, so that threads sum a block in the same layout.
+ORDERED = Shape(lines=16, block=INVARIANT_BLOCK, parts=8, warps=2)
 
 
 class CommonPrefixes(NamedTuple):
-    """Rows whose first columns are the same, on the device; may change between frames, not within one."""
+    """Groups of rows with the same prefix, on the device; may change between frames, not within one."""
 
     table: Tensor  # int32: `starts`, then `groups`
     slots: int
-    group_rows: int  # that a group may have
+    group_rows: int  # maximum size of a group
 
     @property
     def starts(self) -> Tensor:
-        """Start of each row's own columns [slots]; 0 for a row without a group."""
+        """First position of each row after its common prefix [slots]; 0 for a row without a group."""
         return self.table[: self.slots]
 
     @property
     def groups(self) -> Tensor:
-        """Leader's slot, number of common columns (0: unused) and the rows' slots or -1, [groups, 2 + rows]."""
+        """Leader's slot, number of common positions (0: unused) and the rows' slots or -1, [groups, 2 + rows]."""
         return self.table[self.slots :].view(-1, MEMBERS + self.group_rows)
 
 
 class CommonSums(NamedTuple):
-    """Sums over common columns, for each row, head, and block or part."""
+    """Sums over common positions, for each row, head, and block or part."""
 
-    starts: Tensor  # as above
-    sums: Tensor  # float32 [B, H, kept, D] weighted values
-    tops: Tensor  # float32 [B, H, kept, 2] highest score, sum of weights
+    starts: Tensor  # see `CommonPrefixes.starts`
+    sums: Tensor  # float32 [B, H, blocks or parts, D] weighted values
+    tops: Tensor  # float32 [B, H, blocks or parts, 2] highest score, sum of weights
     shape: Shape
 
 
 def allocate_common(slots: int, heads: int, groups: int, size: int, like: Tensor) -> CommonPrefixes | None:
-    """Allocate a table of groups for `slots` rows, empty; None if no kernel supports it. Queries are as `like`."""
+    """Allocate a table of groups for `slots` rows, empty; None if no kernel supports it.
+
+    `like` has the device and dtype of the queries.
+    """
     rows = _shape(heads // groups, like.dtype).lines // (heads // groups)
     if not runs_triton(like) or size < 16 or size & (size - 1) or rows < FEWEST_ROWS or slots < FEWEST_ROWS:
         return None
@@ -97,20 +99,20 @@ def attend_common(
     norms: HeadNorms | None,
     common: CommonPrefixes,
 ) -> CommonSums:
-    """Attend from the tokens qkv [B, (H + 2 G) D] to the common columns of their groups.
+    """Attend from the tokens qkv [B, (H + 2 G) D] to the common positions of their groups.
 
-    Keys and values are [slots, G, S, D], of qkv's format or fp8; `rope` [B, D / 2, 2] and `norms` are for the
-    queries. All rows of groups must be among the first B, and only the first B / `FEWEST_ROWS` groups in use. Sums of
+    Keys and values are [slots, G, S, D], of qkv's dtype or fp8; `rope` [B, D / 2, 2] and `norms` apply to the queries.
+    All rows of groups must be among the first B, and only the first B / `FEWEST_ROWS` groups may be in use. Sums of
     rows without a group stay uninitialized.
     """
     groups, size = keys.shape[1], keys.shape[3]
     rows, heads = len(qkv), qkv.shape[1] // size - 2 * groups
     shape = _shape(heads // groups, qkv.dtype)
-    assert common.group_rows * (heads // groups) <= shape.lines, "groups were made for products of another shape"
-    # A group may have more common columns than the step's span: idle slots may be longer.
-    kept = triton.cdiv(min(keys.shape[2], MOST_COLUMNS), shape.block) if is_batch_invariant() else shape.parts
-    sums = torch.empty(rows, heads, kept, size, dtype=torch.float32, device=qkv.device)
-    tops = torch.empty(rows, heads, kept, 2, dtype=torch.float32, device=qkv.device)
+    assert common.group_rows * (heads // groups) <= shape.lines, "groups were allocated for products of another shape"
+    # A group may have more common positions than the step's span, because idle slots may be longer.
+    num_sums = triton.cdiv(min(keys.shape[2], MAX_COMMON), shape.block) if is_batch_invariant() else shape.parts
+    sums = torch.empty(rows, heads, num_sums, size, dtype=torch.float32, device=qkv.device)
+    tops = torch.empty(rows, heads, num_sums, 2, dtype=torch.float32, device=qkv.device)
     count = max(1, min(len(common.groups), rows // FEWEST_ROWS))
     _common_kernel[(count, groups, shape.parts)](
         qkv,
@@ -128,7 +130,7 @@ def attend_common(
         rope.stride(0),
         heads,
         groups,
-        kept,
+        num_sums,
         common.group_rows,
         heads // groups,
         shape.lines,
@@ -146,14 +148,14 @@ def attend_common(
 
 
 def _shape(shared: int, dtype: torch.dtype) -> Shape:
-    """Return the shape for `shared` query heads of a key-value head; float32 lacks registers for the large one."""
+    """Return the shape for `shared` query heads of a key-value head; FREE has too few registers for float32."""
     shape = ORDERED if is_batch_invariant() or dtype == torch.float32 else FREE
     return shape._replace(lines=max(shape.lines, 1 << (shared - 1).bit_length()))
 
 
 @jit
 def _common_kernel(
-    asked,
+    queries,
     keys,
     values,
     table,
@@ -168,7 +170,7 @@ def _common_kernel(
     rope_stride,
     heads,
     groups,
-    kept,
+    num_sums,
     ROWS: tl.constexpr,
     SHARED: tl.constexpr,
     LINES: tl.constexpr,
@@ -179,14 +181,14 @@ def _common_kernel(
     LINE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Add up a part of the columns of one group at one key-value head, for all of its rows."""
-    about = table + tl.program_id(0) * (2 + ROWS)
+    """Attend to a part of the common positions of one group at one key-value head, for all of its rows."""
+    group_line = table + tl.program_id(0) * (2 + ROWS)
     group, part = tl.program_id(1), tl.program_id(2)
-    length = tl.load(about + 1)
+    length = tl.load(group_line + 1)
     each = part_positions(length, PARTS, BLOCK)
     first = part * each
     last = tl.minimum(first + each, length)
-    start = tl.load(about).to(tl.int64) * slot_stride + group * group_stride
+    start = tl.load(group_line).to(tl.int64) * slot_stride + group * group_stride
     if EARLY:
         if first < last:
             ahead = tl.minimum(first + tl.arange(0, BLOCK), last - 1)
@@ -194,31 +196,33 @@ def _common_kernel(
     wait_for_last(EARLY)
     if first < last:
         line = tl.arange(0, LINES)
-        row = tl.load(about + 2 + line // SHARED, mask=line < ROWS * SHARED, other=-1).to(tl.int64)
-        mine = row >= 0
+        row = tl.load(group_line + 2 + line // SHARED, mask=line < ROWS * SHARED, other=-1).to(tl.int64)
+        is_member = row >= 0
         row = tl.maximum(row, 0)
         head = group * SHARED + line % SHARED
         channel = tl.arange(0, SIZE)
         at_query = (row * (heads + 2 * groups) + head)[:, None] * SIZE + channel[None, :]
-        q = tl.load(asked + at_query, mask=mine[:, None], other=0.0)
-        turn = rope + row[:, None] * rope_stride + 2 * tl.arange(0, SIZE // 2)[None, :]
-        q = turn_rows(q, q_norm, tl.load(turn), tl.load(turn + 1), eps, LINES, SIZE)
-        at = (row * heads + head) * kept
+        q = tl.load(queries + at_query, mask=is_member[:, None], other=0.0)
+        cos_sin = rope + row[:, None] * rope_stride + 2 * tl.arange(0, SIZE // 2)[None, :]
+        q = norm_and_rotate(q, q_norm, tl.load(cos_sin), tl.load(cos_sin + 1), eps, LINES, SIZE)
+        at = (row * heads + head) * num_sums
         top = tl.full([LINES], float("-inf"), tl.float32)
         total = tl.zeros([LINES], tl.float32)
         mixed = tl.zeros([LINES, SIZE], tl.float32)
         for begin in range(first, last, BLOCK):
-            column = begin + tl.arange(0, BLOCK)
-            score = block_scores(q, keys, start, column, last, scale, SIZE, EARLY)
+            index = begin + tl.arange(0, BLOCK)
+            score = block_scores(q, keys, start, index, last, scale, SIZE, EARLY)
             higher = tl.max(score, axis=1) if BLOCKWISE else tl.maximum(top, tl.max(score, axis=1))
             weight = tl.exp(score - higher[:, None])
-            block_mixed = block_values(weight, q, values, start, column, last, SIZE, EARLY)
+            block_mixed = block_values(weight, q, values, start, index, last, SIZE, EARLY)
             if BLOCKWISE:
-                keep_sums(sums, tops, at + begin // BLOCK, mine, higher, tl.sum(weight, axis=1), block_mixed, SIZE)
+                store_sums(
+                    sums, tops, at + begin // BLOCK, is_member, higher, tl.sum(weight, axis=1), block_mixed, SIZE
+                )
             else:
                 fade = tl.exp(top - higher)
                 mixed = mixed * fade[:, None] + block_mixed
                 total = total * fade + tl.sum(weight, axis=1)
                 top = higher
         if not BLOCKWISE:
-            keep_sums(sums, tops, at + part, mine, top, total, mixed, SIZE)
+            store_sums(sums, tops, at + part, is_member, top, total, mixed, SIZE)

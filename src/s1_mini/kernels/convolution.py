@@ -1,8 +1,8 @@
-"""Convolutions over steps that lie channels last, as products of shifted steps with one tap after another; their tiles.
+"""Channels-last convolutions, as one matrix product of shifted steps for each tap; their tiles.
 
-cuDNN is as fast for most sizes; for some it chooses a way that takes hundreds of milliseconds (2026-11, torch 2.11,
-96 channels, 7 taps), and trying them all takes long at every start. Tiles with which two programs have room on a
-multiprocessor are fastest: one multiplies while the other ends.
+cuDNN is as fast for most sizes; for some it chooses an algorithm that takes hundreds of milliseconds (2026-11, torch
+2.11, 96 channels, 7 taps), and autotuning delays every start. The fastest tiles let two programs share a
+multiprocessor: one multiplies while the other stores its results.
 Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps.
 """
 
@@ -19,8 +19,8 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-MANY_STEPS = 4096  # from here on programs take large tiles; below they must be many
-MANY_IN_ONE_ORDER = 512  # the same for the steps of each row: the number of rows must not decide
+MANY_STEPS = 4096  # steps of all rows from which tiles are large; fewer steps need more programs
+INVARIANT_MANY_STEPS = 512  # steps of one row, in batch-invariant mode
 
 
 class ConvolutionTile(NamedTuple):
@@ -32,7 +32,7 @@ class ConvolutionTile(NamedTuple):
     block: int
     warps: int
     stages: int
-    registers: int | None = None  # limit of a thread
+    registers: int | None = None  # limit per thread
 
     @property
     def outputs(self) -> int:
@@ -40,12 +40,12 @@ class ConvolutionTile(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of its stages, for numbers of 16 bits."""
+        """Shared memory of its stages, for 16-bit numbers."""
         return self.stages * self.block * (self.tall + self.outputs) * 2
 
 
 FEW = ConvolutionTile(64, 32, 0, 64, warps=4, stages=4)
-# By outputs; other widths take the largest that they are a multiple of. As measured at 16 streams of 25 frames.
+# By number of outputs; other numbers use the largest key that divides them. Tuned for 16 streams of 25 frames.
 DILATED = {
     96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
     192: ConvolutionTile(128, 128, 64, 32, warps=8, stages=5, registers=128),
@@ -64,7 +64,7 @@ POINTWISE = {
     384: ConvolutionTile(128, 128, 0, 64, warps=4, stages=3),
     768: ConvolutionTile(64, 128, 0, 64, warps=4, stages=4),
 }
-UNITS = {  # whole residual units, by channels: without a narrower part, which Triton 3.6 reads beyond its memory there
+UNITS = {  # residual units, by channels; `more` is 0, because Triton 3.6 would read out of bounds
     96: ConvolutionTile(128, 128, 0, 32, warps=4, stages=4),
 }
 
@@ -84,7 +84,7 @@ def tile_of(outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
 
 
 def convolve(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
-    """Return [B, T, O] of x [B, P + T, C] and `weight` [K, C, O], P being (K - 1) * `dilation`."""
+    """Return [B, T, O] of x [B, P + T, C] and `weight` [K, C, O], where P is (K - 1) * `dilation`."""
     if not runs_triton(x):
         return F.conv1d(x.transpose(1, 2), weight.permute(2, 1, 0), dilation=dilation).transpose(1, 2).contiguous()
     x = x.contiguous()
@@ -93,7 +93,7 @@ def convolve(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
     steps = length - (taps - 1) * dilation
     out = x.new_empty(batch, steps, outputs)
     block = next((size for size in (64, 32, 16) if inputs % size == 0), 64)
-    are_many = steps >= MANY_IN_ONE_ORDER if is_batch_invariant() else is_many(batch, steps)
+    are_many = steps >= INVARIANT_MANY_STEPS if is_batch_invariant() else is_many(batch, steps)
     if are_many and x.element_size() <= 2:
         tall, wide, warps, stages = 128, 128 if outputs > 64 else 64, 8, 3
     else:

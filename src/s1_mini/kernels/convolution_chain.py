@@ -1,8 +1,8 @@
-"""A convolution fused with its epilogue (bias, skip, Snake, room for the next one's past), and whole residual units.
+"""A convolution fused with its epilogue (bias, skip, Snake, space for the next layer's past), and whole residual units.
 
-`kernels/convolution.py` and `kernels/snake.py` in one kernel, for 16 bits and GPUs whose copy engine loads tiles
-(compute capability 9). A transposed convolution is one whose outputs are those of several steps.
-Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps, N channels that O are a multiple of.
+`kernels/convolution.py` and `kernels/snake.py` in one kernel, for 16-bit dtypes on GPUs whose copy engine loads tiles
+(compute capability 9). A transposed convolution is a convolution whose outputs are those of several steps.
+Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps, N channels, of which O is a multiple.
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ if HAS_TRITON:
     import triton.language as tl
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-LANES = 32  # channels of a program
-COPIED = 32  # numbers of inputs and outputs are multiples of it
+BLOCK_CHANNELS = 32  # channels of a program of `exchange_past`
+COPIED = 32  # inputs and outputs must be multiples of it for the copy engine
 
 
 def exchange_past(joined: Tensor, past: Tensor, rows: Rows) -> None:
-    """Fill the first P steps of `joined` [B, P + T, C] from `past` [R, P, C], which then holds its last P."""
+    """Copy `past` [R, P, C] to the first P steps of `joined` [B, P + T, C], then the last P steps of `joined` to it."""
     if runs_triton(joined):
         _exchange_past_triton(joined, past, rows)
         return
     context = past.shape[1]
-    joined[:, :context] = past[rows.chosen].masked_fill(rows.fresh[:, None, None], 0)
-    past[rows.chosen] = joined[:, joined.shape[1] - context :]
+    joined[:, :context] = past[rows.slot_ids].masked_fill(rows.reset_mask[:, None, None], 0)
+    past[rows.slot_ids] = joined[:, joined.shape[1] - context :]
 
 
 def _exchange_past_triton(joined: Tensor, past: Tensor, rows: Rows) -> None:
     batch, length, channels = joined.shape
     context = past.shape[1]
-    _exchange_kernel[(triton.cdiv(channels, LANES), batch)](
+    _exchange_kernel[(triton.cdiv(channels, BLOCK_CHANNELS), batch)](
         joined,
         past,
-        rows.chosen,
-        rows.fresh,
+        rows.slot_ids,
+        rows.reset_mask,
         length,
         channels,
         context,
         triton.next_power_of_2(context),
-        LANES,
+        BLOCK_CHANNELS,
         num_warps=4,
     )
 
 
 @jit_for_any("length")
 def _exchange_kernel(
-    joined, past, chosen, fresh, length, channels, CONTEXT: tl.constexpr, PAST: tl.constexpr, EACH: tl.constexpr
+    joined, past, slot_ids, reset_mask, length, channels, CONTEXT: tl.constexpr, PAST: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(1).to(tl.int64)
-    lane = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     step = tl.arange(0, PAST)
-    inside = (step < CONTEXT)[:, None] & (lane < channels)[None, :]
-    at = step[:, None] * channels + lane[None, :]
+    inside = (step < CONTEXT)[:, None] & (channel < channels)[None, :]
+    at = step[:, None] * channels + channel[None, :]
     out = joined + row * length * channels
-    kept = past + tl.load(chosen + row) * CONTEXT * channels
-    num_old = CONTEXT * (1 - tl.load(fresh + row).to(tl.int32))
+    past_row = past + tl.load(slot_ids + row) * CONTEXT * channels
+    num_old = CONTEXT * (1 - tl.load(reset_mask + row).to(tl.int32))
     steps = length - CONTEXT
-    before = tl.load(kept + at, mask=inside & (step < num_old)[:, None], other=0.0)
-    # The last steps are new ones, or, of a chunk shorter than the past, the past's own.
+    before = tl.load(past_row + at, mask=inside & (step < num_old)[:, None], other=0.0)
+    # A chunk shorter than the past replaces only a part of it.
     is_old = (step + steps < CONTEXT)[:, None]
-    old = tl.load(kept + steps * channels + at, mask=inside & (step + steps < num_old)[:, None], other=0.0)
+    old = tl.load(past_row + steps * channels + at, mask=inside & (step + steps < num_old)[:, None], other=0.0)
     new = tl.load(out + steps * channels + at, mask=inside & (step + steps >= CONTEXT)[:, None], other=0.0)
     tl.debug_barrier()
     tl.store(out + at, before, mask=inside)
-    tl.store(kept + at, tl.where(is_old, old, new), mask=inside)
+    tl.store(past_row + at, tl.where(is_old, old, new), mask=inside)
 
 
 @dataclass(frozen=True)
@@ -82,75 +82,75 @@ class Epilogue:
 
     channels: int  # N
     bias: Tensor | None  # [O]
-    snake: Tensor | None  # [2, O], as `snake_table` gives it for each channel
-    context: int  # steps of past before the result, for the next convolution
-    keeps_total: bool  # whether the input of Snake is stored, too
+    snake: Tensor | None  # [2, O] from `snake_table`
+    context: int  # steps of past that the next convolution needs before the result
+    keeps_total: bool  # whether the input of Snake is stored as well
 
 
 def runs_chain(x: Tensor) -> bool:
-    """Return whether these kernels handle tensors like this one."""
+    """Return whether these kernels support the dtype and device of x."""
     return runs_triton(x) and x.element_size() == 2 and _has_copy_engine(x.device)
 
 
 @lru_cache
 def _has_copy_engine(device: torch.device) -> bool:
-    """Return whether the tiles are for this GPU: later ones multiply differently, which is untested."""
+    """Return whether the tiles suit this GPU; later ones have other tensor cores and are untested."""
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
 def convolve_on(
-    x: Tensor, weight: Tensor, dilation: int, ending: Epilogue, skip: Tensor | None = None
+    x: Tensor, weight: Tensor, dilation: int, epilogue: Epilogue, skip: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Convolve x [B, P + T, C] with `weight` [K, C, O], P being (K - 1) * `dilation`; add bias and `skip` [B, T, O].
+    """Convolve x [B, P + T, C] with `weight` [K, C, O], where P is (K - 1) * `dilation`; add bias and `skip` [B, T, O].
 
-    Return the total [B, T', N], valid only if the ending keeps it, and its Snake after `context` steps, which are left
-    to `exchange_past`: [B, context + T', N], T' being T * O / N.
+    Return the total [B, T', N], valid only if the epilogue keeps it, and its Snake [B, context + T', N], where T' is
+    T * O / N; `exchange_past` fills the first `context` steps.
     """
     if runs_triton(x):
         many = is_many(len(x), x.shape[1] - (len(weight) - 1) * dilation)
         tile = tile_of(weight.shape[2], len(weight), many=many)
-        return convolve_on_triton(x, weight, dilation, ending, skip, tile)
+        return convolve_on_triton(x, weight, dilation, epilogue, skip, tile)
     total = convolve(x, weight, dilation).float()
-    if ending.bias is not None:
-        total = total + ending.bias.float()
+    if epilogue.bias is not None:
+        total = total + epilogue.bias.float()
     if skip is not None:
         total = total + skip.view_as(total).float()
-    out = total if ending.snake is None else snake_of_table(total, ending.snake)
-    total, out = (one.view(len(x), -1, ending.channels).to(x.dtype) for one in (total, out))
-    return total, torch.cat((out.new_zeros(len(x), ending.context, ending.channels), out), dim=1)
+    out = total if epilogue.snake is None else snake_of_table(total, epilogue.snake)
+    total, out = (each.view(len(x), -1, epilogue.channels).to(x.dtype) for each in (total, out))
+    return total, torch.cat((out.new_zeros(len(x), epilogue.context, epilogue.channels), out), dim=1)
 
 
 def descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
-    """Describe blocks of a matrix to the copy engine; outside the matrix reads return 0."""
+    """Return a descriptor of blocks of a matrix for the copy engine; reads outside the matrix return 0."""
     return TensorDescriptor.from_tensor(matrix, list(block))
 
 
 def convolve_on_triton(
-    x: Tensor, weight: Tensor, dilation: int, ending: Epilogue, skip: Tensor | None, tile: ConvolutionTile
+    x: Tensor, weight: Tensor, dilation: int, epilogue: Epilogue, skip: Tensor | None, tile: ConvolutionTile
 ) -> tuple[Tensor, Tensor]:
-    """Compute `convolve_on` with a kernel that works on tiles of this size."""
+    """Compute `convolve_on` with the kernel, in tiles of this size."""
     batch, length, inputs = x.shape
     taps, _, outputs = weight.shape
     assert x.is_contiguous()
     assert inputs % COPIED == outputs % COPIED == 0
     steps = length - (taps - 1) * dilation
-    spread = outputs // ending.channels
-    joined = x.new_empty(batch, ending.context + steps * spread, ending.channels)
-    total = x.new_empty(batch, steps * spread, ending.channels) if ending.keeps_total else None
-    flat = weight.view(-1, outputs)
+    steps_per_input = outputs // epilogue.channels
+    joined = x.new_empty(batch, epilogue.context + steps * steps_per_input, epilogue.channels)
+    total = x.new_empty(batch, steps * steps_per_input, epilogue.channels) if epilogue.keeps_total else None
+    matrix = weight.view(-1, outputs)
     _chain_kernel[(triton.cdiv(steps, tile.tall) * triton.cdiv(outputs, tile.outputs), batch)](
         descriptor(x.view(-1, inputs), (tile.tall, tile.block)),
-        descriptor(flat, (tile.block, tile.wide)),
-        descriptor(flat, (tile.block, tile.more or tile.wide)),
-        ending.bias,
-        ending.snake,
+        descriptor(matrix, (tile.block, tile.wide)),
+        descriptor(matrix, (tile.block, tile.more or tile.wide)),
+        epilogue.bias,
+        epilogue.snake,
         skip,
         total,
         joined,
         length,
         steps,
         dilation,
-        ending.context * ending.channels,
+        epilogue.context * epilogue.channels,
         inputs,
         outputs,
         taps,
@@ -180,23 +180,23 @@ def sum_taps(
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the products of all taps for TALL steps from `first` on and WIDE outputs from `to` on, and MORE after."""
+    """Return the sums over all taps for TALL steps from `first`: WIDE outputs from `to`, and the next MORE outputs."""
     total = tl.zeros([TALL, WIDE], tl.float32)
-    beside = tl.zeros([TALL, MORE if MORE > 0 else 16], tl.float32)
+    more_sums = tl.zeros([TALL, MORE if MORE > 0 else 16], tl.float32)
     BLOCKS: tl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
     for number in tl.range(TAPS * BLOCKS):
         tap = number // BLOCKS
         channel = (number % BLOCKS) * BLOCK
-        # Beyond its channels x is 0, whatever weights are met there.
+        # Beyond its channels x is 0, so the weights there do not matter.
         seen = x.load([first + tap * dilation, channel])
         total = tl.dot(seen, weight.load([tap * INPUTS + channel, to]), total)
         if MORE > 0:
-            beside = tl.dot(seen, weight_more.load([tap * INPUTS + channel, to + WIDE]), beside)
-    return total, beside
+            more_sums = tl.dot(seen, weight_more.load([tap * INPUTS + channel, to + WIDE]), more_sums)
+    return total, more_sums
 
 
 @jit
-def put(
+def store_output(
     value,
     bias,
     snake,
@@ -209,7 +209,7 @@ def put(
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Store sums [T, WIDTH] of outputs from `to` on with their bias and skip, and Snake of that; all may be None."""
+    """Add bias and skip to sums [T, WIDTH] of outputs from `to`; store the total and its Snake. All may be None."""
     output = to + tl.arange(0, WIDTH)
     taken = output < OUTPUTS
     at = step[:, None] * OUTPUTS + output[None, :]
@@ -251,57 +251,57 @@ def _chain_kernel(
     row = tl.program_id(1)
     start = (tl.program_id(0) // TILES) * TALL
     to = (tl.program_id(0) % TILES) * (WIDE + MORE)
-    sums, beside = sum_taps(
+    sums, more_sums = sum_taps(
         x, weight, weight_more, row * length + start, to, dilation, INPUTS, TAPS, TALL, WIDE, MORE, BLOCK
     )
     step = start + tl.arange(0, TALL)
-    far = row.to(tl.int64)
+    row_offset = row.to(tl.int64)
     if skip is not None:
-        skip += far * steps * OUTPUTS
+        skip += row_offset * steps * OUTPUTS
     if total is not None:
-        total += far * steps * OUTPUTS
-    joined += far * (before + steps * OUTPUTS) + before
-    put(sums, bias, snake, skip, total, joined, step, to, steps, OUTPUTS, WIDE)
+        total += row_offset * steps * OUTPUTS
+    joined += row_offset * (before + steps * OUTPUTS) + before
+    store_output(sums, bias, snake, skip, total, joined, step, to, steps, OUTPUTS, WIDE)
     if MORE > 0:
-        put(beside, bias, snake, skip, total, joined, step, to + WIDE, steps, OUTPUTS, MORE)
+        store_output(more_sums, bias, snake, skip, total, joined, step, to + WIDE, steps, OUTPUTS, MORE)
 
 
 @dataclass(frozen=True)
 class UnitWeights:
-    """The weights of a residual unit, except those of its ending."""
+    """The weights of a residual unit, without its epilogue."""
 
     dilated: Tensor  # [K, C, C]
     dilation: int
-    between: Epilogue  # of the dilated convolution, with bias and Snake
+    between: Epilogue  # bias and Snake after the dilated convolution
     pointwise: Tensor  # [1, C, C]
 
 
-def residual_unit(joined: Tensor, weights: UnitWeights, ending: Epilogue, skip: Tensor) -> tuple[Tensor, Tensor]:
-    """Return as `convolve_on`, of both convolutions on `joined` [B, P + T, C] and `skip` [B, T, C].
+def residual_unit(joined: Tensor, weights: UnitWeights, epilogue: Epilogue, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply both convolutions to `joined` [B, P + T, C] and `skip` [B, T, C]; return the results of `convolve_on`.
 
-    They are one kernel where a program can have all channels of some steps: intermediate results stay on the chip.
+    They are one kernel if a program can hold all channels of some steps, so that intermediate results stay on the chip.
     """
     batch, steps, channels = skip.shape
     if runs_triton(joined) and is_many(batch, steps) and channels in UNITS:
-        return residual_unit_triton(joined, weights, ending, skip, UNITS[channels])
+        return residual_unit_triton(joined, weights, epilogue, skip, UNITS[channels])
     _, inner = convolve_on(joined, weights.dilated, weights.dilation, weights.between)
-    return convolve_on(inner, weights.pointwise, 1, ending, skip)
+    return convolve_on(inner, weights.pointwise, 1, epilogue, skip)
 
 
 def residual_unit_triton(
-    joined: Tensor, weights: UnitWeights, ending: Epilogue, skip: Tensor, tile: ConvolutionTile
+    joined: Tensor, weights: UnitWeights, epilogue: Epilogue, skip: Tensor, tile: ConvolutionTile
 ) -> tuple[Tensor, Tensor]:
-    """Compute `residual_unit` with one kernel, whose tile has all channels."""
+    """Compute `residual_unit` with one kernel, whose tile covers all channels."""
     batch, steps, channels = skip.shape
     between = weights.between
     assert joined.is_contiguous()
     assert skip.is_contiguous()
     assert between.bias is not None
     assert between.snake is not None
-    assert tile.wide >= channels == ending.channels
+    assert tile.wide >= channels == epilogue.channels
     assert not tile.more
-    out = joined.new_empty(batch, ending.context + steps, channels)
-    total = joined.new_empty(batch, steps, channels) if ending.keeps_total else None
+    out = joined.new_empty(batch, epilogue.context + steps, channels)
+    total = joined.new_empty(batch, steps, channels) if epilogue.keeps_total else None
     first, second = weights.dilated.view(-1, channels), weights.pointwise.view(channels, channels)
     _unit_kernel[(triton.cdiv(steps, tile.tall), batch)](
         descriptor(joined.view(-1, channels), (tile.tall, tile.block)),
@@ -309,15 +309,15 @@ def residual_unit_triton(
         descriptor(second, (tile.wide, tile.wide)),
         between.bias,
         between.snake,
-        ending.bias,
-        ending.snake,
+        epilogue.bias,
+        epilogue.snake,
         skip,
         total,
         out,
         joined.shape[1],
         steps,
         weights.dilation,
-        ending.context * channels,
+        epilogue.context * channels,
         channels,
         len(weights.dilated),
         tile.tall,
@@ -332,7 +332,7 @@ def residual_unit_triton(
 
 @jit
 def _between(value, bias, snake, kind, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return Snake of sums [T, WIDTH] of the channels and their bias, rounded to `kind`."""
+    """Add the bias to sums [T, WIDTH] of the channels and return their Snake, rounded to `kind`."""
     channel = tl.arange(0, WIDTH)
     taken = channel < CHANNELS
     value += tl.load(bias + channel, mask=taken, other=0.0).to(tl.float32)[None, :]
@@ -366,11 +366,11 @@ def _unit_kernel(
     sums, _ = sum_taps(x, weight, weight, row * length + start, 0, dilation, CHANNELS, TAPS, TALL, WIDE, 0, BLOCK)
     inner = _between(sums, between_bias, between_snake, joined.dtype.element_ty, CHANNELS, WIDE)
     step = start + tl.arange(0, TALL)
-    far = row.to(tl.int64)
-    skip += far * steps * CHANNELS
+    row_offset = row.to(tl.int64)
+    skip += row_offset * steps * CHANNELS
     if total is not None:
-        total += far * steps * CHANNELS
-    joined += far * (before + steps * CHANNELS) + before
-    # Columns that pad the width are 0, and so are their weights.
+        total += row_offset * steps * CHANNELS
+    joined += row_offset * (before + steps * CHANNELS) + before
+    # Channels that pad the width are 0, and so are their weights.
     out = tl.dot(inner, second.load([0, 0]))
-    put(out, bias, snake, skip, total, joined, step, 0, steps, CHANNELS, WIDE)
+    store_output(out, bias, snake, skip, total, joined, step, 0, steps, CHANNELS, WIDE)

@@ -1,10 +1,10 @@
 """Matrix products of few rows, fused with residual sum, norm, bias, gate or GELU. Bound by the weights' bandwidth.
 
-`gemv` computes up to two rows in one kernel: every program holds its weights in registers before the rows are
-ready. `skinny_gemm` uses tensor cores while the weights are fetched into the L2 cache; where there are few outputs, the
-inputs are split between programs, and the next norm sums their parts with the residual.
+`gemv` computes up to two rows in one kernel: every program loads its weights into registers before the rows are
+ready. `skinny_gemm` uses tensor cores while the weights are fetched into the L2 cache; for few outputs, the inputs are
+split between programs, and the next norm sums their parts with the residual.
 int8 weights are dequantized in the kernel, and each output is multiplied by its scale.
-In one order (see `backend`) any number of rows takes tensor cores, and inputs are split as for `TALL` rows.
+In batch-invariant mode (see `backend`) any number of rows uses tensor cores, and inputs are split as for `TALL` rows.
 Shapes: B rows, K inputs, N outputs, P parts.
 """
 
@@ -27,37 +27,37 @@ from s1_mini.kernels.backend import (
     shared_memory,
     wait_for_last,
 )
-from s1_mini.kernels.gate import gate
 from s1_mini.kernels.norm import Norm, add_norm
+from s1_mini.kernels.swiglu import swiglu
 from s1_mini.kernels.weight import QuantizedWeight, Weight, product, values_and_scale
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
-FEW_ROWS = 2
-MAX_INPUTS = 4096  # of a program of the few-rows kernel
-MAX_ROWS = 128  # above, the vendor's products are as fast
-TALL = 64  # rows of a tile: the minimum of Hopper's tensor cores
-PROMPT_ROWS = 512  # above, rows are steps of audio, and a tile may be large
+GEMV_ROWS = 2
+MAX_INPUTS = 4096  # limit of one program of `gemv`
+MAX_ROWS = 128  # above, cuBLAS is as fast
+TALL = 64  # rows of a tile, the minimum of Hopper's tensor cores
+PROMPT_ROWS = 512  # above, rows are steps of audio, and tiles may be large
 
 
 @jit
-def load_scales(scale, at, there):
-    """Return the factors of these outputs; 1 for weights in full."""
+def load_scales(scale, at, is_inside):
+    """Return the scales of these outputs; 1 for weights in full precision."""
     if scale is not None:
-        return tl.load(scale + at, mask=there, other=0.0).to(tl.float32)
+        return tl.load(scale + at, mask=is_inside, other=0.0).to(tl.float32)
     return tl.full(at.shape, 1.0, tl.float32)
 
 
 @jit
 def gelu_of(x):
-    """The exact GELU (Hendrycks and Gimpel 2016)."""
+    """Return the exact GELU of x (Hendrycks and Gimpel 2016)."""
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
 class Tile(NamedTuple):
-    """Sizes of a program of the many-rows kernel, and the number of steps that it loads ahead."""
+    """Sizes of a program of `skinny_gemm`, and the number of pipeline stages."""
 
     rows: int
     outputs: int
@@ -66,11 +66,11 @@ class Tile(NamedTuple):
     stages: int
 
     def shared_bytes(self, item_size: int, gated: bool) -> int:
-        """Return the upper bound of its shared memory: rows and weights of each stage, as Triton lays them out."""
+        """Return an upper bound of its shared memory: rows and weights of each stage, in Triton's layout."""
         return self.stages * self.inputs * (self.rows + self.outputs * (2 if gated else 1)) * item_size
 
     def within(self, limit: int, item_size: int, gated: bool) -> Tile:
-        """Return a tile within `limit` bytes: with fewer steps ahead, or shorter ones."""
+        """Return a tile that fits in `limit` bytes: with fewer stages, or fewer inputs per stage."""
         tile = self
         while tile.shared_bytes(item_size, gated) > limit:
             tile = tile._replace(stages=tile.stages - 1) if tile.stages > 2 else tile._replace(inputs=tile.inputs // 2)
@@ -78,20 +78,20 @@ class Tile(NamedTuple):
 
 
 def num_parts(rows: int, outputs: int, inputs: int) -> int:
-    """Return the number of parts of the inputs, so that a product of few outputs keeps the whole GPU busy."""
+    """Return the number of parts of the inputs; products of few outputs need several to fill the GPU."""
     if outputs > 2048:
         return 1
     return 4 if inputs > 2048 or (inputs == 2048 and rows <= TALL) else 2
 
 
-def many_tile(
+def gemm_tile(
     rows: int, outputs: int, inputs: int, *, gated: bool, item_size: int, limit: int, batch_invariance: bool = False
 ) -> Tile:
-    """Return the sizes of a program for more rows of numbers of `item_size` bytes, in `limit` bytes of shared memory.
+    """Return the tile of `skinny_gemm` for numbers of `item_size` bytes, within `limit` bytes of shared memory.
 
-    The fastest of some hundred tried on an H200 (docs/internals/kernels.md). A GPU with less memory (A10G, L4 and L40S
-    have 99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones; with `batch_invariance` these are as long for
-    all rows.
+    These are the fastest of about a hundred on an H200 (docs/internals/kernels.md), which has 227 KB. GPUs with less
+    (A10G, L4 and L40S 99 KB, T4 64 KB) have fewer stages, or fewer inputs per stage; with `batch_invariance` the inputs
+    per stage are the same for all rows.
     """
     block = min(128, max(16, 1 << (inputs - 1).bit_length()))
     if batch_invariance:
@@ -122,14 +122,14 @@ def skinny_gemm(
     outputs = weight.shape[0] // (2 if gated else 1)
     values, scale = values_and_scale(weight)
     limit, item_size = shared_memory(x.device), x.element_size()
-    tile = many_tile(
+    tile = gemm_tile(
         rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit, batch_invariance=is_batch_invariant()
     )
     part = triton.cdiv(triton.cdiv(inputs, parts), tile.inputs) * tile.inputs
     parts = triton.cdiv(inputs, part)
     shape, kind = ((rows, outputs), x.dtype) if parts == 1 else ((parts, rows, outputs), torch.float32)
     out = torch.empty(shape, dtype=kind, device=x.device)
-    _many_kernel[(triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows), parts)](
+    _gemm_kernel[(triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows), parts)](
         x,
         values,
         scale,
@@ -156,14 +156,14 @@ def skinny_gemm(
 def _fetch_weights(
     weight, first, begin, EACH: tl.constexpr, INPUTS: tl.constexpr, PART: tl.constexpr, LINE: tl.constexpr
 ):
-    LINES: tl.constexpr = triton.next_power_of_2((PART + LINE - 1) // LINE)  # of LINE numbers, 128 bytes
+    LINES: tl.constexpr = triton.next_power_of_2((PART + LINE - 1) // LINE)  # a line is LINE numbers, 128 bytes
     line = tl.minimum(begin + tl.arange(0, LINES) * LINE, INPUTS - 1)
     at = (first + tl.arange(0, EACH)).to(tl.int64)[:, None] * INPUTS + line[None, :]
     fetch_ahead(weight + at)
 
 
 @jit
-def _many_kernel(  # noqa: C901 - its branches are resolved at compile time
+def _gemm_kernel(  # noqa: C901 - its branches are resolved at compile time
     x,
     weight,
     scale,
@@ -206,11 +206,11 @@ def _many_kernel(  # noqa: C901 - its branches are resolved at compile time
             inside = k < INPUTS
         value = tl.load(x + row[:, None] * INPUTS + k[None, :], mask=present[:, None] & inside[None, :], other=0.0)
         where = at[None, :] * INPUTS + k[:, None]
-        there = taken[None, :] & inside[:, None]
-        weights = dequantize(tl.load(weight + where, mask=there, other=0.0), value, EARLY)
+        is_inside = taken[None, :] & inside[:, None]
+        weights = dequantize(tl.load(weight + where, mask=is_inside, other=0.0), value, EARLY)
         total = tl.dot(value, weights, total, input_precision="ieee")
         if GATED:
-            others = dequantize(tl.load(weight + outputs * INPUTS + where, mask=there, other=0.0), value, EARLY)
+            others = dequantize(tl.load(weight + outputs * INPUTS + where, mask=is_inside, other=0.0), value, EARLY)
             second = tl.dot(value, others, second, input_precision="ieee")
     total *= scales[None, :]
     if bias is not None:
@@ -245,7 +245,7 @@ def gemv(
     values, scale = values_and_scale(weight)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     each = 4 if gated or inputs > 1024 else 8
-    _few_kernel[(triton.cdiv(outputs, each),)](
+    _gemv_kernel[(triton.cdiv(outputs, each),)](
         x,
         values,
         scale,
@@ -269,7 +269,7 @@ def gemv(
 
 
 @jit
-def _few_kernel(  # noqa: C901 - its branches are resolved at compile time
+def _gemv_kernel(  # noqa: C901 - its branches are resolved at compile time
     x,
     weight,
     scale,
@@ -305,23 +305,23 @@ def _few_kernel(  # noqa: C901 - its branches are resolved at compile time
     wait_for_last(EARLY)
     for row in tl.static_range(ROWS):
         value = tl.load(x + row * INPUTS + k, mask=inside, other=0.0)
-        wide = value.to(tl.float32)
+        full = value.to(tl.float32)
         if CENTRED:
-            wide = tl.where(inside, wide - tl.sum(wide, axis=0) / INPUTS, 0.0)
+            full = tl.where(inside, full - tl.sum(full, axis=0) / INPUTS, 0.0)
         if norm is not None:
-            length = tl.rsqrt(tl.sum(wide * wide, axis=0) / INPUTS + eps)
-            wide = wide * length
+            inverse_rms = tl.rsqrt(tl.sum(full * full, axis=0) / INPUTS + eps)
+            full = full * inverse_rms
             if not CENTRED:
-                wide = wide.to(value.dtype).to(tl.float32)
-            wide = (wide * norms).to(value.dtype).to(tl.float32)
-        total = tl.sum(weights.to(tl.float32) * wide[None, :], axis=1) * scales
+                full = full.to(value.dtype).to(tl.float32)
+            full = (full * norms).to(value.dtype).to(tl.float32)
+        total = tl.sum(weights.to(tl.float32) * full[None, :], axis=1) * scales
         if bias is not None:
             total += added
         total = total.to(value.dtype).to(tl.float32)
         if GELU:
             total = gelu_of(total)
         if GATED:
-            second = tl.sum(others.to(tl.float32) * wide[None, :], axis=1) * other_scales
+            second = tl.sum(others.to(tl.float32) * full[None, :], axis=1) * other_scales
             second = second.to(value.dtype).to(tl.float32)
             total = (total * tl.sigmoid(total)).to(value.dtype).to(tl.float32) * second
         if residual is not None:
@@ -345,15 +345,15 @@ def norm_linear(
     `branch` may be the second result of `linear_sum`. `gated` needs `weight` [2 N, K] and returns silu(first half) *
     second half; `gelu` returns the exact GELU of the product.
     """
-    if _is_few(x) and branch is None:
+    if _uses_gemv(x) and branch is None:
         return x, gemv(x.contiguous(), weight, bias, norm, gated, None, gelu=gelu)
-    x, normal = add_norm(x, branch, norm)
-    if _is_many(x, weight):
-        return x, skinny_gemm(normal, weight, bias, gated, parts=1, gelu=gelu)
-    out = product(normal, weight, bias)
+    x, normed = add_norm(x, branch, norm)
+    if _uses_gemm(x, weight):
+        return x, skinny_gemm(normed, weight, bias, gated, parts=1, gelu=gelu)
+    out = product(normed, weight, bias)
     if gelu:
         return x, F.gelu(out)
-    return x, gate(out) if gated else out
+    return x, swiglu(out) if gated else out
 
 
 def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -361,9 +361,9 @@ def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor)
 
     The second is None, [B, N], or [P, B, N] of parts that are summed first.
     """
-    if _is_few(x):
+    if _uses_gemv(x):
         return gemv(x.contiguous(), weight, bias, None, False, residual.contiguous()), None
-    if _is_many(x, weight):
+    if _uses_gemm(x, weight):
         parts = num_parts(TALL if is_batch_invariant() else len(x), *weight.shape)
         return residual, skinny_gemm(x.contiguous(), weight, bias, False, parts=parts)
     return residual, product(x, weight, bias)
@@ -374,7 +374,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     if not runs_triton(x) or not (isinstance(weight, QuantizedWeight) or is_batch_invariant()):
         return product(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    if _is_few(rows):
+    if _uses_gemv(rows):
         out = gemv(rows, weight, bias, None, False, None)
     else:
         out = skinny_gemm(rows, weight, bias, False, parts=1)
@@ -388,9 +388,9 @@ def branch_sum(x: Tensor, branch: Tensor | None) -> Tensor:
     return x + (branch.sum(0).to(x.dtype) if branch.ndim > x.ndim else branch)
 
 
-def _is_few(x: Tensor) -> bool:
-    return runs_triton(x) and len(x) <= FEW_ROWS and x.shape[1] <= MAX_INPUTS and not is_batch_invariant()
+def _uses_gemv(x: Tensor) -> bool:
+    return runs_triton(x) and len(x) <= GEMV_ROWS and x.shape[1] <= MAX_INPUTS and not is_batch_invariant()
 
 
-def _is_many(x: Tensor, weight: Weight) -> bool:
+def _uses_gemm(x: Tensor, weight: Weight) -> bool:
     return runs_triton(x) and (len(x) <= MAX_ROWS or isinstance(weight, QuantizedWeight) or is_batch_invariant())

@@ -1,4 +1,4 @@
-"""A residual sum and its norm, by its root mean square or, centred, by its deviation, in one pass.
+"""A residual sum and its RMS norm or layer norm (`centred`), in one pass.
 
 Shapes: N rows, D channels, P parts.
 """
@@ -18,7 +18,7 @@ if HAS_TRITON:
     import triton.language as tl
 
 
-MAX_CHANNELS = 16_384  # of a kernel's program
+MAX_CHANNELS = 16_384  # limit of one program
 
 
 class Norm(NamedTuple):
@@ -26,11 +26,11 @@ class Norm(NamedTuple):
 
     weight: Tensor  # [D]
     eps: float
-    centred: bool = False  # a layer norm without a bias; else the root mean square alone
+    centred: bool = False  # layer norm without a bias, not RMS norm
 
 
 def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Return x + `branch` [..., D] and its norm; a root mean square's is rounded to x's dtype before it is weighted.
+    """Return x + `branch` [..., D] and its norm; an RMS norm is rounded to x's dtype before it is weighted.
 
     A `branch` [P, N, D] for x [N, D] is summed first, then rounded to x's dtype.
     """
@@ -43,7 +43,7 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tens
             return total, F.layer_norm(total, norm.weight.shape, norm.weight, None, norm.eps)
         return total, rms_norm(total, norm.weight, norm.eps)
     x = x.contiguous()
-    total, normal = x if branch is None else torch.empty_like(x), torch.empty_like(x)
+    total, normed = x if branch is None else torch.empty_like(x), torch.empty_like(x)
     added = x if branch is None else branch.contiguous()
     block = triton.next_power_of_2(size)
     _add_norm_kernel[(x.numel() // size,)](
@@ -51,7 +51,7 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tens
         added,
         norm.weight,
         total,
-        normal,
+        normed,
         size,
         x.numel(),
         norm.eps,
@@ -61,19 +61,19 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tens
         **launch(x),
         num_warps=max(1, min(8, block // 256)),
     )
-    return total, normal
+    return total, normed
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, round_last: bool = False) -> Tensor:
-    """Return the norm of x [..., D] as torch computes it, with gradients.
+    """Return the RMS norm of x [..., D], computed by torch, with gradients.
 
-    Rounded to x's dtype before it is multiplied by `weight` [D], or with `round_last` only afterwards.
+    It is rounded to x's dtype before it is multiplied by `weight` [D], or with `round_last` only afterwards.
     """
     if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)  # both orders are the same here
-    normal = x.float()
-    normal = normal * torch.rsqrt(normal.square().mean(-1, keepdim=True) + eps)
-    return (normal * weight.float()).to(x.dtype) if round_last else normal.to(x.dtype) * weight
+        return F.rms_norm(x, weight.shape, weight, eps)  # both orders are the same in fp32
+    normed = x.float()
+    normed = normed * torch.rsqrt(normed.square().mean(-1, keepdim=True) + eps)
+    return (normed * weight.float()).to(x.dtype) if round_last else normed.to(x.dtype) * weight
 
 
 @jit
@@ -82,7 +82,7 @@ def _add_norm_kernel(
     branch,
     weight,
     total,
-    normal,
+    normed,
     size,
     part_size,
     eps,
@@ -103,11 +103,11 @@ def _add_norm_kernel(
             added += tl.load(branch + part * part_size + row + at, mask=inside, other=0.0).to(tl.float32)
         value = (value.to(tl.float32) + added.to(value.dtype).to(tl.float32)).to(value.dtype)
         tl.store(total + row + at, value, mask=inside)
-    wide = value.to(tl.float32)
+    full = value.to(tl.float32)
     if CENTRED:
-        wide = tl.where(inside, wide - tl.sum(wide, axis=0) / size, 0.0)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
-    rounded = wide * scale
+        full = tl.where(inside, full - tl.sum(full, axis=0) / size, 0.0)
+    scale = tl.rsqrt(tl.sum(full * full, axis=0) / size + eps)
+    rounded = full * scale
     if not CENTRED:
         rounded = rounded.to(value.dtype).to(tl.float32)
-    tl.store(normal + row + at, (rounded * weights).to(value.dtype), mask=inside)
+    tl.store(normed + row + at, (rounded * weights).to(value.dtype), mask=inside)

@@ -1,4 +1,4 @@
-"""Ranking without a sort, in a kernel: keys in the order of numbers, and the key at which a mass is reached."""
+"""Ranking in a kernel without a sort: integer keys in the order of numbers, and a search for a cumulative mass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if HAS_TRITON:
 
 @jit
 def order(x, BITS: tl.constexpr):
-    """Return unsigned integers of as many bits as x, in the order of x; 0 is below all of them."""
+    """Return unsigned integer keys with the bits and the order of x; all keys are above 0."""
     if BITS == 16:
         bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
         ordered = tl.where(bits >> 15 != 0, 0xFFFF - bits, bits | 0x8000)
@@ -22,7 +22,7 @@ def order(x, BITS: tl.constexpr):
 
 @jit
 def edge(key, mass, bound, BITS: tl.constexpr):
-    """Return the highest number such that the mass of keys at and above it exceeds the bound, else 0."""
+    """Return the highest key for which the mass of keys at and above it exceeds the bound, or 0."""
     found = tl.sum(tl.zeros_like(key), axis=0)
     step = found + 1
     for bit in range(BITS):

@@ -1,6 +1,6 @@
-"""Rotary positions: queries and keys rotated, and separated from one another or stored in the cache, in one pass.
+"""Rotary positions: rotate queries and keys, and split them or store them in the cache, in one pass.
 
-Shapes: B rows, T tokens, H query heads, G key-value heads, D head size, S columns.
+Shapes: B rows, T tokens, H query heads, G key-value heads, D head size, S positions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
 from s1_mini.kernels.norm import rms_norm
-from s1_mini.kernels.weight import narrow
+from s1_mini.kernels.weight import cast_saturating as cast_tensor
 
 if HAS_TRITON:
     import triton
@@ -21,45 +21,45 @@ if HAS_TRITON:
 BLOCK = 512
 
 
-def turn(x: Tensor, rope: Tensor) -> Tensor:
+def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate the pairs of x [..., D] by `rope`, rows of a table [..., D / 2, 2]; fp32 inside."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = rope.unbind(-1)
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
-def turn_and_part(qkv: Tensor, rope: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor]:
+def rope_and_split(qkv: Tensor, rope: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor]:
     """Return queries [B, T, H * D], and keys and values side by side [B, T, 2 * G * D].
 
-    `qkv` [B, T, (H + 2 * G) * D] holds all; queries and keys are rotated by `rope` [B, T, D / 2, 2].
+    `qkv` [B, T, (H + 2 * G) * D] holds all three; queries and keys are rotated by `rope` [B, T, D / 2, 2].
     """
     width = qkv.shape[-1]
     size = width // (heads + 2 * groups)
     if not runs_triton(qkv):
-        turning, values = qkv.split(((heads + groups) * size, groups * size), dim=-1)
-        turned = turn(turning.unflatten(-1, (-1, size)), rope.unsqueeze(2)).flatten(2)
-        query, keys = turned.split((heads * size, groups * size), dim=-1)
+        qk, values = qkv.split(((heads + groups) * size, groups * size), dim=-1)
+        rotated = apply_rope(qk.unflatten(-1, (-1, size)), rope.unsqueeze(2)).flatten(2)
+        query, keys = rotated.split((heads * size, groups * size), dim=-1)
         return query.contiguous(), torch.cat((keys, values), dim=-1)
     qkv, rope = qkv.contiguous(), rope.contiguous()
     queries = qkv.new_empty(*qkv.shape[:-1], heads * size)
     others = qkv.new_empty(*qkv.shape[:-1], 2 * groups * size)
-    _turn_and_part_kernel[(qkv.numel() // width, triton.cdiv(width // 2, BLOCK))](
+    _rope_and_split_kernel[(qkv.numel() // width, triton.cdiv(width // 2, BLOCK))](
         qkv, rope, queries, others, width // 2, heads * size // 2, (heads + groups) * size // 2, size // 2, BLOCK
     )
     return queries, others
 
 
 @jit
-def _turn_and_part_kernel(qkv, rope, queries, others, num_pairs, num_query, num_turning, half, BLOCK: tl.constexpr):
+def _rope_and_split_kernel(qkv, rope, queries, others, num_pairs, num_query, num_rotated, half, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < num_pairs
     first = tl.load(qkv + (token * num_pairs + pair) * 2, mask=inside, other=0.0)
     second = tl.load(qkv + (token * num_pairs + pair) * 2 + 1, mask=inside, other=0.0)
-    turns = inside & (pair < num_turning)
+    is_rotated = inside & (pair < num_rotated)
     angle = rope + (token * half + pair % half) * 2
-    cos = tl.load(angle, mask=turns, other=1.0)
-    sin = tl.load(angle + 1, mask=turns, other=0.0)
+    cos = tl.load(angle, mask=is_rotated, other=1.0)
+    sin = tl.load(angle + 1, mask=is_rotated, other=0.0)
     even, odd = first.to(tl.float32), second.to(tl.float32)
     new_even = (even * cos - odd * sin).to(first.dtype)
     new_odd = (odd * cos + even * sin).to(first.dtype)
@@ -84,35 +84,36 @@ def rope_store(
     qkv: Tensor,
     keys: Tensor,
     values: Tensor,
-    columns: Tensor,
+    target: Tensor,
     rope: Tensor,
     norms: HeadNorms | None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """Return queries [B, H, D] of `qkv` [B, (H + 2 G) D]; keys and values [slots, G, S, D] get theirs at `columns` [B].
+    """Return queries [B, H, D] of `qkv` [B, (H + 2 G) D]; store keys and values at `target` [B] of the cache.
 
-    `rope` [B, D / 2, 2] is each row's part of the table, `norms` are the model's, if it has any. `slots` [B] are the
+    The cache is `keys` and `values` [slots, G, S, D], of qkv's dtype or fp8. `rope` [B, D / 2, 2] has the rows' cos and
+    sin; `norms` are the model's, if any. `slots` [B] are the
     rows' slots; None means the first ones, in order.
     """
     groups, size = keys.shape[1], keys.shape[3]
     heads = qkv.shape[-1] // size - 2 * groups
     if not runs_triton(qkv) or size & (size - 1):
-        turning, value = qkv.view(len(qkv), heads + 2 * groups, size).split((heads + groups, groups), dim=1)
+        qk, value = qkv.view(len(qkv), heads + 2 * groups, size).split((heads + groups, groups), dim=1)
         if norms is not None:
-            pairs = zip(turning.split((heads, groups), dim=1), (norms.query, norms.key), strict=True)
-            turning = torch.cat([rms_norm(x, weight, norms.eps, round_last=True) for x, weight in pairs], dim=1)
-        turned = turn(turning, rope.unsqueeze(1))
+            pairs = zip(qk.split((heads, groups), dim=1), (norms.query, norms.key), strict=True)
+            qk = torch.cat([rms_norm(x, weight, norms.eps, round_last=True) for x, weight in pairs], dim=1)
+        rotated = apply_rope(qk, rope.unsqueeze(1))
         rows = torch.arange(len(qkv), device=qkv.device) if slots is None else slots
-        keys[rows, :, columns] = narrow(turned[:, heads:], keys.dtype)
-        values[rows, :, columns] = narrow(value, values.dtype)
-        return turned[:, :heads]
+        keys[rows, :, target] = cast_tensor(rotated[:, heads:], keys.dtype)
+        values[rows, :, target] = cast_tensor(value, values.dtype)
+        return rotated[:, :heads]
     query = qkv.new_empty(len(qkv), heads, size)
     _rope_store_kernel[(len(qkv), heads + 2 * groups)](
         qkv,
         query,
         keys,
         values,
-        columns,
+        target,
         rope,
         norms.query if norms else None,
         norms.key if norms else None,
@@ -121,11 +122,11 @@ def rope_store(
         keys.stride(0),
         keys.stride(1),
         rope.stride(0),
-        columns.stride(0),
+        target.stride(0),
         heads,
         groups,
         size,
-        NARROW=keys.dtype != qkv.dtype,
+        FP8=keys.dtype != qkv.dtype,
         **launch(qkv),
         num_warps=1,
     )
@@ -133,10 +134,10 @@ def rope_store(
 
 
 @jit
-def as_kept(x, kept, NARROW: tl.constexpr):
-    """Return x in the format that `kept` points to: its own, or fp8, where larger numbers become the largest."""
-    if NARROW:
-        x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0).to(kept.dtype.element_ty)
+def cast_saturating(x, pointer, FP8: tl.constexpr):
+    """Return x in the dtype that `pointer` points to: its own, or fp8, which saturates at its largest number."""
+    if FP8:
+        x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0).to(pointer.dtype.element_ty)
     return x
 
 
@@ -146,7 +147,7 @@ def _rope_store_kernel(
     query,
     keys,
     values,
-    columns,
+    target,
     rope,
     q_weight,
     k_weight,
@@ -155,11 +156,11 @@ def _rope_store_kernel(
     slot_stride,
     group_stride,
     rope_stride,
-    columns_stride,
+    target_stride,
     heads,
     groups,
     SIZE: tl.constexpr,
-    NARROW: tl.constexpr,
+    FP8: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -170,28 +171,28 @@ def _rope_store_kernel(
     at = qkv + (row * (heads + 2 * groups) + head) * SIZE
     even, odd = tl.load(at + 2 * pair), tl.load(at + 2 * pair + 1)
     kind = even.dtype
-    column = tl.load(columns + row * columns_stride)
+    index = tl.load(target + row * target_stride)
     if head >= heads + groups:
-        out = values + slot * slot_stride + (head - heads - groups) * group_stride + column * SIZE
-        tl.store(out + 2 * pair, as_kept(even, values, NARROW))
-        tl.store(out + 2 * pair + 1, as_kept(odd, values, NARROW))
+        out = values + slot * slot_stride + (head - heads - groups) * group_stride + index * SIZE
+        tl.store(out + 2 * pair, cast_saturating(even, values, FP8))
+        tl.store(out + 2 * pair + 1, cast_saturating(odd, values, FP8))
     else:
         first, second = even.to(tl.float32), odd.to(tl.float32)
         if q_weight is not None:
-            asks = head < heads
-            first_weight = tl.where(asks, tl.load(q_weight + 2 * pair), tl.load(k_weight + 2 * pair))
-            second_weight = tl.where(asks, tl.load(q_weight + 2 * pair + 1), tl.load(k_weight + 2 * pair + 1))
+            is_query = head < heads
+            first_weight = tl.where(is_query, tl.load(q_weight + 2 * pair), tl.load(k_weight + 2 * pair))
+            second_weight = tl.where(is_query, tl.load(q_weight + 2 * pair + 1), tl.load(k_weight + 2 * pair + 1))
             scale = tl.rsqrt((tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / SIZE + eps)
             first = (first * scale * first_weight.to(tl.float32)).to(kind).to(tl.float32)
             second = (second * scale * second_weight.to(tl.float32)).to(kind).to(tl.float32)
         cos = tl.load(rope + row * rope_stride + 2 * pair)
         sin = tl.load(rope + row * rope_stride + 2 * pair + 1)
-        turned, crossed = first * cos - second * sin, second * cos + first * sin
+        new_even, new_odd = first * cos - second * sin, second * cos + first * sin
         if head < heads:
-            asked = query + (row * heads + head) * SIZE
-            tl.store(asked + 2 * pair, turned.to(kind))
-            tl.store(asked + 2 * pair + 1, crossed.to(kind))
+            to = query + (row * heads + head) * SIZE
+            tl.store(to + 2 * pair, new_even.to(kind))
+            tl.store(to + 2 * pair + 1, new_odd.to(kind))
         else:
-            kept = keys + slot * slot_stride + (head - heads) * group_stride + column * SIZE
-            tl.store(kept + 2 * pair, as_kept(turned.to(kind), keys, NARROW))
-            tl.store(kept + 2 * pair + 1, as_kept(crossed.to(kind), keys, NARROW))
+            kept = keys + slot * slot_stride + (head - heads) * group_stride + index * SIZE
+            tl.store(kept + 2 * pair, cast_saturating(new_even.to(kind), keys, FP8))
+            tl.store(kept + 2 * pair + 1, cast_saturating(new_odd.to(kind), keys, FP8))

@@ -1,8 +1,8 @@
 """Snake, x + sin²(αx) / α (Ziyin et al. 2020), fused with its neighbours between two causal convolutions.
 
-One pass over memory instead of five: the bias of the convolution before, the skip around it, the activation, the past
-before the result, and the new past. Channels lie last; all arithmetic is fp32.
-Shapes: B rows, T steps, C channels, P steps of past, R rows of pasts.
+One pass over memory instead of five: the previous convolution's bias, its skip, the activation, the past before the
+result, and the new past. Channels are last; all arithmetic is fp32.
+Shapes: B rows, T steps, C channels, P steps of past, R slots.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ NO_DIVISION_BY_ZERO = 1e-9
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of the pasts that belong to a batch, on the device."""
+    """The slots of the rows of a batch, on the device."""
 
-    chosen: Tensor  # [B] int64
-    fresh: Tensor  # [B] bool: it begins without a past
+    slot_ids: Tensor  # [B] int64
+    reset_mask: Tensor  # [B] bool: the row begins a new stream
 
 
 def snake_extend(
@@ -41,8 +41,8 @@ def snake_extend(
 ) -> tuple[Tensor, Tensor]:
     """Return total = x + `bias` [C] + `skip` and snake(total) with the past before it: [B, T, C] and [B, P + T, C].
 
-    `past` [R, P, C] then holds the last P steps of the second. Without `alpha` [C] there is no activation. The first is
-    valid only with `keeps_total`.
+    `past` [R, P, C] is replaced by the last P steps of the second result. Without `alpha` [C] there is no activation.
+    The first result is valid only with `keeps_total`.
     """
     if not runs_triton(x):
         total = x.float()
@@ -52,29 +52,29 @@ def snake_extend(
             total = total + skip.float()
         out = total
         if alpha is not None:
-            wide = alpha.float()
-            out = total + (wide * total).sin().square() / (wide + NO_DIVISION_BY_ZERO)
+            factor = alpha.float()
+            out = total + (factor * total).sin().square() / (factor + NO_DIVISION_BY_ZERO)
         joined = out.to(x.dtype)
         if past is not None:
-            before = past[rows.chosen].masked_fill(rows.fresh[:, None, None], 0)
+            before = past[rows.slot_ids].masked_fill(rows.reset_mask[:, None, None], 0)
             joined = torch.cat((before, joined), dim=1)
-            past[rows.chosen] = joined[:, joined.shape[1] - past.shape[1] :]
+            past[rows.slot_ids] = joined[:, joined.shape[1] - past.shape[1] :]
         return total.to(x.dtype), joined
     x = x.contiguous()
     batch, steps, channels = x.shape
     context = 0 if past is None else past.shape[1]
     joined = x.new_empty(batch, context + steps, channels)
     stored = torch.empty_like(x) if keeps_total else None
-    lanes, block = min(64, triton.next_power_of_2(channels)), 32
-    grid = (triton.cdiv(steps, block) + (context > 0), triton.cdiv(channels, lanes), batch)
+    block_channels, block = min(64, triton.next_power_of_2(channels)), 32
+    grid = (triton.cdiv(steps, block) + (context > 0), triton.cdiv(channels, block_channels), batch)
     _snake_extend_kernel[grid](
         x,
         skip,
         bias,
         alpha,
         past,
-        rows.chosen,
-        rows.fresh,
+        rows.slot_ids,
+        rows.reset_mask,
         stored,
         joined,
         steps,
@@ -82,33 +82,33 @@ def snake_extend(
         context,
         triton.next_power_of_2(max(context, 1)),
         block,
-        lanes,
+        block_channels,
         num_warps=4,
     )
     return x if stored is None else stored, joined
 
 
 @jit
-def _total(x, skip, bias, start, step, lane, inside, channels):
-    """Return x + bias + skip of some steps [N] and channels [M], in fp32."""
-    at = start + step[:, None] * channels + lane[None, :]
+def _sum_of(x, skip, bias, start, step, channel, inside, channels):
+    """Return x + bias + skip at steps [N] and channels [M], in fp32."""
+    at = start + step[:, None] * channels + channel[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if bias is not None:
-        value += tl.load(bias + lane, mask=lane < channels, other=0.0).to(tl.float32)[None, :]
+        value += tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)[None, :]
     if skip is not None:
         value += tl.load(skip + at, mask=inside, other=0.0).to(tl.float32)
     return value
 
 
 @jit
-def _snake(value, alpha, lane, channels):
+def _snake(value, alpha, channel, channels):
     if alpha is not None:
-        slope = tl.load(alpha + lane, mask=lane < channels, other=1.0).to(tl.float32)[None, :]
+        slope = tl.load(alpha + channel, mask=channel < channels, other=1.0).to(tl.float32)[None, :]
         angle = slope * value
-        # The square of the sine has the period π: reduce the angle by π in three parts that multiply exactly, then take
-        # a series. `tl.sin` handles any angle, with a branch for each.
-        turns = tl.floor(angle * 0.3183098861837907 + 0.5)
-        angle = angle - turns * 3.140625 - turns * 9.67502593994140625e-4 - turns * 1.509957990978376e-7
+        # sin² has period π: subtract multiples of π, in three parts whose products are exact, then use a series.
+        # `tl.sin` would branch for each angle.
+        periods = tl.floor(angle * 0.3183098861837907 + 0.5)
+        angle = angle - periods * 3.140625 - periods * 9.67502593994140625e-4 - periods * 1.509957990978376e-7
         square = angle * angle
         series = 2.7557319e-6 - square * 2.5052108e-8
         series = 8.3333333e-3 - square * (1.9841270e-4 - square * series)
@@ -124,8 +124,8 @@ def _snake_extend_kernel(
     bias,
     alpha,
     past,
-    chosen,
-    fresh,
+    slot_ids,
+    reset_mask,
     total,
     joined,
     steps,
@@ -133,10 +133,10 @@ def _snake_extend_kernel(
     CONTEXT: tl.constexpr,
     PAST: tl.constexpr,
     BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
 ):
     row = tl.program_id(2).to(tl.int64)
-    lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    channel = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
     start = row * steps * channels
     out = joined + row * (CONTEXT + steps) * channels
     block = tl.program_id(0)
@@ -144,52 +144,54 @@ def _snake_extend_kernel(
         block -= 1
     if block >= 0:
         step = block * BLOCK + tl.arange(0, BLOCK)
-        inside = (step < steps)[:, None] & (lane < channels)[None, :]
-        at = step[:, None] * channels + lane[None, :]
-        value = _total(x, skip, bias, start, step, lane, inside, channels)
+        inside = (step < steps)[:, None] & (channel < channels)[None, :]
+        at = step[:, None] * channels + channel[None, :]
+        value = _sum_of(x, skip, bias, start, step, channel, inside, channels)
         if total is not None:
             tl.store(total + start + at, value.to(total.dtype.element_ty), mask=inside)
-        value = _snake(value, alpha, lane, channels)
+        value = _snake(value, alpha, channel, channels)
         tl.store(out + CONTEXT * channels + at, value.to(out.dtype.element_ty), mask=inside)
-    elif CONTEXT > 0:  # one program has all the past of some channels, so that none reads another's writes
-        kept = past + tl.load(chosen + row) * CONTEXT * channels
-        num_old = CONTEXT * (1 - tl.load(fresh + row).to(tl.int32))
-        place = tl.arange(0, PAST)
-        is_past = (place < CONTEXT)[:, None] & (lane < channels)[None, :]
-        where = place[:, None] * channels + lane[None, :]
-        before = tl.load(kept + where, mask=is_past & (place < num_old)[:, None], other=0.0)
+    elif CONTEXT > 0:  # one program has the whole past of its channels, so that none reads another's writes
+        past_row = past + tl.load(slot_ids + row) * CONTEXT * channels
+        num_old = CONTEXT * (1 - tl.load(reset_mask + row).to(tl.int32))
+        old_step = tl.arange(0, PAST)
+        is_past = (old_step < CONTEXT)[:, None] & (channel < channels)[None, :]
+        where = old_step[:, None] * channels + channel[None, :]
+        before = tl.load(past_row + where, mask=is_past & (old_step < num_old)[:, None], other=0.0)
         tl.store(out + where, before, mask=is_past)
-        is_old = (place + steps < CONTEXT)[:, None]
-        old = tl.load(kept + steps * channels + where, mask=is_past & (place + steps < num_old)[:, None], other=0.0)
-        is_new = is_past & (place + steps >= CONTEXT)[:, None]
-        new = _total(x, skip, bias, start, place + steps - CONTEXT, lane, is_new, channels)
-        new = _snake(new, alpha, lane, channels).to(kept.dtype.element_ty)
+        is_old = (old_step + steps < CONTEXT)[:, None]
+        old = tl.load(
+            past_row + steps * channels + where, mask=is_past & (old_step + steps < num_old)[:, None], other=0.0
+        )
+        is_new = is_past & (old_step + steps >= CONTEXT)[:, None]
+        new = _sum_of(x, skip, bias, start, old_step + steps - CONTEXT, channel, is_new, channels)
+        new = _snake(new, alpha, channel, channels).to(past_row.dtype.element_ty)
         tl.debug_barrier()
-        tl.store(kept + where, tl.where(is_old, old, new), mask=is_past)
+        tl.store(past_row + where, tl.where(is_old, old, new), mask=is_past)
 
 
-# Snake in fewer operations, for results that are rounded to 16 bits. sin² has the period π: the angle in units of π is
-# reduced to ±½ and put into a series of its square, whose relative error is 1e-6. Factors of a channel are looked up.
+# Snake with fewer operations, for results that are rounded to 16 bits. sin² has period π: the angle in units of π is
+# reduced to ±½, and a series of its square has a relative error of 1e-6. The factors of a channel come from a table.
 
 
 def snake_table(alpha: Tensor) -> Tensor:
     """Return α / π and 1 / α of each channel, [2, C] fp32, of `alpha` [C]."""
-    wide = alpha.double()
-    return torch.stack((wide / torch.pi, 1 / (wide + NO_DIVISION_BY_ZERO))).float()
+    alpha = alpha.double()
+    return torch.stack((alpha / torch.pi, 1 / (alpha + NO_DIVISION_BY_ZERO))).float()
 
 
 def snake_of_table(value: Tensor, table: Tensor) -> Tensor:
     """Return Snake of values [..., C] in fp32."""
-    wide = value.float()
-    return wide + (torch.pi * table[0] * wide).sin().square() * table[1]
+    value = value.float()
+    return value + (torch.pi * table[0] * value).sin().square() * table[1]
 
 
 @jit
-def quick_snake(value, turn, inverse):
-    """Return value + sin²(π · turn · value) · inverse, all fp32."""
-    turns = turn * value
-    # Adding and taking away 1.5 · 2²³ leaves the nearest whole number.
-    rest = turns - ((turns + 12582912.0) - 12582912.0)
+def quick_snake(value, frequency, inverse):
+    """Return value + sin²(π · frequency · value) · inverse in fp32."""
+    periods = frequency * value
+    # Adding and subtracting 1.5 · 2²³ rounds to the nearest integer.
+    rest = periods - ((periods + 12582912.0) - 12582912.0)
     square = rest * rest
     series = 42.67865753173828 + square * (10.860807418823242 * square - 29.595741271972656)
     series = 9.86959457397461 + square * (series * square - 32.467994689941406)
@@ -198,7 +200,7 @@ def quick_snake(value, turn, inverse):
 
 @jit
 def quick_snake_of(value, table, channel, channels, inside):
-    """Return Snake of values [T, N] of the channels [N], those `inside` [N]; `table` is `snake_table`'s."""
-    turn = tl.load(table + channel, mask=inside, other=0.0)
+    """Return Snake of values [T, N] of the channels [N] that are `inside` [N]; `table` is from `snake_table`."""
+    frequency = tl.load(table + channel, mask=inside, other=0.0)
     inverse = tl.load(table + channels + channel, mask=inside, other=0.0)
-    return quick_snake(value, turn[None, :], inverse[None, :])
+    return quick_snake(value, frequency[None, :], inverse[None, :])

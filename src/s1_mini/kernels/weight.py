@@ -1,8 +1,8 @@
-"""Weights of a product, as they were trained or in eight bits with one scale an output; their plain product.
+"""Weights of linear layers, in full precision or quantized to eight bits with one scale per output, and their product.
 
-The values are int8 or fp8 (e4m3), symmetric about zero; the largest of an output's weights becomes the largest value.
-For the compiled kernels of a CPU, `pack` takes the smallest format that loses nothing: checkpoints are stored in fewer
-bits than a CPU computes in, and reading weights is half of a step's time.
+Quantized values are int8 or fp8 (e4m3), symmetric about zero; an output's largest weight becomes the largest value.
+For the compiled kernels of a CPU, `pack` chooses the smallest lossless format: checkpoints have fewer bits than the
+CPU's arithmetic, and reading weights is half of a step's time.
 Shapes: L layers, N outputs, K inputs.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from s1_mini.kernels.compiled.product import Product
 
-PACKED_INPUTS = 32  # torch's int8 kernels take 8, 16 or 32 inputs at once, by the processor
-FIRST = 16  # outputs that are tested before all
+PACKED_INPUTS = 32  # torch's int8 kernels read 8, 16 or 32 inputs at once, depending on the processor
+FIRST_OUTPUTS = 16  # tested before all outputs, because most weights fail early
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
@@ -28,14 +28,14 @@ class QuantizedWeight:
     """Weights [N, K] as `values` * `scale`."""
 
     values: Tensor  # int8 or float8_e4m3fn [N, K]
-    scale: Tensor  # bfloat16 [N]: a number that no format rounds
+    scale: Tensor  # bfloat16 [N]; conversion to float32 is exact
 
     @property
     def shape(self) -> torch.Size:
         return self.values.shape
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """Return the weights [N, K] in full."""
+        """Return the weights [N, K] in full precision."""
         return (self.values.float() * self.scale.float().unsqueeze(1)).to(dtype)
 
 
@@ -43,15 +43,15 @@ Weight = Tensor | QuantizedWeight
 
 
 def values_and_scale(weight: Weight) -> tuple[Tensor, Tensor | None]:
-    """Return values and scales for a kernel; there are no scales for weights in full."""
+    """Return values and scales for a kernel; weights in full precision have no scales."""
     return (weight.values, weight.scale) if isinstance(weight, QuantizedWeight) else (weight, None)
 
 
 def quantize(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
     """Round weights [N, K] to int8 or float8_e4m3fn."""
-    wide, largest = weight.float(), LARGEST[dtype]
-    scale = (wide.abs().amax(1) / largest).clamp_min(torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16)
-    values = wide / scale.float().unsqueeze(1)
+    weight, largest = weight.float(), LARGEST[dtype]
+    scale = (weight.abs().amax(1) / largest).clamp_min(torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16)
+    values = weight / scale.float().unsqueeze(1)
     values = values.round() if dtype == torch.int8 else values
     return QuantizedWeight(values.clamp(-largest, largest).to(dtype), scale)
 
@@ -68,49 +68,49 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def _fits_packed(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Return whether torch's int8 product supports them; it does not check, and reads beyond rows of other lengths."""
-    is_narrow = x.device.type == "cpu" and weight.values.dtype == torch.int8
-    return is_narrow and weight.shape[0] % 4 == 0 and weight.shape[1] % PACKED_INPUTS == 0
+    """Return whether torch's int8 product supports these sizes; it does not check, and reads beyond other rows."""
+    is_int8 = x.device.type == "cpu" and weight.values.dtype == torch.int8
+    return is_int8 and weight.shape[0] % 4 == 0 and weight.shape[1] % PACKED_INPUTS == 0
 
 
-def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in the format of its cache; fp8 has no infinity, so larger numbers become the largest."""
+def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x in `dtype`; fp8 has no infinity, so it saturates at its largest number."""
     if dtype not in LARGEST or x.dtype == dtype:
         return x.to(dtype)
     return x.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
 
 
-def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, narrow: bool = True) -> Product:
-    """Copy weights [N, K] of each layer, in float32 or int8, and their biases [N]; without `narrow` in float32."""
-    quantized = _in_eight_bits(weights) if narrow else None
+def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact: bool = True) -> Product:
+    """Copy weights [N, K] and biases [N] of all layers, in the smallest lossless format or in float32."""
+    quantized = _as_int8(weights) if compact else None
     if quantized is not None:
         stack, scale = torch.stack([each.values.T for each in quantized]), torch.stack([x.scale for x in quantized])
         weight, scales = stack.numpy(), scale.float()
     else:
-        wide = torch.stack([each.detach().float().T for each in weights if isinstance(each, Tensor)]).contiguous()
-        bits = wide.view(torch.int32)
-        is_bfloat16 = narrow and not bool((bits & 0xFFFF).any())
-        weight = (bits >> 16).numpy().astype(np.uint16) if is_bfloat16 else wide.numpy()
-        scales = torch.ones(len(weights), wide.shape[2])
+        full = torch.stack([each.detach().float().T for each in weights if isinstance(each, Tensor)]).contiguous()
+        bits = full.view(torch.int32)
+        is_bfloat16 = compact and not bool((bits & 0xFFFF).any())
+        weight = (bits >> 16).numpy().astype(np.uint16) if is_bfloat16 else full.numpy()
+        scales = torch.ones(len(weights), full.shape[2])
     added = [torch.zeros(scales.shape[1]) if bias is None else bias.detach().float() for bias in biases]
     return Product(np.ascontiguousarray(weight), scales.numpy(), torch.stack(added).numpy())
 
 
 def is_close(first: Tensor, second: Tensor, share: float) -> bool:
-    """Return whether no two numbers differ by more than a share of the largest."""
+    """Return whether all differences are within `share` of the largest number."""
     return bool((first - second).abs().max() <= share * first.abs().max())
 
 
-def _in_eight_bits(weights: Sequence[Weight]) -> list[QuantizedWeight] | None:
-    """Return weights in eight bits, or None if that changes any of them."""
+def _as_int8(weights: Sequence[Weight]) -> list[QuantizedWeight] | None:
+    """Return the weights in int8, or None if that is not lossless."""
     quantized = []
     for weight in weights:
         if isinstance(weight, QuantizedWeight):
             quantized.append(weight)
             continue
-        for rows in (weight[:FIRST], weight):  # most differ in the first, which are tested sooner
-            kept = quantize(rows.detach(), torch.int8)
-            if not torch.equal(kept.dequantize(torch.float32), rows):
+        for rows in (weight[:FIRST_OUTPUTS], weight):
+            int8 = quantize(rows.detach(), torch.int8)
+            if not torch.equal(int8.dequantize(torch.float32), rows):
                 return None
-        quantized.append(kept)
+        quantized.append(int8)
     return quantized

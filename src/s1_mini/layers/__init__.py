@@ -1,1 +1,1 @@
-"""Bricks of the models: tensors in, tensors out. They know no family, no request and no file."""
+"""Building blocks of the models: tensors in, tensors out. Independent of families, requests and files."""

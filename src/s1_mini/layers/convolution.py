@@ -2,8 +2,8 @@
 
 Chunks of a stream are a few steps long, and torch's kernels for those are two to five times as slow on one thread as
 the equivalent product (2026-11, torch 2.13: 880 µs against 330 for 256 channels, 7 taps, dilation 9, 20 steps).
-On a GPU cuDNN transforms short rows of float32 (2026-11, H200, torch 2.11: 42.8 ms for 128 rows of 75 steps, 128 to
-512 channels, 7 taps; as a product a tap 0.67 ms).
+On a GPU cuDNN uses a transform (FFT) for short float32 rows (2026-11, H200, torch 2.11: 42.8 ms for 128 rows of 75
+steps, 128 to 512 channels, 7 taps; with one product per tap 0.67 ms).
 Shapes: B rows, C inputs, O outputs, K taps, T steps.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 # Below, torch takes a slow path for dilated convolutions (its threshold for oneDNN).
 SHORT_INPUT = 20_480
 SHORT_STEPS = 48  # below, the product of a transposed convolution is faster
-# cuDNN may transform rows up to this length with at least this many channels and taps.
+# cuDNN may use a transform for rows up to this length with at least these channels and taps.
 TRANSFORMED_STEPS, TRANSFORMED_CHANNELS, TRANSFORMED_TAPS = 256, 64, 5
 
 
@@ -30,19 +30,19 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, dilat
 
 
 def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int) -> Tensor:
-    """Spread x [B, C, T] with `weight` [C, O, K]; [B, O, (T - 1) * stride + K]."""
+    """Convolve x [B, C, T] transposed with `weight` [C, O, K]; [B, O, (T - 1) * stride + K]."""
     if x.shape[-1] <= SHORT_STEPS and weight.shape[-1] % stride == 0 and bias is not None and _is_single(x):
         return _transpose_as_product(x, weight, bias, stride)
     return F.conv_transpose1d(x, weight, bias, stride=stride)
 
 
 def _is_single(x: Tensor) -> bool:
-    """Return whether x is one row on a CPU in inference, for which the products are."""
+    """Return whether x is one row on a CPU in inference, for which the products are faster."""
     return x.shape[0] == 1 and x.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def conv_by_taps(x: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor:
-    """Convolve x [B, C, T] with `weight` [O, C, K], without padding and stride, as one product for each tap."""
+    """Convolve x [B, C, T] with `weight` [O, C, K], without padding and stride, as one product per tap."""
     taps = weight.shape[2]
     steps = x.shape[-1] - (taps - 1) * dilation
     by_tap = [weight[:, :, tap].expand(len(x), -1, -1) for tap in range(taps)]
@@ -53,7 +53,7 @@ def conv_by_taps(x: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tens
 
 
 def _is_transformed(x: Tensor, weight: Tensor) -> bool:
-    """Return whether cuDNN would take a path that is slower than products, in inference."""
+    """Return whether cuDNN may use the slow transform, in inference."""
     if not x.is_cuda or x.dtype != torch.float32 or x.shape[-1] > TRANSFORMED_STEPS or torch.is_grad_enabled():
         return False
     _, inputs, taps = weight.shape

@@ -1,7 +1,7 @@
 """Validated values of a checkpoint's JSON configs, for families and codecs. Imports no torch.
 
 A config is a dataclass whose fields are declared with `size`, `number` … and read with `read_fields`. Each `read_`
-function raises `CheckpointMismatchError`, which names the file and key given as `name`.
+function raises `CheckpointMismatchError` with `name`, the file and the key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError
 
-# Far beyond any checkpoint, near enough that a damaged config cannot ask for the machine's whole memory.
+# Far above any checkpoint, but low enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**20
 MAX_LAYERS = 256
 
@@ -66,12 +66,12 @@ def flag(default: Any = MISSING, key: str = "") -> Any:
 
 
 def declare(default: Any, key: str, read: Callable[[str, Any], Any]) -> Any:
-    """Return a field that `read_fields` reads with `read` from `key`, or from a key of the field's name."""
+    """Return a field that `read_fields` reads from `key`, or from the field's name, with `read`."""
     return field(default=default, metadata={"key": key, "read": read})
 
 
 def read_fields(config: type[Any], values: Mapping[str, Any], source: str = "config.json") -> dict[str, Any]:
-    """Return the declared fields of a config by their names; absent or null ones have their defaults."""
+    """Return the declared fields of a config by name; absent or null values become defaults."""
     found = {}
     for each in fields(config):
         if "read" in each.metadata:

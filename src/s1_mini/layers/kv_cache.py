@@ -1,7 +1,7 @@
-"""Keys and values of attention, one row of columns per slot.
+"""Keys and values of attention, S positions per slot.
 
-Tensors only: the caller knows which request has which slot, and how many columns are in use.
-Shapes: B slots, H key-value heads, S columns, D head size, T new tokens.
+Tensors only: the caller assigns slots to requests and counts the positions in use.
+Shapes: B slots, H key-value heads, S positions, D head size, T new tokens.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from s1_mini.kernels.common_attention import CommonPrefixes
-from s1_mini.kernels.weight import narrow
+from s1_mini.kernels.weight import cast_saturating
 
-# Stores new keys and values [B, H, T, D] of one layer; returns all that may be attended to.
+# Stores new keys and values [B, H, T, D] of one layer, and returns all keys and values to attend to.
 KVStore = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of all layers: [layers, B, H, S, D] each, in the model's format or in fp8."""
+    """Keys and values of all layers: [layers, B, H, S, D] each, in the model's dtype or in fp8."""
 
     keys: Tensor
     values: Tensor
@@ -33,13 +33,13 @@ class KVCache:
         layers: int,
         slots: int,
         heads: int,
-        columns: int,
+        positions: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        """Allocate an empty cache, all of its memory at once."""
-        shape = (layers, slots, heads, columns, head_dim)
+        """Allocate an empty cache."""
+        shape = (layers, slots, heads, positions, head_dim)
         return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
     @property
@@ -47,40 +47,40 @@ class KVCache:
         return 2 * self.keys.numel() * self.keys.element_size()
 
     def save(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
-        """Copy the first `count` columns of one slot: keys and values [layers, H, count, D]."""
+        """Copy the first `count` positions of one slot: keys and values [layers, H, count, D]."""
         return self.keys[:, slot, :, :count].clone(), self.values[:, slot, :, :count].clone()
 
     def load(self, slot: int, saved: tuple[Tensor, Tensor]) -> None:
-        """Restore saved columns as the first ones of a slot."""
+        """Restore saved positions as the first ones of a slot."""
         count = saved[0].shape[2]
         self.keys[:, slot, :, :count] = saved[0]
         self.values[:, slot, :, :count] = saved[1]
 
     def block_store(self, layer: int, rows: slice, start: int) -> KVStore:
-        """Return a store of T tokens of every row of `rows` at columns start … start+T; it returns 0 … start+T."""
+        """Return a store for T tokens of `rows` at positions start … start+T; it returns positions 0 … start+T."""
 
         def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             end = start + key.shape[2]
-            self.keys[layer, rows, :, start:end] = narrow(key, self.keys.dtype)
-            self.values[layer, rows, :, start:end] = narrow(value, self.values.dtype)
-            kept = self.keys[layer, rows, :, :end], self.values[layer, rows, :, :end]
-            return kept[0].to(key.dtype), kept[1].to(value.dtype)
+            self.keys[layer, rows, :, start:end] = cast_saturating(key, self.keys.dtype)
+            self.values[layer, rows, :, start:end] = cast_saturating(value, self.values.dtype)
+            stored = self.keys[layer, rows, :, :end], self.values[layer, rows, :, :end]
+            return stored[0].to(key.dtype), stored[1].to(value.dtype)
 
         return store
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values [B, H, S, D] of one layer, where they lie."""
+        """Return views of the keys and values [B, H, S, D] of one layer."""
         return self.keys[layer], self.values[layer]
 
 
 @dataclass(frozen=True)
 class CachePositions:
-    """Place of one token of each of n rows, and the columns that it attends to."""
+    """Cache position of one token of each of n rows, and the positions that it attends to."""
 
-    target: Tensor  # [n] column of its key and value
-    position: Tensor  # [n] the last column that it attends to, the new one's own; no kernel of a frame writes it
-    span: int  # every position is below it
-    rope: Tensor  # [n, D / 2, 2] its part of the rotary table
-    mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all have `span` columns
-    slots: Tensor | None = None  # [n] the rows' slots; None: the first ones, in order
-    common: CommonPrefixes | None = None  # of the first slots, in order
+    target: Tensor  # [n] cache position of its key and value
+    position: Tensor  # [n] last position that it attends to: its own; no kernel of a frame writes it
+    span: int  # upper bound of all positions
+    rope: Tensor  # [n, D / 2, 2] rows of the rotary table
+    mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all rows have `span` positions
+    slots: Tensor | None = None  # [n] slot of each row; None: the first n slots
+    common: CommonPrefixes | None = None  # shared prefixes of these rows

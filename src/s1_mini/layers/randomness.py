@@ -1,4 +1,4 @@
-"""Random numbers that belong to a request, whatever else is in its batch."""
+"""Random numbers of a request, independent of the rest of its batch."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import torch
 from torch import Tensor
 
 
-def uniforms(seed: int, piece: int, frames: int, draws: int) -> Tensor:
-    """Return the random numbers in [0, 1) of one sentence piece of a request: [frames, draws] fp32.
+def uniforms(seed: int, piece: int, frames: int, samples: int) -> Tensor:
+    """Return the random numbers in [0, 1) of one sentence piece of a request: [frames, samples] fp32.
 
     Counter-based (Philox, Salmon et al. 2011) and keyed by request and piece, so frame t gets the same numbers for any
     `frames`, in any batch, and on every device.
     """
-    return torch.from_numpy(_generator(seed, piece).random((frames, draws), dtype=np.float32))
+    return torch.from_numpy(_generator(seed, piece).random((frames, samples), dtype=np.float32))
 
 
-def random_bytes(seed: int, piece: int, block: int, frames: int, draws: int) -> Tensor:
-    """Return random bytes in the same way: uint8 [frames, draws], for many coarse draws.
+def random_bytes(seed: int, piece: int, block: int, frames: int, samples: int) -> Tensor:
+    """Return random bytes in the same way: uint8 [frames, samples], for many coarse samples.
 
-    Frames may be drawn in blocks, when they are needed: each block has its own numbers.
+    Frames may be sampled in blocks when they are needed; each block has its own numbers.
     """
-    count = frames * draws
+    count = frames * samples
     words = np.random.Philox(key=_key(seed, piece), counter=block << 192).random_raw(-(-count // 8))
-    return torch.from_numpy(words.view(np.uint8)[:count]).view(frames, draws)
+    return torch.from_numpy(words.view(np.uint8)[:count]).view(frames, samples)
 
 
 def _generator(seed: int, piece: int) -> np.random.Generator:

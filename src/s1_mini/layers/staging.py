@@ -1,4 +1,4 @@
-"""Copies from the host to a device that do not wait for it."""
+"""Copy from the host to a device without waiting for the device."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The pre-norm transformer block of S1's backbone and depth transformer, and of the codec's transformers.
 
-The caller chooses what is attended to (a mask) and where keys and values are kept (a store), so that one block serves
-prefill, single steps and the codec's sliding window.
-Shapes: B rows, T tokens, S attended columns, H query heads, G key-value heads, D head size.
+The caller chooses the attended positions (a mask) and the storage of keys and values (a store), so that one block
+serves prefill, single steps and the codec's sliding window.
+Shapes: B rows, T tokens, S attended positions, H query heads, G key-value heads, D head size.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from s1_mini.kernels.backend import runs_triton
 from s1_mini.kernels.decode_attention import step_attention
-from s1_mini.kernels.gate import gate
 from s1_mini.kernels.linear import linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm, add_norm, rms_norm
-from s1_mini.kernels.rope import HeadNorms, turn
+from s1_mini.kernels.rope import HeadNorms, apply_rope
+from s1_mini.kernels.swiglu import swiglu
 from s1_mini.kernels.weight import QuantizedWeight, Weight, product
 from s1_mini.layers.kv_cache import CachePositions, KVStore
 
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
 
     @property
     def spec(self) -> Norm:
-        """Arguments of kernels; not for `round_last`."""
+        """Arguments for kernels; not for `round_last`."""
         return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,9 +54,9 @@ def rope_table(
     *,
     rounded_to: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return cos and sin of every position and pair, rounded, held as fp32: [length, head_dim / 2, 2].
+    """Return cos and sin of every position and pair, rounded, as fp32: [length, head_dim / 2, 2].
 
-    Rotary positions over interleaved pairs (x0, x1), (x2, x3), … (Su et al. 2021, GPT-J's layout).
+    Rotary positions with interleaved pairs (x0, x1), (x2, x3), … (Su et al. 2021, GPT-J's layout).
     """
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float32)[: head_dim // 2]
     angles = torch.outer(torch.arange(length, dtype=torch.float32), 1.0 / (base ** (pairs / head_dim)))
@@ -66,7 +66,7 @@ def rope_table(
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate the pairs of x [B, H, T, D] by `rope`, rows of a table [B or 1, T, D / 2, 2]; fp32 inside."""
-    return turn(x, rope.unsqueeze(1))
+    return apply_rope(x, rope.unsqueeze(1))
 
 
 @dataclass(frozen=True)
@@ -99,36 +99,36 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, round_last=True)
 
     def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, store: KVStore) -> Tensor:
-        """Attend from x [B, T, dim]; `mask` is true where [B or 1, 1, T, S] may look, None lets all look."""
+        """Attend from x [B, T, dim]; `mask` [B or 1, 1, T, S] is true where it may attend, None everywhere."""
         heads, groups = self.config.num_heads, self.config.num_kv_heads
         qkv = self.wqkv(x).unflatten(-1, (heads + 2 * groups, self.config.head_dim)).transpose(1, 2)
-        turning, value = qkv.split((heads + groups, groups), dim=1)
+        rotated, value = qkv.split((heads + groups, groups), dim=1)
         if self.config.qk_norm:
-            query, key = turning.split((heads, groups), dim=1)
-            turning = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
-        query, key = rotate(turning, rope).split((heads, groups), dim=1)
+            query, key = rotated.split((heads, groups), dim=1)
+            rotated = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
+        query, key = rotate(rotated, rope).split((heads, groups), dim=1)
         keys, values = store(key, value)
-        grouped = keys.shape[1] != heads  # a store may give every query head its own copy
+        grouped = keys.shape[1] != heads  # a store may return a copy for every query head
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))
 
-    def step(self, qkv: Tensor, cached: tuple[Tensor, Tensor], columns: CachePositions) -> Tensor:
-        """Attend from one token per row, projected to `qkv` [B, (H + 2 G) D], to its row and itself.
+    def step(self, qkv: Tensor, cached: tuple[Tensor, Tensor], positions: CachePositions) -> Tensor:
+        """Attend from one token per row, with projection `qkv` [B, (H + 2 G) D], to its row and itself.
 
-        Return the input of `wo`, [B, H D].
+        Returns the input of `wo`, [B, H D].
         """
         norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.config.qk_norm else None
         return step_attention(
             qkv,
             *cached,
-            columns.target,
-            columns.position,
-            columns.rope,
+            positions.target,
+            positions.position,
+            positions.rope,
             norms,
-            span=columns.span,
-            mask=columns.mask,
-            slots=columns.slots,
-            common=columns.common,
+            span=positions.span,
+            mask=positions.mask,
+            slots=positions.slots,
+            common=positions.common,
         )
 
 
@@ -143,7 +143,7 @@ class FeedForward(nn.Module):
         self.both: Weight | None = None
 
     def merge(self) -> None:
-        """Store w1 and w3 side by side, for one product instead of two; only for inference."""
+        """Concatenate w1 and w3, for one product instead of two; only for inference."""
         joined = []
         for first, second in zip(self.w1.parameters(), self.w3.parameters(), strict=True):
             joined.append(torch.cat((first.detach(), second.detach())))
@@ -152,7 +152,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.both is not None:
-            return self.w2(gate(product(x, self.both)))
+            return self.w2(swiglu(product(x, self.both)))
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
@@ -184,19 +184,20 @@ class TransformerBlock(nn.Module):
         return self.feed(x + self.attention_layer_scale(self.attention(self.attention_norm(x), rope, mask, store)))
 
     def step(
-        self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], columns: CachePositions
+        self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], positions: CachePositions
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute `forward` for one token per row x [B, dim], to which `branch` is still to be added.
+        """Compute `forward` for one token per row x [B, dim], after adding `branch`.
 
-        Return the same pair for the next block, which adds it in its norm. Needs `merge`d weights and no layer scale.
+        Returns the same pair for the next block, which adds the branch in its norm. Needs merged weights (`merge`) and
+        no layer scale.
         """
         attention, feed = self.attention, self.feed_forward
         assert feed.both is not None, "the gate's weights are not merged"
         x, qkv = norm_linear(x, branch, self.attention_norm.spec, attention.wqkv.weight, attention.wqkv.bias)
-        x, branch = linear_sum(attention.step(qkv, cached, columns), attention.wo.weight, attention.wo.bias, x)
-        x, opened = norm_linear(x, branch, self.ffn_norm.spec, feed.both, gated=True)
-        return linear_sum(opened, feed.w2.weight, None, x)
+        x, branch = linear_sum(attention.step(qkv, cached, positions), attention.wo.weight, attention.wo.bias, x)
+        x, activated = norm_linear(x, branch, self.ffn_norm.spec, feed.both, gated=True)
+        return linear_sum(activated, feed.w2.weight, None, x)
 
     def feed(self, x: Tensor) -> Tensor:
-        """Compute the second half: pure, so it may be compiled separately."""
+        """Compute the feed-forward half; it has no side effects, so it can be compiled."""
         return x + self.ffn_layer_scale(self.feed_forward(self.ffn_norm(x)))

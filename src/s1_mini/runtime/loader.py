@@ -17,7 +17,7 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
 from s1_mini.families.registry import family_of
 from s1_mini.kernels.backend import HAS_TRITON, leave_triton
-from s1_mini.kernels.gate import gate
+from s1_mini.kernels.swiglu import swiglu
 from s1_mini.kernels.weight import product, quantize
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.text.form import TextForm
@@ -320,7 +320,7 @@ def choose_backend(switch: CompileSwitch, backend: CompileBackend, device: str) 
 
 
 def _try_kernel(device: str) -> None:
-    gate(torch.ones(1, 32, device=device)).cpu()
+    swiglu(torch.ones(1, 32, device=device)).cpu()
 
 
 def _lack_of_fp8(device: str) -> str:

@@ -14,8 +14,8 @@ from s1_mini.kernels.common_attention import (
     FEWEST_ROWS,
     LEADER,
     LENGTH,
+    MAX_COMMON,
     MEMBERS,
-    MOST_COLUMNS,
     WHOLE_BLOCKS,
     CommonPrefixes,
 )
@@ -76,7 +76,7 @@ class SharedPrefixes:
 
     def hold(self, slot: int, prefix: Tensor, positions: int) -> None:
         """Record that a slot's first positions are those of a saved `prefix`."""
-        length = min(positions // WHOLE_BLOCKS * WHOLE_BLOCKS, MOST_COLUMNS)
+        length = min(positions // WHOLE_BLOCKS * WHOLE_BLOCKS, MAX_COMMON)
         number = self._number(prefix) if length >= WORTH_POSITIONS else 0
         self._set(slot, number, length)
 

@@ -1,1 +1,1 @@
-"""Tensor files: reading them safely, writing them, fitting them into modules strictly. Knows no family's names."""
+"""Tensor files: read them safely, write them, and fit tensors into modules strictly. Independent of families."""

@@ -1,6 +1,6 @@
-"""Convert a tensor file while it is written: the header first, then one tensor after another, in small pieces.
+"""Convert a tensor file while it is written: first the header, then one tensor after another in small pieces.
 
-No file is held in memory and nothing is written twice. Each family chooses the tensors and their formats.
+No file is in memory as a whole, and nothing is written twice. Each family chooses tensors and dtypes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import torch
 from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.weights.eight import SCALE, SUFFIX, quantized
 from s1_mini.weights.files import read_tensors
+from s1_mini.weights.int8 import SCALE, SUFFIX, quantized
 from s1_mini.weights.write import ArchiveEntry, Chunk
 
 Translate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 PIECE_BYTES = 2**20
-WINDOW_BYTES = 16 * 2**20  # touched in a mapped file before it is mapped again
-SMALL = 2**16  # elements; smaller tensors are not worth rounding
+WINDOW_BYTES = 16 * 2**20  # bytes read from a mapped file before it is mapped again
+SMALL = 2**16  # elements; rounding smaller tensors saves too little
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
 
 
 class TensorFile:
     """The tensors of one file or of its shards, read by rows. Raises `CheckpointFileError` for an unreadable file.
 
-    A `.safetensors` file is read into memory of its own, because mapped pages count until they are unmapped; other
+    Pieces of a `.safetensors` file are copied, because mapped pages count as used memory until they are unmapped. Other
     files are mapped again after every `WINDOW_BYTES`.
     """
 
@@ -48,7 +48,7 @@ class TensorFile:
             self._tensors, self._offsets = {}, _offsets(path)
 
     def shapes(self) -> dict[str, Tensor]:
-        """Return every tensor without its values, on the meta device."""
+        """Return all tensors on the meta device, without values."""
         return self._shapes
 
     def rows(self, names: tuple[str, ...], rows: slice) -> dict[str, Tensor]:
@@ -58,9 +58,9 @@ class TensorFile:
         if self._touched > WINDOW_BYTES:
             self._tensors = {}
             self._tensors, self._touched = read_tensors(self.path), 0
-        given = {name: self._tensors[name][rows if self._shapes[name].dim() else ...] for name in names}
-        self._touched += sum(tensor.nbytes for tensor in given.values())
-        return given
+        parts = {name: self._tensors[name][rows if self._shapes[name].dim() else ...] for name in names}
+        self._touched += sum(tensor.nbytes for tensor in parts.values())
+        return parts
 
     def _read(self, name: str, rows: slice) -> Tensor:
         """Read rows of a tensor, or a whole scalar."""
@@ -73,7 +73,7 @@ class TensorFile:
 
 
 def _offsets(path: Path) -> dict[str, int]:
-    """Return where each tensor begins in a valid `.safetensors` file: after u64 header length and JSON header."""
+    """Return the offset of each tensor in a valid `.safetensors` file: after u64 header length and JSON header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -82,7 +82,7 @@ def _offsets(path: Path) -> dict[str, int]:
 
 
 def _read_ahead(path: Path) -> None:
-    """Start reading a file: reading it fault by fault is many times slower from a cold disk."""
+    """Prefetch a file, because page faults read from a cold disk many times slower."""
     if sys.platform == "linux":
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
@@ -90,11 +90,11 @@ def _read_ahead(path: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A tensor to write, and the tensors of the file that it is made from."""
+    """A tensor to write, and its source tensors in the file."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: torch.dtype  # as the file has it
+    dtype: torch.dtype  # dtype in the source file
     sources: tuple[str, ...]
     file: TensorFile
     translate: Translate
@@ -105,7 +105,7 @@ class Target:
 
     @property
     def is_large(self) -> bool:
-        """Whether rounding it is worth while."""
+        """Whether the tensor is large enough to be rounded."""
         return self.num_elements >= SMALL
 
     def pieces(self) -> Iterator[Tensor]:
@@ -116,7 +116,7 @@ class Target:
             yield from self.translate(self.file.rows(self.sources, part)).values()
 
     def _rows_per_piece(self) -> int:
-        """Return how many rows to make at once: all where a row is not made from the same row of each source."""
+        """Return the number of rows per piece: all rows unless each row depends on the same row of each source only."""
         count, sources = self.shape[0] if self.shape else 0, [self.file.shapes()[name] for name in self.sources]
         if not count or any(not source.dim() or len(source) != count for source in sources):
             return max(1, count)
@@ -124,9 +124,9 @@ class Target:
 
 
 def plan(file: TensorFile, translate: Translate, together: Callable[[str], str] = str) -> list[Target]:
-    """Return what `translate` makes of a file, tensor by tensor, without reading one.
+    """Return the tensors that `translate` returns for a file, without reading any.
 
-    `together` maps the names of tensors that become one to the same name. Raises `CheckpointMismatchError` as
+    `together` maps the names of tensors that are joined to the same name. Raises `CheckpointMismatchError` as
     `translate` does.
     """
     shapes = file.shapes()
@@ -148,7 +148,7 @@ def plan(file: TensorFile, translate: Translate, together: Callable[[str], str] 
 
 @contextmanager
 def steady_arithmetic() -> Iterator[None]:
-    """Compute sums in one order, however many cores there are: the same inputs give the same bytes."""
+    """Compute with one thread within this block, so that the order of sums and the bytes do not depend on the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -159,17 +159,17 @@ def steady_arithmetic() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tensor of the new file: `make` applied to each piece of a target."""
+    """A tensor of the new file: `convert` applied to each piece of a target."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     target: Target
-    make: Callable[[Tensor], Tensor]
+    convert: Callable[[Tensor], Tensor]
 
 
 def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
-    """Return the tensors of the file for a target; int8 reads it twice, for its values and for their scales."""
+    """Return the new tensors of a target; int8 reads the target twice, for values and scales."""
     if dtype != torch.int8:
         return [_Entry(target.name, target.shape, dtype, target, lambda piece: piece.to(dtype))]
     return [
@@ -179,7 +179,7 @@ def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
 
 
 class ConvertedFile:
-    """A `.safetensors` file to write. Its size is known before a tensor is read."""
+    """A `.safetensors` file to write, whose size is known before any tensor is read."""
 
     def __init__(self, dtypes: Mapping[Target, torch.dtype]) -> None:
         entries = [entry for target, dtype in dtypes.items() for entry in _entries(target, dtype)]
@@ -190,7 +190,7 @@ class ConvertedFile:
             header[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": entry.shape, "data_offsets": (offset, end)}
             offset = end
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of eight
+        text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight bytes
         self._header = len(text).to_bytes(8, "little") + text
         self.size = len(self._header) + offset
 
@@ -203,4 +203,4 @@ class ConvertedFile:
         with steady_arithmetic():
             for entry in self._entries:
                 for piece in entry.target.pieces():
-                    yield entry.make(piece).contiguous().reshape(-1).view(torch.uint8).numpy().data
+                    yield entry.convert(piece).contiguous().reshape(-1).view(torch.uint8).numpy().data

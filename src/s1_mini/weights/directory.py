@@ -1,4 +1,4 @@
-"""The directory of a checkpoint: which files it has, and the small ones of them. Loads no torch."""
+"""Find the files of a checkpoint directory and read its small files. Loads no torch."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
 INDEX_SUFFIX = ".safetensors.index.json"
 
-_MAX_JSON_BYTES = 4 * 2**20  # S1-mini's largest has 0.15 MB
+_MAX_JSON_BYTES = 4 * 2**20  # the largest of S1-mini has 0.15 MB
 
 
-# The file of a model as transformers writes it, the best first.
+# Names of a model's file in transformers, by preference.
 MODEL_NAMES = ("model.safetensors", f"model{INDEX_SUFFIX}", "pytorch_model.bin")
 
 
 def names_of(stem: str) -> tuple[str, str, str]:
-    """Return the names that the file with `stem`'s tensors may have, the best first."""
+    """Return the possible names of the file with `stem`'s tensors, by preference."""
     return f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}", f"{stem}.pth"
 
 
 def find_tensors(directory: Path, stem: str) -> Path:
-    """Return the file that holds `stem`'s tensors. Raises `CheckpointFileError`."""
+    """Return the file with `stem`'s tensors. Raises `CheckpointFileError`."""
     return _find(directory, names_of(stem), f"{stem} weights")
 
 
 def find_model(directory: Path) -> Path:
-    """Return the file that holds a model's tensors as transformers names it. Raises `CheckpointFileError`."""
+    """Return the file with a model's tensors, with transformers' names. Raises `CheckpointFileError`."""
     return _find(directory, MODEL_NAMES, "weights")
 
 
@@ -59,7 +59,7 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of up to 4 MiB. Raises `CheckpointFileError` if it is missing or is something else."""
+    """Read a JSON object of up to 4 MiB. Raises `CheckpointFileError` if it is missing or invalid."""
     content = read_whole(path, _MAX_JSON_BYTES)
     try:
         value = json.loads(content.decode())
@@ -71,9 +71,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def pick_files(names: Collection[str], needed: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> list[str]:
-    """Choose from the names of files the first of each group in `needed`, and all that match patterns in `optional`.
+    """Choose the first existing file of each group in `needed`, and all files that match a pattern in `optional`.
 
-    An index brings its shards, `STEM-….safetensors`.
+    An index includes its shards, `STEM-….safetensors`.
     """
     patterns = list(optional)
     for name in (next((name for name in group if name in names), "") for group in needed):

@@ -1,8 +1,8 @@
 """Read the tensors of a checkpoint directory, in each published form. Unused tensors are never read from disk.
 
 A `.pth` file is only read with `weights_only=True`, so nothing in it is executed. It is inspected first, because torch
-maps the file without checking whether a record is compressed, where it begins and how long it is: a repacked file would
-give other numbers without an error. torch also takes 3 µs for each step of a pickle, however many there are.
+maps the file without checking compression, offset and size of a record: a repacked file would give wrong numbers
+without an error. torch also takes 3 µs per opcode of a pickle and does not limit their number.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from s1_mini.weights.directory import INDEX_SUFFIX, read_json
 Tensors = Mapping[str, Tensor]
 
 _WRAPPERS = ("state_dict", "model", "generator")
-_MAX_TOLD = 80  # characters of a name in an error
+_MAX_NAME = 80  # characters of a name in an error
 
-_MAX_PICKLE_BYTES = 2**20  # the pickle of S1-mini's model, without its numbers, has 30 kB
-_MAX_STEPS = 2**17  # of all pickles of a file; a tensor takes about 20
+_MAX_PICKLE_BYTES = 2**20  # the pickle of S1-mini's model, without the tensors' data, has 30 kB
+_MAX_STEPS = 2**17  # opcodes of all pickles of a file; a tensor needs about 20
 _NUM_OLD_PICKLES = 5  # before torch 1.6: magic number, version, system, content, keys of storages
 _LOCAL_HEADER_BYTES = 30
-_HAS_DESCRIPTOR = 8  # the flag of a record after which its sizes stand once more
+_HAS_DESCRIPTOR = 8  # flag of a record that is followed by a data descriptor
 
 _NUMBERS = (
     *("Float", "Double", "Half", "BFloat16", "ComplexFloat", "ComplexDouble"),
     *("Long", "Int", "Short", "Char", "Byte", "Bool"),
 )
-# What plain data and tensors need. torch allows more with `weights_only`: a bytearray of any size, sparse tensors whose
-# check is left over for the next file.
+# Globals of plain data and tensors. With `weights_only`, torch allows more: bytearrays of any size, and sparse tensors
+# whose check is postponed to the next file.
 _ALLOWED = {
     "collections OrderedDict",
     "torch Size",
@@ -61,7 +61,7 @@ _ALLOWED = {
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a file (or of the shards an index names), memory-mapped and unwrapped.
 
-    Raises `CheckpointFileError` for a file that is missing, truncated, foreign, or holds anything but tensors.
+    Raises `CheckpointFileError` for a file that is missing, truncated, invalid, or has anything but tensors.
     """
     if path.name.endswith(INDEX_SUFFIX):
         return _read_shards(path)
@@ -69,9 +69,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_object(path: Path) -> Any:
-    """Read the plain data and tensors of a `.pth` file, memory-mapped, never running anything in it.
+    """Read the plain data and tensors of a `.pth` file, memory-mapped, without executing code in it.
 
-    Raises `CheckpointFileError` for a file that is missing, truncated, was packed again, or holds other objects.
+    Raises `CheckpointFileError` for a file that is missing, truncated, repacked, or has other objects.
     """
     with _named_errors(path), path.open("rb") as file:
         is_zip = file.read(2) == b"PK"
@@ -114,7 +114,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
-    for _ in _WRAPPERS:  # no oftener: a dictionary may hold itself
+    for _ in _WRAPPERS:  # bounded, because a dictionary may contain itself
         if isinstance(content, dict):
             content = next((content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)), content)
     if not isinstance(content, dict) or not content:
@@ -122,7 +122,7 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
     foreign = [name for name, value in content.items() if not _is_plain(name, value)]
     if foreign:
         names = ", ".join(
-            ascii(name[:_MAX_TOLD]) if isinstance(name, str) else f"a {type(name).__name__}" for name in foreign[:5]
+            ascii(name[:_MAX_NAME]) if isinstance(name, str) else f"a {type(name).__name__}" for name in foreign[:5]
         )
         raise CheckpointFileError(f"{path} contains entries that are not plain tensors: {names}")
     # A program that repacked the file may have misaligned a tensor; only a copy of it can be used.
@@ -130,7 +130,7 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
 
 
 def _is_plain(name: object, value: Any) -> bool:
-    """Whether an entry is a printable name and a tensor in memory that is as large as it says."""
+    """Return whether an entry is a printable name and a CPU tensor with enough storage."""
     return (
         isinstance(name, str)
         and name.isprintable()
@@ -175,12 +175,12 @@ def _inspect_zip(file: IO[bytes]) -> Counter[int]:
         content = archive.getinfo(f"{folder}/data.pkl")
         if content.file_size > _MAX_PICKLE_BYTES:
             raise _too_long()
-        _inspect_pickles(archive.read(content), 1)  # which checks its CRC, too
+        _inspect_pickles(archive.read(content), 1)  # also checks the CRC
     return Counter(entry.file_size for entry in entries if entry.filename.startswith(f"{folder}/data/"))
 
 
 def _check_places(file: IO[bytes], entries: list[zipfile.ZipInfo]) -> None:
-    """Raise `CheckpointFileError` where a record does not lie between its header and the next, as torch believes."""
+    """Raise `CheckpointFileError` unless each record is between its header and the next one, as torch assumes."""
     free_from = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         file.seek(entry.header_offset)
@@ -195,7 +195,7 @@ def _check_places(file: IO[bytes], entries: list[zipfile.ZipInfo]) -> None:
 
 
 def _inspect_pickles(content: bytes, count: int) -> None:
-    """Raise `CheckpointFileError` for pickles that have too many steps, or name what is neither data nor a tensor."""
+    """Raise `CheckpointFileError` for pickles with too many opcodes, or with objects other than data and tensors."""
     steps, file = 0, io.BytesIO(content)
     for _ in range(count):
         for step, argument, _ in pickletools.genops(file):
@@ -203,9 +203,9 @@ def _inspect_pickles(content: bytes, count: int) -> None:
             if steps > _MAX_STEPS:
                 raise _too_long()
             if step.name == "GLOBAL" and argument not in _ALLOWED:
-                told = ascii(str(argument).replace(" ", ".", 1)[:80])
+                name = ascii(str(argument).replace(" ", ".", 1)[:80])
                 raise CheckpointFileError(
-                    f"cannot be read as weights: it contains {told}, not only plain data and tensors"
+                    f"cannot be read as weights: it contains {name}, not only plain data and tensors"
                 )
 
 

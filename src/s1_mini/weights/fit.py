@@ -1,4 +1,4 @@
-"""Fit tensors into a module strictly: every parameter filled, every tensor used, every shape right."""
+"""Fit tensors into a module strictly: every parameter is set, every tensor is used, and all shapes match."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.weights.eight import dequantized, is_eight, without_scales
 from s1_mini.weights.files import Tensors
+from s1_mini.weights.int8 import dequantized, is_int8, without_scales
 
-_MOST_NAMED = 6
+_MAX_NAMES = 6
 
 
 @contextmanager
 def skeleton() -> Iterator[None]:
-    """Build modules in this block on the meta device: their parameters have shapes and no values."""
+    """Build modules within this block on the meta device, without memory for parameters."""
     with torch.device("meta"), _NoValues():
         yield
 
 
 class _NoValues(TorchFunctionMode):
-    """Skip the initialization of parameters without memory: torch would load sympy for it, 1 s and 65 MB."""
+    """Skip the initialization of meta parameters, for which torch would load sympy (1 s and 65 MB)."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class _NoValues(TorchFunctionMode):
 
 
 def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    """Remove `prefix`, which training wrappers leave, from the names that have it."""
+    """Remove `prefix`, which training wrappers add, from the names that have it."""
     return rename(tensors, lambda name: name.removeprefix(prefix))
 
 
@@ -53,7 +53,7 @@ def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor
 def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> None:
     """Load `tensors` into `module`, which was built on the meta device.
 
-    Tensors that already have `dtype` and `device` are not copied; those in eight bits are dequantized one by one.
+    Tensors that already have `dtype` and `device` are not copied; int8 weights are dequantized one by one.
     Raises as `check_fit` does.
     """
     check_fit(module, tensors, source=source)
@@ -63,23 +63,23 @@ def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype,
 
 
 def check_fit(module: nn.Module, tensors: Tensors, *, source: str) -> None:
-    """Raise `CheckpointMismatchError` naming what is missing, extra or misshapen in `source`."""
+    """Raise `CheckpointMismatchError` naming missing, extra or misshapen tensors of `source`."""
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    given = {name: tuple(tensor.shape) for name, tensor in without_scales(tensors, source).items()}
-    common = [name for name in expected if name in given]
+    stored = {name: tuple(tensor.shape) for name, tensor in without_scales(tensors, source).items()}
+    common = [name for name in expected if name in stored]
     faults = {
-        "not floating point": [n for n in given if not (tensors[n].is_floating_point() or is_eight(n, tensors))],
-        "missing": [n for n in expected if n not in given],
-        "not part of this architecture": [n for n in given if n not in expected],
-        "misshapen": [f"{n} {given[n]}, expected {expected[n]}" for n in common if given[n] != expected[n]],
+        "not floating point": [n for n in stored if not (tensors[n].is_floating_point() or is_int8(n, tensors))],
+        "missing": [n for n in expected if n not in stored],
+        "not part of this architecture": [n for n in stored if n not in expected],
+        "misshapen": [f"{n} {stored[n]}, expected {expected[n]}" for n in common if stored[n] != expected[n]],
     }
-    complaints = [
+    messages = [
         f"{_some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names
     ]
-    if complaints:
-        raise CheckpointMismatchError(f"{source} does not match its config: {'; '.join(complaints)}")
+    if messages:
+        raise CheckpointMismatchError(f"{source} does not match its config: {'; '.join(messages)}")
 
 
 def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

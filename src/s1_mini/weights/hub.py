@@ -1,7 +1,7 @@
 """Checkpoints by their names on the Hugging Face hub, `owner/name` or `owner/name@revision`, and the origin of weights.
 
-Files go to the hub's own cache; only required ones are downloaded, never Python, and nothing of them is executed. The
-hub's variables apply: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Its library is imported with the first name.
+Only required files are downloaded, to the hub's own cache; Python files never are, and nothing is executed. The hub's
+variables apply: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Its library is imported at first use.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ logger = logging.getLogger(__name__)
 
 Pick = Callable[[Path, Collection[str]], Collection[str]]
 
-CARD = "README.md"  # whose head names the licence
+CARD = "README.md"  # its metadata names the licence
 FIRST = ("config.json", CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
 
-ORIGIN_FILE = "origin.json"  # of a converted checkpoint
-ORIGIN_KEY = "origin"  # in that file, and in an artifact's manifest
+ORIGIN_FILE = "origin.json"  # file of a converted checkpoint
+ORIGIN_KEY = "origin"  # key in that file and in an artifact's manifest
 UNKNOWN = "unknown"
 
-_MAX_BYTES = 16 * 2**20  # as much as a manifest may have
+_MAX_BYTES = 16 * 2**20  # limit of a manifest
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _LICENCE = re.compile(r"[\w.,+() -]{1,120}", re.ASCII)
 _NON_COMMERCIAL = re.compile(r"\bnc\b|non-?commercial", re.IGNORECASE)
-_SAYS_NOTHING = re.compile(rf"other\b|{UNKNOWN}$")
+_UNCLEAR = re.compile(rf"other\b|{UNKNOWN}$")
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class HubName(NamedTuple):
-    """A repository on the hub, and a branch, a tag or a commit of it: without one the newest."""
+    """A repository on the hub, and a branch, tag or commit; without one, the newest."""
 
     repository: str
     revision: str | None = None
@@ -81,7 +81,7 @@ def fetch(name: HubName, pick: Pick) -> Path:
 
     with _named_errors(name):
         api = HfApi(library_name="s1-mini", library_version=__version__)
-        commit = api.resolve_revision(name.repository, revision=name.revision)  # from the cache if it must
+        commit = api.resolve_revision(name.repository, revision=name.revision)  # uses the cache if offline
         download = partial(snapshot_download, name.repository, revision=commit, ignore_patterns=["*.py"])
         directory = Path(download(allow_patterns=list(FIRST)))
         sizes = {file.path: file.size for file in get_cached_repo_tree(name.repository, revision=commit)}
@@ -150,11 +150,11 @@ def _reason(error: HfHubHTTPError, page: str) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """A commit of a repository on the hub. Raises `ValueError` for what cannot be one."""
+    """A commit of a repository on the hub. Raises `ValueError` for invalid values."""
 
     repository: str
     revision: str  # hash of the commit
-    licence: str = UNKNOWN  # as its card names it
+    licence: str = UNKNOWN  # entry of the model card
 
     def __post_init__(self) -> None:
         forms = {"repository": _REPOSITORY, "revision": _COMMIT, "licence": _LICENCE}
@@ -171,7 +171,7 @@ class Origin:
         """A warning if the licence forbids commercial use or does not state what it allows."""
         if _NON_COMMERCIAL.search(self.licence):
             return f"the licence of {self.repository}, {self.licence}, does not allow commercial use"
-        if _SAYS_NOTHING.match(self.licence):
+        if _UNCLEAR.match(self.licence):
             return f"the licence of {self.repository} is {self.licence!r}: check its page for the terms of use"
         return None
 
@@ -182,7 +182,7 @@ class Origin:
 def origin_of(directory: Path) -> Origin | None:
     """Return the origin of a directory of the hub's cache, `convert` or `package`; None if unknown.
 
-    Raises `CheckpointFileError` if what it says cannot be read.
+    Raises `CheckpointFileError` if the stored origin is invalid.
     """
     commit = directory.absolute()
     if commit.parent.name == "snapshots" and commit.parents[1].name.startswith("models--"):
@@ -199,7 +199,7 @@ def origin_of(directory: Path) -> Origin | None:
 
 
 def read_origin(value: dict[str, Any]) -> Origin | None:
-    """Read what `origin_of` finds in JSON. Raises `ValueError` or `TypeError`."""
+    """Read an origin from JSON. Raises `ValueError` or `TypeError`."""
     return Origin(**value[ORIGIN_KEY]) if value.get(ORIGIN_KEY) is not None else None
 
 
@@ -208,10 +208,10 @@ def _licence(card: Path) -> str:
         from huggingface_hub import ModelCard
 
         data = ModelCard(read_whole(card, _MAX_BYTES).decode(), ignore_metadata_errors=True).data
-    except Exception:  # a missing card, or any error of others' parsers for its YAML
+    except Exception:  # a missing card, or any error of the YAML parser
         return UNKNOWN
-    named = data.get("license")
-    licence = ", ".join(map(str, named)) if isinstance(named, list) else str(named or UNKNOWN)
+    value = data.get("license")
+    licence = ", ".join(map(str, value)) if isinstance(value, list) else str(value or UNKNOWN)
     detail = data.get("license_name")
-    told = f"{licence} ({detail})" if detail and licence == "other" else licence
-    return next((text for text in (told, licence) if _LICENCE.fullmatch(text)), UNKNOWN)
+    detailed = f"{licence} ({detail})" if detail and licence == "other" else licence
+    return next((text for text in (detailed, licence) if _LICENCE.fullmatch(text)), UNKNOWN)

@@ -1,6 +1,6 @@
-"""Fold weight norm, which comes in two spellings: w = g · v / ‖v‖ (Salimans & Kingma 2016).
+"""Fold weight norm, w = g · v / ‖v‖ (Salimans & Kingma 2016), with either spelling of its tensors.
 
-The norm is over all axes but the first, for transposed convolutions too.
+The norm is over all axes except the first, also for transposed convolutions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0",
 def fold_weight_norm(tensors: Mapping[str, Tensor], what: str = "codec weights") -> dict[str, Tensor]:
     """Replace both tensors of each weight norm by the folded weight. Idempotent.
 
-    Raises `CheckpointMismatchError` naming `what` for half a pair, or one that does not fit together.
+    Raises `CheckpointMismatchError` naming `what` for incomplete or inconsistent pairs.
     """
     named = dict(tensors)
     for pair in _SPELLINGS:

@@ -1,4 +1,4 @@
-"""Write the files of checkpoints and artifacts; a failure leaves nothing behind. Imports torch for tensors only."""
+"""Write the files of checkpoints and artifacts; a failure leaves no files. Imports torch only for tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COPY_BYTES = 2**20
 
 @dataclass(frozen=True)
 class ArchiveEntry:
-    """A file of a checkpoint or an artifact: path, size and content; `packs` if deflating makes it smaller."""
+    """A file of a checkpoint or an artifact: path, size and content; `packs` if compression helps."""
 
     name: str
     size: int
@@ -33,7 +33,7 @@ class ArchiveEntry:
 
 
 def copied(path: Path, name: str) -> ArchiveEntry:
-    """Return a member with the content of a file. Raises `CheckpointFileError` unless it is a regular file."""
+    """Return an entry with the content of a file. Raises `CheckpointFileError` unless it is a regular file."""
     if not path.is_file():
         fault = "is not a file" if path.exists() else "is a broken link" if path.is_symlink() else "is missing"
         raise CheckpointFileError(f"{path} {fault}")
@@ -43,7 +43,7 @@ def copied(path: Path, name: str) -> ArchiveEntry:
 
 
 def voice_file(name: str, tensors: Mapping[str, Tensor]) -> ArchiveEntry:
-    """Return a member with the tensors of a voice. More metadata would be written in random order."""
+    """Return an entry with the tensors of a voice. More metadata would be written in random order."""
     from safetensors.torch import save
 
     content = save(dict(tensors), metadata={"text": ""})
@@ -56,7 +56,7 @@ def written(name: str, text: str) -> ArchiveEntry:
 
 
 def write_member(folder: Path, member: ArchiveEntry, chunks: Iterable[Chunk] | None = None) -> None:
-    """Write a member into a folder, from `chunks` if given."""
+    """Write an entry into a folder, from `chunks` if given."""
     path = folder / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
@@ -87,7 +87,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
         with temporary as name:
             target = Path(name)
             yield target
-            for path in (target, *target.rglob("*")):  # tempfile and safetensors make private files
+            for path in (target, *target.rglob("*")):  # tempfile and safetensors create private files
                 path.chmod(0o755 if path.is_dir() else 0o644)
             if directory.exists():
                 directory.rmdir()

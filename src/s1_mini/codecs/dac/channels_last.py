@@ -1,9 +1,9 @@
-"""The codec's decoder laid out for a GPU: channels last, few kernels, the past of all rows in place.
+"""The codec's decoder for a GPU: channels last, few kernels, and state that is updated in place.
 
-The same sums as `Dac.push` in another order. A pointwise or transposed convolution is one matrix product, a dilated one
-a kernel of ours (`kernels/convolution.py`); bias, skip and Snake between two of them are one pass (`kernels/snake.py`).
-Where the GPU allows it the convolutions are a chain: each writes the input of the next one, with fewer passes over
-memory and fewer roundings.
+It computes the sums of `Dac.push` in another order. A pointwise or transposed convolution is one matrix product; a
+dilated convolution has its own kernel (`kernels/convolution.py`). Bias, skip and Snake between two convolutions are one
+pass (`kernels/snake.py`). If the GPU supports it, the convolutions are a chain: each writes the input of the next one,
+with fewer passes over memory and less rounding.
 Shapes: B rows, P steps of past, T steps, C channels, O outputs; S = window - 1 + T attended steps.
 """
 
@@ -39,33 +39,34 @@ from s1_mini.kernels.convolution_chain import (
     residual_unit,
     runs_chain,
 )
-from s1_mini.kernels.gate import gate
 from s1_mini.kernels.linear import linear
 from s1_mini.kernels.norm import add_norm
-from s1_mini.kernels.rope import turn_and_part
+from s1_mini.kernels.rope import rope_and_split
 from s1_mini.kernels.snake import Rows, snake_extend, snake_table
+from s1_mini.kernels.swiglu import swiglu
 from s1_mini.layers.transformer import LayerScale, TransformerBlock
 
-ALIGNED = 8  # attention wants masks whose rows lie a multiple of this apart
+ALIGNED = 8  # the row stride of an attention mask must be a multiple of this
 
 
 class ChannelsLastDecoder:
-    """Streams of `rows` rows of one codec, with a copy of its decoding weights in another layout."""
+    """Decodes up to `rows` streams at once, with a copy of the codec's decoding weights in another layout."""
 
     def __init__(self, codec: Dac, rows: int, *, chained: bool | None = None) -> None:
-        """Build the decoder as a chain or not; None: as a chain where the GPU and the sizes allow it."""
+        """`chained` selects the chain of fused convolutions; None selects it if the GPU and the sizes support it."""
         self._books = _Books(codec.quantizer)
         self._post = _WindowRows(codec.quantizer.post_module, rows)
         self._upsample = [_Upsampling(cast(Chain, stage), rows) for stage in codec.quantizer.upsample]
         is_chained = can_chain(codec.decoder) if chained is None else chained
         self._decoder = (ChainedDecoder if is_chained else _PlainDecoder)(codec.decoder, rows)
 
-    def push_where(self, codes: Tensor, chosen: Tensor, fresh: Tensor) -> Tensor:
-        """Decode the next frames [n, K, F] of the rows `chosen` [n], those that are `fresh` [n] from their beginning.
+    def push_slots(self, codes: Tensor, slot_ids: Tensor, reset_mask: Tensor) -> Tensor:
+        """Decode the next frames [n, K, F] of streams `slot_ids` [n] to samples [n, T].
 
-        Returns samples [n, T]. All of it lies on the device. Nothing is checked, no length counted.
+        `reset_mask` [n] marks streams that begin. All tensors are on the device. Neither arguments nor lengths are
+        checked.
         """
-        rows = Rows(chosen, fresh)
+        rows = Rows(slot_ids, reset_mask)
         x = _Sum(self._post(self._books(codes), rows))
         for stage in self._upsample:
             x = stage(x, rows)
@@ -73,7 +74,7 @@ class ChannelsLastDecoder:
 
 
 class _Sum(NamedTuple):
-    """A layer's output before bias [C] and skip [B, T, C] are added to it, which the next layer does as it reads it."""
+    """A layer's output as summands: the next layer adds bias [C] and skip [B, T, C] when it reads the output."""
 
     branch: Tensor  # [B, T, C]
     bias: Tensor | None = None
@@ -82,17 +83,17 @@ class _Sum(NamedTuple):
     def enter(
         self, alpha: Tensor | None, past: Tensor | None, rows: Rows, *, keeps_total: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum, and its Snake with the past before it; see `snake_extend`."""
+        """Return the sum, and its Snake after the past, as `snake_extend`."""
         return snake_extend(self.branch, alpha, past, rows, bias=self.bias, skip=self.skip, keeps_total=keeps_total)
 
 
 class _Books:
-    """All codebooks as one table of what each entry adds: codes [B, K, F] to vectors [B, F, C]."""
+    """All codebooks as one table of projected entries: codes [B, K, F] to vectors [B, F, C]."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         books = quantizer.semantic_quantizer.books + quantizer.quantizer.books
         parts = []
-        for book in books:  # in fp32
+        for book in books:  # projected in fp32
             out = book.out_proj
             assert out.bias is not None
             parts.append(F.linear(book.codebook.weight.float(), out.weight.squeeze(2).float(), out.bias.float()))
@@ -102,12 +103,12 @@ class _Books:
         self._first = (sizes.cumsum(0) - sizes).to(self._table.device)
 
     def __call__(self, codes: Tensor) -> Tensor:
-        inside = codes.transpose(1, 2).clamp(min=0).minimum(self._last)  # as `VectorQuantizer.decode`
+        inside = codes.transpose(1, 2).clamp(min=0).minimum(self._last)  # clamped as in `VectorQuantizer.decode`
         return F.embedding(inside + self._first, self._table).sum(2)
 
 
 class _WindowRows:
-    """The window transformer for rows chosen on the device; x [B, T, C], the scales of its branches in the weights."""
+    """The window transformer on x [B, T, C], with slots on the device and layer scales folded into the weights."""
 
     def __init__(self, transformer: WindowTransformer, rows: int) -> None:
         self._rope, self._window, self._norm = transformer.rope, transformer.window, transformer.norm
@@ -116,13 +117,13 @@ class _WindowRows:
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
         steps = torch.arange(x.shape[1], device=x.device)
-        start = self._seen[rows.chosen].masked_fill(rows.fresh, 0)
-        self._seen[rows.chosen] = start + x.shape[1]
+        start = self._seen[rows.slot_ids].masked_fill(rows.reset_mask, 0)
+        self._seen[rows.slot_ids] = start + x.shape[1]
         rope = self._rope[start.unsqueeze(1) + steps]
         length = self._window - 1 + len(steps)
-        sees = window_mask(start, steps, self._window, -length % ALIGNED)
-        # Added to scores: [B, 1, T, S].
-        mask = torch.zeros(sees.shape, dtype=x.dtype, device=x.device).masked_fill(~sees, -torch.inf)[..., :length]
+        is_visible = window_mask(start, steps, self._window, -length % ALIGNED)
+        mask = torch.zeros(is_visible.shape, dtype=x.dtype, device=x.device).masked_fill(~is_visible, -torch.inf)
+        mask = mask[..., :length]  # [B, 1, T, S], added to scores
         branch = None
         for layer in self._layers:
             x, branch = layer(x, branch, rope, mask, rows)
@@ -139,31 +140,31 @@ class _Layer:
         self._norms = block.attention_norm, block.ffn_norm
         self._qkv = attention.wqkv
         self._out = block.attention_layer_scale.gamma.unsqueeze(1) * attention.wo.weight
-        self._opened = torch.cat((feed.w1.weight, feed.w3.weight))
-        self._closed = cast(LayerScale, block.ffn_layer_scale).gamma.unsqueeze(1) * feed.w2.weight
+        self._gated_weight = torch.cat((feed.w1.weight, feed.w3.weight))
+        self._down_weight = cast(LayerScale, block.ffn_layer_scale).gamma.unsqueeze(1) * feed.w2.weight
         self.past = self._out.new_zeros(rows, context, 2 * self._groups * self._size)  # keys, then values
 
     def __call__(
         self, x: Tensor, branch: Tensor | None, rope: Tensor, mask: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor]:
-        """Return x and the branch that is still to be added to it, as it takes them."""
+        """Return x and the branch that the next layer adds to it."""
         first, second = self._norms
-        x, normal = add_norm(x, branch, first.spec)
-        queries, pairs = turn_and_part(
-            linear(normal, self._qkv.weight, self._qkv.bias), rope, self._heads, self._groups
+        x, normed = add_norm(x, branch, first.spec)
+        queries, pairs = rope_and_split(
+            linear(normed, self._qkv.weight, self._qkv.bias), rope, self._heads, self._groups
         )
         _, joined = snake_extend(pairs, None, self.past, rows)
         keys, values = joined.unflatten(-1, (2, self._groups, self._size)).unbind(2)
-        sound = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             queries.unflatten(-1, (self._heads, self._size)).transpose(1, 2),
             keys.transpose(1, 2),
             values.transpose(1, 2),
             attn_mask=mask.expand(-1, self._heads, -1, -1),
             enable_gqa=self._groups != self._heads,
         )
-        branch = linear(sound.transpose(1, 2).flatten(2), self._out, None)
-        x, normal = add_norm(x, branch, second.spec)
-        return x, linear(gate(linear(normal, self._opened, None)), self._closed, None)
+        branch = linear(attended.transpose(1, 2).flatten(2), self._out, None)
+        x, normed = add_norm(x, branch, second.spec)
+        return x, linear(swiglu(linear(normed, self._gated_weight, None)), self._down_weight, None)
 
 
 class _Upsampling:
@@ -172,9 +173,9 @@ class _Upsampling:
     def __init__(self, stage: Chain, rows: int) -> None:
         transposed, block = cast(CausalConvTranspose1d, stage[0]), cast(ConvNeXtBlock, stage[1])
         self._transposed = _TransposedConvolution(transposed, rows)
-        self._depthwise, self._norm, self._wide = block.dwconv.conv, block.norm, block.pwconv1
+        self._depthwise, self._norm, self._up = block.dwconv.conv, block.norm, block.pwconv1
         self.past = self._depthwise.weight.new_zeros(rows, block.dwconv.context, block.gamma.numel())
-        self._narrow = block.gamma.unsqueeze(1) * block.pwconv2.weight
+        self._down_weight = block.gamma.unsqueeze(1) * block.pwconv2.weight
         self._bias = block.gamma * block.pwconv2.bias
 
     def __call__(self, x: _Sum, rows: Rows) -> _Sum:
@@ -182,14 +183,14 @@ class _Upsampling:
         total, joined = self._transposed(x, None, rows).enter(None, self.past, rows, keeps_total=True)
         inner = F.conv1d(joined.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups).transpose(1, 2)
         inner = F.layer_norm(inner, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        opened = F.gelu(linear(inner, self._wide.weight, self._wide.bias))
-        return _Sum(linear(opened, self._narrow, None), self._bias, total)
+        activated = F.gelu(linear(inner, self._up.weight, self._up.bias))
+        return _Sum(linear(activated, self._down_weight, None), self._bias, total)
 
 
 class _LastConvolution:
-    """A convolution to one channel, with its bias, and what bounds it: [B, P + T, C] to samples [B, T].
+    """The last convolution, to one channel, with bias and bound: [B, P + T, C] to samples [B, T].
 
-    Each step is read once, by all taps.
+    Each step is read once, for all taps.
     """
 
     def __init__(self, layer: CausalConv1d, bound: Bound, rows: int) -> None:
@@ -201,7 +202,7 @@ class _LastConvolution:
         self._bias, self._bound = bias.float(), bound.bound
 
     def __call__(self, joined: Tensor) -> Tensor:
-        parts = linear(joined, self._weight, None)  # [B, P + T, taps]: what each step adds to the steps that see it
+        parts = linear(joined, self._weight, None)  # [B, P + T, taps]: contributions of each step
         batch, length, width = parts.shape
         steps = length - self._taps + 1
         seen = parts.as_strided((batch, steps, self._taps), (length * width, width, width + 1))
@@ -222,7 +223,7 @@ class _Convolution:
 
 
 class _TransposedConvolution:
-    """A transposed convolution as one product over the steps that reach into an output."""
+    """A transposed convolution, as one product over the steps that contribute to an output."""
 
     def __init__(self, layer: CausalConvTranspose1d, rows: int) -> None:
         inputs, self._outputs, _ = layer.conv.weight.shape
@@ -243,7 +244,7 @@ def _by_step(layer: CausalConvTranspose1d) -> Tensor:
     """Lay out weights as [seen steps, C, stride * O], the oldest step first."""
     weight, stride = layer.conv.weight, layer.stride
     inputs, outputs, taps = weight.shape
-    assert taps == (layer.context + 1) * stride, "kernels are whole multiples of the stride"
+    assert taps == (layer.context + 1) * stride, "the kernel size must be a multiple of the stride"
     parts = weight.unflatten(2, (layer.context + 1, stride)).flip(2).permute(2, 0, 3, 1)
     return parts.reshape(-1, inputs, stride * outputs).contiguous()
 
@@ -253,7 +254,7 @@ def _no_past(weight: Tensor, rows: int, context: int, inputs: int) -> Tensor | N
 
 
 class _Unit:
-    """Two Snake convolutions around a skip."""
+    """Two Snake convolutions with a skip connection."""
 
     def __init__(self, unit: ResidualUnit, rows: int) -> None:
         first_snake, dilated, second_snake, pointwise = unit.block
@@ -269,7 +270,7 @@ class _Unit:
 
 
 class _PlainDecoder:
-    """The convolutions one by one, for streams of `rows` rows: [B, T, C] to samples [B, T']."""
+    """The convolutions one by one, for `rows` streams: [B, T, C] to samples [B, T']."""
 
     def __init__(self, decoder: Decoder, rows: int) -> None:
         first, *blocks, last_snake, last, bound = decoder.model
@@ -293,14 +294,14 @@ class _PlainDecoder:
 
 
 def can_chain(decoder: Decoder) -> bool:
-    """Return whether the GPU that has a decoder's weights, and all its widths, allow a chain."""
+    """Return whether the decoder's GPU and all its widths support the chain."""
     convolutions = [layer for layer in decoder.modules() if isinstance(layer, nn.Conv1d | nn.ConvTranspose1d)]
     widths = {layer.in_channels for layer in convolutions} | {layer.out_channels for layer in convolutions[:-1]}
     return runs_chain(convolutions[0].weight) and all(width % COPIED == 0 for width in widths)
 
 
 class ChainedDecoder:
-    """The convolutions as a chain, for streams of `rows` rows: [B, T, C] to samples [B, T']."""
+    """The convolutions as a chain, for `rows` streams: [B, T, C] to samples [B, T']."""
 
     def __init__(self, decoder: Decoder, rows: int) -> None:
         first, *blocks, last_snake, last, bound = decoder.model
@@ -311,8 +312,8 @@ class ChainedDecoder:
             self._links.extend(_Link.of_unit(cast(ResidualUnit, unit), rows) for unit in units)
         self._last = _LastConvolution(cast(CausalConv1d, last), cast(Bound, bound), rows)
         for link, following in pairwise(self._links):
-            link.end(following.alpha, following.past, keeps_total=following.unit is not None)
-        self._links[-1].end(_alpha_of(last_snake), self._last.past)
+            link.connect(following.alpha, following.past, keeps_total=following.unit is not None)
+        self._links[-1].connect(_alpha_of(last_snake), self._last.past)
 
     def __call__(self, x: _Sum, rows: Rows) -> Tensor:
         first = self._links[0]
@@ -327,51 +328,51 @@ class ChainedDecoder:
 
 @dataclass
 class _Link:
-    """A convolution, dilated or transposed, or the two of a residual unit, with its epilogue."""
+    """A dilated or transposed convolution, or a residual unit, with its epilogue."""
 
-    weight: Tensor  # [K, C, O]; of a unit, those of the second
+    weight: Tensor  # [K, C, O]; in a unit, of the second convolution
     dilation: int
-    alpha: Tensor | None  # [C], of the Snake before it
+    alpha: Tensor | None  # [C] of the preceding Snake
     past: Tensor | None  # [rows, P, C]
-    ending: Epilogue
+    epilogue: Epilogue
     unit: UnitWeights | None = None
 
     @classmethod
     def of(cls, layer: CausalConv1d, alpha: Tensor | None, rows: int) -> _Link:
         conv = layer.conv
         weight = conv.weight.permute(2, 1, 0).contiguous()
-        ending = Epilogue(conv.out_channels, conv.bias, None, 0, keeps_total=False)
-        return cls(weight, conv.dilation[0], alpha, _no_past(weight, rows, layer.context, conv.in_channels), ending)
+        epilogue = Epilogue(conv.out_channels, conv.bias, None, 0, keeps_total=False)
+        return cls(weight, conv.dilation[0], alpha, _no_past(weight, rows, layer.context, conv.in_channels), epilogue)
 
     @classmethod
     def of_transposed(cls, layer: CausalConvTranspose1d, alpha: Tensor, rows: int) -> _Link:
-        """Return a link whose outputs are those of `stride` steps, its taps the steps that they are made of."""
+        """Return a transposed convolution as a convolution whose outputs are those of `stride` steps."""
         conv, bias = layer.conv, layer.conv.bias
-        ending = Epilogue(
+        epilogue = Epilogue(
             conv.out_channels, None if bias is None else bias.repeat(layer.stride), None, 0, keeps_total=False
         )
-        return cls(_by_step(layer), 1, alpha, _no_past(conv.weight, rows, layer.context, conv.in_channels), ending)
+        return cls(_by_step(layer), 1, alpha, _no_past(conv.weight, rows, layer.context, conv.in_channels), epilogue)
 
     @classmethod
     def of_unit(cls, unit: ResidualUnit, rows: int) -> _Link:
         first_snake, dilated, second_snake, pointwise = unit.block
         first = cls.of(cast(CausalConv1d, dilated), _alpha_of(first_snake), rows)
         second = cls.of(cast(CausalConv1d, pointwise), _alpha_of(second_snake), rows)
-        first.end(second.alpha, second.past)
-        weights = UnitWeights(first.weight, first.dilation, first.ending, second.weight)
+        first.connect(second.alpha, second.past)
+        weights = UnitWeights(first.weight, first.dilation, first.epilogue, second.weight)
         return replace(second, alpha=first.alpha, past=first.past, unit=weights)
 
-    def end(self, alpha: Tensor | None, past: Tensor | None, *, keeps_total: bool = False) -> None:
-        """Adapt the ending to the Snake and the past of the next link."""
-        spread = self.weight.shape[2] // self.ending.channels
-        snake = None if alpha is None else snake_table(alpha).repeat(1, spread)
+    def connect(self, alpha: Tensor | None, past: Tensor | None, *, keeps_total: bool = False) -> None:
+        """Adapt the epilogue to the Snake and the past of the next link."""
+        steps_per_input = self.weight.shape[2] // self.epilogue.channels
+        snake = None if alpha is None else snake_table(alpha).repeat(1, steps_per_input)
         context = 0 if past is None else past.shape[1]
-        self.ending = replace(self.ending, snake=snake, context=context, keeps_total=keeps_total)
+        self.epilogue = replace(self.epilogue, snake=snake, context=context, keeps_total=keeps_total)
 
     def __call__(self, total: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:
         if self.unit is not None:
-            return residual_unit(joined, self.unit, self.ending, total)
-        return convolve_on(joined, self.weight, self.dilation, self.ending)
+            return residual_unit(joined, self.unit, self.epilogue, total)
+        return convolve_on(joined, self.weight, self.dilation, self.epilogue)
 
 
 def _alpha_of(snake: nn.Module) -> Tensor:

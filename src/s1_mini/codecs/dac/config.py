@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NORM_EPS = 1e-5
 ROPE_BASE = 10_000
 
-# Far beyond any codec, near enough that a damaged config cannot ask for the machine's whole memory.
+# Far above any codec, but low enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**18
 
 _size = partial(size, most=MAX_SIZE)
@@ -44,7 +44,7 @@ class DacConfig:
     decoder_dim: int = _size(1536)
     decoder_rates: tuple[int, ...] = _sizes((8, 8, 4, 2))
     input_dim: int = _size(1024)  # channels between encoder, quantizer and decoder
-    n_codebooks: int = _size(9, most=MAX_LAYERS)  # residual ones, without the semantic one
+    n_codebooks: int = _size(9, most=MAX_LAYERS)  # residual codebooks, without the semantic one
     codebook_size: int = _size(1024)
     codebook_dim: int = _size(8)
     semantic_codebook_size: int = _size(4096)
@@ -56,7 +56,7 @@ class DacConfig:
     q_dim: int = _size(1024)
     q_inter: int = _size(3072)
     q_window: int = _size(128)
-    # Samples are ceiling · tanh(drive · x); other than 1, louder and with lower peaks than it was trained.
+    # Samples are ceiling · tanh(drive · x). Values other than 1 make audio louder, with lower peaks than in training.
     drive: float = _factor(16)
     ceiling: float = _factor(1)
 
@@ -93,7 +93,7 @@ class DacConfig:
     def from_json(cls, values: Mapping[str, Any]) -> DacConfig:
         """Read a `codec_config.json`; absent keys have the published value.
 
-        Keys that no layer depends on are ignored. Raises `CheckpointMismatchError` for values that cannot be.
+        Keys that no layer needs are ignored. Raises `CheckpointMismatchError` for invalid values.
         """
         config = cls(**read_fields(cls, values, "codec_config.json"))
         config._check()
@@ -121,6 +121,6 @@ class DacConfig:
 
 
 def read_dac_config(directory: Path) -> DacConfig:
-    """Read `codec_config.json`; a published directory has none and means the published sizes."""
+    """Read `codec_config.json`; a published directory lacks it and has the published sizes."""
     path = directory / "codec_config.json"
     return DacConfig.from_json(read_json(path)) if path.exists() else DacConfig()

@@ -1,4 +1,4 @@
-"""Causal layers of the codec. Each takes its input and the state that holds its past.
+"""Causal layers of the codec. Their arguments are the input and the state with the past inputs.
 
 Parameter names are those of the published checkpoint with weight norm folded.
 Shapes: B rows, C channels, T steps, S = window - 1 + T attended steps.
@@ -15,7 +15,7 @@ from s1_mini.layers.convolution import conv1d, conv_transpose1d
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import BlockConfig, RMSNorm, TransformerBlock, rope_table
 
-PADDING = 64  # steps that may be computed beyond the longest stream, to be thrown away
+PADDING = 64  # steps beyond the longest stream that may be computed and discarded
 
 
 class Chain(nn.ModuleList):
@@ -31,7 +31,7 @@ class Chain(nn.ModuleList):
 
 
 class CausalConv1d(nn.Module):
-    """Convolution that sees only the past; T must be a multiple of the stride."""
+    """Causal convolution; T must be a multiple of the stride."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1
@@ -46,13 +46,13 @@ class CausalConv1d(nn.Module):
 
 
 class CausalConvTranspose1d(nn.Module):
-    """Transposed convolution that sees only the past: T steps become T * stride."""
+    """Causal transposed convolution: T steps become T * stride."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int) -> None:
         super().__init__()
         self.conv = nn.ConvTranspose1d(inputs, outputs, kernel, stride=stride)
         self.stride = stride
-        self.context = -(-kernel // stride) - 1  # inputs whose outputs reach into the next step's
+        self.context = -(-kernel // stride) - 1  # past inputs that contribute to an output
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
         start, length = self.context * self.stride, x.shape[-1] * self.stride
@@ -85,14 +85,14 @@ class Bound(nn.Module):
         return self.bound(x)
 
     def bound(self, x: Tensor) -> Tensor:
-        """Return samples of what the last convolution gives, of any shape."""
+        """Return the samples of the last convolution's output x, of any shape."""
         if self._drive == self._ceiling == 1:
             return x.tanh()
         return (self._drive * x).tanh() * self._ceiling
 
 
 class ResidualUnit(nn.Module):
-    """Two Snake convolutions, the first dilated, around a skip."""
+    """Two Snake convolutions, the first dilated, with a skip connection."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class ResidualUnit(nn.Module):
 
 
 class ConvNeXtBlock(nn.Module):
-    """Depthwise convolution and a pointwise bottleneck around a skip (Liu et al. 2022), made causal."""
+    """Causal ConvNeXt block (Liu et al. 2022): depthwise convolution, pointwise bottleneck, skip connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class ConvNeXtBlock(nn.Module):
 class WindowTransformer(nn.Module):
     """Causal transformer over x [B, C, T]: every step attends to itself and to the window - 1 steps before it.
 
-    Positions count from the start of the stream, so the state keeps them, and each layer's last keys and values.
+    Positions count from the start of the stream, so the state has the position and each layer's last keys and values.
     """
 
     def __init__(self, config: BlockConfig, *, layers: int, window: int, max_steps: int, rope_base: float) -> None:
@@ -138,7 +138,7 @@ class WindowTransformer(nn.Module):
         self.rope_shape = (max_steps, config.head_dim, rope_base)
 
     def prepare(self, device: torch.device) -> None:
-        """Compute the rotary table, which is not stored."""
+        """Compute the rotary table, which checkpoints do not store."""
         max_steps, head_dim, base = self.rope_shape
         self.rope = rope_table(max_steps + PADDING, head_dim, base, device, rounded_to=torch.bfloat16)
 
@@ -161,7 +161,7 @@ class WindowTransformer(nn.Module):
 
 
 def window_mask(start: Tensor, steps: Tensor, window: int, padding: int = 0) -> Tensor:
-    """Return where step t may attend: in its window, not before the stream's start; bool [B, 1, T, S + padding]."""
+    """Return the mask of the window, from the start of the stream: bool [B, 1, T, S + padding]."""
     context = window - 1
     offset = torch.arange(context + len(steps) + padding, device=steps.device) - context  # relative to `start`
     distance = steps.unsqueeze(1) - offset

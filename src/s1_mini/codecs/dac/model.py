@@ -2,7 +2,7 @@
 
 decode: codes -> vectors -> post_module -> upsample -> decoder -> samples
 encode: samples -> encoder -> downsample -> pre_module -> codes
-Without `encodes` the encoding half is not built at all (it is more than half of the weights).
+Without `encodes` the encoding part, which is more than half of the weights, is not built.
 Shapes: B rows, K codebooks, F frames, C channels.
 """
 
@@ -31,7 +31,7 @@ from s1_mini.exceptions import CapacityError
 
 DILATIONS = (1, 3, 9)
 
-# Frames worked on at once by `decode` and `encode`: bounds their memory, whatever the length.
+# Frames that `decode` and `encode` process at once, which bounds their memory for any length.
 DECODE_BLOCK = 64
 ENCODE_BLOCK = 256
 
@@ -107,7 +107,7 @@ class Decoder(nn.Module):
 
 
 class VectorQuantizer(nn.Module):
-    """One codebook. `in_proj` is only there where waves are encoded."""
+    """One codebook; `in_proj` exists only in codecs that encode."""
 
     def __init__(self, dim: int, size: int, code_dim: int, *, encodes: bool) -> None:
         super().__init__()
@@ -117,19 +117,19 @@ class VectorQuantizer(nn.Module):
             self.in_proj = nn.Conv1d(dim, code_dim, 1)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Vectors [B, C, F] of codes [B, F]; codes beyond the codebook select its last entry, as upstream clamps."""
+        """Return vectors [B, C, F] of codes [B, F], which are clamped to the codebook, as upstream."""
         last = self.codebook.num_embeddings - 1
         return self.out_proj(self.codebook(codes.clamp(0, last)).transpose(1, 2))
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes [B, F] of vectors [B, C, F]."""
+        """Return codes [B, F] of vectors [B, C, F]."""
         return self.nearest(self.in_proj(x))
 
     def nearest(self, projected: Tensor) -> Tensor:
-        """Codes [B, F] of the entries nearest by angle to projected vectors [B, code_dim, F]."""
+        """Return the codes [B, F] of the entries nearest in angle to projected vectors [B, code_dim, F]."""
         query = F.normalize(projected.transpose(1, 2), dim=-1)
         entries = F.normalize(self.codebook.weight, dim=-1)
-        # Of unit vectors the nearest has the largest product; written as upstream's distance, for its rounding.
+        # The arg max of the product would be equivalent for unit vectors, but upstream's distance rounds differently.
         distance = query.square().sum(-1, keepdim=True) - 2 * query @ entries.T + entries.square().sum(-1)
         return distance.argmin(-1)
 
@@ -146,12 +146,12 @@ class QuantizerStack(nn.Module):
         return cast("list[VectorQuantizer]", self.quantizers)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Sum of the vectors [B, C, F] of codes [B, K, F]."""
+        """Return the sum of the codebooks' vectors [B, C, F] of codes [B, K, F]."""
         first, *others = (book.decode(codes[:, index]) for index, book in enumerate(self.books))
         return sum(others, start=first)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes [B, K, F] of vectors [B, C, F], and what is left of the vectors."""
+        """Return codes [B, K, F] of vectors [B, C, F], and the residual vectors."""
         codes = []
         for book in self.books:
             codes.append(book.encode(x))
@@ -187,11 +187,11 @@ class Quantizer(nn.Module):
         )
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Vectors [B, C, F] of codes [B, K, F], before the post module."""
+        """Return vectors [B, C, F] of codes [B, K, F], before the post module."""
         return self.semantic_quantizer.decode(codes[:, :1]) + self.quantizer.decode(codes[:, 1:])
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes [B, K, F] of vectors [B, C, F], after the pre module."""
+        """Return codes [B, K, F] of vectors [B, C, F], after the pre module."""
         semantic, rest = self.semantic_quantizer.encode(x)
         residual, _ = self.quantizer.encode(rest)
         return torch.cat((semantic, residual), dim=1)
@@ -214,21 +214,21 @@ class Dac(nn.Module):
             self.encoder = Encoder(config)
 
     def prepare(self) -> None:
-        """Compute what is not stored, on the weights' device."""
+        """Compute rotary tables, which checkpoints do not store, on the weights' device."""
         self.device = self.quantizer.post_module.norm.weight.device
         for module in self.modules():
             if isinstance(module, WindowTransformer):
                 module.prepare(self.device)
 
     def share_decoding(self, other: Dac) -> None:
-        """Decode with the weights of `other`, which are the same, so that they are in memory once."""
+        """Use the equal decoding weights of `other`, so that they are in memory once."""
         self.decoder = other.decoder
         self.quantizer.post_module = other.quantizer.post_module
         self.quantizer.upsample = other.quantizer.upsample
 
     def push(self, codes: Tensor, state: StreamState) -> Tensor:
-        """Decode the next frames [B, K, F] of the streams that `state` holds, to samples [B, T]."""
-        vectors = self.quantizer.decode(codes).to(self.quantizer.post_module.norm.weight.dtype)  # may be another's
+        """Decode the next frames [B, K, F] of the streams of `state` to samples [B, T]."""
+        vectors = self.quantizer.decode(codes).to(self.quantizer.post_module.norm.weight.dtype)  # may be shared
         return self.synthesise(vectors, state).squeeze(1)
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -240,21 +240,21 @@ class Dac(nn.Module):
         return DacStream(self, rows)
 
     def encode(self, wave: Tensor) -> Tensor:
-        """Encode one wave [T] to codes [K, F]; the last frame is filled up with silence.
+        """Encode one wave [T] to codes [K, F]; the last frame is padded with silence.
 
         Raises `CapacityError` beyond `max_frames`.
         """
         return self.encode_rows(wave.unsqueeze(0))[0]
 
     def encode_rows(self, waves: Tensor) -> Tensor:
-        """Encode waves [B, T] to codes [B, K, F]; being causal, silence appended to a row changes none of its frames.
+        """Encode waves [B, T] to codes [B, K, F]. The codec is causal, so appended silence changes no earlier frame.
 
         Raises `CapacityError` beyond `max_frames`.
         """
         return torch.cat(list(self._encode_blocks(waves)), dim=-1)
 
     def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
-        """Encode like `encode` with a `yield` after every `ENCODE_BLOCK` frames; the codes are what it returns."""
+        """Encode like `encode`, with a `yield` after every `ENCODE_BLOCK` frames; the generator returns the codes."""
         blocks = []
         for block in self._encode_blocks(wave.unsqueeze(0)):
             blocks.append(block[0])
@@ -269,12 +269,12 @@ class Dac(nn.Module):
             yield self.quantizer.encode(self.latents(block, state))
 
     def latents(self, waves: Tensor, state: StreamState) -> Tensor:
-        """Vectors [B, C, F] of samples [B, 1, T], ready to be quantised; T is a whole number of frames."""
+        """Return vectors [B, C, F] of samples [B, 1, T] before quantisation; T is a whole number of frames."""
         x = self.quantizer.downsample(self.encoder(waves, state), state)
         return self.quantizer.pre_module(x, state)
 
     def synthesise(self, vectors: Tensor, state: StreamState) -> Tensor:
-        """Samples [B, 1, T] of quantised vectors [B, C, F]."""
+        """Return samples [B, 1, T] of quantised vectors [B, C, F]."""
         return self.decoder(self.quantizer.upsample(self.quantizer.post_module(vectors, state), state), state)
 
     def check_length(self, frames: int) -> None:
@@ -288,7 +288,7 @@ class Dac(nn.Module):
 
 
 class DacStream:
-    """Streams of B rows; each moves on when it has something to decode."""
+    """B streams, each of which advances when it has frames to decode."""
 
     def __init__(self, codec: Dac, rows: int) -> None:
         self.rows = rows
@@ -301,16 +301,16 @@ class DacStream:
     ) -> Tensor:
         """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T]; `snake` replaces the activation.
 
-        Raises `CapacityError` for a stream that is too long for the codec. A call that raises has changed nothing.
+        Raises `CapacityError` for a stream that is too long for the codec. A call that raises changes nothing.
         """
-        chosen = range(self.rows) if rows is None else rows
-        assert codes.shape[:2] == (len(chosen), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
-        self._codec.check_length(max(self._frames[row] for row in chosen) + codes.shape[-1])
-        state = SelectedStreams(self._state, self.rows, chosen, codes.device)
+        slot_ids = range(self.rows) if rows is None else rows
+        assert codes.shape[:2] == (len(slot_ids), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
+        self._codec.check_length(max(self._frames[row] for row in slot_ids) + codes.shape[-1])
+        state = SelectedStreams(self._state, self.rows, slot_ids, codes.device)
         state.snake = snake
         samples = self._codec.push(codes, state)
         state.commit()
-        for row in chosen:
+        for row in slot_ids:
             self._frames[row] += codes.shape[-1]
         return samples
 

@@ -1,7 +1,7 @@
-"""The codec's decoder as a stage: chunks of codes in, audio out; each slot keeps the state of its stream.
+"""The codec's decoder as a stage: chunks of codes in, audio out; each slot has the state of its stream.
 
-A chunk that ends its utterance may be filled up to the next size: the codec is causal, and its slot then begins a new
-stream.
+A chunk that ends its utterance may be padded to the next size, because the codec is causal and the slot then begins a
+new stream.
 Shapes: n slots of a call, K codebooks, F frames, T samples.
 """
 
@@ -26,14 +26,14 @@ from s1_mini.runtime.stage import Pending
 
 Snake = Callable[[Tensor, Tensor], Tensor]
 
-MAX_FRAMES = 400  # of all slots of one captured call: beyond, a GPU is full, and first chunks would wait
+MAX_FRAMES = 400  # limit of a captured call; more would saturate the GPU and delay first chunks
 
 
 class DacDecoder(ChunkStage):
     """One stream in each slot."""
 
     def __init__(self, codec: Dac, policy: Chunks, *, number: int, batch_invariant: bool = False) -> None:
-        """Decode with the weights of `codec`; `number` is the stage's in its chain, for its stream on a GPU.
+        """Decode with the weights of `codec`; `number`, the stage's index in its chain, chooses its GPU stream.
 
         With `batch_invariant` the bits of a chunk do not depend on the rest of its batch, on a GPU as well.
         """
@@ -44,14 +44,14 @@ class DacDecoder(ChunkStage):
         self._snakes: dict[int, Snake | None] = {}  # by slot, from an utterance's first chunk to its last
 
     def make_graphs(self) -> None:
-        # The chain sums up in another order for few steps than for many.
+        # In the chain, the order of sums depends on the number of steps.
         chained = False if self._batch_invariant else None
-        slots = self._policy.slots + 1  # the last is for what fills up a call
+        slots = self._policy.slots + 1  # the last is for padding
         decoder = self._decoder = ChannelsLastDecoder(self._codec, slots, chained=chained)
 
         def call(codes: Tensor, rows: Tensor) -> Tensor:
             with batch_invariance(self._batch_invariant):
-                return decoder.push_where(codes.transpose(1, 2), rows[0], rows[1] == 0).float()
+                return decoder.push_slots(codes.transpose(1, 2), rows[0], rows[1] == 0).float()
 
         books = self._codec.num_codebooks
         self._capture(call, lambda key: [Buffer((*key, books)), Buffer((2, key[0]))], own_kernels=True)
@@ -63,7 +63,7 @@ class DacDecoder(ChunkStage):
         from s1_mini.kernels.compiled import layers as kernel  # numba takes a moment to import
 
         def snake(x: Tensor, alpha: Tensor) -> Tensor:
-            """Return Snake of x [1, C, T] with `alpha` [1, C, 1], float32 both."""
+            """Return Snake of x [1, C, T] with `alpha` [1, C, 1], both float32."""
             x = x.contiguous()
             out = torch.empty_like(x)
             kernel.snake(x[0].numpy(), alpha.detach().view(-1).numpy(), out[0].numpy())
@@ -87,7 +87,7 @@ class DacDecoder(ChunkStage):
     def _launch(self, graphs: Graphs, begun: list[Begin], size: int) -> Wait:
         n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._codec.num_codebooks), np.int64)
-        # Slots and numbers of chunks. Zeros, as while graphs are captured, begin a new stream.
+        # Slots and chunk numbers; chunk number 0, as during capture, begins a new stream.
         rows = np.zeros((2, n), np.int64)
         rows[0] = self._policy.slots
         for at, begin in enumerate(begun):

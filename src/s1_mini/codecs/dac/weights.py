@@ -1,4 +1,4 @@
-"""Translate the published names of a DAC checkpoint into the codec's, and fit them strictly."""
+"""Translate the published tensor names of a DAC checkpoint, and fit the tensors strictly."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ENCODING = ("encoder.", "quantizer.pre_module.", "quantizer.downsample.")
 
 
 def translate(tensors: Mapping[str, Tensor], *, encodes: bool = True) -> dict[str, Tensor]:
-    """Return tensors by the codec's names: prefix off, buffers dropped, weight norm folded. Idempotent.
+    """Return tensors by the codec's names: prefix removed, buffers dropped, weight norm folded. Idempotent.
 
-    Without `encodes`, what only encoding needs is dropped too. Raises `CheckpointMismatchError` for half a pair.
+    Without `encodes`, encoder weights are dropped too. Raises `CheckpointMismatchError` for an incomplete weight norm.
     """
     named = strip_prefix(tensors, "generator.")
     named = {name: tensor for name, tensor in named.items() if not name.endswith(_BUFFERS)}
@@ -33,7 +33,7 @@ def translate(tensors: Mapping[str, Tensor], *, encodes: bool = True) -> dict[st
 
 
 def can_encode(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether the file has the encoding half."""
+    """Return whether the file has encoder weights."""
     return any(_is_encoding(name.removeprefix("generator.")) for name in tensors)
 
 
@@ -50,13 +50,13 @@ def build_codec(
     device: torch.device,
     source: str,
 ) -> Dac:
-    """Build the codec, without its encoding half unless `encodes`.
+    """Build the codec, without its encoder unless `encodes`.
 
     Raises `CheckpointMismatchError` where config and weights contradict each other.
     """
     if encodes and not can_encode(tensors):
         raise CheckpointMismatchError(f"{source} has no encoder weights, so it cannot encode a reference")
-    # Both halves are checked now, so that a fault of the encoding half is not found by the first reference.
+    # The encoder is checked even if it is not built, because otherwise the first reference would reveal a fault.
     shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
     check(config, translate(shapes, encodes=can_encode(tensors)), encodes=can_encode(tensors), source=source)
     with skeleton():

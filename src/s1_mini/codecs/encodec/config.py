@@ -12,13 +12,13 @@ from typing import Any
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.layers.json_config import invalid, read_flag, read_size, read_sizes
 
-# Far beyond any codec, near enough that a damaged config cannot ask for the machine's whole memory.
+# Far above any codec, but low enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**18
 _MAX_PARTS = 32  # ratios, bandwidths, layers
 _MAX_CHANNELS = 2**13  # the published one has 512
 _MAX_BOOKS = 256
 
-# Supported values; a config with others is another codec, such as the one at 48 kHz.
+# Supported values; other codecs, such as Encodec at 48 kHz, have others.
 _FIXED: Mapping[str, Any] = {
     "audio_channels": 1,
     "normalize": False,
@@ -57,7 +57,7 @@ class EncodecConfig:
 
     @property
     def frame_rate(self) -> int:
-        """Frames a second, rounded up."""
+        """Frames per second, rounded up."""
         return -(-self.sampling_rate // self.samples_per_frame)
 
     @property
@@ -67,11 +67,11 @@ class EncodecConfig:
 
     @property
     def num_codebooks(self) -> int:
-        """All codebooks, which the highest bandwidth takes."""
+        """Number of codebooks at the highest bandwidth."""
         return self._books(self.target_bandwidths[-1])
 
     def codebooks_of(self, bandwidth: float) -> int:
-        """Codes of one frame at a bandwidth in kbit/s. Raises `ValueError` for one that the codec lacks."""
+        """Return the codes per frame at a bandwidth in kbit/s. Raises `ValueError` for an unsupported bandwidth."""
         if bandwidth not in self.target_bandwidths:
             allowed = ", ".join(f"{each:g}" for each in self.target_bandwidths)
             raise ValueError(f"bandwidth must be one of {allowed} kbit/s, not {bandwidth}")
@@ -82,12 +82,15 @@ class EncodecConfig:
 
     @property
     def first_frames(self) -> int:
-        """Frames that the first ones depend on, since a stream's beginning is mirrored: 7.
+        """Minimum frames of a stream's first chunk, because the beginning of a stream is mirrored: 7 as published.
 
-        The first chunk of a longer stream must have at least these.
+        A shorter chunk must be the whole stream.
         """
         rate = 1
-        mirrored = [(self.kernel_size, 1), (self.last_kernel_size, 1)]  # inputs of a layer, and its steps a frame
+        mirrored = [
+            (self.kernel_size, 1),
+            (self.last_kernel_size, 1),
+        ]  # inputs that a layer mirrors, and its steps per frame
         for ratio in self.upsampling_ratios:
             rate *= ratio
             mirrored += [(self._residual_reach(), rate), (ratio + 1, rate)]
@@ -102,7 +105,7 @@ class EncodecConfig:
     def from_json(cls, values: Mapping[str, Any], source: str = "config.json") -> EncodecConfig:
         """Read transformers' config; absent keys have the published value, keys that no layer needs are ignored.
 
-        Raises `CheckpointMismatchError` naming `source` and the key for values that cannot be.
+        Raises `CheckpointMismatchError` naming `source` and the key for invalid values.
         """
         for name, only in _FIXED.items():
             if values.get(name, only) != only:

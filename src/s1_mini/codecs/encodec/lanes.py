@@ -1,8 +1,8 @@
-"""Many files through the codec in calls of one shape: S lanes, each with the next chunk of a file of its own.
+"""Process many files in calls of one shape: S lanes, each with the next chunk of one file.
 
-A lane carries its file's state from call to call, and takes the next file when one is over. So every lane works until
-the files run out, whatever their lengths; memory is made once, and a GPU has one graph. The result for a file depends
-neither on its neighbours nor on its place in the order.
+A lane keeps the state of its file between calls and takes the next file when one is complete. So all lanes work until
+the files run out, whatever their lengths. Memory is allocated once, and a GPU needs one graph. The result of a file
+depends neither on other files nor on their order.
 Shapes: S lanes, K codebooks, F frames and T samples of a chunk.
 """
 
@@ -23,27 +23,27 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.graphs import capture, one_capture
 
 Numbered = tuple[int, np.ndarray]
-Format = tuple[tuple[int, ...], torch.dtype]  # of a chunk; time is the last axis
+Format = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a chunk; time is the last axis
 
 
 @dataclass
 class _File:
-    """A file in a lane, and what is known of its result."""
+    """A file in a lane, and its result so far."""
 
     number: int
     content: np.ndarray
     result: np.ndarray
-    begun: int = 0  # steps that were put into calls
+    begun: int = 0  # steps passed to calls so far
 
 
 @dataclass
 class _Call:
-    """The host's side of a call: pinned memory where the device is a GPU."""
+    """The host's buffers of a call: pinned memory if the device is a GPU."""
 
     inputs: list[Tensor]
     output: Tensor
     done: torch.cuda.Event | None
-    # Of each lane that has a file: its number, the file, and where its part of the file's result begins.
+    # Of each lane with a file: its number, the file, and the start of its part of the file's result.
     parts: list[tuple[int, _File, int]] = field(default_factory=list)
 
     def wait(self) -> None:
@@ -52,7 +52,7 @@ class _Call:
 
 
 class Lanes:
-    """S lanes of one direction; `run` may be called again and again, one after the other."""
+    """S lanes that encode or decode; `run` may be called repeatedly, but not concurrently."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Lanes:
         *,
         lanes: int,
         frames: int,
-        given: Format,
-        made: Format,
+        inputs: Format,
+        outputs: Format,
     ) -> None:
-        """Allocate lanes for chunks of `frames` frames, of the format `given`, and results of the format `made`.
+        """Allocate lanes for chunks of `frames` frames with the formats `inputs` and `outputs`.
 
         Raises `ConfigurationError` for chunks that are too short to begin a file.
         """
@@ -72,12 +72,12 @@ class Lanes:
                 f"{lanes} lanes of {frames} frames are not possible: use at least one lane and at least "
                 f"{codec.config.first_frames} frames, because a file's first samples depend on these"
             )
-        self.lanes, self._frames, self._codec, self._given = lanes, frames, codec, given
+        self.lanes, self._frames, self._codec, self._input_format = lanes, frames, codec, inputs
         self._state, self.device = StreamState(), codec.device
-        shapes = [((lanes, *given[0]), given[1]), ((lanes,), torch.bool), ((lanes,), torch.int64)]
+        shapes = [((lanes, *inputs[0]), inputs[1]), ((lanes,), torch.bool), ((lanes,), torch.int64)]
         self._inputs = [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in shapes]
-        self._output = torch.zeros((lanes, *made[0]), dtype=made[1], device=self.device)
-        # Of two calls one is filled and read while the device works on the other.
+        self._output = torch.zeros((lanes, *outputs[0]), dtype=outputs[1], device=self.device)
+        # The host fills and reads one call while the device works on the other.
         self._calls = [self._make_call() for _ in range(2)]
         self._num_calls = 0
         self._stream: torch.cuda.Stream | None = None
@@ -85,14 +85,14 @@ class Lanes:
 
     @torch.inference_mode()
     def capture(self, *, tunes: bool = False) -> None:
-        """Capture the graph, on a GPU; once, before the first file.
+        """Capture the graph on a GPU; call it once, before the first file.
 
-        If it `tunes`, cuDNN tries its ways of each convolution and keeps the fastest: some seconds, and their sums may
-        differ in the last bits from one time to the next.
+        With `tunes`, cuDNN autotunes each convolution. This takes seconds, and results may differ in the last bits from
+        run to run.
         """
         if self.device.type != "cuda":
             return
-        self._inputs[2].fill_(self._given[0][-1])
+        self._inputs[2].fill_(self._input_format[0][-1])
         self._stream = torch.cuda.Stream(self.device)
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = tunes or before
@@ -117,7 +117,7 @@ class Lanes:
         last: _Call | None = None
         for number in count():
             call = self._calls[number % 2]
-            call.wait()  # of a run that was given up
+            call.wait()  # an abandoned run may still use the buffers
             empty = self._fill(call, at, waiting)
             if call.parts:
                 self._launch(call)
@@ -129,14 +129,14 @@ class Lanes:
             last = call
 
     def all(self, files: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the results of all files in their order; the longest are begun first, so that lanes end together."""
+        """Return the results of all files in order; the longest start first, so that lanes finish together."""
         order = sorted(range(len(files)), key=lambda number: -files[number].shape[-1])
         results = {order[at]: result for at, result in self.run(files[number] for number in order)}
         return [results[number] for number in range(len(files))]
 
     @property
     def frames_computed(self) -> int:
-        """Frames of all calls so far, with those of lanes that had no file."""
+        """Number of frames of all calls so far, including lanes without a file."""
         return self._num_calls * self.lanes * self._frames
 
     @property
@@ -149,17 +149,17 @@ class Lanes:
         return _Call(host[:-1], host[-1], torch.cuda.Event(blocking=True) if is_gpu else None)
 
     def _compute(self) -> None:
-        x, fresh, lengths = self._inputs
-        chunk = StreamChunk(self._state, self.lanes, fresh, lengths)
+        x, reset_mask, lengths = self._inputs
+        chunk = StreamChunk(self._state, self.lanes, reset_mask, lengths)
         self._output.copy_(self.compute(x, chunk))
         chunk.commit()
 
     def _fill(self, call: _Call, at: list[_File | None], waiting: Iterator[Numbered]) -> list[_File]:
         """Put the next chunk of each lane's file into a call; return the files that are empty."""
-        x, fresh, lengths = (each.numpy() for each in call.inputs)
+        x, reset_mask, lengths = (each.numpy() for each in call.inputs)
         steps, empty = x.shape[-1], []
         call.parts = []
-        fresh[:], lengths[:] = True, steps  # for lanes without a file
+        reset_mask[:], lengths[:] = True, steps  # values of lanes without a file
         for lane in range(self.lanes):
             file = at[lane]
             while file is None and (following := next(waiting, None)) is not None:
@@ -171,25 +171,25 @@ class Lanes:
                 continue
             taken = min(steps, file.content.shape[-1] - file.begun)
             x[lane, ..., :taken] = file.content[..., file.begun : file.begun + taken]
-            fresh[lane], lengths[lane] = file.begun == 0, taken
+            reset_mask[lane], lengths[lane] = file.begun == 0, taken
             call.parts.append((lane, file, file.begun // steps * self._output.shape[-1]))
             file.begun += taken
             at[lane] = file if file.begun < file.content.shape[-1] else None
         return empty
 
     def _open(self, number: int, content: np.ndarray) -> _File:
-        *shape, steps = self._given[0]
+        *shape, steps = self._input_format[0]
         if content.ndim != len(shape) + 1 or list(content.shape[:-1]) != shape:
-            wanted = ", ".join(map(str, (*shape, "length")))
-            raise ValueError(f"file {number} has shape {list(content.shape)}; expected [{wanted}]")
+            expected = ", ".join(map(str, (*shape, "length")))
+            raise ValueError(f"file {number} has shape {list(content.shape)}; expected [{expected}]")
         frames = -(-content.shape[-1] * self._frames // steps)
-        *shape, made = self._output.shape[1:]
-        result = np.empty((*shape, frames * made // self._frames), self._calls[0].output.numpy().dtype)
+        *shape, output_steps = self._output.shape[1:]
+        result = np.empty((*shape, frames * output_steps // self._frames), self._calls[0].output.numpy().dtype)
         return _File(number, content, result)
 
     def _launch(self, call: _Call) -> None:
         self._num_calls += 1
-        with torch.cuda.stream(self._stream):  # which does nothing where there is none
+        with torch.cuda.stream(self._stream):  # no effect if it is None
             for device, host in zip(self._inputs, call.inputs, strict=True):
                 device.copy_(host, non_blocking=True)
             self._work()
@@ -198,12 +198,12 @@ class Lanes:
                 call.done.record()
 
     def _collect(self, call: _Call) -> Iterator[Numbered]:
-        """Read the results of a call; yield those of files that are over."""
+        """Read the results of a call; yield the files that are complete."""
         call.wait()
-        made = call.output.numpy()
+        output = call.output.numpy()
         for lane, file, start in call.parts:
-            part = file.result[..., start : start + made.shape[-1]]
-            part[...] = made[lane, ..., : part.shape[-1]]
+            part = file.result[..., start : start + output.shape[-1]]
+            part[...] = output[lane, ..., : part.shape[-1]]
             if start + part.shape[-1] == file.result.shape[-1]:
                 yield file.number, file.result
 
@@ -212,10 +212,10 @@ class EncodeLanes(Lanes):
     """Waves [samples] in float32 to codes [K, frames] in int64."""
 
     def __init__(self, codec: Encodec, *, lanes: int, frames: int, codebooks: int) -> None:
-        """Encode `frames` frames of each lane at a time, with the first `codebooks`."""
+        """Encode `frames` frames per lane and call, with the first `codebooks`."""
         assert codec.encodes, "this codec was loaded for decoding only"
-        given = ((frames * codec.samples_per_frame,), torch.float32)
-        super().__init__(codec, lanes=lanes, frames=frames, given=given, made=((codebooks, frames), torch.int64))
+        inputs = ((frames * codec.samples_per_frame,), torch.float32)
+        super().__init__(codec, lanes=lanes, frames=frames, inputs=inputs, outputs=((codebooks, frames), torch.int64))
         self._codebooks = codebooks
 
     def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
@@ -226,9 +226,9 @@ class DecodeLanes(Lanes):
     """Codes [K, frames] to waves [samples] in float32."""
 
     def __init__(self, codec: Encodec, *, lanes: int, frames: int, codebooks: int) -> None:
-        """Decode `frames` frames of each lane at a time, of the first `codebooks`."""
-        made = ((frames * codec.samples_per_frame,), torch.float32)
-        super().__init__(codec, lanes=lanes, frames=frames, given=((codebooks, frames), torch.int64), made=made)
+        """Decode `frames` frames per lane and call, of the first `codebooks`."""
+        outputs = ((frames * codec.samples_per_frame,), torch.float32)
+        super().__init__(codec, lanes=lanes, frames=frames, inputs=((codebooks, frames), torch.int64), outputs=outputs)
 
     def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
         return self._codec.decode(x, chunk)

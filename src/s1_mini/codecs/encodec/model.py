@@ -2,7 +2,7 @@
 
 decode: codes -> vectors -> decoder -> samples
 encode: samples -> encoder -> vectors -> codes
-Without `encodes` the encoder is not built at all: it is half of the weights.
+Without `encodes` the encoder, which is half of the weights, is not built.
 Parameter names are those of transformers' checkpoints with weight norm folded.
 Shapes: B rows, K codebooks, F frames, C channels, T samples or steps.
 """
@@ -19,7 +19,7 @@ from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.stream_state import StreamChunk, WholeStream
 from s1_mini.layers.convolution import conv1d, conv_transpose1d
 
-Past = WholeStream | StreamChunk  # of every layer
+Past = WholeStream | StreamChunk  # state of all layers
 
 
 class Chain(nn.Module):
@@ -40,7 +40,7 @@ def _run(layers: nn.ModuleList, x: Tensor, past: Past) -> Tensor:
 
 
 class CausalConv1d(nn.Module):
-    """Convolution that sees only the past; T steps become T / stride, rounded up."""
+    """Causal convolution; T steps become T / stride, rounded up."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class CausalConv1d(nn.Module):
 
 
 class CausalConvTranspose1d(nn.Module):
-    """Transposed convolution of twice its stride that sees only the past: T steps become T * stride."""
+    """Causal transposed convolution with a kernel of twice its stride: T steps become T * stride."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class CausalConvTranspose1d(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """Two convolutions with fewer channels between them, the first dilated, around a skip."""
+    """Two convolutions with fewer channels between them, the first dilated, with a skip connection."""
 
     def __init__(self, config: EncodecConfig, channels: int, dilation: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class ResidualUnit(nn.Module):
 
 
 class Recurrence(nn.Module):
-    """Layers of LSTM around a skip."""
+    """LSTM layers with a skip connection."""
 
     def __init__(self, channels: int, num_layers: int) -> None:
         super().__init__()
@@ -96,22 +96,22 @@ class Recurrence(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Entries [N, C], of which the nearest is a vector's code."""
+    """Entries [N, C]; the code of a vector is its nearest entry."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         self.embed = nn.Parameter(torch.empty(size, dim))
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Vectors [B, F, C] of codes [B, F]; a code past the book means its last entry."""
+        """Return vectors [B, F, C] of codes [B, F], which are clamped to the codebook."""
         return F.embedding(codes.clamp(0, len(self.embed) - 1), self.embed)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes [B, F] of vectors [B, F, C]."""
+        """Return codes [B, F] of vectors [B, F, C]."""
         return self.distances(x).argmin(-1)
 
     def distances(self, x: Tensor) -> Tensor:
-        """Squared distances [B, F, N] of vectors [B, F, C]; written as the original's, for its rounding."""
+        """Return squared distances [B, F, N] of vectors [B, F, C], rounded as in the original."""
         return x.square().sum(-1, keepdim=True) - 2 * x @ self.embed.T + self.embed.square().sum(-1)
 
 
@@ -127,12 +127,12 @@ class Quantizer(nn.Module):
         return [cast("nn.ModuleDict", layer)["codebook"] for layer in self.layers]  # type: ignore[misc]
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Sum of the vectors [B, C, F] of codes [B, K, F]; K may be fewer than all books."""
+        """Return the sum of the codebooks' vectors [B, C, F] of codes [B, K, F] of the first K codebooks."""
         first, *others = (book.decode(codes[:, at]) for at, book in enumerate(self.books[: codes.shape[1]]))
         return sum(others, start=first).transpose(1, 2)
 
     def encode(self, x: Tensor, count: int) -> Tensor:
-        """Codes [B, `count`, F] of vectors [B, C, F] in the first books."""
+        """Return codes [B, `count`, F] of vectors [B, C, F] in the first codebooks."""
         rest, codes = x.transpose(1, 2), []
         for book in self.books[:count]:
             codes.append(book.encode(rest))
@@ -145,7 +145,7 @@ def _residual_units(config: EncodecConfig, channels: int) -> list[ResidualUnit]:
 
 
 def _encoder(config: EncodecConfig) -> Chain:
-    """Samples [B, 1, T] to vectors [B, C, F]."""
+    """Build the encoder: samples [B, 1, T] to vectors [B, C, F]."""
     channels = config.num_filters
     layers: list[nn.Module] = [CausalConv1d(1, channels, config.kernel_size)]
     for ratio in reversed(config.upsampling_ratios):
@@ -157,7 +157,7 @@ def _encoder(config: EncodecConfig) -> Chain:
 
 
 def _decoder(config: EncodecConfig) -> Chain:
-    """Vectors [B, C, F] to samples [B, 1, T]."""
+    """Build the decoder: vectors [B, C, F] to samples [B, 1, T]."""
     channels = config.width
     layers: list[nn.Module] = [CausalConv1d(config.hidden_size, channels, config.kernel_size)]
     layers.append(Recurrence(channels, config.num_lstm_layers))
@@ -184,9 +184,9 @@ class Encodec(nn.Module):
             self.encoder = _encoder(config)
 
     def prepare(self, dtype: torch.dtype | None = None) -> None:
-        """Convert both networks to a format and lay out weights as the device likes them; once, when they are on it.
+        """Convert both networks to `dtype` and flatten LSTM weights; call it once, on the final device.
 
-        The codebooks stay in fp32: in fewer bits their entries are too close to each other.
+        The codebooks stay in fp32, because with fewer bits entries would coincide.
         """
         for network in (self.decoder, self.encoder) if self.encodes else (self.decoder,):
             network.to(dtype)
@@ -201,11 +201,11 @@ class Encodec(nn.Module):
         return self.quantize(self.latents(waves), codebooks)
 
     def quantize(self, latents: Tensor, codebooks: int | None = None) -> Tensor:
-        """Codes [B, K, F] of vectors [B, C, F] in the first `codebooks`, or in all."""
+        """Return codes [B, K, F] of vectors [B, C, F] in the first `codebooks`, or in all."""
         return self.quantizer.encode(latents.float(), codebooks or self.num_codebooks)
 
     def latents(self, waves: Tensor, past: Past | None = None) -> Tensor:
-        """Vectors [B, C, F] of samples [B, T], the last frame mirrored to its end; chunks have whole frames only."""
+        """Return vectors [B, C, F] of samples [B, T]; the end is mirrored to a whole frame. Chunks have only those."""
         assert self.encodes, "this codec was loaded for decoding only"
         return self.encoder(waves.unsqueeze(1).to(self.dtype), past or WholeStream())
 

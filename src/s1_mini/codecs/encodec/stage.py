@@ -1,7 +1,7 @@
 """The decoder as a stage: chunks of codes in, audio out; a slot keeps its stream's state.
 
-A stream's beginning is mirrored, so its first chunk must have seven frames, or the whole stream: `chunk_sizes` ensures
-it. A chunk that ends its utterance may be padded to the next size, because the next one in its slot is a new stream.
+The beginning of a stream is mirrored, so its first chunk must have seven frames or be the whole stream (`chunk_sizes`).
+A chunk that ends its utterance may be padded to the next size, because the next chunk of its slot is a new stream.
 Shapes: n slots of a call, K codebooks, F frames, T samples.
 """
 
@@ -24,11 +24,11 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.graphs import Buffer, Wait
 from s1_mini.runtime.rows import fit
 
-MAX_FRAMES = 1600  # of all slots of one captured call: beyond, a GPU is full, and first chunks would wait
+MAX_FRAMES = 1600  # limit of a captured call; more would saturate the GPU and delay first chunks
 
 
 def chunk_sizes(config: EncodecConfig, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the chunk sizes nearest to `sizes` that this codec can stream exactly."""
+    """Return `sizes`, with the first one raised to what this codec needs to stream exactly."""
     first, *others = sizes
     if first >= config.first_frames:
         return (first, *others)
@@ -36,12 +36,12 @@ def chunk_sizes(config: EncodecConfig, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 class EncodecDecoder(ChunkStage):
-    """One stream in each slot; the codes of a frame are those of the first K codebooks."""
+    """One stream in each slot; frames have codes of the first K codebooks."""
 
     def __init__(self, codec: Encodec, policy: Chunks, *, number: int) -> None:
-        """Decode with the weights of `codec`; `number` is the stage's in its chain, for its stream on a GPU.
+        """Decode with the weights of `codec`; `number`, the stage's index in its chain, chooses its GPU stream.
 
-        Raises `ConfigurationError` for a policy whose first chunks are too small to begin a stream with.
+        Raises `ConfigurationError` for a policy whose first chunks are too small to begin a stream.
         """
         first = min(sizes[0] for sizes in policy.sizes.values())
         if first < codec.config.first_frames:
@@ -63,10 +63,10 @@ class EncodecDecoder(ChunkStage):
     def _decode(self, codes: Tensor, rows: Tensor) -> Tensor:
         """Return the audio [n, T] of codes [n, K, F]; `rows` [3, n] are slots, new streams (0 or 1) and valid frames.
 
-        All tensors are on the device, so that it can be captured in a graph.
+        All tensors are on the device, so that a graph can capture the call.
         """
-        chosen, fresh, lengths = rows
-        chunk = StreamChunk(self._state, self._policy.slots + 1, fresh.bool(), lengths, chosen)
+        slot_ids, reset_mask, lengths = rows
+        chunk = StreamChunk(self._state, self._policy.slots + 1, reset_mask.bool(), lengths, slot_ids)
         sound = self._codec.decode(codes, chunk)
         chunk.commit()
         return sound.float()
@@ -75,7 +75,7 @@ class EncodecDecoder(ChunkStage):
         n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._num_codebooks), np.int64)
         rows = np.empty((3, n), np.int64)
-        rows[:] = [[self._policy.slots], [1], [size]]  # the last slot is for what fills up a call
+        rows[:] = [[self._policy.slots], [1], [size]]  # the last slot is for padding
         for at, begin in enumerate(begun):
             codes[at, : len(begin.inputs)] = begin.inputs
             rows[:, at] = begin.slot, begin.number == 0, len(begin.inputs)

@@ -1,8 +1,8 @@
 """The state of Encodec's layers between two chunks: any chunking gives the numbers of one call.
 
-A convolution sees some inputs before its new ones. At a stream's beginning these are its first inputs, mirrored; if
-there are too few, zeros follow them. A strided one also sees the end mirrored, up to a whole step. So a stream that
-ends within its chunk says how long it is, and what fills the chunk up changes nothing.
+A convolution depends on past inputs. At the beginning of a stream they are its first inputs mirrored, zero-padded if
+there are too few. A strided convolution also mirrors the end of the stream to complete its last step. So a stream that
+ends within a chunk needs its length, and padding after the end changes nothing.
 Shapes: n rows of a call, C channels, T steps.
 """
 
@@ -16,10 +16,10 @@ from s1_mini.codecs.stream_state import NoState, SelectedStreams, StreamState
 
 
 class WholeStream(NoState):
-    """Every call is a whole stream: nothing is remembered."""
+    """Every call is a whole stream; nothing is stored."""
 
     def mirror(self, _layer: nn.Module, x: Tensor, context: int, stride: int) -> Tensor:
-        """Return x [n, C, T] with `context` inputs before it, and after it what makes T a multiple of `stride`."""
+        """Mirror x [n, C, T] by `context` inputs at its beginning and, up to a multiple of `stride`, at its end."""
         after = -x.shape[-1] % stride
         if context == after == 0:
             return x
@@ -28,7 +28,7 @@ class WholeStream(NoState):
         return x[..., : x.shape[-1] - missing]
 
     def grow(self, factor: int) -> None:
-        """Count `factor` steps for each from here on."""
+        """Multiply stream lengths by `factor`, after an upsampling."""
 
     def recur(self, lstm: nn.LSTM, x: Tensor) -> Tensor:
         """Return the output of the LSTM for x [T, n, C]."""
@@ -38,18 +38,18 @@ class WholeStream(NoState):
 class StreamChunk(SelectedStreams):
     """The next chunk of some streams.
 
-    `fresh` [n] is true for rows of a new stream. `lengths` [n] are the valid steps of the network's input: all, unless
-    a stream ends. `chosen` [n] says which row of the whole each row is; None means all.
+    `reset_mask` [n] is true for rows of a new stream. `lengths` [n] are the valid steps of the network's input: all,
+    unless a stream ends. `slot_ids` [n] are the rows of the whole state; None means all.
     """
 
     def __init__(
-        self, whole: StreamState, num_rows: int, fresh: Tensor, lengths: Tensor, chosen: Tensor | None = None
+        self, whole: StreamState, num_rows: int, reset_mask: Tensor, lengths: Tensor, slot_ids: Tensor | None = None
     ) -> None:
-        super().__init__(whole, num_rows, slice(None) if chosen is None else chosen, fresh.device, fresh)
+        super().__init__(whole, num_rows, slice(None) if slot_ids is None else slot_ids, reset_mask.device, reset_mask)
         self._lengths = lengths
 
     def mirror(self, layer: nn.Module, x: Tensor, context: int, stride: int) -> Tensor:
-        """Return x [n, C, T] with its past before it; T is a multiple of `stride`."""
+        """Prepend the past to x [n, C, T], mirroring beginnings and ends; T is a multiple of `stride`."""
         if context:
             x = self.extend((layer, ""), x, context, beginning=self._beginning(x, context))
         if stride > 1:
@@ -58,11 +58,11 @@ class StreamChunk(SelectedStreams):
         return x
 
     def grow(self, factor: int) -> None:
-        """Count `factor` steps for each from here on."""
+        """Multiply stream lengths by `factor`, after an upsampling."""
         self._lengths = self._lengths * factor
 
     def recur(self, lstm: nn.LSTM, x: Tensor) -> Tensor:
-        """Return the output of the LSTM for x [T, n, C], continuing from its rows' states."""
+        """Return the output of the LSTM for x [T, n, C], from the stored state of each row."""
         shape = [0, lstm.num_layers, lstm.hidden_size]
         pasts = [self._get((lstm, name), shape, x.dtype, x.device) for name in ("h", "c")]
         out, ends = lstm(x, tuple(self._read(past).transpose(0, 1).contiguous() for past in pasts))
@@ -70,20 +70,22 @@ class StreamChunk(SelectedStreams):
         return out
 
     def _beginning(self, x: Tensor, context: int) -> Tensor:
-        """Return the first inputs of x mirrored, without the very first: [n, C, context]."""
+        """Return the inputs of x after the first one, mirrored: [n, C, context]."""
         first = x[..., 1 : context + 1]
         first = F.pad(first, (0, context - first.shape[-1])) if first.shape[-1] < context else first
         is_over = torch.arange(1, context + 1, device=x.device) >= self._lengths[:, None]
         return first.masked_fill(is_over[:, None], 0).flip(-1)
 
     def _mirror_end(self, joined: Tensor, context: int, stride: int) -> None:
-        """Write behind the end of each row what makes its last step whole; what lies farther behind is nothing."""
-        assert self._fresh is not None
+        """Mirror the end of each row, in place, to complete its last step; later inputs are not used."""
+        assert self._reset_mask is not None
         end, offsets = context + self._lengths[:, None], torch.arange(stride - 1, device=joined.device)
         to, source = end + offsets, end - 2 - offsets
         is_inside = to < joined.shape[-1]
-        to, source = (torch.where(is_inside, each, 0) for each in (to, source))  # else the first stays as it is
-        is_short = self._fresh & (self._lengths <= context)
+        to, source = (
+            torch.where(is_inside, each, 0) for each in (to, source)
+        )  # otherwise rewrite the first input with itself
+        is_short = self._reset_mask & (self._lengths <= context)
         rows = (-1, joined.shape[1], -1)
         values = joined.gather(-1, source[:, None].expand(*rows))
         values = values.masked_fill((is_short[:, None] & is_inside)[:, None], 0)

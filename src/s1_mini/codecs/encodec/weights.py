@@ -1,6 +1,6 @@
-"""The tensors of an Encodec: from a checkpoint of its own or one that holds it under a prefix, or random ones.
+"""The tensors of an Encodec: from its own checkpoint, from another model's under a prefix, or random.
 
-The random weights are realistic: layers keep the loudness of their input, the LSTMs remember, all codes occur.
+Random weights are realistic: layers preserve loudness, LSTMs have memory, and all codes occur.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.weights.fit import check_fit, fit, skeleton
 from s1_mini.weights.weight_norm import fold_weight_norm
 
-_TRAINING = (".codebook.inited", ".codebook.cluster_size", ".codebook.embed_avg")  # of no use in inference
+_TRAINING = (".codebook.inited", ".codebook.cluster_size", ".codebook.embed_avg")  # training statistics
 _ENCODER = "encoder."
 
-TINY = EncodecConfig(num_filters=4, hidden_size=16)  # with the published rates, books and bandwidths
-Spelling = Literal["parametrizations", "weight_g", "folded"]  # of weight norm
+TINY = EncodecConfig(num_filters=4, hidden_size=16)  # published rates, codebooks and bandwidths
+Spelling = Literal["parametrizations", "weight_g", "folded"]  # spelling of weight norm
 _SUFFIXES = {
     "parametrizations": (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     "weight_g": (".weight_g", ".weight_v"),
 }
 _LOUDNESS = 0.1  # standard deviation of decoded samples
 _LATENT_SPREAD = 0.3  # standard deviation of the vectors that encoding quantizes
-_HEARD_SAMPLES = 48_000  # of noise, after whose vectors the books are drawn
+_NOISE_SAMPLES = 48_000  # noise whose vectors set the scale of random codebooks
 
 
 def translate(
     tensors: Mapping[str, Tensor], *, prefix: str = "", encodes: bool = True, source: str = "codec weights"
 ) -> dict[str, Tensor]:
-    """Return the tensors under `prefix` by the codec's names: weight norm folded, statistics dropped.
+    """Return the tensors under `prefix` by the codec's names: weight norm folded, training statistics dropped.
 
-    Without `encodes` the encoder is dropped as well. Raises `CheckpointMismatchError` for half of a weight norm.
+    Without `encodes` the encoder is dropped as well. Raises `CheckpointMismatchError` for an incomplete weight norm.
     """
     dropped = () if encodes else (_ENCODER,)
     named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -46,7 +46,7 @@ def translate(
 
 
 def can_encode(tensors: Mapping[str, Tensor], prefix: str = "") -> bool:
-    """Return whether the file has the encoder."""
+    """Return whether the file has encoder weights."""
     return any(name.startswith(prefix + _ENCODER) for name in tensors)
 
 
@@ -62,7 +62,7 @@ def build_encodec(
 ) -> Encodec:
     """Build the codec from the tensors under `prefix`, without its encoder unless `encodes`.
 
-    Both networks have `dtype`, the codebooks fp32. Raises `CheckpointMismatchError` naming `source` and the tensors
+    Both networks have `dtype`, the codebooks are fp32. Raises `CheckpointMismatchError` naming `source` and the tensors
     where config and weights contradict each other.
     """
     if encodes and not can_encode(tensors, prefix):
@@ -76,7 +76,7 @@ def build_encodec(
 
 
 def check(config: EncodecConfig, tensors: Mapping[str, Tensor], *, prefix: str = "", source: str = "the codec") -> None:
-    """Raise `CheckpointMismatchError` unless the tensors under `prefix` fit `config`; shapes are enough."""
+    """Raise `CheckpointMismatchError` unless the tensors under `prefix` fit `config`; only shapes are read."""
     with skeleton():
         codec = Encodec(config, encodes=can_encode(tensors, prefix))
     check_fit(codec, translate(tensors, prefix=prefix, source=source), source=source)
@@ -85,27 +85,27 @@ def check(config: EncodecConfig, tensors: Mapping[str, Tensor], *, prefix: str =
 @torch.no_grad()
 def random_encodec(config: EncodecConfig, seed: int = 0) -> Encodec:
     """Build a codec with random weights."""
-    draws = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     codec = Encodec(config).requires_grad_(False).eval()
     for module in codec.modules():
         if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
-            # What reaches one output: all taps of a convolution, two of a transposed one.
+            # Taps that contribute to an output: all of a convolution, two of a transposed one.
             taps = 2 if isinstance(module, nn.ConvTranspose1d) else module.kernel_size[0]
-            module.weight.normal_(0, 1.2 / math.sqrt(module.in_channels * taps), generator=draws)
+            module.weight.normal_(0, 1.2 / math.sqrt(module.in_channels * taps), generator=generator)
             assert module.bias is not None
-            module.bias.normal_(0, 0.05, generator=draws)
+            module.bias.normal_(0, 0.05, generator=generator)
         elif isinstance(module, nn.LSTM):
             for parameter in module.parameters():
-                parameter.normal_(0, 1.2 / math.sqrt(module.hidden_size), generator=draws)
+                parameter.normal_(0, 1.2 / math.sqrt(module.hidden_size), generator=generator)
     codec.prepare()
-    _draw_books(codec, draws)
+    _sample_codebooks(codec, generator)
     return codec
 
 
 def random_tensors(
     config: EncodecConfig, seed: int = 0, *, spelling: Spelling = "parametrizations", prefix: str = ""
 ) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint with random weights, under `prefix` and with weight norm as transformers'."""
+    """Return the tensors of a random checkpoint, under `prefix` and with weight norm as in transformers."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in random_encodec(config, seed).named_parameters():
         stem, value = prefix + name.removesuffix(".weight"), parameter.detach()
@@ -123,24 +123,24 @@ def random_tensors(
     return tensors
 
 
-def _draw_books(codec: Encodec, draws: torch.Generator) -> None:
-    """Draw each book as what the books before it leave is spread; set how loud both networks' last layers are."""
-    noise = torch.randn(1, _HEARD_SAMPLES, generator=draws) * torch.linspace(0.02, 0.5, _HEARD_SAMPLES)
+def _sample_codebooks(codec: Encodec, generator: torch.Generator) -> None:
+    """Sample each codebook with the spread of the remaining residual; scale both networks' last layers."""
+    noise = torch.randn(1, _NOISE_SAMPLES, generator=generator) * torch.linspace(0.02, 0.5, _NOISE_SAMPLES)
     rest = codec.latents(noise).transpose(1, 2)
     rest = rest * _scale(codec.encoder, _LATENT_SPREAD / rest.std())
-    # Scaled so that the nearest of all entries leaves the smallest residual on average.
+    # This scale minimizes the expected residual of the nearest entry.
     nearness = min(1.0, math.sqrt(2 * math.log(codec.config.codebook_size) / codec.config.hidden_size))
     codes = []
     for book in codec.quantizer.books:
         spread, mean = rest.std((0, 1)), rest.mean((0, 1))
-        book.embed.copy_(mean + nearness * spread * torch.randn(book.embed.shape, generator=draws))
+        book.embed.copy_(mean + nearness * spread * torch.randn(book.embed.shape, generator=generator))
         codes.append(book.encode(rest))
         rest = rest - book.decode(codes[-1])
     _scale(codec.decoder, _LOUDNESS / codec.decode(torch.stack(codes, 1)).std())
 
 
 def _scale(network: Chain, factor: Tensor) -> Tensor:
-    """Multiply the output of a network."""
+    """Multiply the output of a network by `factor`, in its last layer; return the factor."""
     last = cast("CausalConv1d", network.layers[-1]).conv
     assert last.bias is not None
     last.weight.mul_(factor)

@@ -1,4 +1,4 @@
-"""What a vocoder's `config.json` says. Read, never assumed; checked before any weight is. Imports no torch."""
+"""The architecture in a vocoder's `config.json`, checked before any weight is read. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.layers.json_config import declare, flag, invalid, number, read_fields, read_sizes, size, sizes
 
-MAX_SIZE = 2**14  # channels, taps, rates: far beyond any checkpoint
+MAX_SIZE = 2**14  # limit of channels, taps and rates, far above any checkpoint
 MAX_STAGES = 16
 
 
@@ -30,9 +30,11 @@ class HifiGanConfig:
     rate_taps: tuple[int, ...] = sizes((8, 8, 8, 8), "upsample_kernel_sizes", MAX_SIZE)
     block_taps: tuple[int, ...] = sizes((3, 7, 11), "resblock_kernel_sizes", MAX_SIZE)
     dilations: tuple[tuple[int, ...], ...] = declare(((1, 3, 5),) * 3, "resblock_dilation_sizes", _dilations)
-    # of the leaky rectifier below zero
+    # Slope of the leaky ReLU below zero.
     slope: float = number(0.1, "leaky_relu_slope", lambda value: 0 <= value < 1, "a number in [0, 1)")
-    normalizes: bool = flag(True, "normalize_before")  # frames, by the mean and the scale that the checkpoint has
+    normalizes: bool = flag(
+        True, "normalize_before"
+    )  # whether frames are normalized by the checkpoint's mean and scale
     sample_rate: int = size(16_000, "sampling_rate")  # Hz
 
     @property

@@ -1,10 +1,9 @@
-"""The HiFi-GAN generator over windows of frames: any windows of a mel give the samples that the whole of it gives.
+"""The HiFi-GAN generator over windows of frames: windows of a mel give the same samples as the whole mel.
 
-Its convolutions pad with zeros on both sides. Such a layer sees as many zeros beyond either end of its stream as it has
-taps there, whatever the layer before would have computed. So a window keeps the steps outside the stream at zero, and
-every layer drops the steps at both ends of the window that lack context. Steps are the last axis on a CPU; on a GPU
-channels are, as a kernel needs them. Parameter names are those of the published checkpoint, weight norm folded as
-there.
+Its convolutions pad with zeros on both sides, so every layer needs zeros beyond both ends of a stream, not the outputs
+of the previous layer. A window therefore keeps the steps outside the stream at zero, and every layer drops the steps at
+both ends of the window that lack context. The last axis is steps on a CPU and channels on a GPU, for its kernel.
+Parameter names are those of the published checkpoint, whose weight norm is folded.
 Shapes: B rows, C inputs, O outputs, K taps, F frames, M mel bins, T steps or samples.
 """
 
@@ -22,24 +21,27 @@ from s1_mini.kernels.convolution import convolve
 from s1_mini.layers.convolution import conv1d, conv_transpose1d
 from s1_mini.weights.fit import check_fit, fit, skeleton
 
-LAST_SLOPE = 0.01  # before the last convolution, whatever the config says: torch's default, as the original
-END_TAPS = 7  # of the first convolution and of the last
+LAST_SLOPE = 0.01  # before the last convolution, as in the original, which ignores the config there
+END_TAPS = 7  # taps of the first and the last convolution
 
 
 class Edges:
-    """Where the streams of a window's rows begin and end, in frames; frame 0 is the first that becomes audio.
+    """First and last frame of the streams in a window, relative to the first frame that becomes audio.
 
-    For one row they are numbers, and what lies outside is set to zero where there is any; for several they are tensors
-    [B], and nothing of it is known to the host, so that it can be captured.
+    They are numbers for one row, or tensors [B] for several, which the host does not read, so that a graph can capture
+    the call.
     """
 
     def __init__(self, first: int | Tensor, last: int | Tensor, *, axis: int) -> None:
-        """`last` is one past the last frame; `axis` is that of steps."""
+        """`last` is exclusive; `axis` is the axis of steps."""
         self.axis, self._first, self._last = axis, first, last
-        self._inside: dict[int, tuple[int, Tensor]] = {}  # by steps a frame: the step it begins at
+        self._inside: dict[int, tuple[int, Tensor]] = {}  # key: steps per frame; value: first step and mask
 
     def clear(self, x: Tensor, start: int, rate: int) -> Tensor:
-        """Set to zero what lies outside of x, whose first step is `start`, at `rate` steps a frame; maybe in place."""
+        """Return x with steps outside the streams set to zero, maybe in place.
+
+        The first step of x is `start`, at `rate` steps per frame.
+        """
         if isinstance(self._first, Tensor):
             return torch.where(self._mask(x, start, rate), x, torch.zeros((), dtype=x.dtype, device=x.device))
         assert isinstance(self._last, int)
@@ -53,7 +55,10 @@ class Edges:
         return x
 
     def _mask(self, x: Tensor, start: int, rate: int) -> Tensor:
-        """Return the steps inside, [B, T, 1] or [B, 1, T]: computed once a rate, for the first and widest window."""
+        """Return the mask of steps in the streams, [B, T, 1] or [B, 1, T].
+
+        It is computed once per rate, for the first and widest window.
+        """
         assert isinstance(self._first, Tensor)
         length = x.shape[self.axis]
         if rate not in self._inside:
@@ -65,7 +70,7 @@ class Edges:
 
 
 class Conv(nn.Module):
-    """A convolution of an odd number of taps; of T steps it returns those with complete context."""
+    """A convolution with an odd number of taps; it returns only steps with complete context."""
 
     def __init__(self, inputs: int, outputs: int, taps: int, dilation: int = 1) -> None:
         super().__init__()
@@ -75,30 +80,30 @@ class Conv(nn.Module):
         self._by_tap: Tensor | None = None
 
     def prepare(self) -> None:
-        """Lay out the weights for channels last."""
+        """Lay out the weights for channels-last inputs."""
         self._by_tap = self.weight.permute(2, 1, 0).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what x [B, C, T], or [B, T, C], becomes, less `reach` steps at both ends."""
+        """Convolve x [B, C, T], or [B, T, C], without `reach` steps at both ends."""
         if self._by_tap is not None:
             return convolve(x, self._by_tap, self.dilation) + self.bias
         return conv1d(x, self.weight, self.bias, stride=1, dilation=self.dilation, groups=1)
 
 
 class Upsampling(nn.Module):
-    """A transposed convolution; gives the steps of all inputs but the first `before` and the last `after`."""
+    """A transposed convolution; it returns no steps for the first `before` and the last `after` inputs."""
 
     def __init__(self, inputs: int, outputs: int, taps: int, rate: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(inputs, outputs, taps))
         self.bias = nn.Parameter(torch.empty(outputs))
         self.rate = rate
-        self._cut = (taps - rate) // 2  # steps that the layer leaves out at its beginning
+        self._cut = (taps - rate) // 2  # steps that the padding of the layer removes at the beginning
         self.before, self.after = -((self._cut - taps) // rate + 1), (rate - 1 + self._cut) // rate
         self._by_tap: Tensor | None = None
 
     def prepare(self) -> None:
-        """Write it as a convolution with an output for each step of an input, for channels that lie last."""
+        """Lay out the weights as a channels-last convolution with `rate` output steps per input."""
         inputs, outputs, taps = self.weight.shape
         by_tap = self.weight.new_zeros(self.before + 1 + self.after, inputs, self.rate, outputs)
         for at in range(len(by_tap)):
@@ -109,7 +114,7 @@ class Upsampling(nn.Module):
         self._by_tap = by_tap.flatten(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `rate` steps for each of x [B, C, T], or [B, T, C], but for those at its ends."""
+        """Return `rate` steps for each of x [B, C, T], or [B, T, C], except at both ends."""
         if self._by_tap is not None:
             spread = convolve(x, self._by_tap, 1)
             return spread.view(len(x), -1, len(self.bias)) + self.bias
@@ -119,19 +124,19 @@ class Upsampling(nn.Module):
 
 
 class Window(NamedTuple):
-    """Steps that a layer gives, relative to the first new frame."""
+    """Range of a layer's output steps, relative to the first new frame."""
 
     start: int
     stop: int
 
 
 class Level(NamedTuple):
-    """What one upsampling takes and gives, and what its blocks give."""
+    """Output ranges of one upsampling and of its blocks."""
 
-    rate: int  # steps a frame behind it
+    rate: int  # steps per frame after the upsampling
     upsampled: Window
-    blocks: Window  # that go into the blocks
-    out: Window
+    blocks: Window  # inputs of the blocks
+    out: Window  # outputs of the blocks
 
 
 class Block(nn.Module):
@@ -145,7 +150,7 @@ class Block(nn.Module):
 
     @property
     def reach(self) -> int:
-        """Steps to either side that one of its outputs depends on."""
+        """Number of steps on either side that an output depends on."""
         return sum(conv.reach for conv in self._convs)
 
     @property
@@ -153,7 +158,7 @@ class Block(nn.Module):
         return cast("list[Conv]", [*self.convs1, *self.convs2])
 
     def forward(self, x: Tensor, start: int, rate: int, edges: Edges) -> Tensor:
-        """Return x, whose first step is `start`, less its reach at both ends."""
+        """Return the block's output for x, whose first step is `start`, without `reach` steps at both ends."""
         for first, second in zip(self.convs1, self.convs2, strict=True):
             assert isinstance(first, Conv)
             assert isinstance(second, Conv)
@@ -183,7 +188,7 @@ class HifiGan(nn.Module):
         self.conv_post = Conv(channels, 1, END_TAPS)
         self.mean, self.scale = nn.Parameter(torch.empty(config.num_bins)), nn.Parameter(torch.empty(config.num_bins))
         self.axis = 2
-        self.reach = -self._plan(1)[0].start  # frames to either side that a sample may depend on
+        self.reach = -self._plan(1)[0].start  # frames on either side that a sample depends on
 
     @property
     def device(self) -> torch.device:
@@ -194,16 +199,16 @@ class HifiGan(nn.Module):
         return self.mean.dtype
 
     def prepare(self) -> None:
-        """Lay channels out last, as the GPU's kernel needs them."""
+        """Switch to channels-last inputs, which the GPU's kernel needs."""
         self.axis = 1
         for module in self.modules():
             if isinstance(module, Conv | Upsampling):
                 module.prepare()
 
     def forward(self, frames: Tensor, edges: Edges) -> Tensor:
-        """Return audio [B, T] of a window [B, F, M], or [B, M, F] with steps last, less `reach` frames at both ends.
+        """Return audio [B, T] of a window [B, F, M] (channels last) or [B, M, F], without `reach` frames at both ends.
 
-        What lies outside of `edges` may be anything.
+        Frames outside `edges` may have any values.
         """
         axis, (needed, levels) = self.axis, self._plan(frames.shape[self.axis] - 2 * self.reach)
         x = frames
@@ -235,24 +240,24 @@ class HifiGan(nn.Module):
         for block in self.resblocks[index * kinds : (index + 1) * kinds]:
             assert isinstance(block, Block)
             start, stop = level.out.start - block.reach, level.out.stop + block.reach
-            given = x.narrow(edges.axis, start - level.blocks.start, stop - start)
-            made = block(given, start, level.rate, edges)
-            total = made if total is None else total + made
+            window = x.narrow(edges.axis, start - level.blocks.start, stop - start)
+            out = block(window, start, level.rate, edges)
+            total = out if total is None else total + out
         assert total is not None
         return total / kinds
 
     def _plan(self, count: int) -> tuple[Window, list[Level]]:
-        """Plan which frames are needed for the audio of `count`, and which steps each level makes of them."""
+        """Return the range of frames needed for the audio of `count` frames, and the ranges of all levels."""
         rate, kinds = self.config.samples_per_frame, len(self.config.block_taps)
         need, levels = Window(-self.conv_post.reach, count * rate + self.conv_post.reach), []
         for index in reversed(range(len(self.upsampler))):
             upsampling, blocks = self.upsampler[index], self.resblocks[index * kinds : (index + 1) * kinds]
             assert isinstance(upsampling, Upsampling)
             reach = max(cast("Block", block).reach for block in blocks)
-            wide = Window(need.start - reach, need.stop + reach)
-            first, last = wide.start // upsampling.rate, -(-wide.stop // upsampling.rate)
+            block_inputs = Window(need.start - reach, need.stop + reach)
+            first, last = block_inputs.start // upsampling.rate, -(-block_inputs.stop // upsampling.rate)
             upsampled = Window(first * upsampling.rate, last * upsampling.rate)
-            levels.append(Level(rate, upsampled, wide, need))
+            levels.append(Level(rate, upsampled, block_inputs, need))
             need, rate = Window(first - upsampling.before, last + upsampling.after), rate // upsampling.rate
         reach = self.conv_pre.reach
         return Window(need.start - reach, need.stop + reach), levels[::-1]
@@ -261,7 +266,7 @@ class HifiGan(nn.Module):
 def build_hifigan(
     config: HifiGanConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, source: str
 ) -> HifiGan:
-    """Build a vocoder of tensors by their published names. Raises `CheckpointMismatchError`."""
+    """Build a vocoder from tensors with their published names. Raises `CheckpointMismatchError`."""
     with skeleton():
         vocoder = HifiGan(config)
     fit(vocoder, tensors, source=source, dtype=dtype, device=device)

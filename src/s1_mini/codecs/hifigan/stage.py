@@ -1,6 +1,6 @@
 """A vocoder as a stage: chunks of frames with their context in, audio out. Slots have no state.
 
-A network such as a post-net may come first; it needs context as well.
+A network such as a post-net, which also needs context, may precede the vocoder.
 Shapes: n units of a call, F frames, M mel bins, T samples.
 """
 
@@ -23,14 +23,14 @@ from s1_mini.runtime.rows import fit
 class Front(Protocol):
     """A network in front of the vocoder."""
 
-    reach: int  # frames to either side that one of its frames depends on
+    reach: int  # frames on either side that an output frame depends on
 
     def __call__(self, frames: Tensor, start: int, edges: Edges) -> Tensor:
-        """Return a window, whose first frame is `start`, less `reach` frames at both ends."""
+        """Return the output for a window whose first frame is `start`, without `reach` frames at both ends."""
 
 
 def context_of(vocoder: HifiGan, front: Front | None = None) -> int:
-    """Return the frames before and behind a chunk that its samples may depend on."""
+    """Return the number of frames before and after a chunk that its samples depend on."""
     return vocoder.reach + (front.reach if front else 0)
 
 
@@ -38,7 +38,7 @@ class Vocoder(ChunkStage):
     """A vocoder that turns windows into audio."""
 
     def __init__(self, vocoder: HifiGan, policy: Chunks, *, number: int, front: Front | None = None) -> None:
-        """Use both networks in their current layout; `number` is the stage's in its chain, for its stream on a GPU."""
+        """Use both networks as laid out; `number`, the stage's index in its chain, chooses its GPU stream."""
         super().__init__(vocoder.device, policy, number=number, rate=vocoder.config.samples_per_frame)
         self._vocoder, self._front, self._context = vocoder, front, context_of(vocoder, front)
 

@@ -1,4 +1,4 @@
-"""The cascade: text to semantic tokens, to two books of codes, to eight, to audio, each by a model of its own (Bark).
+"""The cascade (Bark): text to semantic tokens, to two codebooks, to eight codebooks, to audio, with one model each.
 
-Three transformers and the codec Encodec. docs/cascade.md says how they go together.
+The models are three transformers and the codec Encodec; docs/cascade.md describes them.
 """

@@ -1,6 +1,6 @@
 """The config of a cascade: `config.json` and `generation_config.json`, checked before any weight is read.
 
-Absent keys have the defaults of transformers 5.17, whose layout this is.
+The layout is that of transformers 5.17; absent keys have its defaults.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from s1_mini.families.cascade.settings import STAGES
 from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_number, read_size
 from s1_mini.weights.directory import read_json
 
-NUM_COARSE = 2  # books of codes that the coarse model makes
-# The part of config.json for each stage, and the published vocabularies: input and output ids.
+NUM_COARSE = 2  # codebooks of the coarse model
+# The part of config.json for each stage, and the published numbers of input and output ids.
 PARTS = {"semantic": "semantic_config", "coarse": "coarse_acoustics_config", "fine": "fine_acoustics_config"}
 VOCABULARIES = {"semantic": (129_600, 10_048), "coarse": (12_096, 12_096), "fine": (1056, 1056)}
 
-# Files of a checkpoint with one for each model: converted, suno's large models, and its small ones. The codec, which
-# suno does not publish, is that of facebook/encodec_24khz.
+# Files of a checkpoint with one file per model: converted, suno's large models, suno's small models. suno does not
+# publish the codec, which is facebook/encodec_24khz.
 COMPACT = {stage: f"{stage}.safetensors" for stage in STAGES}
 SETS = (
     COMPACT,
@@ -41,9 +41,9 @@ class GPTConfig:
     num_heads: int
     width: int
     block_size: int  # positions
-    input_size: int  # ids that it reads, of each book
-    output_size: int  # ids that it can choose
-    bias: bool  # of the linear layers; of the norms, too, where it is causal
+    input_size: int  # input ids per codebook
+    output_size: int  # output ids
+    bias: bool  # linear layers; in causal models also norms
     is_causal: bool = True
 
     @property
@@ -52,56 +52,56 @@ class GPTConfig:
 
 
 def _at(place: str, default: Any) -> Any:
-    """Return a field of `Numbers` that stands at `place` in generation_config.json."""
+    """Return a field of `Numbers` that is read from `place` in generation_config.json."""
     return field(default=default, metadata={"place": place})
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Tokens, rates and lengths by which the stages fit together; the defaults are those of all that was published."""
+    """Tokens, rates and lengths that the stages share; the defaults are those of all published checkpoints."""
 
     text_offset: int = _at("semantic_config.text_encoding_offset", 10_048)  # added to the tokenizer's ids
     text_pad: int = _at("semantic_config.text_pad_token", 129_595)
     semantic_infer: int = _at("semantic_config.semantic_infer_token", 129_599)
-    # Semantic tokens; the next id is their end, and padding.
+    # Number of semantic tokens; the next id is the end and padding.
     semantic_size: int = _at("semantic_config.semantic_vocab_size", 10_000)
-    # Tokens of text, and as many of a voice.
+    # Maximum tokens of the text, and of the voice.
     max_text: int = _at("semantic_config.max_input_semantic_length", 256)
-    max_semantic: int = _at("semantic_config.max_new_tokens", 768)  # semantic tokens that are made at most
-    semantic_rate: float = _at("semantic_config.semantic_rate_hz", 49.9)  # a second
+    max_semantic: int = _at("semantic_config.max_new_tokens", 768)  # maximum number of generated semantic tokens
+    semantic_rate: float = _at("semantic_config.semantic_rate_hz", 49.9)  # tokens per second
     # Padding of semantic tokens.
     coarse_pad: int = _at("coarse_acoustics_config.coarse_semantic_pad_token", 12_048)
     coarse_infer: int = _at("coarse_acoustics_config.coarse_infer_token", 12_050)
-    coarse_rate: float = _at("coarse_acoustics_config.coarse_rate_hz", 75.0)  # frames a second
-    # Semantic tokens, and codes before it, that a window sees; codes that it makes.
+    coarse_rate: float = _at("coarse_acoustics_config.coarse_rate_hz", 75.0)  # frames per second
+    # Semantic tokens and earlier codes that a window attends to; codes that it generates.
     max_coarse_text: int = _at("coarse_acoustics_config.max_coarse_input_length", 256)
     max_coarse_history: int = _at("coarse_acoustics_config.max_coarse_history", 630)
     window: int = _at("coarse_acoustics_config.sliding_window_len", 60)
-    codebook_size: int = _at("codebook_size", 1024)  # codes of a book; as an id of the fine model: no code
+    codebook_size: int = _at("codebook_size", 1024)  # codes; this id means no code in the fine model
     fine_window: int = _at("fine_acoustics_config.max_fine_input_length", 1024)  # frames
-    # Frames between windows; a window sees at most as many of a voice.
+    # Frames between windows, and maximum frames of the voice in a window.
     fine_hop: int = _at("fine_acoustics_config.max_fine_history_length", 512)
     num_books: int = _at("fine_acoustics_config.n_fine_codebooks", 8)
-    min_eos_p: float = _at("semantic_config.min_eos_p", 0.0)  # the end is chosen where it is likelier; 0 is never
-    fine_temperature: float = _at("fine_acoustics_config.temperature", 0.0)  # 0 is the likeliest code
+    min_eos_p: float = _at("semantic_config.min_eos_p", 0.0)  # end probability that ends generation; 0: never
+    fine_temperature: float = _at("fine_acoustics_config.temperature", 0.0)  # 0: greedy
 
     @property
     def ratio(self) -> float:
-        """Codes of the coarse model for each semantic token."""
+        """Codes of the coarse model per semantic token."""
         return self.coarse_rate / self.semantic_rate * NUM_COARSE
 
     @property
     def max_semantic_history(self) -> int:
-        """Semantic tokens of the past that a coarse window sees."""
+        """Past semantic tokens that a coarse window attends to."""
         return int(self.max_coarse_history / self.ratio)
 
     @property
     def prompt_size(self) -> int:
-        """Positions of a prompt of the semantic model: text and voice, and the token that asks."""
+        """Positions of the semantic model's prompt: text and voice, and the infer token."""
         return self.max_text + 1
 
     def num_coarse(self, num_semantic: int) -> int:
-        """Return how many codes the coarse model makes of `num_semantic` tokens."""
+        """Return the number of codes of the coarse model for `num_semantic` tokens."""
         return round(int(num_semantic * self.ratio / NUM_COARSE) * NUM_COARSE)
 
 
@@ -117,10 +117,10 @@ class CascadeConfig:
 
     @property
     def num_coarse_ids(self) -> int:
-        """Ids that the coarse model may choose: codes of the first book, then all behind them.
+        """Number of output ids of the coarse model: codes of the first codebook, then all later ids.
 
-        As transformers masks them: for the second book that is some more than it has codes, which are taken modulo its
-        size. Trained weights never choose those (`AlternatingCodebooksLogitsProcessor`).
+        As in transformers (`AlternatingCodebooksLogitsProcessor`), the second codebook has more ids than codes; ids are
+        taken modulo its size. Trained weights never sample the extra ids.
         """
         return self.coarse.output_size - self.numbers.semantic_size
 
@@ -142,7 +142,7 @@ class CascadeConfig:
                     raise CheckpointMismatchError(
                         f"config.json: {PARTS[stage]}.{name}={size}; generation_config.json needs at least {needs}"
                     )
-        if self.coarse.input_size < self.coarse.output_size:  # it reads its own output
+        if self.coarse.input_size < self.coarse.output_size:  # its output is fed back
             raise CheckpointMismatchError(
                 f"config.json: coarse_acoustics_config.input_vocab_size={self.coarse.input_size} must not be smaller "
                 f"than output_vocab_size={self.coarse.output_size}"
@@ -155,7 +155,7 @@ class CascadeConfig:
 
 
 def read_values(directory: Path, parts: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Read config.json; absent keys may be among `parts`. Raises `CheckpointError`."""
+    """Read config.json; `parts` are defaults of absent keys. Raises `CheckpointError`."""
     values = read_json(directory / "config.json")
     for name, part in (parts or {}).items():
         values[name] = {**part, **_part(values, name, "config.json")}
@@ -174,12 +174,13 @@ def read_cascade_config(directory: Path) -> CascadeConfig:
 
 
 def make_config(values: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> CascadeConfig:
-    """Build it from the content of both files. Raises `CheckpointMismatchError`."""
+    """Build the config from the content of both files. Raises `CheckpointMismatchError`."""
     fine = _part(values, PARTS["fine"], "config.json")
-    for name, wanted in (("n_codes_total", 8), ("n_codes_given", 1)):
-        if fine.get(name, wanted) != wanted:
+    for name, expected in (("n_codes_total", 8), ("n_codes_given", 1)):
+        if fine.get(name, expected) != expected:
             raise CheckpointMismatchError(
-                f"config.json: {PARTS['fine']}.{name}={reprlib.repr(fine[name])} is not supported; it must be {wanted}"
+                f"config.json: {PARTS['fine']}.{name}={reprlib.repr(fine[name])} is not supported; "
+                f"it must be {expected}"
             )
     return CascadeConfig(
         semantic=_gpt(values, "semantic"),
@@ -215,16 +216,16 @@ def _gpt(values: Mapping[str, Any], stage: str) -> GPTConfig:
 
 
 def _numbers(values: Mapping[str, Any]) -> Numbers:
-    given: dict[str, Any] = {}
+    read: dict[str, Any] = {}
     for number in fields(Numbers):
         place = number.metadata["place"]
         group, _, key = place.rpartition(".")
         value = (_part(values, group, "generation_config.json") if group else values).get(key)
         if value is not None:
-            given[number.name] = _read(f"generation_config.json: {place}", value, number.default)
-    if given.get("fine_temperature") == 1:
-        given["fine_temperature"] = 0.0  # as transformers understands it: the likeliest
-    numbers = Numbers(**given)
+            read[number.name] = _read(f"generation_config.json: {place}", value, number.default)
+    if read.get("fine_temperature") == 1:
+        read["fine_temperature"] = 0.0  # greedy, as in transformers
+    numbers = Numbers(**read)
     _check(numbers, values)
     return numbers
 

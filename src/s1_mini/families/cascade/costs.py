@@ -9,13 +9,13 @@ from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, GPTConfig
 from s1_mini.weights.fit import skeleton
 
-SENTENCE_FRAMES = 375  # of a window of the fine model that are speech: a sentence of five seconds
-LIVE_TENSORS = 4  # of a layer of the codec: input, with its past, activation, output
-DRAW_BYTES = 4  # a random number
+SENTENCE_FRAMES = 375  # frames of speech in a window of the fine model: a sentence of five seconds
+LIVE_TENSORS = 4  # tensors of a codec layer: input, input with past, activation, output
+RANDOM_BYTES = 4  # bytes of a random number
 
 
 def kv_bytes(config: GPTConfig, item: float) -> float:
-    """Return the bytes of keys and values of one position."""
+    """Return the bytes of keys and values per position."""
     return 2 * config.num_layers * config.width * item
 
 
@@ -24,7 +24,7 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
     numbers, codec = config.numbers, config.codec
     passes = numbers.num_books - NUM_COARSE
     gpts = {"semantic": config.semantic, "coarse": config.coarse, "fine": config.fine}
-    heads = {  # weights
+    heads = {  # number of weights
         "semantic": config.semantic.width * (numbers.semantic_size + 1),
         "coarse": config.coarse.width * NUM_COARSE * numbers.codebook_size,
         "fine": config.fine.width * passes * numbers.codebook_size,
@@ -35,26 +35,26 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
     with skeleton():
         codec_weights = sum(weight.numel() for weight in Encodec(codec, encodes=False).decoder.parameters())
 
-    def tokens(name: str, a_frame: float, read_again: float = 0) -> Callable[[int, int], Cost]:
-        """Cost of a frame: `a_frame` steps, each of which also reads `read_again` positions of its window again."""
+    def tokens(name: str, steps_per_frame: float, read_again: float = 0) -> Callable[[int, int], Cost]:
+        """Return the cost of a frame: `steps_per_frame` steps, each of which prefills `read_again` positions again."""
         gpt = gpts[name]
 
         def step(rows: int, span: int) -> Cost:
             num_bytes = read_bytes[name] + rows * span * kv_bytes(gpt, formats.kv)
             attends = 4 * gpt.num_layers * gpt.width * span
             operations = rows * (2 * (heads[name] + blocks[name] * (1 + read_again)) + attends)
-            return Cost(a_frame * num_bytes, a_frame * operations)
+            return Cost(steps_per_frame * num_bytes, steps_per_frame * operations)
 
         return step
 
     def fine(rows: int, _: int) -> Cost:
-        frames = numbers.fine_window / SENTENCE_FRAMES  # computed for each one of speech
+        frames = numbers.fine_window / SENTENCE_FRAMES  # computed per frame of speech
         attends = 4 * config.fine.num_layers * config.fine.width * numbers.fine_window
         operations = rows * passes * frames * (2 * blocks["fine"] + attends) + 2 * heads["fine"] * rows
         return Cost(passes * read_bytes["fine"] / SENTENCE_FRAMES, operations)
 
     def sound(rows: int, _: int) -> Cost:
-        # Each weight is used once in a step of its own rate, which grows to that of the samples.
+        # Layers run at rates between frames and samples; the factors are estimates.
         return Cost(formats.codec * codec_weights / 16, 2 * rows * codec_weights * 32)
 
     def weight_bytes(name: str) -> float:
@@ -65,10 +65,10 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
 
     window = (numbers.max_coarse_text + numbers.max_coarse_history) / numbers.window
     past = codec.num_lstm_layers * 2 * codec.width + 2 * codec.samples_per_frame * codec.num_filters
-    window_numbers = numbers.fine_window * config.fine.width  # of the fine model, at four bytes
+    window_numbers = numbers.fine_window * config.fine.width  # fp32 numbers of one activation of the fine model
     copies = {name: round(num_bytes) // 8 for name, num_bytes in read_bytes.items()}
     semantic_steps = tokens("semantic", numbers.semantic_rate / numbers.coarse_rate)
-    most = numbers.prompt_size + numbers.max_semantic - 1
+    max_positions = numbers.prompt_size + numbers.max_semantic - 1
     return Sizes(
         stages={
             "semantic": StageSizes(weight_bytes("semantic"), semantic_steps, "memory"),
@@ -83,7 +83,7 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
                 copies=copies["semantic"],
             ),
             "coarse": MemoryRequirement(
-                position=round(kv_bytes(config.coarse, formats.kv)) + NUM_COARSE * DRAW_BYTES, copies=copies["coarse"]
+                position=round(kv_bytes(config.coarse, formats.kv)) + NUM_COARSE * RANDOM_BYTES, copies=copies["coarse"]
             ),
             "fine": MemoryRequirement(copies=8 * LIVE_TENSORS * 4 * window_numbers + copies["fine"]),
             "codec": MemoryRequirement(
@@ -91,6 +91,6 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
             ),
         },
         frame_s=1 / numbers.coarse_rate,
-        max_positions=min(config.semantic.block_size, most),
-        needed_positions=lambda _, __: most,
+        max_positions=min(config.semantic.block_size, max_positions),
+        needed_positions=lambda _, __: max_positions,
     )

@@ -1,4 +1,4 @@
-"""The cascade as the registry knows it; what needs torch or numpy is imported at its first use."""
+"""The cascade as the registry knows it; modules that need torch or numpy are imported at first use."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from s1_mini.families.cascade.loaded import LoadedCascade
     from s1_mini.weights.write import ArchiveEntry
 
-BESIDE = (
+OPTIONAL = (
     *("generation_config.json", "speaker_embeddings_path.json"),
     *("speaker_embeddings/*.npy", "voices/*.safetensors"),
 )
 
 
 class Cascade:
-    """Bark, small and large, and whatever has its stages."""
+    """Bark and models with its stages."""
 
     title = "Bark"
     settings = CascadeSettings
@@ -35,7 +35,7 @@ class Cascade:
         ("config.json",),
         (
             *("model.safetensors", "model.safetensors.index.json", "semantic.safetensors", "text.pt", "text_2.pt"),
-            *("coarse.safetensors", "coarse.pt", "coarse_2.pt"),  # so that a missing first model is named
+            *("coarse.safetensors", "coarse.pt", "coarse_2.pt"),  # lets the error name a missing semantic model
             "pytorch_model.bin",
         ),
         ("tokenizer.json", "vocab.txt"),
@@ -49,7 +49,7 @@ class Cascade:
     def pick_files(self, names: Collection[str]) -> list[str]:
         parts = next((tuple(files.values()) for files in SETS if files["semantic"] in names), ())
         weights = (MODEL_NAMES,) if any(name in names for name in MODEL_NAMES) else tuple((file,) for file in parts)
-        return pick_files(names, (self.needed_files[0], *weights, self.needed_files[-1]), BESIDE)
+        return pick_files(names, (self.needed_files[0], *weights, self.needed_files[-1]), OPTIONAL)
 
     def describe(self, directory: Path) -> Description:
         from s1_mini.families.cascade.voice import voice_format  # imports numpy

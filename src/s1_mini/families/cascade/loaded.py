@@ -31,15 +31,15 @@ from s1_mini.types import ChunkProfile, Voice
 
 logger = logging.getLogger(__name__)
 
-# Frames of the first, second, … chunk of an utterance; the fine model gives hundreds at once.
+# Frames of the first, second, … chunk of an utterance; the fine model returns hundreds at once.
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "ttfa": (8, 16, 32, 64),
     "balanced": (16, 64, 128),
     "throughput": (256,),
 }
-CODEC_SLOTS = 2  # for each of the first model's: an utterance may still be decoded when its slot has a new one
-PREFILL_POSITIONS = 4096  # of the coarse model's windows in one plan, on a GPU: each is read whole
-MAX_PREFILLS = 8  # of one plan, on a GPU
+CODEC_SLOTS = 2  # per slot of the first model, because decoding may end after the slot has a new utterance
+PREFILL_POSITIONS = 4096  # limit of a plan of the coarse model on a GPU, which prefills whole windows
+MAX_PREFILLS = 8  # limit of a plan on a GPU
 SPARE_FRAMES = 256  # decoded in one turn of a thread that also runs other stages
 NO_CLONING = (
     "this model cannot clone a voice from a recording, because the encoder of its semantic tokens was never published. "
@@ -50,12 +50,12 @@ NO_CLONING = (
 class LoadedCascade:
     """One checkpoint directory."""
 
-    merges = begins_early = True  # the coarse model's windows; that neither changes a token, tests prove without them
+    merges = begins_early = True  # options of the coarse model's windows; tests compare the tokens without them
 
     def __init__(self, directory: Path, placement: Placement, settings: CascadeSettings) -> None:
-        """Open all models and the codec; all is checked before any is loaded.
+        """Open all models and the codec; all are checked before any is loaded.
 
-        Raises `CheckpointError`, or `ConfigurationError` for stages on vLLM that cannot be.
+        Raises `CheckpointError`, or `ConfigurationError` if stages cannot run on vLLM.
         """
         self._directory, self._placement, self._settings = directory, placement, settings
         self.config, self.tokenizer = read_config(directory), CascadeTokenizer.from_directory(directory)
@@ -89,7 +89,7 @@ class LoadedCascade:
         kv_item = (placement.kv_dtype or placement.dtype).itemsize
         self.position_bytes = round(kv_bytes(config.semantic, kv_item) + kv_bytes(config.coarse, kv_item))
         self.max_positions = min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1)
-        # The end is chosen above this probability; 0 is never.
+        # Generation ends if the end is likelier than this; 0: never.
         self.min_eos_p = numbers.min_eos_p if settings.min_eos_p is None else settings.min_eos_p
 
     def _check_vocabulary(self) -> None:
@@ -114,16 +114,16 @@ class LoadedCascade:
             raise VoiceError("voice", f"{len(voices)} voices were given; this model supports one per request")
         return build_prompt(self.config.numbers, self.tokenizer.encode(text), voices[0] if voices else None)
 
-    def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
-        codes = made[1].T % self.config.numbers.codebook_size
-        parts = {"semantic_prompt": made[0], "coarse_prompt": codes, "fine_prompt": made[2].T}
+    def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:
+        codes = outputs[1].T % self.config.numbers.codebook_size
+        parts = {"semantic_prompt": outputs[0], "coarse_prompt": codes, "fine_prompt": outputs[2].T}
         return Voice({name: torch.from_numpy(part.copy()) for name, part in parts.items()}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:
         config, numbers, codec, settings = self.config, self.config.numbers, self.codec, self._settings
         positions = min(positions, self.max_positions)
         elsewhere = settings.vllm_stages
-        reads_whole = {name: name in elsewhere or self._placement.of(name).type == "cuda" for name in STAGES}
+        prefills_whole = {name: name in elsewhere or self._placement.of(name).type == "cuda" for name in STAGES}
         windows = CoarseWindows(numbers, merges=self.merges)
         frames = {books: Spec("int64", (books,), rate=numbers.coarse_rate) for books in (NUM_COARSE, numbers.num_books)}
         tokens = Spec("int64", rate=numbers.semantic_rate)
@@ -145,8 +145,8 @@ class LoadedCascade:
             windows=windows,
             begins_early=self.begins_early,
             is_remote="coarse" in elsewhere,
-            prefill_positions=PREFILL_POSITIONS if reads_whole["coarse"] else semantic.prefill_positions,
-            max_prefills=MAX_PREFILLS if reads_whole["coarse"] else semantic.max_prefills,
+            prefill_positions=PREFILL_POSITIONS if prefills_whole["coarse"] else semantic.prefill_positions,
+            max_prefills=MAX_PREFILLS if prefills_whole["coarse"] else semantic.max_prefills,
             not_finite="the coarse model's logits were not finite",
         )
         fine = FinePolicy(
@@ -155,7 +155,7 @@ class LoadedCascade:
             output=frames[numbers.num_books],
             slots=CODEC_SLOTS * slots,
             numbers=numbers,
-            together=max(FINE_ROWS) if reads_whole["fine"] else 1,
+            together=max(FINE_ROWS) if prefills_whole["fine"] else 1,
             not_finite="the fine model's logits were not finite",
         )
         rows = tuple(sorted({min(rows, CODEC_SLOTS * slots) for rows in ROWS}))
@@ -203,6 +203,6 @@ class LoadedCascade:
             room=lambda prompt: min(numbers.max_semantic, positions + 1 - len(prompt.items)),
         )
 
-    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002 - of no use
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002 - not supported
         yield
         raise VoiceUnsupportedError("reference_audio", NO_CLONING)

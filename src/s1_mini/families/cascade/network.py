@@ -1,6 +1,6 @@
-"""The three transformers: GPT-2 with learned positions, two causal, one that sees both ways.
+"""The three transformers, GPT-2 with learned positions: two causal, one bidirectional.
 
-A causal one reads a prompt in blocks, or one token of every row.
+A causal one prefills a prompt in blocks, then reads one token of every row per step.
 Shapes: B rows, T positions of a block, S positions, W width, H heads, V ids.
 """
 
@@ -16,22 +16,22 @@ from s1_mini.families.cascade.config import NUM_COARSE, GPTConfig, Numbers
 from s1_mini.kernels.decode_attention import step_attention
 from s1_mini.kernels.linear import branch_sum, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm
-from s1_mini.kernels.weight import narrow
+from s1_mini.kernels.weight import cast_saturating
 from s1_mini.layers.kv_cache import KVCache, KVStore
 
 
 class Where(NamedTuple):
-    """Where one token of each row is stored, and the positions that it attends to."""
+    """Cache position of one token of each row, and the positions that it attends to."""
 
-    target: Tensor  # [B] position of its key and value
-    position: Tensor  # [B] the last that it attends to
-    span: int  # every position is below it
-    mask: Tensor | None  # of `used_positions`
-    unturned: Tensor  # [1, D / 2, 2] a rotation by nothing
+    target: Tensor  # [B] cache position of its key and value
+    position: Tensor  # [B] last position that it attends to
+    span: int  # upper bound of all positions
+    mask: Tensor | None  # result of `used_positions`
+    identity_rope: Tensor  # [1, D / 2, 2] cos 1 and sin 0: no rotation
 
 
 class Attention(nn.Module):
-    """Queries, keys and values of all heads by one product, in this order."""
+    """Attention with one product for queries, keys and values of all heads, in this order."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class Attention(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention [B, T, W] of queries [B, H, T, D]."""
         is_causal = self.is_causal and mask is None
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
-        out: Tensor = self.out_proj(found.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
+        out: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))
         return out
 
 
 class MLP(nn.Module):
-    """Two products and the exact GELU between them."""
+    """Two linear layers with the exact GELU between them."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        # The norms of the model that sees both ways have a bias always.
+        # The norms of the bidirectional model always have a bias.
         has_bias = config.bias or not config.is_causal
         self.layernorm_1 = nn.LayerNorm(config.width, bias=has_bias)
         self.layernorm_2 = nn.LayerNorm(config.width, bias=has_bias)
@@ -81,10 +81,10 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, store: KVStore | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return x [B, T, W] of the next layer, and keys and values [B, H, T, D] of these positions.
+        """Return the layer's output for x [B, T, W], and keys and values [B, H, T, D] of these positions.
 
-        They are whole rows or, with a `store` of the positions before, the next of one slot, which attend where `mask`
-        [T, S] is true.
+        x has whole rows or, with a `store` of earlier positions, the next positions of one slot, which attend where
+        `mask` [T, S] is true.
         """
         query, key, value = self.attn.project(self.layernorm_1(x))
         keys, values = (key, value) if store is None else store(key, value)
@@ -94,20 +94,22 @@ class Block(nn.Module):
     def step(
         self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], where: Where
     ) -> tuple[Tensor, Tensor | None]:
-        """Return x [B, W] of the next layer and its `branch`, which is not added yet, for one token of each row."""
+        """Run one token of each row x [B, W]; return x and the branch that the next layer adds to it."""
         attn, mlp = self.attn, self.mlp
         x, qkv = _normed(x, branch, self.layernorm_1, attn.att_proj)
-        rope = where.unturned.expand(len(x), -1, -1)
-        found = step_attention(qkv, *cached, where.target, where.position, rope, None, span=where.span, mask=where.mask)
-        x, branch = linear_sum(found, attn.out_proj.weight, attn.out_proj.bias, x)
-        x, opened = _normed(x, branch, self.layernorm_2, mlp.in_proj, gelu=True)
-        return linear_sum(opened, mlp.out_proj.weight, mlp.out_proj.bias, x)
+        rope = where.identity_rope.expand(len(x), -1, -1)
+        attended = step_attention(
+            qkv, *cached, where.target, where.position, rope, None, span=where.span, mask=where.mask
+        )
+        x, branch = linear_sum(attended, attn.out_proj.weight, attn.out_proj.bias, x)
+        x, activated = _normed(x, branch, self.layernorm_2, mlp.in_proj, gelu=True)
+        return linear_sum(activated, mlp.out_proj.weight, mlp.out_proj.bias, x)
 
 
 def _normed(
     x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, linear: nn.Linear, *, gelu: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return x + `branch` and `linear` of its norm, perhaps with the GELU."""
+    """Return x + `branch`, and `linear` applied to its norm, with GELU if set."""
     if cast("Tensor | None", norm.bias) is None:
         return norm_linear(x, branch, Norm(norm.weight, norm.eps, centred=True), linear.weight, linear.bias, gelu=gelu)
     x = branch_sum(x, branch)
@@ -116,7 +118,7 @@ def _normed(
 
 
 class CausalGPT(nn.Module):
-    """A transformer that makes token after token; `head_rows` is the number of ids that it can give."""
+    """An autoregressive transformer; `head_rows` is the number of ids that it can generate."""
 
     def __init__(self, config: GPTConfig, head_rows: int) -> None:
         super().__init__()
@@ -136,28 +138,28 @@ class CausalGPT(nn.Module):
         return self.position_embeds_layer.weight.dtype
 
     def embed(self, tokens: Tensor, start: int) -> Tensor:
-        """Return x [B, T, W] of tokens [B, T], or of the sum of some [B, T, n], at positions from `start` on."""
+        """Embed tokens [B, T], or sums of n tokens [B, T, n], at positions from `start`: [B, T, W]."""
         x = self.input_embeds_layer(tokens)
         x = x.sum(2) if tokens.ndim == 3 else x
         out: Tensor = x + self.position_embeds_layer.weight[start : start + tokens.shape[1]]
         return out
 
     def read_block(self, tokens: Tensor, cache: KVCache, slot: int, start: int) -> None:
-        """Read tokens [1, T] or [1, T, n] of one slot at positions from `start` on, behind those that are read."""
+        """Prefill tokens [1, T] or [1, T, n] of one slot at positions from `start`, after all earlier positions."""
         end = start + tokens.shape[1]
-        places = torch.arange(end, device=tokens.device)
-        mask = places <= places[start:].unsqueeze(1)
+        positions = torch.arange(end, device=tokens.device)
+        mask = positions <= positions[start:].unsqueeze(1)
         x = self.embed(tokens, start)
         for number, layer in enumerate(self.layers):
             x = layer(x, mask, cache.block_store(number, slice(slot, slot + 1), start))[0]
 
     def read_whole(self, tokens: Tensor, cache: KVCache, slots: Tensor) -> None:
-        """Read tokens [B, T] or [B, T, n] of whole prompts into `slots` [B]; looks at no value."""
+        """Prefill whole prompts, tokens [B, T] or [B, T, n], in `slots` [B]; reads no value on the host."""
         x, length = self.embed(tokens, 0), tokens.shape[1]
         for number, layer in enumerate(self.layers):
             x, key, value = layer(x)
-            cache.keys[number, slots, :, :length] = narrow(key, cache.keys.dtype)
-            cache.values[number, slots, :, :length] = narrow(value, cache.values.dtype)
+            cache.keys[number, slots, :, :length] = cast_saturating(key, cache.keys.dtype)
+            cache.values[number, slots, :, :length] = cast_saturating(value, cache.values.dtype)
 
     def step(self, tokens: Tensor, positions: Tensor, cache: KVCache, where: Where) -> Tensor:
         """Read one token [B] of each row at its position [B]; return logits [B, V]."""
@@ -169,7 +171,7 @@ class CausalGPT(nn.Module):
 
 
 class FineGPT(nn.Module):
-    """The transformer that adds six books of codes to two, one in each pass over a window."""
+    """The transformer that adds six codebooks to two, one in each pass over a window."""
 
     def __init__(self, config: GPTConfig, numbers: Numbers) -> None:
         super().__init__()
@@ -179,7 +181,7 @@ class FineGPT(nn.Module):
         self.position_embeds_layer = nn.Embedding(config.block_size, config.width)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.layernorm_final = nn.LayerNorm(config.width)
-        # That of the first pass makes book 2: what would make book 1 is never used, and not kept.
+        # The first pass generates book 2; the published head of book 1 is never used.
         self.lm_heads = nn.ModuleList(
             nn.Linear(config.width, self.codebook_size, bias=False) for _ in range(NUM_COARSE, books)
         )
@@ -189,12 +191,12 @@ class FineGPT(nn.Module):
         return self.position_embeds_layer.weight.device
 
     def embed(self, book: int, codes: Tensor) -> Tensor:
-        """Return what codes [B, T] of a book add to x."""
+        """Embed codes [B, T] of a codebook."""
         out: Tensor = self.input_embeds_layers[book](codes)
         return out
 
     def logits(self, book: int, x: Tensor) -> Tensor:
-        """Return logits [B, T, codes] of a book from x [B, T, W], the sum of all books up to this one's old codes."""
+        """Return logits [B, T, codes] of a codebook from x [B, T, W], the sum of embeddings up to its old codes."""
         x = x + self.position_embeds_layer.weight[: x.shape[1]]
         for layer in self.layers:
             x = layer(x)[0]

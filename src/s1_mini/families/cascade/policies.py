@@ -1,6 +1,6 @@
-"""Policies of the coarse and the fine stage: windows, whose place follows from their number alone. Loads no torch.
+"""Policies of the coarse and the fine stage: windows at positions that depend on their number only. Loads no torch.
 
-The prompt's facts `SEMANTIC`, `COARSE` and `FINE` are the numbers of tokens of a voice.
+The prompt's facts `SEMANTIC`, `COARSE` and `FINE` are the numbers of a voice's tokens.
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ Facts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class CoarseWindows:
-    """Where each window of the coarse model lies: in semantic tokens and in codes, those of the voice included."""
+    """Ranges of the coarse model's windows, in semantic tokens and codes including those of the voice."""
 
     numbers: Numbers
     merges: bool = True
 
     @property
     def most_steps(self) -> int:
-        """Codes that the longest unit makes: the windows of the beginning, without a voice."""
+        """Codes of the longest unit: the merged first windows without a voice."""
         return self.merged(0, {}) * self.numbers.window
 
     @property
     def most_positions(self) -> int:
-        """Positions of the longest unit: all that it may see, and what it makes."""
+        """Positions of the longest unit: its prompt and its codes."""
         numbers = self.numbers
         return numbers.max_coarse_text + 1 + max(numbers.max_coarse_history + numbers.window, self.most_steps)
 
     def seen(self, window: int, facts: Facts) -> int:
-        """Return the first semantic token that a window sees."""
+        """Return the first semantic token that a window attends to."""
         return max(0, self.place(window, facts) - self.numbers.max_semantic_history)
 
     def past(self, window: int, facts: Facts) -> int:
-        """Return how many codes before it a window sees."""
+        """Return the number of earlier codes that a window attends to."""
         return min(facts.get(COARSE, 0) + window * self.numbers.window, self.numbers.max_coarse_history)
 
     def merged(self, first: int, facts: Facts) -> int:
-        """Return how many windows from `first` on see the same, but for what they make themselves.
+        """Return the number of windows from `first` that share their prompt, except for their own codes.
 
-        As long as a window sees from the first token and the first code on, the next goes on where it ends: there is
-        no need to read all of it again.
+        If a window attends from the first token and code, the next window can continue it without a new prefill.
         """
         count = 1
         while self.merges and not first and self._fits(count, facts):
@@ -59,30 +58,30 @@ class CoarseWindows:
         return place <= numbers.max_semantic_history and codes <= numbers.max_coarse_history
 
     def place(self, window: int, facts: Facts) -> int:
-        """Return the semantic tokens that windows before this one have spoken, and those of the voice."""
+        """Return the number of semantic tokens before a window, including those of the voice."""
         return facts.get(SEMANTIC, 0) + round(window * self.numbers.window / self.numbers.ratio)
 
     def at(self, units: int, facts: Facts) -> int:
-        """Return the window that follows `units` units, of which the first may be several windows."""
+        """Return the window after `units` units, of which the first may merge several windows."""
         return units and self.merged(0, facts) + units - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoarsePolicy(StagePolicy):
-    """Windows of semantic tokens to codes; a window may begin as soon as all semantic tokens that it sees are there."""
+    """Windows of semantic tokens to codes; a window may start once all tokens that it attends to exist."""
 
     windows: CoarseWindows
     begins_early: bool = True
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Return the next window, or several merged ones; without any token a unit that fails."""
+        """Return the next window, or several merged ones. Without any token the unit fails."""
         windows, numbers, facts = self.windows, self.windows.numbers, progress.facts
         window = windows.at(progress.units, facts)
         merged = windows.merged(window, facts)
         stop = self._stop(window, facts)
         if not progress.is_final and (progress.available < stop or not self.begins_early):
             return None
-        # A window whose whole input is available is never the last: it sees further than it speaks.
+        # A window whose whole input is available is never the last, because it attends further than it generates.
         steps, consumes = merged * numbers.window, windows.place(window + merged, {}) - progress.consumed
         if progress.is_final:
             left = numbers.num_coarse(progress.available) - window * numbers.window
@@ -100,7 +99,7 @@ class CoarsePolicy(StagePolicy):
         )
 
     def asks_at(self, progress: Progress) -> int:
-        """Return where what the next window sees ends."""
+        """Return the end of the next window's input."""
         if not self.begins_early:
             return NEVER
         return self._stop(self.windows.at(progress.units, progress.facts), progress.facts)
@@ -109,22 +108,22 @@ class CoarsePolicy(StagePolicy):
         return progress.is_final and progress.units > 0 and progress.consumed >= progress.available
 
     def _stop(self, window: int, facts: Facts) -> int:
-        """Return one past the last semantic token that a window sees, the voice's not counted."""
+        """Return the exclusive end of a window's semantic tokens, without those of the voice."""
         return self.windows.seen(window, facts) + self.windows.numbers.max_coarse_text - facts.get(SEMANTIC, 0)
 
 
 class FineWindow:
-    """One window of the fine model; frames are counted with those of the voice."""
+    """One window of the fine model; frame numbers include the voice."""
 
     def __init__(self, numbers: Numbers, number: int, history: int, available: int, *, is_last: bool) -> None:
-        """`available` frames are there, of the voice and of the speech."""
+        """`available` is the number of frames of voice and speech so far."""
         last = max(0, available - numbers.fine_window)
         self.start = min(number * numbers.fine_hop, last) if is_last else number * numbers.fine_hop
         self.stop = min(available, self.start + numbers.fine_window)
         fill = history + number * numbers.fine_hop
         length = max(available, numbers.fine_window)
-        self.fill = min(fill, length - numbers.fine_hop) if is_last else fill  # from here on it makes codes
-        # Frames that the next window may change are held back; the last begins anywhere behind this one's middle.
+        self.fill = min(fill, length - numbers.fine_hop) if is_last else fill  # first frame whose codes it generates
+        # Frames that the next window may change are held back; the last window may start anywhere in the second half.
         self.certain = available if is_last else (number + 1) * numbers.fine_hop + min(history, 1)
 
 
@@ -134,10 +133,10 @@ class FinePolicy(StagePolicy):
 
     numbers: Numbers
     is_autoregressive: bool = False
-    together: int = 1  # windows of one call
+    together: int = 1  # windows per call
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Return the next window: the last as soon as the end is known, another once it is certain to be none."""
+        """Return the next window: the last one when the end is known, others when more frames follow."""
         numbers, history = self.numbers, progress.facts.get(FINE, 0)
         available = progress.available + history
         is_last = available <= progress.units * numbers.fine_hop + numbers.fine_window
@@ -151,7 +150,7 @@ class FinePolicy(StagePolicy):
         )
 
     def asks_at(self, progress: Progress) -> int:
-        """Return the frames from which on a window is certain not to be the last."""
+        """Return the number of frames from which the next window is not the last."""
         numbers = self.numbers
         return progress.units * numbers.fine_hop + numbers.fine_window + 1 - progress.facts.get(FINE, 0)
 

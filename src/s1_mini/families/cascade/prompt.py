@@ -1,4 +1,4 @@
-"""The input of the stages from a text and a voice: positions of the semantic model, and histories for the others."""
+"""Inputs of the stages from text and voice: the semantic model's prompt, and histories for the other models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 from s1_mini.families.cascade.policies import COARSE, FINE, SEMANTIC, CoarseWindows
 from s1_mini.types import Voice
 
-NUM_DROPPED = 2  # codes that are left out at the end of a voice: suno's, so that it fits in time
+NUM_DROPPED = 2  # codes dropped at the end of a voice, as in suno's code, for alignment
 
 
 def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> PromptTokens:
-    """Return the prompt of `ids` of the tokenizer. Raises `TextError` for too many."""
+    """Build the prompt for the tokenizer's `ids`. Raises `TextError` if there are too many."""
     if len(ids) > numbers.max_text:
         raise TextError(
             "text",
@@ -27,19 +27,19 @@ def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> P
     items = np.empty((numbers.prompt_size, 2), np.int64)
     items[:, 0], items[:, 1] = numbers.text_pad, numbers.semantic_size
     items[: len(ids), 0] = np.asarray(ids, np.int64) + numbers.text_offset
-    seen: dict[str, np.ndarray] = {}
+    history: dict[str, np.ndarray] = {}
     if voice is not None:
         tensors = {name: tensor.numpy() for name, tensor in voice.tensors.items()}
         own = tensors["semantic_prompt"][-numbers.max_text :]
         items[: len(own), 1] = own
-        seen = _histories(numbers, tensors)
+        history = _histories(numbers, tensors)
     items[-1] = numbers.semantic_infer
     facts = {SEMANTIC: "semantic", COARSE: "coarse", FINE: "fine"}
-    return PromptTokens(items, voice=seen, facts={fact: len(seen.get(name, ())) for fact, name in facts.items()})
+    return PromptTokens(items, voice=history, facts={fact: len(history.get(name, ())) for fact, name in facts.items()})
 
 
 def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:
-    """Write what a unit of the coarse model begins with: ids [S]. Raises `GenerationError` without a semantic token."""
+    """Build the prompt of a unit of the coarse model: ids [S]. Raises `GenerationError` without semantic tokens."""
     numbers, voice = windows.numbers, begin.conditions.voice
     if not len(begin.inputs):
         raise GenerationError(
@@ -60,7 +60,7 @@ def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:
 
 
 def _histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the part of a voice that the coarse and the fine model see: semantic tokens, flat codes, frames [n, K]."""
+    """Return a voice's history for the coarse and the fine model: semantic tokens, flat codes, frames [n, K]."""
     semantic, coarse, fine = (tensors[f"{name}_prompt"] for name in ("semantic", "coarse", "fine"))
     flat = (coarse + np.arange(NUM_COARSE)[:, None] * numbers.codebook_size).T.reshape(-1)
     even = len(semantic) - len(semantic) % 2

@@ -1,6 +1,6 @@
 """Write a cascade with random weights, in transformers' form or the compact one. It speaks noise.
 
-Vocabularies, offsets and rates are the published ones. Weights are so large that no choice depends on a last bit.
+Vocabularies, offsets and rates are the published ones. Weights are large enough that no token depends on a last bit.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from s1_mini.weights.write import new_directory, write_json, write_tensors
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = string.ascii_letters + string.digits + "äöüßéèçñ♪"
 LOGITS = 4.0  # standard deviation of logits
-ATTENTION = 3.0  # of queries and keys: attention is narrow, so the audio depends on each word
-END = 1.2  # times as much for the semantic end, so that speech lasts some seconds
-VOICES = {"one": 240, "two": 420}  # random voices, by name: their semantic tokens
+ATTENTION = 3.0  # gain of queries and keys: attention is sharp, so the audio depends on each word
+END = 1.2  # factor of the end's logits, so that speech lasts some seconds
+VOICES = {"one": 240, "two": 420}  # number of semantic tokens of each random voice
 
 
 class Recipe(NamedTuple):
-    """The config.json of a random checkpoint, and the number format of its models."""
+    """The config.json of a random checkpoint, and the dtype of its models."""
 
     config: dict[str, Any]
     dtype: torch.dtype
@@ -66,7 +66,7 @@ def _published_numbers() -> dict[str, Any]:
     values: dict[str, Any] = {"model_type": "bark", "sample_rate": EncodecConfig().sampling_rate}
     for number in fields(Numbers):
         group, _, key = number.metadata["place"].rpartition(".")
-        if number.default:  # transformers has another word for 0
+        if number.default:  # transformers spells 0 differently
             (values.setdefault(group, {}) if group else values)[key] = number.default
     return values
 
@@ -109,26 +109,26 @@ def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "co
 
 
 def _vocabulary() -> list[str]:
-    """Return words of a WordPiece vocabulary: letters, alone and within words, and signs."""
+    """Return words of a WordPiece vocabulary: letters, alone and within words, and punctuation."""
     words = ("the", "##ing", "hello", "laughs")
     return [*SPECIAL, *string.punctuation, *LETTERS, *(f"##{letter}" for letter in LETTERS), *words]
 
 
 def random_voice(config: CascadeConfig, length: int, seed: int = 0) -> dict[str, Tensor]:
     """Return a random voice of `length` semantic tokens."""
-    draws = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     frames = int(length * config.numbers.ratio / 2)
-    fine = draws.integers(0, config.numbers.codebook_size, (config.numbers.num_books, frames))
-    semantic = draws.integers(0, config.numbers.semantic_size, length)
+    fine = generator.integers(0, config.numbers.codebook_size, (config.numbers.num_books, frames))
+    semantic = generator.integers(0, config.numbers.semantic_size, length)
     parts = {"semantic_prompt": semantic, "coarse_prompt": fine[:2].copy(), "fine_prompt": fine}
     return {name: torch.from_numpy(part) for name, part in parts.items()}
 
 
 def _random_models(config: CascadeConfig, seed: int, dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
     """Return random tensors of each model under transformers' names."""
-    draws = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     numbers = config.numbers
-    # The fine heads are tied to the embeddings of their books, and so are not stored.
+    # The fine heads are tied to the embeddings of their codebooks, so they are not stored.
     fine = replace(numbers, codebook_size=config.fine.output_size)
     with skeleton():
         networks: dict[str, CausalGPT | FineGPT] = {
@@ -138,32 +138,32 @@ def _random_models(config: CascadeConfig, seed: int, dtype: torch.dtype) -> dict
         }
     models: dict[str, dict[str, Tensor]] = {}
     for stage, network in networks.items():
-        named = {PREFIXES[stage] + name: tensor for name, tensor in _fill(network, draws, dtype)}
+        named = {PREFIXES[stage] + name: tensor for name, tensor in _fill(network, generator, dtype)}
         models[stage] = {name: tensor for name, tensor in named.items() if ".lm_heads." not in name}
     models["semantic"]["semantic.lm_head.weight"][numbers.semantic_size] *= END
     return models
 
 
-def _fill(module: CausalGPT | FineGPT, draws: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _fill(module: CausalGPT | FineGPT, generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     width = module.config.width
     for name, parameter in module.named_parameters():
         tensor = torch.empty(parameter.shape, dtype=dtype)
         if "layernorm" in name:
-            tensor.normal_(0.0 if name.endswith("bias") else 1.0, 0.1, generator=draws)
+            tensor.normal_(0.0 if name.endswith("bias") else 1.0, 0.1, generator=generator)
         elif name.endswith("bias"):
-            tensor.normal_(0.0, 0.1, generator=draws)
+            tensor.normal_(0.0, 0.1, generator=generator)
         elif "lm_head" in name or "input_embeds_layers" in name:
-            tensor.normal_(0.0, LOGITS * width**-0.5, generator=draws)
+            tensor.normal_(0.0, LOGITS * width**-0.5, generator=generator)
         elif "embeds" in name:
-            tensor.normal_(0.0, 0.7, generator=draws)
+            tensor.normal_(0.0, 0.7, generator=generator)
         else:
             gain = ATTENTION if "att_proj" in name else 1.5
-            tensor.normal_(0.0, gain * parameter.shape[1] ** -0.5, generator=draws)
+            tensor.normal_(0.0, gain * parameter.shape[1] ** -0.5, generator=generator)
         yield name, tensor
 
 
 def _masks(config: CascadeConfig) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that a published file carries along."""
+    """Yield the buffers of a published file."""
     for stage, gpt in (("semantic", config.semantic), ("coarse", config.coarse)):
         size = gpt.block_size
         for layer in range(gpt.num_layers):

@@ -9,21 +9,21 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
 STAGES = ("semantic", "coarse", "fine", "codec")
-VLLM_STAGES = STAGES[:2]  # that vLLM can run: those that generate tokens
+VLLM_STAGES = STAGES[:2]  # autoregressive stages, which vLLM can run
 
 
 def _stages(value: Any) -> tuple[str, ...]:
-    given = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
-    unknown = [name for name in given if name and name not in VLLM_STAGES]
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
+    unknown = [name for name in names if name and name not in VLLM_STAGES]
     if unknown:
         raise ValueError(
             f"vLLM cannot run {', '.join(map(str, unknown))}; allowed are {', '.join(VLLM_STAGES)}, or both"
         )
-    return tuple(name for name in VLLM_STAGES if name in given)
+    return tuple(name for name in VLLM_STAGES if name in names)
 
 
 class CascadeSettings(BaseModel, frozen=True):
-    """Settings of a cascade when it is opened."""
+    """Options for opening a cascade."""
 
     min_eos_p: float | None = Field(
         None,

@@ -1,13 +1,13 @@
 """The three models as stages.
 
-Semantic and coarse: a prompt in, a token a step out, which is fed back on the device. A step computes the slots up to
-the last that is in it and attends to positions up to a multiple of `SPAN`, in such shapes that a slot's numbers do not
-depend on its neighbours, on a CPU not by a bit. There prompts are read in blocks that begin at the same positions,
-however a plan parts them; on a GPU whole, several at once, by captured graphs.
-Fine: windows of frames of two codes in, frames of eight out, in six passes over each window. It sees both ways, so a
-window's frames are computed again where the next overlaps it; only frames that no later window can change are
-returned. A slot keeps the codes of its last window. A CPU does each window alone, a GPU several in one graph.
-Shapes: B slots of a call, S positions, V ids; n windows of a call, T frames of a window, K books.
+Semantic and coarse: a prompt in, one token per step out, which is fed back on the device. A step computes all slots up
+to its highest one and attends to positions up to a multiple of `SPAN`, in shapes with which a slot's results do not
+depend on other slots (on a CPU, bit for bit). A CPU prefills prompts in blocks that start at fixed positions, however a
+plan splits them; a GPU prefills several whole prompts in one captured graph.
+Fine: windows of frames of two codes in, frames of eight codes out, in six passes over each window. The model is
+bidirectional, so frames are computed again where windows overlap; only frames that no later window can change are
+returned. A slot keeps the codes of its last window. A CPU computes windows one by one, a GPU several in one graph.
+Shapes: B slots of a call, S positions, V ids; n windows of a call, T frames of a window, K codebooks.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
 
-BLOCK = 128  # positions of a prompt that a CPU reads at once
-CPU_ROWS = 4  # at the least: a CPU rounds products of one to three rows otherwise than those of more
-READ_ROWS = (4, 2, 1)  # prompts that a GPU reads at once
-# Fine windows of captured calls, besides the largest; a call runs in the smallest that holds it.
+BLOCK = 128  # positions of a prompt that a CPU prefills at once
+CPU_ROWS = 4  # minimum on a CPU, where products of one to three rows round differently
+READ_ROWS = (4, 2, 1)  # prompts that a GPU prefills at once
+# Fine windows of captured calls, besides the largest; the smallest one that fits is launched.
 FINE_ROWS = (8, 4, 2, 1)
-DRAWS_OF_A_STAGE = 1 << 32  # utterances of a request; each stage has random numbers of its own beyond
+UTTERANCES = 1 << 32  # limit of a request; each stage uses other keys of random numbers
 
 
-def stage_uniforms(number: int, begin: Begin, count: int, draws: int = 1) -> Tensor:
-    """Return the random numbers [count, draws] that a request's utterance has at a stage."""
+def stage_uniforms(number: int, begin: Begin, count: int, samples: int = 1) -> Tensor:
+    """Return the random numbers [count, samples] of an utterance at a stage."""
     conditions = begin.conditions
-    return uniforms(conditions.seed, number * DRAWS_OF_A_STAGE + conditions.utterance, count, draws)
+    return uniforms(conditions.seed, number * UTTERANCES + conditions.utterance, count, samples)
 
 
 class TokenStage(Stage):
-    """A causal model: made once, for `slots` sequences of up to `positions` positions each."""
+    """A causal model for `slots` sequences of up to `positions` positions each."""
 
-    _position_shape: tuple[int, ...] = ()  # of one position of a prompt
-    _num_made: int  # numbers that a step makes of each row; the last says whether the logits were finite
+    _position_shape: tuple[int, ...] = ()  # ids of one position of a prompt
+    _num_outputs: int  # outputs of a step per row; the last is whether the logits were finite
     _steps_an_item = 1
 
     def __init__(
@@ -67,9 +67,9 @@ class TokenStage(Stage):
         read_sizes: Iterable[int],
         kv_dtype: torch.dtype | None,
     ) -> None:
-        """`number` is the stage's in its chain; a unit has `steps` steps at most.
+        """`number` is the index of the stage in its chain; a unit has at most `steps` steps.
 
-        `read_sizes` are the lengths that prompts are filled up to.
+        `read_sizes` are the lengths that prompts are padded to.
         """
         self.device, self._network, self._number = network.device, network, number
         self.is_overlapped = self.device.type == "cuda"
@@ -82,12 +82,12 @@ class TokenStage(Stage):
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
         with torch.inference_mode():
-            # Inactive slots write to one additional position.
+            # Idle slots write to one additional position.
             self._cache = KVCache.allocate(
                 layers=config.num_layers,
                 slots=rows,
                 heads=config.num_heads,
-                columns=positions + 1,
+                positions=positions + 1,
                 head_dim=config.head_dim,
                 dtype=kv_dtype or network.dtype,
                 device=self.device,
@@ -97,8 +97,8 @@ class TokenStage(Stage):
             self._temperature, self._top_p = (torch.ones(rows, device=self.device) for _ in range(2))
             self._top_k = zeros(rows)
             self._uniforms = zeros(rows, steps, dtype=torch.float32)
-            self._unturned = zeros(1, config.head_dim // 2, 2, dtype=torch.float32)
-            self._unturned[..., 0] = 1
+            self._identity_rope = zeros(1, config.head_dim // 2, 2, dtype=torch.float32)
+            self._identity_rope[..., 0] = 1
         self._prompts: dict[int, np.ndarray] = {}  # by slot
         self._num_read: dict[int, int] = {}
         self._lengths = [0] * rows  # positions of prompt and tokens
@@ -126,31 +126,31 @@ class TokenStage(Stage):
             lambda rows: [self._step_rows(rows, self._positions)],
             self._ladder[::-1],
             lambda _: [],
-            lambda rows: [Buffer((rows, self._num_made))],
+            lambda rows: [Buffer((rows, self._num_outputs))],
             device=self.device,
             options=replace(options, is_ahead=True),
         )
 
     def _prompt(self, begin: Begin) -> np.ndarray:
-        """Return all positions of a unit's prompt, [S, *item]; the last begins with the first token."""
+        """Return all positions of a unit's prompt [S, *item]; the first step reads the last position."""
         return begin.inputs
 
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
-        """Return the next token to be read [rows], and the results of the step, each [rows]."""
+        """Return the next input token [rows], and the outputs of the step, each [rows]."""
         raise NotImplementedError
 
     def _result(self, rows: np.ndarray) -> StepResult:
-        """Return the result of a step [slots, made]."""
+        """Return the result of a step from its outputs [slots, outputs]."""
         raise NotImplementedError
 
     def begin(self, begins: Sequence[Begin]) -> None:
         for begin in begins:
             slot, sampling = begin.slot, begin.conditions.sampling
-            prompt, drawn = self._prompt(begin), begin.produced * self._steps_an_item
+            prompt, used = self._prompt(begin), begin.produced * self._steps_an_item
             self._temperature[slot].fill_(sampling.temperature)  # an assignment would wait for the device
             self._top_p[slot].fill_(sampling.top_p)
             self._top_k[slot].fill_(sampling.top_k)
-            table = stage_uniforms(self._number, begin, drawn + begin.steps)[drawn:, 0]
+            table = stage_uniforms(self._number, begin, used + begin.steps)[used:, 0]
             self._uniforms[slot, : len(table)] = stage(table, self.device)
             self._token[slot].fill_(int(prompt[-1].flat[0]))
             self._position[slot].fill_(len(prompt) - 1)
@@ -158,7 +158,7 @@ class TokenStage(Stage):
             self._prompts[slot], self._num_read[slot], self._lengths[slot] = prompt[:-1], 0, len(prompt)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Read parts of prompts: on a CPU whole blocks, by graphs whole prompts, once all of them may be read."""
+        """Prefill parts of prompts: without graphs whole blocks, with graphs whole prompts with their last part."""
         if self._reads is None:
             for part in parts:
                 self._read_blocks(part)
@@ -194,46 +194,46 @@ class TokenStage(Stage):
         if self.device.type == "cpu":
             rows = min(-(-rows // CPU_ROWS) * CPU_ROWS, len(self._token))
         longest = max(self._lengths[slot] for slot in slots)
-        made = self._step_rows(rows, min(whole_spans(longest), self._positions)).cpu().numpy()
+        outputs = self._step_rows(rows, min(whole_spans(longest), self._positions)).cpu().numpy()
         for slot in slots:
             self._lengths[slot] += 1
-        return lambda: self._result(made[list(slots)])
+        return lambda: self._result(outputs[list(slots)])
 
     def _step_rows(self, rows: int, span: int) -> Tensor:
-        """Return the next token of the active of the first rows: [rows, made]."""
+        """Generate the next token of the active of the first rows: [rows, outputs]."""
         active = self._active[:rows]
         position = self._position[:rows].clamp_max(self._positions - 1)
         target = torch.where(active, position, self._positions)
         mask = used_positions(position, span, self._network.config.head_dim)
-        where = Where(target, position, span, mask, self._unturned)
+        where = Where(target, position, span, mask, self._identity_rope)
         logits = self._network.step(self._token[:rows], position, self._cache, where)
-        token, made = self._choose(logits, rows)
-        valid = logits.abs().amax(-1) < float("inf")  # not so of NaN
+        token, outputs = self._choose(logits, rows)
+        valid = logits.abs().amax(-1) < float("inf")  # false for NaN
         self._token[:rows] = torch.where(active, token, self._token[:rows])
         self._position[:rows] += active
         self._count[:rows] += active
-        return torch.stack([*made, valid.long()], dim=1)
+        return torch.stack([*outputs, valid.long()], dim=1)
 
-    def _drawn(self, logits: Tensor, rows: int) -> Tensor:
-        """Choose an id of each row [rows] by its own parameters and random number."""
+    def _sample(self, logits: Tensor, rows: int) -> Tensor:
+        """Sample an id of each row [rows] with its own parameters and random number."""
         at = self._count[:rows].clamp_max(self._uniforms.shape[1] - 1).unsqueeze(1)
-        asked = self._temperature[:rows], self._top_k[:rows], self._top_p[:rows], self._uniforms[:rows]
+        parameters = self._temperature[:rows], self._top_k[:rows], self._top_p[:rows], self._uniforms[:rows]
         if self.device.type != "cpu":
-            return choose(logits, *asked[:3], asked[3].gather(1, at).squeeze(1))
-        # Sorting is slow on a CPU: only active rows that do not take the likeliest are sorted.
+            return choose(logits, *parameters[:3], parameters[3].gather(1, at).squeeze(1))
+        # Sorting is slow on a CPU, so only active rows that are not greedy are sorted.
         choice = logits.argmax(-1)
-        drawn = (self._active[:rows] & (asked[0] > MIN_TEMPERATURE)).nonzero().squeeze(1)
-        if len(drawn):
-            temperature, top_k, top_p, table = (each[drawn] for each in asked)
-            uniform = table.gather(1, at[drawn]).squeeze(1)
-            choice[drawn] = choose(logits[drawn], temperature, top_k, top_p, uniform)
+        sampled = (self._active[:rows] & (parameters[0] > MIN_TEMPERATURE)).nonzero().squeeze(1)
+        if len(sampled):
+            temperature, top_k, top_p, table = (each[sampled] for each in parameters)
+            uniform = table.gather(1, at[sampled]).squeeze(1)
+            choice[sampled] = choose(logits[sampled], temperature, top_k, top_p, uniform)
         return choice
 
 
 class SemanticModel(TokenStage):
     """Text and a voice's semantic tokens to semantic tokens, until their end."""
 
-    _position_shape, _num_made = (2,), 3  # id of the text and of the voice; token, stop, valid
+    _position_shape, _num_outputs = (2,), 3  # ids of text and voice; outputs: token, stop, valid
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class SemanticModel(TokenStage):
 
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
         end = self._numbers.semantic_size
-        token = end_early(logits, self._drawn(logits, rows), end, self._min_eos_p)
+        token = end_early(logits, self._sample(logits, rows), end, self._min_eos_p)
         return token, [token, (token == end).long()]
 
     def _result(self, rows: np.ndarray) -> StepResult:
@@ -267,12 +267,12 @@ class SemanticModel(TokenStage):
 
 
 class CoarseModel(TokenStage):
-    """Semantic tokens to frames of two codes, window by window: the first book's code, then the second's.
+    """Semantic tokens to frames of two codes, window by window, alternating between both codebooks.
 
-    A frame has ids, counted from each book's first: the second book's may be beyond its codes.
+    Ids of a frame count from the first id of their codebook; those of the second may exceed its codes.
     """
 
-    _num_made, _steps_an_item = 4, NUM_COARSE  # both codes, whether they are a frame, valid
+    _num_outputs, _steps_an_item = 4, NUM_COARSE  # both codes, whether the frame is complete, valid
 
     def __init__(
         self, network: CausalGPT, windows: CoarseWindows, *, slots: int, kv_dtype: torch.dtype | None = None
@@ -300,7 +300,7 @@ class CoarseModel(TokenStage):
         first, second = logits[:, :size], logits[:, size:]
         first = F.pad(first, (0, second.shape[1] - size), value=-math.inf)
         of_book = torch.where((book == 0).unsqueeze(1), first, second)
-        code = self._drawn(of_book, rows)
+        code = self._sample(of_book, rows)
         first = torch.where(book == 0, code, self._first[:rows])
         self._first[:rows] = torch.where(self._active[:rows], first, self._first[:rows])
         return code + book * size + self._numbers.semantic_size, [first, code, book]
@@ -313,10 +313,10 @@ class CoarseModel(TokenStage):
 class _Window:
     """The unit of a slot of the fine model."""
 
-    codes: np.ndarray  # int64 [T, K]: known codes, else no code
+    codes: np.ndarray  # int64 [T, K] known codes, or the id for no code
     window: FineWindow
-    first: int  # frames of the window that are returned
-    stop: int
+    first: int  # first returned frame
+    stop: int  # exclusive end of returned frames
     temperature: float
     uniforms: np.ndarray  # float32 [T, K - 2]
 
@@ -327,26 +327,26 @@ class FineModel(Stage):
     is_overlapped = False
 
     def __init__(self, network: FineGPT, policy: FinePolicy, *, number: int, temperature: float) -> None:
-        """`number` is the stage's in its chain; at `temperature` 0 the likeliest codes are taken."""
+        """`number` is the index of the stage in its chain; `temperature` 0 is greedy."""
         self.device, self._network, self._number = network.device, network, number
         self._numbers, self._policy, self._temperature = policy.numbers, policy, temperature
         self._begun: dict[int, _Window] = {}
-        self._kept: dict[int, tuple[int, np.ndarray]] = {}  # by slot: where its last window began, and its codes
-        self._rows: list[int] = []  # of the captured calls
+        self._kept: dict[int, tuple[int, np.ndarray]] = {}  # by slot: start and codes of its last window
+        self._rows: list[int] = []  # windows of captured calls
         self._graphs: StepGraphs[int] | None = None
 
     def make_graphs(self) -> None:
-        numbers, draws = self._numbers, self._numbers.num_books - NUM_COARSE
+        numbers, passes = self._numbers, self._numbers.num_books - NUM_COARSE
         length, most = numbers.fine_window, self._policy.most_together(1)
         self._rows = [most, *(rows for rows in FINE_ROWS if rows < most)]
         self._graphs = StepGraphs(
-            lambda _, *given: self._passes(*given),
+            lambda _, *inputs: self._passes(*inputs),
             self._rows,
             lambda rows: [
                 Buffer((rows, length, numbers.num_books)),
                 Buffer((rows,)),
                 Buffer((rows,), torch.float32),
-                Buffer((rows, length, draws), torch.float32),
+                Buffer((rows, length, passes), torch.float32),
             ],
             lambda rows: [Buffer((rows, length, numbers.num_books)), Buffer((rows,), torch.bool)],
             device=self.device,
@@ -359,7 +359,7 @@ class FineModel(Stage):
     def _open(self, begin: Begin) -> _Window:
         numbers, conditions = self._numbers, begin.conditions
         voice = conditions.voice.get("fine", np.zeros((0, numbers.num_books), np.int64))
-        history, first = len(voice), begin.produced - begin.context  # of the frames that came in
+        history, first = len(voice), begin.produced - begin.context  # first frame of the inputs
         is_last = begin.context + begin.consumes == len(begin.inputs)
         available = history + first + len(begin.inputs)
         window = FineWindow(numbers, begin.number, history, available, is_last=is_last)
@@ -372,58 +372,58 @@ class FineModel(Stage):
             kept = kept[window.start - before :, NUM_COARSE:]
             codes[: len(kept), NUM_COARSE:] = kept
         temperature = self._temperature if conditions.sampling.temperature > MIN_TEMPERATURE else 0.0
-        draws = np.zeros((numbers.fine_window, numbers.num_books - NUM_COARSE), np.float32)
+        random = np.zeros((numbers.fine_window, numbers.num_books - NUM_COARSE), np.float32)
         if temperature:
             until = window.start + numbers.fine_window - history
-            table = stage_uniforms(self._number, begin, until, draws.shape[1])[max(0, until - len(draws)) :].numpy()
-            draws[len(draws) - len(table) :] = table
-        given = history + begin.produced - window.start
-        return _Window(codes, window, given, given + begin.consumes, temperature, draws)
+            table = stage_uniforms(self._number, begin, until, random.shape[1])[max(0, until - len(random)) :].numpy()
+            random[len(random) - len(table) :] = table
+        start = history + begin.produced - window.start
+        return _Window(codes, window, start, start + begin.consumes, temperature, random)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         begun = [self._begun[slot] for slot in slots]
         calls = [[each] for each in begun] if self._graphs is None else [begun]
-        made = [window for call in calls for window in self._make(call)]
+        outputs = [window for call in calls for window in self._compute(call)]
         values = []
-        for slot, each, (codes, _) in zip(slots, begun, made, strict=True):
+        for slot, each, (codes, _) in zip(slots, begun, outputs, strict=True):
             self._kept[slot] = each.window.start, codes
             values.append(codes[each.first : each.stop])
-        valid = [is_finite for _, is_finite in made]
+        valid = [is_finite for _, is_finite in outputs]
         result = StepResult(values, [len(value) for value in values], [True] * len(begun), valid)
         return lambda: result
 
-    def _make(self, begun: list[_Window]) -> list[tuple[np.ndarray, bool]]:
-        """Return the codes of windows by one call, and whether the logits were finite."""
+    def _compute(self, begun: list[_Window]) -> list[tuple[np.ndarray, bool]]:
+        """Return the codes of windows, computed in one call, and whether the logits were finite."""
         rows = len(begun) if self._graphs is None else min(rows for rows in self._rows if rows >= len(begun))
-        filled = begun + begun[:1] * (rows - len(begun))
-        given = (
-            np.stack([each.codes for each in filled]),
-            np.array([each.window.fill - each.window.start for each in filled]),
-            np.array([each.temperature for each in filled], np.float32),
-            np.stack([each.uniforms for each in filled]),
+        padded = begun + begun[:1] * (rows - len(begun))
+        inputs = (
+            np.stack([each.codes for each in padded]),
+            np.array([each.window.fill - each.window.start for each in padded]),
+            np.array([each.temperature for each in padded], np.float32),
+            np.stack([each.uniforms for each in padded]),
         )
         if self._graphs is None:
-            made = self._passes(*(stage(torch.from_numpy(each), self.device) for each in given))
-            codes, valid = (each.cpu().numpy() for each in made)
+            outputs = self._passes(*(stage(torch.from_numpy(each), self.device) for each in inputs))
+            codes, valid = (each.cpu().numpy() for each in outputs)
         else:
-            codes, valid = self._graphs.launch(rows, *given)()
+            codes, valid = self._graphs.launch(rows, *inputs)()
         return list(zip(codes, valid.tolist(), strict=True))[: len(begun)]
 
     def _passes(self, codes: Tensor, fill: Tensor, temperature: Tensor, uniforms: Tensor) -> list[Tensor]:
-        """Return windows [n, T, K] with their books from frame `fill` [n] on, and whether all was finite [n]."""
-        network, books = self._network, self._numbers.num_books
-        made = list(codes.unbind(-1))
-        fresh = torch.arange(codes.shape[1], device=codes.device) >= fill.unsqueeze(1)
-        known = network.embed(0, made[0]) + network.embed(1, made[1])
+        """Return windows [n, T, K] with new codes from frame `fill` [n], and whether all logits were finite [n]."""
+        network, count = self._network, self._numbers.num_books
+        books = list(codes.unbind(-1))
+        is_new = torch.arange(codes.shape[1], device=codes.device) >= fill.unsqueeze(1)
+        known = network.embed(0, books[0]) + network.embed(1, books[1])
         valid = torch.ones(len(codes), dtype=torch.bool, device=codes.device)
         temperature = temperature.unsqueeze(1).expand(-1, codes.shape[1])
-        for book in range(NUM_COARSE, books):
-            logits = network.logits(book, known + network.embed(book, made[book]))
+        for book in range(NUM_COARSE, count):
+            logits = network.logits(book, known + network.embed(book, books[book]))
             valid = valid & (logits.abs().amax((1, 2)) < float("inf"))
             if self._temperature:
                 choice = choose_plain(logits, temperature, uniforms[..., book - NUM_COARSE])
             else:
                 choice = logits.argmax(-1)
-            made[book] = torch.where(fresh, choice, made[book])
-            known = known + network.embed(book, made[book])
-        return [torch.stack(made, -1), valid]
+            books[book] = torch.where(is_new, choice, books[book])
+            known = known + network.embed(book, books[book])
+        return [torch.stack(books, -1), valid]

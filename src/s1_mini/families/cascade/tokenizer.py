@@ -1,4 +1,4 @@
-"""Text to ids, by the checkpoint's own WordPiece vocabulary: `tokenizer.json`, or `vocab.txt` of BERT's cased kind."""
+"""Text to ids with the checkpoint's WordPiece vocabulary: `tokenizer.json`, or BERT's cased `vocab.txt`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CascadeTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
-        self.size = 1 + max(tokenizer.get_vocab().values(), default=-1)  # ids are below it
+        self.size = 1 + max(tokenizer.get_vocab().values(), default=-1)  # upper bound of ids
 
     @classmethod
     def from_directory(cls, directory: Path) -> CascadeTokenizer:
@@ -41,17 +41,17 @@ class CascadeTokenizer:
             if path.suffix == ".json":
                 return cls(Tokenizer.from_str(text))
             return cls(_word_piece({word: number for number, word in enumerate(text.split("\n")) if word}))
-        except Exception as error:  # the library raises bare exceptions, and panics of its own kind
+        except Exception as error:  # the library raises bare exceptions and Rust panics
             raise CheckpointFileError(f"{path} is not a valid vocabulary: {str(error)[:200]}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, white space as one space, no special tokens around it."""
+        """Return the ids of a text with normalized white space, without special tokens."""
         ids: list[int] = self._tokenizer.encode(" ".join(text.split()), add_special_tokens=False).ids
         return ids
 
 
 def _word_piece(vocabulary: dict[str, int]) -> Tokenizer:
-    """Split as BERT's multilingual cased models do."""
+    """Build the tokenizer of BERT's multilingual cased models."""
     if UNKNOWN not in vocabulary:
         raise ValueError(f"it has no {UNKNOWN} token")
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN, max_input_chars_per_word=100))

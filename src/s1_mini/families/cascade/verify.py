@@ -1,7 +1,7 @@
-"""Check a checkpoint: the output of the original implementation compared with that of this engine's own stages.
+"""Compare the outputs of the original implementation with those of this engine's stages.
 
-An oracle is a flat file of tensors `CASE.NAME`; docs/internals/cascade_measured.md lists the names and what they
-mean. Everything is done greedily and in fp32.
+An oracle is a flat file of tensors `CASE.NAME`; docs/internals/cascade_measured.md describes the names. All stages are
+greedy and in fp32.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _GREEDY = SamplingParams(temperature=0.0, top_p=1.0, seed=0)
 def verify_cascade(
     directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
 ) -> Iterator[Check] | None:
-    """Return the checks of a checkpoint, to be made one by one; None if there is nothing to check.
+    """Return the checks of a checkpoint, computed as they are consumed; None if there is nothing to check.
 
-    Making them raises `CheckpointError`, and whatever an oracle of another form leads to.
+    Iterating raises `CheckpointError`; a malformed oracle may raise anything.
     """
     cases: dict[str, dict[str, Tensor]] = {}
     for title, tensor in content.items():
@@ -52,7 +52,7 @@ def verify_cascade(
 def _check_case(
     directory: Path, placement: Placement, label: str, case: Mapping[str, Tensor], tolerance: float
 ) -> Iterator[Check]:
-    """Check each stage with what the original gave it, if that is there."""
+    """Check each stage with the original's input, if the case has it."""
     eos = float(case["min_eos_p"]) if "min_eos_p" in case else 0.0
     loaded = LoadedCascade(directory, placement, CascadeSettings(min_eos_p=eos, fine_temperature=0.0))
     tensors = {name: case[name].long().cpu() for name in INPUTS[2:5] if name in case}
@@ -69,38 +69,38 @@ def _check_case(
         before = OUTPUTS[number - 1] if number else "tokens"
         if before not in case:
             raise KeyError(f"{label}.{before}")
-        given: np.ndarray = case[before].long().cpu().numpy().T if number else prompt.items
+        items: np.ndarray = case[before].long().cpu().numpy().T if number else prompt.items
         steps = steps if number else min(steps, len(case[name]) or steps)
-        made = run_stage(chain, number, given, prompt, max_steps=steps)
+        output = run_stage(chain, number, items, prompt, max_steps=steps)
         expected = case[name]
         if name == "wave":
-            yield Check.close(f"{label} {name}", torch.from_numpy(made), expected.flatten().float(), tolerance)
+            yield Check.close(f"{label} {name}", torch.from_numpy(output), expected.flatten().float(), tolerance)
         else:
-            made = made % loaded.config.numbers.codebook_size if number else made
-            yield Check.equal(f"{label} {name}", torch.from_numpy(made.T if number else made), expected)
+            output = output % loaded.config.numbers.codebook_size if number else output
+            yield Check.equal(f"{label} {name}", torch.from_numpy(output.T if number else output), expected)
     for name in sorted(set(case) - {*INPUTS, *OUTPUTS}):
         yield Check(f"{label} {name} (unknown)")
 
 
 @torch.inference_mode()
-def run_stage(chain: StageChain, number: int, given: np.ndarray, prompt: PromptTokens, *, max_steps: int) -> np.ndarray:
-    """Return the items that one stage of a chain makes of one utterance, greedily, alone and with all its input."""
+def run_stage(chain: StageChain, number: int, items: np.ndarray, prompt: PromptTokens, *, max_steps: int) -> np.ndarray:
+    """Return the output items of one stage for one utterance, with all input items available."""
     policy, stage = chain.policies[number], chain.stages[number]
     conditions = Conditions(_GREEDY, 0, 0, max_steps, prompt.voice)
     consumed = units = 0
-    made = np.zeros((0, *policy.output.shape), np.dtype(policy.output.dtype))
+    output = np.zeros((0, *policy.output.shape), np.dtype(policy.output.dtype))
     while True:
-        progress = Progress(len(given), True, consumed, len(made), units, max_steps, "throughput", prompt.facts)
+        progress = Progress(len(items), True, consumed, len(output), units, max_steps, "throughput", prompt.facts)
         unit = None if policy.is_done(progress) else policy.next_unit(progress)
         if unit is None:
-            return made
-        past = made[len(made) - unit.past :]
+            return output
+        past = output[len(output) - unit.past :]
         begin = Begin(
             slot=0,
             number=units,
-            inputs=given[unit.start : unit.stop],
+            inputs=items[unit.start : unit.stop],
             past=past,
-            produced=len(made),
+            produced=len(output),
             steps=unit.steps,
             size=unit.size,
             context=consumed - unit.start,
@@ -110,7 +110,7 @@ def run_stage(chain: StageChain, number: int, given: np.ndarray, prompt: PromptT
         stage.begin([begin])
         if unit.prefill:
             stage.prefill([Prefill(0, 0, unit.prefill)])
-        parts = [made]
+        parts = [output]
         steps = 0
         while steps < unit.steps:
             result = stage.step([0], unit.size)()
@@ -120,5 +120,5 @@ def run_stage(chain: StageChain, number: int, given: np.ndarray, prompt: PromptT
             parts.append(np.asarray(result.values[0])[: result.counts[0]])
             if result.stops[0]:
                 break
-        made = np.concatenate(parts)
+        output = np.concatenate(parts)
         consumed, units = consumed + unit.consumes, units + 1

@@ -1,7 +1,7 @@
 """A voice of the cascade: the semantic tokens and codes of some seconds of speech, as suno publishes them.
 
-`semantic_prompt` [n], `coarse_prompt` [2, m] and `fine_prompt` [8, m], in one `.npz`, or as `NAME_KEY.npy` next to a
-`speaker_embeddings_path.json`, which says where they are. Only what makes tensors loads torch.
+`semantic_prompt` [n], `coarse_prompt` [2, m] and `fine_prompt` [8, m] are in one `.npz`, or in files `NAME_KEY.npy`
+that `speaker_embeddings_path.json` lists. Only functions that return tensors load torch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 KEYS = ("semantic_prompt", "coarse_prompt", "fine_prompt")
 INDEX = "speaker_embeddings_path.json"
-MAX_BYTES = 2 * 2**20  # of a file; the longest published has 80 kB
-MAX_FRAMES = 2**14  # of a voice
-ENCODER = "bark"  # codes of one codec, semantic tokens of one model: published voices fit every checkpoint
+MAX_BYTES = 2 * 2**20  # limit of a file; the longest published one has 80 kB
+MAX_FRAMES = 2**14  # limit of a voice
+ENCODER = "bark"  # all checkpoints have the same codec and semantic tokens, so published voices fit each of them
 
 
 def voice_format(config: CascadeConfig) -> VoiceFormat:
@@ -55,11 +55,11 @@ def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
     semantic, coarse, fine = (parts[key] for key in KEYS)
     if coarse.shape[1] != fine.shape[1] or not np.array_equal(coarse, fine[:2]):
         return "has a fine_prompt that does not match its coarse_prompt: the first two rows must be equal"
-    wanted, given = numbers.ratio / 2, coarse.shape[1] / len(semantic)
-    if round(given, 1) != round(wanted, 1):
+    expected, ratio = numbers.ratio / 2, coarse.shape[1] / len(semantic)
+    if round(ratio, 1) != round(expected, 1):
         return (
             f"has {len(semantic)} semantic tokens for {coarse.shape[1]} frames of codes; "
-            f"it needs {wanted:.2f} frames per token"
+            f"it needs {expected:.2f} frames per token"
         )
     for key, limit in zip(KEYS, (numbers.semantic_size, numbers.codebook_size, numbers.codebook_size), strict=True):
         low, high = int(parts[key].min()), int(parts[key].max())
@@ -69,24 +69,24 @@ def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
 
 
 def from_arrays(numbers: Numbers, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Return the arrays of an `.npz` as the tensors of a voice. Raises `ValueError` for what cannot be one."""
+    """Convert the arrays of an `.npz` to the tensors of a voice. Raises `ValueError` for an invalid voice."""
     import torch
 
     lacking = [key for key in KEYS if key not in arrays]
     if lacking:
         raise ValueError(f"it lacks {', '.join(lacking)}; a voice file needs {', '.join(KEYS)}")
-    for key, wanted in _tensors(numbers).items():
+    for key, expected in _tensors(numbers).items():
         array = arrays[key]
         is_integer = array.dtype.kind in "iu"
-        if not is_integer or not wanted.fits(array.shape, is_integer=True) or array.shape[-1] > MAX_FRAMES:
+        if not is_integer or not expected.fits(array.shape, is_integer=True) or array.shape[-1] > MAX_FRAMES:
             raise ValueError(
-                f"its {key} is {array.dtype} {list(array.shape)}; expected {wanted}, at most {MAX_FRAMES} long"
+                f"its {key} is {array.dtype} {list(array.shape)}; expected {expected}, at most {MAX_FRAMES} long"
             )
     return {key: torch.from_numpy(arrays[key].astype(np.int64)) for key in KEYS}
 
 
 def published_voices(directory: Path) -> dict[str, dict[str, Path]]:
-    """Return the voice files in a checkpoint's directory, if any, by name and key. Raises `CheckpointFileError`."""
+    """Return the voice files of a checkpoint directory by name and key. Raises `CheckpointFileError`."""
     index = directory / INDEX
     if not index.is_file():
         return {}

@@ -1,8 +1,8 @@
-"""Read the tensors of a cascade from transformers' one file or suno's file for each model, and write the compact form.
+"""Read the tensors of a cascade from transformers' file or suno's files, one per model, and write the compact form.
 
-transformers' names are the networks' own behind a prefix for each model. suno's are translated to them. Buffers of
-masks are left out, and so are the fine head that is never used and rows of heads that cannot be chosen. Fine heads may
-be tied to the embeddings of their books, and then are not stored.
+transformers' names are those of the networks with a prefix per model; suno's names are translated to them. Mask
+buffers, the unused fine head, and head rows of ids that are never generated are dropped. Fine heads may be tied to the
+embeddings of their codebooks; then they are not stored.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _UNUSED_HEAD = PREFIXES["fine"] + "lm_heads.0.weight"
 
 
 class Models(NamedTuple):
-    """The three transformers; None for one that runs in another process."""
+    """The three transformers; None if one runs in another process."""
 
     semantic: CausalGPT | None
     coarse: CausalGPT | None
@@ -74,7 +74,7 @@ class Models(NamedTuple):
 
 
 def find_parts(directory: Path) -> dict[str, Path]:
-    """Return the file that holds each model and the codec; one may hold all. Raises `CheckpointFileError`."""
+    """Return the file of each model and of the codec; one file may have all. Raises `CheckpointFileError`."""
     whole = next((directory / name for name in MODEL_NAMES if (directory / name).is_file()), None)
     if whole is not None:
         return dict.fromkeys(PREFIXES, whole)
@@ -84,7 +84,7 @@ def find_parts(directory: Path) -> dict[str, Path]:
         raise CheckpointFileError(
             f"{directory} has no models: expected {', '.join(MODEL_NAMES)}, or suno's text.pt, coarse.pt and fine.pt"
         )
-    # The most complete set.
+    # The most complete set determines the error.
     most = max(sets, key=lambda files: (sum(file.is_file() for file in files.values()), files["semantic"].is_file()))
     lacking = ", ".join(f"{file.name} ({stage})" for stage, file in most.items() if not file.is_file())
     if lacking:
@@ -101,7 +101,7 @@ def read_models(directory: Path) -> dict[str, Tensor]:
 
 
 def _published_names(stage: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a file by their names in transformers' one file."""
+    """Return the tensors of a file by transformers' names."""
     if any(name.startswith(tuple(PREFIXES.values())) for name in tensors):
         return dict(tensors)
 
@@ -121,7 +121,7 @@ def _is_suno(file: Path) -> bool:
 
 
 def _read_part(file: Path) -> dict[str, Tensor]:
-    """Read a file. Raises `CheckpointFileError`, with a way out for a file of suno's that has other objects."""
+    """Read a file. Raises `CheckpointFileError`, with a remedy for suno's files that contain other objects."""
     try:
         return read_tensors(file)
     except CheckpointFileError as error:
@@ -134,7 +134,7 @@ def _read_part(file: Path) -> dict[str, Tensor]:
 
 
 def _suno_values(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return the parts of transformers' config that suno's files contain; none of others."""
+    """Return the parts of transformers' config from suno's files; empty for other checkpoints."""
     values: dict[str, dict[str, Any]] = {}
     if not any((directory / names["semantic"]).is_file() for names in SETS[1:]):
         return values
@@ -149,7 +149,7 @@ def _suno_values(directory: Path) -> dict[str, dict[str, Any]]:
         names = {"n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size"}
         names |= {name: name for name in ("block_size", "bias", "input_vocab_size", "output_vocab_size")}
         part = {"bias": False} | {names[name]: value for name, value in sizes.items() if name in names}
-        if "vocab_size" in sizes:  # of older files
+        if "vocab_size" in sizes:  # older files
             part = {"input_vocab_size": sizes["vocab_size"], "output_vocab_size": sizes["vocab_size"]} | part
         values[PARTS[stage]] = part
     return values
@@ -193,16 +193,16 @@ def _is_mask(name: str, tensor: Tensor) -> bool:
 
 
 def _cut(named: dict[str, Tensor], name: str, rows: slice) -> None:
-    """Keep some rows of a head; one that is cut already stays as it is."""
+    """Keep some rows of a head, unless it is already cut."""
     head = named.get(name)
     if head is not None and head.ndim == 2 and len(head) > rows.stop - (rows.start or 0):
         named[name] = head[rows]
 
 
 def _fine_heads(named: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tensor]:
-    """Number heads by pass, cut to codes, those that are not stored being their books' embeddings.
+    """Number heads by pass and cut them to codes; a head that is not stored is its codebook's embedding.
 
-    Published, head i makes book i + 1, and the first is of no use.
+    In published files, head i generates book i + 1, and the first head is unused.
     """
     kept = {name: tensor for name, tensor in named.items() if not _HEADS.fullmatch(name)}
     for book in range(NUM_COARSE, numbers.num_books):
@@ -216,7 +216,7 @@ def _fine_heads(named: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tens
 def _fitting(
     config: CascadeConfig, tensors: Mapping[str, Tensor], source: str
 ) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-    """Return each network, without memory, and its tensors. Raises `CheckpointMismatchError` unless all fit."""
+    """Return each network on the meta device, and its tensors. Raises `CheckpointMismatchError` unless all fit."""
     with skeleton():
         networks = {
             "semantic": CausalGPT(config.semantic, config.numbers.semantic_size + 1),
@@ -238,7 +238,7 @@ def build_models(
     source: str,
     elsewhere: Collection[str] = (),
 ) -> Models:
-    """Build the three networks, each on its device, but those that are `elsewhere`.
+    """Build the three networks, each on its device, except those that are `elsewhere`.
 
     All are checked before any is built. Raises `CheckpointMismatchError`.
     """
@@ -253,10 +253,10 @@ def build_models(
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
     """Return all files in the compact form; the weights are read with their chunks. Raises `CheckpointError`.
 
-    Each model has a file of safetensors, and voices are as the engine keeps them. Masks and what only training needs
-    are left out, the codec's weight norm is folded.
+    Each model has a `.safetensors` file, and voices have the engine's format. Masks and training statistics are
+    dropped; the codec's weight norm is folded.
     """
-    conversion.check_wide("a cascade")
+    conversion.check_not_int8("a cascade")
     config, parts, tensors = read_config(checkpoint), find_parts(checkpoint), read_models(checkpoint)
     _fitting(config, tensors, checkpoint.name)
     codec_weights.check(config.codec, tensors, prefix=PREFIXES["codec"], source=f"{PREFIXES['codec']}*")
@@ -277,16 +277,16 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry
 
 
 def _dtype(stage: str, target: Target, conversion: Conversion) -> torch.dtype:
-    """Return the format to write; small tensors of the codec and those that choose codes stay in float32."""
+    """Return the dtype to write; small tensors of the codec and those that determine codes stay in float32."""
     if stage == "codec":
-        decides = ".quantizer." in target.name or ".encoder." in target.name
-        rounds = conversion.codec_precision == "float16" and not decides and target.is_large
+        determines_codes = ".quantizer." in target.name or ".encoder." in target.name
+        rounds = conversion.codec_precision == "float16" and not determines_codes and target.is_large
         return torch.float16 if rounds else torch.float32
     return target.dtype if conversion.precision == "keep" else getattr(torch, conversion.precision)
 
 
 def _compact_names(stage: str, tensors: Mapping[str, Tensor], *, decode_only: bool) -> dict[str, Tensor]:
-    """Return the tensors of a stage by their published names, without what is never read."""
+    """Return the tensors of a stage by their published names, without unused ones."""
     prefix = PREFIXES[stage]
     named = {name: tensor for name, tensor in _published_names(stage, tensors).items() if name.startswith(prefix)}
     if stage != "codec":

@@ -16,13 +16,13 @@ from s1_mini.families.mel.voice import voice_format
 from s1_mini.layers.json_config import MAX_LAYERS, number, read_fields, size
 from s1_mini.weights.directory import find_model, read_json
 
-AROUND = 2  # tokens around a text: the space before it and its end
-MIN_PIECE_BYTES = 4  # a character
+AROUND = 2  # tokens around a text: a leading space and the end
+MIN_PIECE_BYTES = 4  # the longest character in UTF-8
 
 
 @dataclass(frozen=True)
 class MelConfig:
-    """Architecture of one model; the defaults are transformers', which a config may leave out."""
+    """Architecture of one model; absent keys have transformers' defaults."""
 
     vocab_size: int = size(81, "vocab_size")
     width: int = size(768, "hidden_size")
@@ -44,8 +44,8 @@ class MelConfig:
     postnet_taps: int = size(5, "speech_decoder_postnet_kernel", MAX_LAYERS)
     speaker_size: int = size(512, "speaker_embedding_dim")
     max_text: int = size(450, "max_text_positions")  # tokens
-    max_steps: int = size(4000, "max_speech_positions")  # of the decoder
-    max_distance: int = size(160, "encoder_max_relative_position")  # of tokens; farther ones are all the same
+    max_steps: int = size(4000, "max_speech_positions")  # decoder steps
+    max_distance: int = size(160, "encoder_max_relative_position")  # tokens; larger distances are clamped
     eos: int = size(2, "eos_token_id", least=0)
 
     @property
@@ -54,7 +54,7 @@ class MelConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MelConfig:
-        """Read `config.json`. Raises `CheckpointMismatchError` for a value of the wrong type, or impossible."""
+        """Read `config.json`. Raises `CheckpointMismatchError` for an invalid value."""
         config = cls(**read_fields(cls, values))
         if config.eos >= config.vocab_size:
             raise CheckpointMismatchError(
@@ -77,12 +77,12 @@ class MelConfig:
         return config
 
 
-KEY = "vocoder"  # of config.json, where the vocoder lies inside the model's own files
+KEY = "vocoder"  # entry of config.json if the vocoder is part of the model's files
 
 
 @dataclass(frozen=True)
 class VocoderFiles:
-    """A vocoder's config, the folder of its tensors, and what their names begin with there."""
+    """A vocoder's config, the folder of its tensors, and the prefix of their names."""
 
     config: HifiGanConfig
     folder: Path
@@ -90,12 +90,12 @@ class VocoderFiles:
 
     @property
     def weights(self) -> Path:
-        """Return the file that holds its tensors. Raises `CheckpointFileError`."""
+        """The file with its tensors. Raises `CheckpointFileError`."""
         return find_model(self.folder)
 
 
 def find_vocoder(directory: Path) -> VocoderFiles:
-    """Find the vocoder of a checkpoint: in a folder of its own, or in the model's files. Raises `CheckpointError`."""
+    """Find the vocoder of a checkpoint: in its own folder or in the model's files. Raises `CheckpointError`."""
     for name in FOLDERS:
         folder = directory / name
         if folder.is_dir():

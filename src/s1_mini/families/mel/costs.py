@@ -1,7 +1,7 @@
-"""The memory and work of a mel model, counted from its configs: networks with shapes and no values.
+"""The memory and work of a mel model, counted from its configs with networks on the meta device.
 
-Of a step the decoder reads its weights, and of each row the keys and values of steps and of text. A text has about half
-a token for each step: fifteen characters are spoken in a second, which has 31 steps. Encoding it is not counted.
+A step reads the decoder's weights and each row's keys and values of steps and text. A text has about half a token per
+step: speech has about fifteen characters and 31 steps per second. Encoding the text is not counted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from s1_mini.families.mel.random import FULL_MODEL
 from s1_mini.families.mel.settings import STAGES
 from s1_mini.weights.fit import skeleton
 
-COUNTED_FRAMES = 64  # of one call whose operations are counted
-CHUNK_STEPS = 32  # for which the vocoder's weights are read once in a stream
+COUNTED_FRAMES = 64  # frames of the call whose operations are counted
+CHUNK_STEPS = 32  # steps per vocoder chunk, which reads the weights once
 TOKENS_A_STEP = 0.5
-STEPS_A_BYTE = 4  # of text, that a slot should have; twice what is spoken usually
-LIVE_TENSORS = 8  # of a block of the vocoder
+STEPS_A_BYTE = 4  # steps of a slot per byte of text, twice the usual need
+LIVE_TENSORS = 8  # tensors in memory at once in a block of the vocoder
 
 
 def count(*modules: nn.Module) -> int:
@@ -35,7 +35,7 @@ def count(*modules: nn.Module) -> int:
 
 
 def widest(config: HifiGanConfig) -> int:
-    """Return the numbers of the vocoder's widest layer for one frame."""
+    """Return the size of the vocoder's largest activation per frame."""
     steps, channels, most = 1, config.channels, 0
     for rate in config.rates:
         steps, channels = steps * rate, channels // 2
@@ -44,7 +44,7 @@ def widest(config: HifiGanConfig) -> int:
 
 
 def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count a checkpoint, or without one SpeechT5. Raises `CheckpointError`."""
+    """Count a checkpoint, or SpeechT5 if none is given. Raises `CheckpointError`."""
     config, vocoder = MelConfig.from_json(FULL_MODEL), HifiGanConfig()
     if directory is not None:
         config, files = read_configs(directory)
@@ -55,23 +55,29 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         network.decoder.wrapped_decoder,
         [network.encoder.wrapped_encoder, network.decoder.wrapped_decoder],
     )
-    small = count(network) - count(*layers)  # kept in float32
-    once = count(*(layer.encoder_attn.kv_proj for layer in network.decoder.layers))  # for a text, not for a step
-    confined = count(*network.products(torch.float8_e4m3fn)) if formats.is_fp8 else None
+    small = count(network) - count(*layers)  # always float32
+    once = count(*(layer.encoder_attn.kv_proj for layer in network.decoder.layers))  # read once per text, not per step
+    fp8_weights = count(*network.products(torch.float8_e4m3fn)) if formats.is_fp8 else None
 
     def layer_bytes(total: int) -> float:
-        large = total if confined is None else confined
+        large = total if fp8_weights is None else fp8_weights
         return formats.large * large + formats.weights * (total - large)
 
     step_bytes = layer_bytes(count(decoder) - once) + 4 * (count(network.decoder) - count(decoder))
     kv_bytes = 2 * config.decoder_layers * config.width * formats.kv
-    meeting = 4 * config.decoder_layers * config.width  # each head meets each key once and each value once
-    made = config.frames_per_step
-    operations, vocoder_bytes = cache(lambda: made * vocoder_operations(hifigan)), formats.codec * count(hifigan)
+    # Operations of attention per position: one product with the key, one with the value.
+    attention = 4 * config.decoder_layers * config.width
+    frames_per_step = config.frames_per_step
+    operations, vocoder_bytes = (
+        cache(lambda: frames_per_step * vocoder_operations(hifigan)),
+        formats.codec * count(hifigan),
+    )
 
     def step(rows: int, span: int) -> Cost:
         seen = span * (1 + TOKENS_A_STEP)
-        return Cost(step_bytes + rows * seen * kv_bytes, rows * (2 * (count(network.decoder) - once) + meeting * seen))
+        return Cost(
+            step_bytes + rows * seen * kv_bytes, rows * (2 * (count(network.decoder) - once) + attention * seen)
+        )
 
     def sound(rows: int, _: int) -> Cost:
         return Cost(vocoder_bytes / CHUNK_STEPS, rows * operations())
@@ -93,14 +99,14 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
                 frame=LIVE_TENSORS * formats.codec * widest(vocoder), copies=round(vocoder_bytes)
             ),
         },
-        frame_s=made * vocoder.samples_per_frame / vocoder.sample_rate,
+        frame_s=frames_per_step * vocoder.samples_per_frame / vocoder.sample_rate,
         max_positions=config.max_steps,
         needed_positions=lambda _, text_bytes: STEPS_A_BYTE * text_bytes,
     )
 
 
 def vocoder_operations(vocoder: HifiGan) -> float:
-    """Return the operations of one frame of a long chunk, counted by torch."""
+    """Return the operations per frame of a long chunk, counted by torch."""
     frames = torch.zeros(1, vocoder.config.num_bins, COUNTED_FRAMES + 2 * vocoder.reach, device=vocoder.device)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         vocoder(frames.to(vocoder.dtype), Edges(0, COUNTED_FRAMES, axis=2))

@@ -1,8 +1,8 @@
-"""The mel decoder as a stage: a text in, some frames a step out, until it stops.
+"""The mel decoder as a stage: a text in, a few frames per step out, until the end.
 
-A text is encoded when its last token is due, as its prefill. A step computes the slots up to the last that is in it,
-in such shapes that a slot's numbers do not depend on its neighbours.
-Shapes: B slots of a call, T tokens, M mel bins, R frames a step.
+A text is encoded as its prefill, when the last token is due. A step computes all slots up to its highest one, in shapes
+with which a slot's numbers do not depend on other slots.
+Shapes: B slots of a call, T tokens, M mel bins, R frames per step.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
 
-READ_ROWS = (1, 4)  # texts of the captured encodings …
-READ_TOKENS = (64, 128, 256)  # … and their tokens, up to the model's most
-MASKED_STEPS = 128  # whose masks are drawn at once, in 0.1 ms; those of a whole utterance would delay its first step
+READ_ROWS = (1, 4)  # texts of captured encoder calls
+READ_TOKENS = (64, 128, 256)  # tokens of captured encoder calls, besides the model's maximum
+MASKED_STEPS = 128  # dropout masks sampled at once, in 0.1 ms; more would delay the first step
 
 
 class MelDecoder(Stage):
@@ -38,10 +38,10 @@ class MelDecoder(Stage):
             self.state = model.allocate(slots, steps)
         self._steps = self.state.max_steps
         self._ladder = ladder(slots)
-        most = model.config.max_text
-        self._tokens = [*(count for count in READ_TOKENS if count < most), most]
+        max_text = model.config.max_text
+        self._tokens = [*(count for count in READ_TOKENS if count < max_text), max_text]
         self._texts: dict[int, np.ndarray] = {}  # by slot, [T]
-        self._lengths = [0] * slots  # steps made, or under way
+        self._lengths = [0] * slots  # steps that are done or launched
         self._begun: dict[int, Begin] = {}  # by slot
         self._stepping = SteppingSlots(self.state.active)
         self._compiled = CompiledSlots()
@@ -59,12 +59,12 @@ class MelDecoder(Stage):
             device=self.device,
             options=replace(options, is_staged=True),
         )
-        made = config.frames_per_step * config.num_bins + 2
+        width = config.frames_per_step * config.num_bins + 2
         self._graphs = StepGraphs(
             lambda rows: [self._model.step(self.state, self._steps, config.max_text, rows)],
             self._ladder[::-1],
             lambda _: [],
-            lambda rows: [Buffer((rows, made), torch.float32)],
+            lambda rows: [Buffer((rows, width), torch.float32)],
             device=self.device,
             options=replace(options, is_ahead=True),
         )
@@ -86,13 +86,13 @@ class MelDecoder(Stage):
         for begin in begins:
             slot, speaker = begin.slot, begin.conditions.voice.get(SPEAKER)
             vector = np.zeros(model.config.speaker_size, np.float32) if speaker is None else np.asarray(speaker)
-            least = model.steps_for(len(begin.inputs), model.settings.min_length_ratio)
-            model.begin(self.state, slot, torch.from_numpy(vector), least)
+            min_steps = model.steps_for(len(begin.inputs), model.settings.min_length_ratio)
+            model.begin(self.state, slot, torch.from_numpy(vector), min_steps)
             self._texts[slot], self._lengths[slot], self._begun[slot] = begin.inputs, 0, begin
             self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Encode the texts whose last token is among these."""
+        """Encode the texts whose last token is in one of the parts."""
         slots = [part.slot for part in parts if part.stop == len(self._texts[part.slot])]
         if self._reads is None:
             for slot in slots:
@@ -100,20 +100,20 @@ class MelDecoder(Stage):
                 self._model.read(self.state, tokens, torch.tensor([slot], device=self.device))
             return
         for at in range(0, len(slots), READ_ROWS[-1]):
-            some = slots[at : at + READ_ROWS[-1]]
-            longest = max(len(self._texts[slot]) for slot in some)
-            rows = fit(READ_ROWS, len(some))
+            batch = slots[at : at + READ_ROWS[-1]]
+            longest = max(len(self._texts[slot]) for slot in batch)
+            rows = fit(READ_ROWS, len(batch))
             count = fit(self._tokens, longest)
             texts = np.zeros((rows, count + 2), np.int64)
-            texts[:, -2:] = self._slots, 1  # the padding slot, a single token
-            for row, slot in enumerate(some):
+            texts[:, -2:] = self._slots, 1  # padding slot, one token
+            for row, slot in enumerate(batch):
                 text = self._texts[slot]
                 texts[row, : len(text)], texts[row, -2:] = text, (slot, len(text))
             self._reads.launch((rows, count), texts)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         if self._model.has_dropout:
-            self._draw_masks(slots)
+            self._sample_masks(slots)
         rows = 1 + max(slots)
         if self._graphs is not None:
             self._stepping.choose(slots)
@@ -121,37 +121,37 @@ class MelDecoder(Stage):
             self._count(slots)
             return lambda: self._result(slots, wait()[0])
         config = self._model.config
-        made = np.zeros((rows, config.frames_per_step * config.num_bins + 2), np.float32)
+        output = np.zeros((rows, config.frames_per_step * config.num_bins + 2), np.float32)
         if others := self._compiled.others(slots):
             self._stepping.choose(others)
             span = min(whole_spans(max(self._lengths[slot] for slot in others) + 1), self._steps)
             text_span = min(whole_spans(max(len(self._texts[slot]) for slot in others)), config.max_text)
             rows = 1 + max(others)
-            made[:rows] = self._model.step(self.state, span, text_span, rows).cpu()
-        self._compiled.fill(slots, made)
+            output[:rows] = self._model.step(self.state, span, text_span, rows).cpu()
+        self._compiled.fill(slots, output)
         self._count(slots)
-        return lambda: self._result(slots, made)
+        return lambda: self._result(slots, output)
 
     def _count(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._lengths[slot] += 1
 
-    def _draw_masks(self, slots: Sequence[int]) -> None:
-        """Draw the next masks of all slots that have used up theirs."""
+    def _sample_masks(self, slots: Sequence[int]) -> None:
+        """Sample the next dropout masks of all slots that have none left."""
         for slot in slots:
             first, begun = self._lengths[slot], self._begun[slot]
             count = min(MASKED_STEPS, begun.steps - first)
             if first % MASKED_STEPS == 0 and count > 0:
                 request = begun.conditions
-                kept = self._model.draw_kept(request.seed, request.utterance, first // MASKED_STEPS, count)
+                kept = self._model.sample_kept(request.seed, request.utterance, first // MASKED_STEPS, count)
                 self._model.keep(self.state, slot, first, kept)
 
     def _read(self, _: tuple[int, int], texts: Tensor) -> list[Tensor]:
         self._model.read(self.state, texts[:, :-2], texts[:, -2].contiguous(), texts[:, -1].clamp_min(1))
         return []
 
-    def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:
-        """Part what a step made, [rows, R * M + 2], among its slots."""
-        rows, frames = made[list(slots)], self._model.config.frames_per_step
+    def _result(self, slots: Sequence[int], output: np.ndarray) -> StepResult:
+        """Split the output of a step [rows, R * M + 2] among its slots."""
+        rows, frames = output[list(slots)], self._model.config.frames_per_step
         values = rows[:, :-2].reshape(len(rows), frames, -1)
         return StepResult(values, [frames] * len(rows), (rows[:, -2] != 0).tolist(), (rows[:, -1] != 0).tolist())

@@ -27,15 +27,15 @@ from s1_mini.types import ChunkProfile, Voice
 from s1_mini.weights.directory import find_model
 from s1_mini.weights.files import read_tensors
 
-# Frames of the first, second, … chunk of an utterance, the last for all further ones.
+# Frames of the first, second, … chunk of an utterance; the last size applies to all further chunks.
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "ttfa": (8, 16, 32, 64),
     "balanced": (16, 32, 64),
     "throughput": (128,),
 }
-MAX_FRAMES = 1024  # of all units of one captured call
-VOCODER_SLOTS = 2  # for each of the decoder's: an utterance may still be vocoded when its decoder slot has a new one
-SPARE_FRAMES = 64  # vocoded per turn of a thread that runs both stages, beyond twice the frames it generates
+MAX_FRAMES = 1024  # limit of one captured call
+VOCODER_SLOTS = 2  # per decoder slot, because the vocoder may finish an utterance after its slot has a new one
+SPARE_FRAMES = 64  # vocoded per turn of a thread with both stages, in addition to twice the generated frames
 
 
 class LoadedMel:
@@ -64,7 +64,7 @@ class LoadedMel:
             speaker = {SPEAKER: vector.float().numpy()}
         return PromptTokens(np.array(tokens, np.int64), voice=speaker)
 
-    def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002 - it has none of its own
+    def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002 - a mel has no voice of its own
         """Return the default voice, a vector of zeros."""
         return Voice({SPEAKER: torch.zeros(self.model.config.speaker_size)}, text)
 
@@ -113,20 +113,20 @@ class LoadedMel:
 
 
 def as_mel(loaded: LoadedModel) -> LoadedMel:
-    """Narrow the type for callers that support only this family. Raises `CheckpointMismatchError` for other models."""
+    """Cast the type for callers that support only this family. Raises `CheckpointMismatchError` for other models."""
     if not isinstance(loaded, LoadedMel):
         raise CheckpointMismatchError("only SpeechT5 checkpoints support this")
     return loaded
 
 
 def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> LoadedMel:
-    """Open model and vocoder; narrow formats are of the layers. Raises `CheckpointError`."""
+    """Open model and vocoder; quantized formats apply to the layers. Raises `CheckpointError`."""
     config, files = read_configs(directory)
     tokenizer = CharTokenizer.from_directory(directory, config)
     path = find_model(directory)
     tensors, device = read_tensors(path), placement.of(STAGES[0])
     network = build_network(config, tensors, device, path.name)
-    if device.type == "meta":  # what the vocoder begins with is stored with the model
+    if device.type == "meta":  # the vocoder's process needs the post-net, which is stored with the model
         front = build_network(config, tensors, torch.device("cpu"), path.name).speech_decoder_postnet
         network.speech_decoder_postnet.layers = front.layers
     model = MelModel(

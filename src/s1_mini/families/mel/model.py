@@ -1,8 +1,8 @@
-"""SpeechT5 behind the family interface: rows of utterances, a text encoded in one go, some frames a step.
+"""SpeechT5 for many utterances: a text is encoded in one pass, then each step generates a few frames.
 
-Everything a step needs is on the device; nothing in it looks at a value, so it can be captured whole. Prenet and heads
-are kept in float32, whatever the layers are: they are small, and their output is fed back.
-Shapes: B slots, S steps, T tokens, M mel bins, W width, U prenet units, R frames a step.
+A step reads no value on the host, so that a CUDA graph can capture it as a whole. Prenet and heads are always float32,
+because they are small and their output is fed back.
+Shapes: B slots, S steps, T tokens, M mel bins, W width, U prenet units, R frames per step.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.network import MelNetwork, Pair, Steps, position_table
 from s1_mini.families.mel.settings import MelSettings
 from s1_mini.kernels.decode_attention import used_positions
-from s1_mini.kernels.weight import narrow
+from s1_mini.kernels.weight import cast_saturating
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.quantized import quantize_linears
 from s1_mini.layers.randomness import random_bytes
 from s1_mini.layers.staging import stage
 
-CPU_ROWS = 4  # rows of a product on a CPU are a multiple of this: products of 1 to 3 rows round differently
+CPU_ROWS = 4  # on a CPU, the number of rows is a multiple, because products of 1 to 3 rows round differently
 
 
 @dataclass(frozen=True)
 class MelState:
     """The state of B utterances. Tensors are changed in place, never replaced."""
 
-    made: KVCache  # of the decoder's steps, and a last one that inactive rows write to
-    text: KVCache  # of the text, for B slots and a padding slot
-    kept: Tensor | None  # bool [B, S, layers * U]: prenet units that are not dropped; None: all of them
-    speaker: Tensor  # [B, W], what the speaker adds to every input of the decoder
-    frame: Tensor  # [B, M], made last
-    position: Tensor  # [B]: the step that is made next
-    last_token: Tensor  # [B + 1]: the text's last position
-    least: Tensor  # [B]: steps before which it does not end
-    active: Tensor  # [B] bool: the rows that step; the others rest and keep their state
+    steps: KVCache  # decoder steps, and a last one that idle rows write to
+    text: KVCache  # text positions, for B slots and a padding slot
+    kept: Tensor | None  # bool [B, S, layers * U] dropout mask: prenet units to keep; None keeps all
+    speaker: Tensor  # [B, W] projected speaker vector, added to every input of the decoder
+    frame: Tensor  # [B, M] last generated frame
+    position: Tensor  # [B] next step
+    last_token: Tensor  # [B + 1] last position of the text
+    min_steps: Tensor  # [B] steps before the utterance may end
+    active: Tensor  # [B] bool: rows that take part in a step; idle rows keep their state
 
     @property
     def max_steps(self) -> int:
-        return self.made.keys.shape[3] - 1
+        return self.steps.keys.shape[3] - 1
 
 
 class MelModel:
@@ -57,7 +57,7 @@ class MelModel:
         weights_dtype: torch.dtype | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Convert the layers of a network to `dtype`, their large products to `weights_dtype`."""
+        """Convert the layers of a network to `dtype`, and quantize their large products to `weights_dtype`."""
         self.network, self.config, self.settings, self.dtype = network, config, settings, dtype
         self.kv_dtype = kv_dtype or dtype
         encoder, decoder = network.encoder.wrapped_encoder, network.decoder.wrapped_decoder
@@ -68,7 +68,7 @@ class MelModel:
             for products in network.products(weights_dtype):
                 quantize_linears(products, weights_dtype)
         self.device = network.speech_decoder_postnet.feat_out.weight.device
-        # One row more than an utterance has: one whose end the host has not seen yet makes a step too many.
+        # One position more than an utterance has: a row runs one more step before the host sees its end.
         self.positions = position_table(config.max_steps + 1, config.width).to(self.device)
         network.encoder.prepare(position_table(config.max_text, config.width).to(self.device))
         self.num_bytes = sum(each.numel() * each.element_size() for each in network.decoder.parameters())
@@ -78,7 +78,7 @@ class MelModel:
         self.step_bytes = self.token_bytes + (self.units if self.has_dropout else 0)
 
     def steps_for(self, num_tokens: int, ratio: float) -> int:
-        """Return the steps that `ratio` frames for each token take, rounded down as the original does."""
+        """Return the steps for `ratio` frames per token, rounded down as in the original."""
         return int(num_tokens * ratio / self.config.frames_per_step)
 
     def allocate(self, slots: int, steps: int) -> MelState:
@@ -88,73 +88,73 @@ class MelModel:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        def cache(rows: int, columns: int) -> KVCache:
+        def cache(rows: int, positions: int) -> KVCache:
             return KVCache.allocate(
                 layers=config.decoder_layers,
                 slots=rows,
                 heads=config.heads,
-                columns=columns,
+                positions=positions,
                 head_dim=config.head_size,
                 dtype=self.kv_dtype,
                 device=self.device,
             )
 
         return MelState(
-            made=cache(slots, steps + 1),
+            steps=cache(slots, steps + 1),
             text=cache(slots + 1, config.max_text),
             kept=zeros(slots, steps + 1, self.units, dtype=torch.bool) if self.has_dropout else None,
             speaker=zeros(slots, config.width, dtype=torch.float32),
             frame=zeros(slots, config.num_bins, dtype=torch.float32),
             position=zeros(slots),
             last_token=zeros(slots + 1),
-            least=zeros(slots),
+            min_steps=zeros(slots),
             active=zeros(slots, dtype=torch.bool),
         )
 
-    def draw_kept(self, seed: int, piece: int, block: int, steps: int) -> Tensor:
-        """Draw the prenet units that are kept in a block of one utterance's steps: bool [S, layers * U]."""
+    def sample_kept(self, seed: int, piece: int, block: int, steps: int) -> Tensor:
+        """Sample the dropout mask of a block of steps of an utterance: bool [S, layers * U], true to keep."""
         return random_bytes(seed, piece, block, steps, self.units) >= round(256 * self.config.prenet_dropout)
 
     def keep(self, state: MelState, slot: int, first: int, kept: Tensor) -> None:
-        """Set the units that are kept in steps of `slot`, from `first` on: bool [S, layers * U]."""
+        """Set the dropout mask of `slot` from step `first`: bool [S, layers * U]."""
         if state.kept is not None:
             state.kept[slot, first : first + len(kept)] = stage(kept, self.device)
 
-    def begin(self, state: MelState, slot: int, speaker: Tensor, least: int) -> None:
-        """Put `slot` before its first step, spoken by `speaker` [N]; it rests until active."""
+    def begin(self, state: MelState, slot: int, speaker: Tensor, min_steps: int) -> None:
+        """Prepare `slot` for its first step with the vector `speaker` [N]; it is idle until it is active."""
         vector = stage(speaker.float(), self.device).unsqueeze(0)
         state.speaker[slot] = self.network.decoder.prenet.speaker(vector)[0]
         state.frame[slot].zero_()
         state.position[slot].zero_()
-        state.least[slot].fill_(least)
+        state.min_steps[slot].fill_(min_steps)
 
     def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Encode tokens [B, T], of which `lengths` [B] are the rows'; [B, T, W]."""
+        """Encode tokens [B, T], of which the first `lengths` [B] are valid; [B, T, W]."""
         out: Tensor = self.network.encoder(tokens, lengths)
         return out
 
     def cross(self, encoded: Tensor) -> list[Pair]:
-        """Return what each layer of the decoder sees of encoded texts [B, T, W]."""
+        """Return keys and values of encoded texts [B, T, W] for each layer of the decoder."""
         return [layer.cross(encoded) for layer in self.network.decoder.layers]
 
     def read(self, state: MelState, tokens: Tensor, slots: Tensor, lengths: Tensor | None = None) -> None:
-        """Encode tokens [B, T] into `slots` [B]. Looks at no value, so it can be captured."""
+        """Encode tokens [B, T] into `slots` [B]. Reads no value on the host, so it can be captured."""
         count = tokens.shape[1]
         for index, (keys, values) in enumerate(self.cross(self.encode(tokens, lengths))):
-            for kept, new in ((state.text.keys, keys), (state.text.values, values)):
-                kept[index, slots, :, :count] = narrow(new, kept.dtype)
+            for cached, new in ((state.text.keys, keys), (state.text.values, values)):
+                cached[index, slots, :, :count] = cast_saturating(new, cached.dtype)
         state.last_token[slots] = (torch.full_like(slots, count) if lengths is None else lengths) - 1
 
     def step(self, state: MelState, span: int, text_span: int, rows: int | None = None) -> Tensor:
         """Return the next frames of every active row of the first `rows`: float32 [rows, R * M + 2].
 
-        The last two numbers of a row are whether it ends with these frames and whether all numbers were finite. No row
-        may have more than `span` steps or `text_span` tokens.
+        The last two numbers of a row are whether the utterance ends and whether all numbers were finite. Rows may have
+        at most `span` steps and `text_span` tokens.
         """
         rows = len(state.position) if rows is None else rows
         width = self._width(state, rows)
         active, position = state.active[:width], state.position[:width]
-        x = self._enter(state, width).to(self.dtype)
+        x = self._embed(state, width).to(self.dtype)
         at = Steps(
             rows=torch.arange(width, device=self.device),
             target=torch.where(active, position, state.max_steps),
@@ -167,24 +167,24 @@ class MelModel:
         )
         for index, layer in enumerate(self.network.decoder.layers):
             text = (part[:width] for part in state.text.rows(index))
-            made = (part[:width] for part in state.made.rows(index))
-            x = layer.step(x, tuple(made), tuple(text), at)  # type: ignore[arg-type]
+            steps = (part[:width] for part in state.steps.rows(index))
+            x = layer.step(x, tuple(steps), tuple(text), at)  # type: ignore[arg-type]
         frames, logits = self.heads(x)
-        stops = (logits.sigmoid().sum(-1) >= self.settings.stop_threshold) & (position + 1 >= state.least[:width])
+        stops = (logits.sigmoid().sum(-1) >= self.settings.stop_threshold) & (position + 1 >= state.min_steps[:width])
         valid = frames.isfinite().all(-1) & logits.isfinite().all(-1)
         state.frame[:width] = torch.where(active.unsqueeze(1), frames[:, -self.config.num_bins :], state.frame[:width])
         state.position[:width].add_(active)
         return torch.cat((frames, stops.unsqueeze(1), valid.unsqueeze(1)), dim=1)[:rows]
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return frames [..., R * M] and the logits of the end [..., R] of the decoder's output [..., W]."""
+        """Return frames [..., R * M] and end logits [..., R] of the decoder's output [..., W]."""
         heads = self.network.speech_decoder_postnet
         return heads.feat_out(x.float()), heads.prob_out(x.float())
 
     def whole(self, frames: Tensor, speaker: Tensor, text: list[Pair], kept: Tensor | None = None) -> Tensor:
-        """Return the decoder's output [S, W] for all inputs [S, M] at once, without any cache.
+        """Return the decoder's output [S, W] for all inputs [S, M] at once, without a cache.
 
-        `speaker` [N] is a vector, `text` what `cross` gave of one text, `kept` [S, layers * U] bool.
+        `speaker` [N] is a speaker vector, `text` the result of `cross`, `kept` [S, layers * U] a dropout mask.
         """
         prenet = self.network.decoder.prenet
         x = prenet(frames, self.positions[: len(frames)], prenet.speaker(speaker.unsqueeze(0)), self._scaled(kept))
@@ -194,10 +194,10 @@ class MelModel:
         return x[0]
 
     def postnet(self, frames: Tensor) -> Tensor:
-        """Return a whole mel [F, M] for the vocoder."""
+        """Apply the post-net to a whole mel [F, M], for the vocoder."""
         return self.network.speech_decoder_postnet.whole(frames)
 
-    def _enter(self, state: MelState, width: int) -> Tensor:
+    def _embed(self, state: MelState, width: int) -> Tensor:
         position = state.position[:width].clamp(max=len(self.positions) - 1)
         kept = None
         if state.kept is not None:
@@ -209,13 +209,13 @@ class MelModel:
         return out
 
     def _scaled(self, kept: Tensor | None) -> Tensor | None:
-        """Return what units are multiplied by, [..., layers, U]; None for nothing."""
+        """Return the factors of prenet units [..., layers, U]; None if there is no dropout."""
         if kept is None:
             return None
         return (kept.float() / (1 - self.config.prenet_dropout)).unflatten(-1, (self.config.prenet_layers, -1))
 
     def _width(self, state: MelState, rows: int) -> int:
-        """Return the rows to compute, so that on a CPU a row's bits do not depend on the number of rows."""
+        """Return the number of rows to compute, with which a row's bits on a CPU do not depend on it."""
         if self.device.type != "cpu":
             return rows
         return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.position))

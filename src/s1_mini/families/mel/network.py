@@ -1,7 +1,7 @@
 """The networks of SpeechT5: text encoder, prenet, decoder, heads and post-net. Tensors in, tensors out.
 
-Parameter names are those of the published checkpoint, with the projections of queries, keys and values that see the
-same input joined, and the post-net's batch norms folded (`weights.translate`).
+Parameter names are those of the published checkpoint, except that query, key and value projections of the same input
+are joined and the post-net's batch norms are folded (`weights.translate`).
 Shapes: B rows, S steps, T tokens, H heads, D head size, M mel bins, W width, U prenet units.
 """
 
@@ -21,27 +21,27 @@ from s1_mini.codecs.hifigan.model import Conv, Edges
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.kernels.decode_attention import decode_attention
 from s1_mini.kernels.linear import linear
-from s1_mini.kernels.weight import narrow
+from s1_mini.kernels.weight import cast_saturating
 from s1_mini.layers.quantized import QuantizedLinear
 
 Pair = tuple[Tensor, Tensor]
 
 
 def project(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return what a linear layer, quantised or not, makes of x [..., K]."""
+    """Apply a linear layer, quantized or not, to x [..., K]."""
     assert isinstance(layer, nn.Linear | QuantizedLinear)
     return linear(x, layer.weight, layer.bias)
 
 
 def position_table(length: int, width: int) -> Tensor:
-    """Return sines and cosines of positions, side by side: [length, width]."""
+    """Return interleaved sines and cosines of positions: [length, width]."""
     rates = torch.exp(torch.arange(0, width, 2).float() * -(math.log(10_000.0) / width))
     angles = torch.arange(length).float().unsqueeze(1) * rates
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
 
 
 class Named(nn.Module):
-    """Modules and parameters by the names that a checkpoint has for them."""
+    """A container that gives modules and parameters their names in the checkpoint."""
 
     def __init__(self, **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def split_heads(x: Tensor, heads: int, parts: int = 1) -> list[Tensor]:
 
 
 class FeedForward(nn.Module):
-    """Two layers with a GELU between them."""
+    """Two linear layers with a GELU between them."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class FeedForward(nn.Module):
         self.output_dense = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what x [..., W] becomes, of the same shape."""
+        """Return the output for x [..., W], of the same shape."""
         return project(self.output_dense, F.gelu(project(self.intermediate_dense, x)))
 
 
@@ -76,7 +76,7 @@ def self_attention(width: int) -> Named:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention with relative positions, feed-forward; a norm after each."""
+    """Self-attention with relative positions, then feed-forward, each followed by a norm."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -87,21 +87,23 @@ class EncoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
 
     def forward(self, x: Tensor, distances: Tensor, table: Tensor, hidden: Tensor | None) -> Tensor:
-        """Go on from x [B, T, W]; `table` [P, D] has a vector for each of the `distances` [T, T].
+        """Run the layer on x [B, T, W]; `table` [P, D] has a vector for each of the `distances` [T, T].
 
-        `hidden` [B, 1, 1, T] is added to what rows pay to tokens, where not all are theirs.
+        `hidden` [B, 1, 1, T] is a mask that is added to attention scores, if rows have padding.
         """
         query, key, value = split_heads(project(self.attention.qkv_proj, x), self.heads, 3)
         bias = (query * query.shape[-1] ** -0.5) @ table.T
         bias = bias.gather(-1, distances.expand(*bias.shape[:2], -1, -1))
-        seen = F.scaled_dot_product_attention(query, key, value, attn_mask=bias if hidden is None else bias + hidden)
-        x = self.layer_norm(x + project(self.attention.out_proj, seen.transpose(1, 2).flatten(2)))
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias if hidden is None else bias + hidden
+        )
+        x = self.layer_norm(x + project(self.attention.out_proj, attended.transpose(1, 2).flatten(2)))
         out: Tensor = self.final_layer_norm(x + self.feed_forward(x))
         return out
 
 
 class Encoder(nn.Module):
-    """Tokens to the vectors that the decoder attends to."""
+    """The text encoder: tokens to the vectors that the decoder attends to."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -114,21 +116,21 @@ class Encoder(nn.Module):
             embed_positions=Named(pe_k=nn.Embedding(2 * config.max_distance, config.head_size)),
             layers=nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers)),
         )
-        self._most = config.max_distance
+        self._max_distance = config.max_distance
 
     def prepare(self, positions: Tensor) -> None:
-        """Set the table of positions [length, W], which is not stored."""
+        """Set the position table [length, W], which checkpoints do not store."""
         self.positions = positions
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return [B, T, W] of tokens [B, T]; of each row only the first of `lengths` [B] mean something."""
+        """Encode tokens [B, T] to [B, T, W]; only the first `lengths` [B] positions of each row are valid."""
         prenet, encoder = self.prenet, self.wrapped_encoder
         count = tokens.shape[1]
         x = prenet.embed_tokens(tokens) + prenet.encode_positions.alpha * self.positions[:count]
         table = encoder.embed_positions.pe_k.weight
         x = encoder.layer_norm(x).to(table.dtype)
         at = torch.arange(count, device=tokens.device)
-        distances = (at.unsqueeze(1) - at).clamp(-self._most, self._most - 1) + self._most
+        distances = (at.unsqueeze(1) - at).clamp(-self._max_distance, self._max_distance - 1) + self._max_distance
         hidden = None
         if lengths is not None:
             is_outside = at >= lengths.unsqueeze(1)
@@ -139,7 +141,7 @@ class Encoder(nn.Module):
 
 
 class Prenet(nn.Module):
-    """A frame, its position and its speaker to the decoder's input."""
+    """A frame, its position and the speaker to the decoder's input."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -151,14 +153,14 @@ class Prenet(nn.Module):
         self._width = config.width
 
     def speaker(self, vectors: Tensor) -> Tensor:
-        """Return what speakers' vectors [B, N] add to every input, [B, W]."""
+        """Project speaker vectors [B, N] to the summand of every input, [B, W]."""
         weight, bias = self.speaker_embeds_layer.weight, self.speaker_embeds_layer.bias
         return F.linear(F.normalize(vectors), weight[:, self._width :], bias)
 
     def forward(self, frames: Tensor, positions: Tensor, speaker: Tensor, kept: Tensor | None) -> Tensor:
-        """Return [..., W] of frames [..., M]; `positions` [..., W] are theirs, `speaker` [..., W] as above.
+        """Return inputs [..., W] for frames [..., M] with `positions` [..., W] and the projected `speaker` [..., W].
 
-        `kept` [..., layers, U] is what each unit is multiplied by: 0, or more than 1; None leaves all as they are.
+        `kept` [..., layers, U] are the dropout factors of units, 0 or above 1; None disables dropout.
         """
         x = frames
         for index, layer in enumerate(self.layers):
@@ -170,7 +172,7 @@ class Prenet(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the text, feed-forward; a norm after each."""
+    """Causal self-attention, attention to the text, then feed-forward, each followed by a norm."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -191,43 +193,43 @@ class DecoderLayer(nn.Module):
         keys, values = split_heads(project(self.encoder_attn.kv_proj, encoded), self.heads, 2)
         return keys, values
 
-    def step(self, x: Tensor, made: Pair, text: Pair, at: Steps) -> Tensor:
-        """Run one step of each row x [B, W] and store its key and value in `made`."""
+    def step(self, x: Tensor, cached: Pair, text: Pair, at: Steps) -> Tensor:
+        """Run one step of each row x [B, W], and store its key and value in `cached`."""
         count = len(x)
         query, key, value = project(self.self_attn.qkv_proj, x).view(count, 3, self.heads, -1).unbind(1)
-        keys, values = made
-        keys[at.rows, :, at.target] = narrow(key, keys.dtype)
-        values[at.rows, :, at.target] = narrow(value, values.dtype)
-        seen = decode_attention(query, keys, values, at.position, at.span, at.mask).flatten(1)
-        x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, seen))
+        keys, values = cached
+        keys[at.rows, :, at.target] = cast_saturating(key, keys.dtype)
+        values[at.rows, :, at.target] = cast_saturating(value, values.dtype)
+        attended = decode_attention(query, keys, values, at.position, at.span, at.mask).flatten(1)
+        x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, attended))
         query = project(self.encoder_attn.q_proj, x).view(count, self.heads, -1)
-        seen = decode_attention(query, *text, at.last_token, at.text_span, at.text_mask).flatten(1)
-        return self._feed(x, seen)
+        attended = decode_attention(query, *text, at.last_token, at.text_span, at.text_mask).flatten(1)
+        return self._feed(x, attended)
 
     def whole(self, x: Tensor, text: Pair) -> Tensor:
         """Run all steps of each row x [B, S, W] at once, with a causal mask."""
         query, key, value = split_heads(project(self.self_attn.qkv_proj, x), self.heads, 3)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
-        x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, seen))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+        x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, attended))
         (query,) = split_heads(project(self.encoder_attn.q_proj, x), self.heads)
-        seen = F.scaled_dot_product_attention(query, *text).transpose(1, 2).flatten(2)
-        return self._feed(x, seen)
+        attended = F.scaled_dot_product_attention(query, *text).transpose(1, 2).flatten(2)
+        return self._feed(x, attended)
 
-    def _feed(self, x: Tensor, seen: Tensor) -> Tensor:
-        x = self.encoder_attn_layer_norm(x + project(self.encoder_attn.out_proj, seen))
+    def _feed(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = self.encoder_attn_layer_norm(x + project(self.encoder_attn.out_proj, attended))
         out: Tensor = self.final_layer_norm(x + self.feed_forward(x))
         return out
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Where one step of each of B rows goes, and how far it looks at steps and at tokens."""
+    """Cache position of one step of each of B rows, and the steps and tokens that it attends to."""
 
     rows: Tensor  # [B] 0, 1, 2 …
     target: Tensor  # [B]
     position: Tensor  # [B]
     span: int
-    mask: Tensor | None  # as `decode_attention.used_positions` gives it, and so the other
+    mask: Tensor | None  # both masks are from `decode_attention.used_positions`
     last_token: Tensor  # [B]
     text_span: int
     text_mask: Tensor | None
@@ -247,7 +249,7 @@ class Decoder(nn.Module):
 
 
 class Postnet(nn.Module):
-    """A residual for the mel, from some frames of context on either side; over windows, as in the vocoder."""
+    """The post-net adds a residual to the mel; it runs over windows with context, as the vocoder."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -259,10 +261,10 @@ class Postnet(nn.Module):
             Named(conv=Conv(*pair, config.postnet_taps)) for pair in pairs
         )  # batch norms folded
         self.reach = config.postnet_layers * (config.postnet_taps - 1) // 2
-        self._axis = 2  # of steps
+        self._axis = 2  # axis of steps
 
     def prepare(self, device: torch.device, dtype: torch.dtype, axis: int) -> None:
-        """Move the convolutions to the device and format of the vocoder, with steps on its axis."""
+        """Convert the convolutions to the device, dtype and layout of the vocoder."""
         self._axis = axis
         for layer in self.layers:
             assert isinstance(layer, Named)
@@ -271,7 +273,7 @@ class Postnet(nn.Module):
                 layer.conv.prepare()
 
     def forward(self, frames: Tensor, start: int, edges: Edges) -> Tensor:
-        """Return a window of frames, steps on `edges.axis`, whose first is `start`, less `reach` at both ends."""
+        """Return the output for a window whose first frame is `start`, without `reach` frames at both ends."""
         x = frames = edges.clear(frames.clone(), start, 1)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Named)
@@ -281,7 +283,7 @@ class Postnet(nn.Module):
         return x + frames.narrow(edges.axis, self.reach, x.shape[edges.axis])
 
     def whole(self, frames: Tensor) -> Tensor:
-        """Return all frames [F, M] of a mel."""
+        """Apply the post-net to a whole mel [F, M]."""
         padded = F.pad(frames, (0, 0, self.reach, self.reach)).unsqueeze(0)
         padded = padded.transpose(1, 2) if self._axis == 2 else padded
         out: Tensor = self(padded, -self.reach, Edges(0, len(frames), axis=self._axis))[0]
@@ -296,10 +298,10 @@ class MelNetwork(nn.Module):
         self.encoder, self.decoder, self.speech_decoder_postnet = Encoder(config), Decoder(config), Postnet(config)
 
     def products(self, dtype: torch.dtype) -> list[nn.Module]:
-        """Return the modules whose large products may have weights in an eight-bit format.
+        """Return the modules whose weights may be quantized to `dtype`.
 
-        Rounding to e4m3 moves a weight by 2.6 %, to int8 by 0.8 %, and the encoder makes four times as much of it: in
-        e4m3 its products alone move the mel by 11 %. So e4m3 is for what a step reads, but for its view of the text.
+        Rounding changes a weight by 2.6 % in e4m3 and by 0.8 % in int8. The encoder amplifies errors fourfold: in e4m3,
+        its products alone change the mel by 11 %. So e4m3 is for the decoder's layers, without attention to the text.
         """
         if dtype != torch.float8_e4m3fn:
             return [self.encoder.wrapped_encoder.layers, self.decoder.wrapped_decoder.layers]

@@ -1,7 +1,7 @@
 """Make a checkpoint with random weights, in the published form or the compact one. It speaks noise.
 
-Shapes come from the modules themselves. The scales keep activations near one and let the probability of the end be
-small but not nothing: torch's own would give a mel that ends at once and audio of 1e-11.
+Shapes come from the modules. The scales keep activations near one and the end probability small but positive: torch's
+defaults would give a mel that ends at once and audio of 1e-11.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ TINY_VOCODER = FULL_VOCODER | {"upsample_initial_channel": 32}
 SIZES = {"tiny": (TINY_MODEL, TINY_VOCODER), "full": (FULL_MODEL, FULL_VOCODER)}
 VOICES = ("first", "second")  # the first is the default
 
-_END_BIAS, _END_SPREAD = -3.0, 2.0  # of the logits of the end
+_END_BIAS, _END_SPREAD = -3.0, 2.0  # end logits
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,;:!?'\"-()"
 
 
 def write_random_checkpoint(directory: Path, *, size: str = "tiny", form: Form = "compact", seed: int = 0) -> None:
-    """Write a checkpoint directory that did not exist, with two voices.
+    """Write a new checkpoint directory with two voices.
 
     Raises `CheckpointFileError` if `directory` exists or cannot be written.
     """
@@ -134,18 +134,18 @@ def random_vocoder(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
             tensor.normal_(0.0, 0.1, generator=generator)
         else:
             fan_in = len(parameter) * parameter.shape[2] // rate if "upsampler" in name else parameter[0].numel()
-            gain = 0.5 if "convs2" in name else 1.2  # the second of a pair is added to what went in
+            gain = 0.5 if "convs2" in name else 1.2  # the output of the second is added to the input of the pair
             tensor.normal_(0.0, gain * fan_in**-0.5, generator=generator)
         tensors[name] = tensor
     return tensors
 
 
 def character_model() -> bytes:
-    """Return a sentencepiece model of single characters, with the special tokens where SpeechT5 has them."""
-    made = io.BytesIO()
+    """Return a sentencepiece model of single characters, with SpeechT5's ids of special tokens."""
+    content = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([_CHARACTERS] * 4),
-        model_writer=made,
+        model_writer=content,
         model_type="char",
         vocab_size=79,
         hard_vocab_limit=False,
@@ -156,11 +156,11 @@ def character_model() -> bytes:
         unk_id=3,
         minloglevel=2,
     )
-    return made.getvalue()
+    return content.getvalue()
 
 
 def write_voices(folder: Path, size: int, seed: int) -> None:
-    """Write random speakers' vectors into a new folder."""
+    """Write random speaker vectors into a new folder."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(seed)
     for name in VOICES:
@@ -190,7 +190,7 @@ def _fill(network: nn.Module, generator: torch.Generator) -> Iterator[tuple[str,
 def _published(
     name: str, tensor: Tensor, config: dict[str, Any], generator: torch.Generator
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor under its published names: separate projections, batch norms, tables of positions."""
+    """Yield a tensor under its published names: separate projections, batch norms, position tables."""
     stem, _, kind = name.rpartition(".")
     if name.startswith("speech_decoder_postnet.layers."):
         if kind == "weight":

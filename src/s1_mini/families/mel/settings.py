@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 STAGES = ("decoder", "vocoder")
-FOLDERS = ("vocoder", "hifigan")  # that may hold the vocoder
+FOLDERS = ("vocoder", "hifigan")  # possible folders of the vocoder
 
 Dropout = Literal["on", "off"]
 

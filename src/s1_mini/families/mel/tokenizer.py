@@ -1,4 +1,4 @@
-"""Text to the ids of its characters, through the checkpoint's own `spm_char.model`."""
+"""Text to character ids, with the checkpoint's `spm_char.model`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CharTokenizer:
     """Vocabulary of one checkpoint."""
 
     def __init__(self, model: bytes, config: MelConfig, source: str = FILE) -> None:
-        """Raises `CheckpointFileError` or `CheckpointMismatchError`."""
+        """Parse the model. Raises `CheckpointFileError` or `CheckpointMismatchError`."""
         try:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, ValueError, OSError) as error:
@@ -36,5 +36,5 @@ class CharTokenizer:
         return cls(read_whole(directory / FILE, _MAX_BYTES), config, str(directory / FILE))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, with the end behind them; what the vocabulary lacks is its unknown piece."""
+        """Return the ids of a text, followed by the end; unknown characters become the unknown piece."""
         return [*self._pieces.encode(text), self._eos]

@@ -1,8 +1,8 @@
 """Comparison of this engine with the original implementation of SpeechT5.
 
-An oracle is a `.safetensors` file; docs/mel.md lists its tensors. Their names begin with that of a case, `CASE.`:
-inputs and expected outputs. The outputs are recomputed by the engine's own path (the text encoded, single steps with
-caches, the vocoder in windows) in float32, with the dropout masks of the case, or without dropout.
+An oracle is a `.safetensors` file; docs/mel.md lists its tensors. They are inputs and expected outputs, whose names
+begin with a case, `CASE.`. The engine recomputes the outputs in float32 by its own path (text encoder, single steps
+with caches, vocoder in windows), with the dropout masks of the case or without dropout.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from s1_mini.families.mel.loaded import LoadedMel, open_mel
 from s1_mini.families.mel.model import MelModel, MelState
 from s1_mini.families.mel.settings import MelSettings
 
-GIVEN = ("tokens", "speaker", "masks", "frames_in", "mel_in")
-FREE = 10.0  # times the tolerance: each step goes on from the last one's rounding
-CHUNK = 16  # frames that the vocoder makes audio of at once
+INPUTS = ("tokens", "speaker", "masks", "frames_in", "mel_in")
+FREE = 10.0  # factor of the tolerance in free decoding, where rounding accumulates
+CHUNK = 16  # frames per window of the vocoder
 
 
 def verify_mel(
@@ -58,7 +58,7 @@ def _checks(loaded: LoadedMel, cases: Mapping[str, Mapping[str, Tensor]], tolera
             computed["free_mel"], computed["free_steps"] = (free, FREE * tolerance), (steps, tolerance)
         if "mel_in" in case:
             computed["wave"] = _speak(loaded, case["mel_in"]), tolerance / 10
-        for part in sorted(case.keys() - set(GIVEN)):
+        for part in sorted(case.keys() - set(INPUTS)):
             label = f"{name} {part}".strip()
             if part not in computed:
                 yield Check(f"{label} (unknown)")
@@ -76,25 +76,25 @@ def _check_sizes(config: MelConfig, case: Mapping[str, Tensor]) -> None:
 
 
 def _decode(model: MelModel, case: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Encode a case's text and run the decoder along the given inputs, if there are any."""
+    """Encode a case's text, and run the decoder on the given inputs if there are any."""
     encoded = model.encode(case["tokens"].to(model.device).long().view(1, -1))
-    made = {"encoded": encoded[0]}
+    outputs = {"encoded": encoded[0]}
     if "frames_in" not in case:
-        return made
+        return outputs
     frames, rows = case["frames_in"].to(model.device).float(), []
     state = open_state(model, case, len(frames))
     for frame in frames:
         state.frame[0] = frame
         rows.append(step_alone(model, state))
     table = torch.stack(rows)
-    made["mel"] = table[:, :-2].reshape(-1, model.config.num_bins)
-    made["postnet"] = model.postnet(made["mel"])
-    made["stops"] = table[:, -2]
-    return made
+    outputs["mel"] = table[:, :-2].reshape(-1, model.config.num_bins)
+    outputs["postnet"] = model.postnet(outputs["mel"])
+    outputs["stops"] = table[:, -2]
+    return outputs
 
 
 def _run_free(model: MelModel, case: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Decode freely until the end: the mel after the post-net, and the number of steps."""
+    """Decode freely until the end; return the mel after the post-net, and the number of steps."""
     most = min(model.steps_for(case["tokens"].numel(), model.settings.max_length_ratio), model.config.max_steps)
     state = open_state(model, case, most)
     rows: list[Tensor] = []
@@ -105,7 +105,7 @@ def _run_free(model: MelModel, case: Mapping[str, Tensor]) -> tuple[Tensor, Tens
 
 
 def open_state(model: MelModel, case: Mapping[str, Tensor], steps: int) -> MelState:
-    """Return the state of a case before its first step, alone. Without masks nothing is dropped."""
+    """Return the state of a single case before its first step. Without masks there is no dropout."""
     device = model.device
     state = model.allocate(1, steps)
     model.read(state, case["tokens"].to(device).long().view(1, -1), torch.zeros(1, dtype=torch.int64, device=device))
@@ -120,7 +120,7 @@ def open_state(model: MelModel, case: Mapping[str, Tensor], steps: int) -> MelSt
 
 
 def step_alone(model: MelModel, state: MelState) -> Tensor:
-    """Return the next frames of the only utterance: [R * M + 2]."""
+    """Return the next step of the only utterance: [R * M + 2]."""
     return model.step(state, state.max_steps, model.config.max_text)[0]
 
 

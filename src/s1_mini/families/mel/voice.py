@@ -1,6 +1,6 @@
-"""A voice of SpeechT5: the vector of a speaker, such as an x-vector. None is made of recordings here.
+"""A voice of SpeechT5: a speaker vector, such as an x-vector. It cannot be computed from recordings here.
 
-Vectors are published as `.npy` files; those in a checkpoint's `voices/` are voices by their names.
+Vectors are published as `.npy` files; those in a checkpoint's `voices/` are voices with the files' names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SPEAKER = "speaker"
 NO_CLONING = "this model needs a speaker vector and cannot compute one from a recording; add a voice as a .npy file"
 NOT_FINITE = "contains NaN or infinity"
-MAX_BYTES = 2**20  # of a file with one vector
+MAX_BYTES = 2**20  # limit of a file with one vector
 
 
 def voice_format(size: int, sample_rate: int) -> VoiceFormat:
@@ -40,7 +40,7 @@ def voice_format(size: int, sample_rate: int) -> VoiceFormat:
 
 
 def _vector(size: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the one array of a file, [size] or [1, size]. Raises `ValueError` for anything else."""
+    """Return the only array of a file, [size] or [1, size]. Raises `ValueError` for other content."""
     if len(arrays) != 1:
         raise ValueError(f"it contains {len(arrays)} arrays, not one speaker vector")
     (vector,) = arrays.values()
@@ -50,7 +50,7 @@ def _vector(size: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def vectors_beside(size: int, directory: Path) -> dict[str, VoiceBeside]:
-    """Return the vectors among a checkpoint's voices by name."""
+    """Return the `.npy` voices of a checkpoint by name."""
     files = sorted((directory / "voices").glob("*.npy"))
     return {file.stem: _beside(size, file) for file in files}
 

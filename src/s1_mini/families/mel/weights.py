@@ -1,7 +1,7 @@
 """Tensors of a SpeechT5 checkpoint: their published names translated and fitted strictly, and their compact form.
 
-In the compact form dead buffers are gone and projections joined. The model keeps the precision it is stored in, or its
-layers get another; prenet, heads and post-net stay in float32. Of the vocoder, the large kernels become float16.
+The compact form drops unused buffers and joins projections. The model keeps its stored precision, or its layers are
+converted; prenet, heads and post-net stay in float32. Large kernels of the vocoder become float16.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
 from s1_mini.weights.write import ArchiveEntry, copied, voice_file, written
 
 PREFIX = "speecht5."
-INSIDE = "vocoder."  # what begins so is the vocoder's, where it lies in the same file
-NORM_EPS = 1e-5  # of the batch norms: torch's default, as the original
+INSIDE = "vocoder."  # prefix of the vocoder's tensors in the model's file
+NORM_EPS = 1e-5  # batch norms: torch's default, as in the original
 
-_DEAD = (".encode_positions.pe", ".num_batches_tracked")  # computed, or of use to training alone
+_DEAD = (".encode_positions.pe", ".num_batches_tracked")  # computed, or for training only
 _NORMED = re.compile(r"(speech_decoder_postnet\.layers\.\d+)\.batch_norm\.\w+")
 _PART = re.compile(r"(.*\.(?:attention|self_attn|encoder_attn))\.([qkv])_proj\.(weight|bias)")
 _LAYERS = (".wrapped_encoder.layers.", ".wrapped_decoder.layers.")
@@ -42,9 +42,9 @@ _NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by the network's names: prefix off, dead buffers dropped, projections joined; not yet `fold`ed.
+    """Return tensors by the network's names: prefix removed, unused buffers dropped, projections joined.
 
-    Idempotent. Raises `CheckpointMismatchError` for a part of a whole.
+    Batch norms are not folded yet (`fold`). Idempotent. Raises `CheckpointMismatchError` for missing parts.
     """
     named = strip_prefix(tensors, PREFIX)
     named = {name: x for name, x in named.items() if not name.endswith(_DEAD) and not name.startswith(INSIDE)}
@@ -60,7 +60,7 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def fold(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Put the post-net's batch norms into its convolutions. Raises `CheckpointMismatchError` for a part of one."""
+    """Fold the post-net's batch norms into its convolutions. Raises `CheckpointMismatchError` for missing parts."""
     folded = dict(named)
     for stem in dict.fromkeys(found[1] for name in named if (found := _NORMED.fullmatch(name))):
         parts = [f"{stem}.conv.weight", *(f"{stem}.batch_norm.{name}" for name in _NORM)]
@@ -79,7 +79,7 @@ def fold(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def joined_name(name: str) -> str:
-    """Return the name of the tensor that some become together, any other name as it is."""
+    """Return the name of the joined tensor that a projection becomes part of; any other name unchanged."""
     name = name.removeprefix(PREFIX)
     part = _PART.fullmatch(name)
     if part is None:
@@ -117,7 +117,7 @@ def check(config: MelConfig, translated: Mapping[str, Tensor], source: str | Pat
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
     """Return all files; the weights are read with their chunks. Raises `CheckpointError`."""
-    conversion.check_wide("SpeechT5")
+    conversion.check_not_int8("SpeechT5")
     config, vocoder = read_configs(checkpoint)
     CharTokenizer.from_directory(checkpoint, config)
     values = read_json(checkpoint / "config.json")

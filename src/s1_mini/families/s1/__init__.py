@@ -1,4 +1,4 @@
 """S1: Fish-Speech / OpenAudio S1-mini and its siblings (dual autoregression).
 
-A slow transformer predicts one semantic token per frame, a fast one the frame's other codebooks.
+The backbone predicts one semantic token per frame, the depth transformer the codes of the other codebooks.
 """

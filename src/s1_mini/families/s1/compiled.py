@@ -1,4 +1,4 @@
-"""A frame of S1 as one compiled call on a CPU (`kernels/frame.py`): its weights and its state."""
+"""A frame of S1 as one compiled call on a CPU: weights and state for `kernels/frame.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from s1_mini.families.s1.kernels import frame
-from s1_mini.families.s1.kernels.draw import SamplingTensors
+from s1_mini.families.s1.kernels.sampling import SamplingTensors
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.network import S1Network
 from s1_mini.kernels.compiled.layers import Layers
@@ -20,12 +20,12 @@ from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 
 MODULE = frame.__name__
-CHECKS = 4  # columns to try
-CLOSE, ROUNDED = 1e-4, 0.1  # shares that numbers may differ by
+CHECKS = 4  # random inputs, one of which must match
+TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # relative to the largest number
 
 
 class CompiledFrames:
-    """Compiled frames on a state that it shares with torch."""
+    """Generates frames with compiled code, on tensors that it shares with torch."""
 
     def __init__(self, model: S1Model, state: S1State, sampling: SamplingTensors, weights: frame.Weights) -> None:
         self._weights, self._books = weights, model.num_codebooks
@@ -34,15 +34,15 @@ class CompiledFrames:
             model.end,
             model.network.config.codebook_size,
             model.heads == "restricted",
-            state.window.as_meant,
+            state.window.is_fixed,
         )
         shared = (
             state.cache.keys,
             state.cache.values,
-            state.fast_cache.keys,
-            state.fast_cache.values,
+            state.depth_cache.keys,
+            state.depth_cache.values,
             state.window.history,
-            state.column,
+            state.tokens,
             state.position,
             state.count,
             sampling.repetition_penalty,
@@ -53,81 +53,88 @@ class CompiledFrames:
         self._state = frame.State(*(tensor.numpy() for tensor in shared))
 
     def step(self, slots: Sequence[int]) -> np.ndarray:
-        """Return a frame of each slot: int64 [slots, K + 3], rows as in `S1Model.step`."""
-        made = np.zeros((len(slots), self._books + 3), np.int64)
-        frame.make_frame(np.array(slots, np.int64), self._state, self._weights, self._rules, made)
-        return made
+        """Generate a frame of each slot: int64 [slots, K + 3], rows as in `S1Model.step`."""
+        frames = np.zeros((len(slots), self._books + 3), np.int64)
+        frame.make_frame(np.array(slots, np.int64), self._state, self._weights, self._rules, frames)
+        return frames
 
 
 def formats_of(weights: frame.Weights) -> list[str]:
     """Return the formats of all products, in the order of `frame.compile_for`."""
-    found: list[str] = []
+    formats: list[str] = []
     for field in weights:
         parts = field if isinstance(field, Layers) else (field,)
-        found += [part.weight.dtype.name for part in parts if isinstance(part, Product)]
-    return found
+        formats += [part.weight.dtype.name for part in parts if isinstance(part, Product)]
+    return formats
 
 
 def check(model: S1Model, weights: frame.Weights) -> None:
-    """Compare a compiled frame with torch's. Raises `RuntimeError` if they are not the same.
+    """Compare a compiled frame with torch's. Raises `RuntimeError` if they differ.
 
-    Two tokens that are equally likely may fall otherwise: one of some columns must give the same codes and numbers. In
-    int8 torch rounds what it multiplies, and the codes may be others.
+    Of several random inputs, one must give the same codes, keys and values: another result is possible where two tokens
+    are equally likely. In int8 torch also rounds the inputs of products, so only the backbone's keys and values count.
     """
-    numbers = np.random.default_rng(0)
-    is_rounded = any(isinstance(module, QuantizedLinear) for module in model.network.modules())
+    generator = np.random.default_rng(0)
+    is_quantized = any(isinstance(module, QuantizedLinear) for module in model.network.modules())
     for _ in range(CHECKS):
-        column = numbers.integers(0, model.network.config.codebook_size, model.num_codebooks + 1)
-        column[0] = model.semantic[0]
-        plain, compiled = (_first_frame(model, torch.from_numpy(column), each) for each in (None, weights))
-        if is_rounded:
+        tokens = generator.integers(0, model.network.config.codebook_size, model.num_codebooks + 1)
+        tokens[0] = model.semantic[0]
+        plain, compiled = (_first_frame(model, torch.from_numpy(tokens), each) for each in (None, weights))
+        if is_quantized:
             plain, compiled = plain[1:3], compiled[1:3]  # keys and values of the backbone
         elif not torch.equal(plain[0], compiled[0]):
             continue
-        if all(is_close(*pair, ROUNDED if is_rounded else CLOSE) for pair in zip(plain, compiled, strict=True)):
+        if all(
+            is_close(*pair, INT8_TOLERANCE if is_quantized else TOLERANCE) for pair in zip(plain, compiled, strict=True)
+        ):
             return
     raise RuntimeError("a compiled frame does not match torch's")
 
 
-def _first_frame(model: S1Model, column: Tensor, weights: frame.Weights | None) -> list[Tensor]:
-    """Return the frame after one column, and the keys and values, computed by torch or with compiled weights."""
+def _first_frame(model: S1Model, tokens: Tensor, weights: frame.Weights | None) -> list[Tensor]:
+    """Return the frame after one position, then keys and values, computed by torch or with compiled weights."""
     with torch.inference_mode():
         state = model.allocate(1, 1)
         parameters = torch.tensor([[1.5], [1e-5], [0.9]])
         sampling = SamplingTensors(
             parameters[1], parameters[2], parameters[0], torch.full((1, 2, model.num_codebooks), 0.5)
         )
-        model.begin(state, 0, column, 0)
+        model.begin(state, 0, tokens, 0)
         state.active[0] = True
         if weights is None:
-            made = model.step(state, sampling, 1)
+            frames = model.step(state, sampling, 1)
         else:
-            made = torch.from_numpy(CompiledFrames(model, state, sampling, weights).step([0]))
-    kept = state.cache.keys[..., :1, :], state.cache.values[..., :1, :], state.fast_cache.keys, state.fast_cache.values
-    return [made.double(), *kept]
+            frames = torch.from_numpy(CompiledFrames(model, state, sampling, weights).step([0]))
+    kept = (
+        state.cache.keys[..., :1, :],
+        state.cache.values[..., :1, :],
+        state.depth_cache.keys,
+        state.depth_cache.values,
+    )
+    return [frames.double(), *kept]
 
 
 def gather(model: S1Model) -> frame.Weights:
-    """Copy the weights of a model into the layout of a compiled frame."""
+    """Copy the weights of a model into the layout of `kernels/frame.py`."""
     network, config = model.network, model.network.config
     project = network.fast_project_in
     return frame.Weights(
-        main=_plain(network.embeddings.weight),
-        codes=_plain(network.codebook_embeddings.weight),
+        token_table=_plain(network.embeddings.weight),
+        code_table=_plain(network.codebook_embeddings.weight),
         rope=_plain(network.rope),
-        slow=_layers(network, network.layers, config.slow),
+        backbone=_layers(network, network.layers, config.backbone),
         norm=_plain(network.norm.weight),
         output=_product(network.output),
         project_in=_product(*[project] if isinstance(project, nn.Linear) else []),
-        fast_embeddings=_plain(network.fast_embeddings.weight),
-        fast_rope=_plain(network.fast_rope),
-        fast=_layers(network, network.fast_layers, config.fast),
-        fast_norm=_plain(network.fast_norm.weight),
-        fast_output=_product(network.fast_output),
-        norms_fast_input=config.norm_fastlayer_input,
+        depth_embeddings=_plain(network.fast_embeddings.weight),
+        depth_rope=_plain(network.depth_rope),
+        depth=_layers(network, network.fast_layers, config.depth),
+        depth_norm=_plain(network.fast_norm.weight),
+        depth_output=_product(network.fast_output),
+        norms_depth_input=config.norm_fastlayer_input,
         code_scale=math.sqrt(config.num_codebooks + 1) if config.scale_codebook_embeddings else 1.0,
         eps=network.norm.eps,
-        fast_eps=network.fast_norm.eps,
+        depth_eps=network.fast_norm.eps,
     )
 
 
@@ -136,10 +143,10 @@ def _plain(tensor: Tensor) -> np.ndarray:
 
 
 def _product(*layers: nn.Module) -> Product:
-    """Pack linear layers, quantized or not; none of them is a stack of no layers."""
+    """Pack linear layers, quantized or not; without arguments return an empty stack."""
     if not layers:
-        nothing = np.zeros((0, 0), np.float32)
-        return Product(np.zeros((0, 0, 0), np.float32), nothing, nothing)
+        empty = np.zeros((0, 0), np.float32)
+        return Product(np.zeros((0, 0, 0), np.float32), empty, empty)
     linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
     return pack([each.weight for each in linears], [each.bias for each in linears])
 

@@ -1,4 +1,4 @@
-"""The architecture in an S1 checkpoint's `config.json`. Read, never assumed; checked before any weight is read."""
+"""The architecture in an S1 checkpoint's `config.json`, checked before any weight is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from s1_mini.weights.directory import find_tensors, read_json
 if TYPE_CHECKING:
     from s1_mini.layers.transformer import BlockConfig
 
-# Upstream slices every residual codebook's logits to this many, whatever the size of the depth transformer's head
+# Upstream slices the logits of residual codebooks to this number for any size of the depth transformer's head
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
 POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
@@ -29,14 +29,14 @@ POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
 class S1Config:
     """Architecture of one dual-AR model. Build it with `from_json`."""
 
-    slow: BlockConfig
-    fast: BlockConfig
+    backbone: BlockConfig
+    depth: BlockConfig
     vocab_size: int = size()
     num_layers: int = size(key="n_layer", most=MAX_LAYERS)
     codebook_size: int = size()
     num_codebooks: int = size(most=MAX_LAYERS, least=2)
     max_seq_len: int = size()
-    num_fast_layers: int = size(4, "n_fast_layer", MAX_LAYERS)
+    num_depth_layers: int = size(4, "n_fast_layer", MAX_LAYERS)
     rope_base: float = number(10_000.0, "rope_base", *POSITIVE)
     tie_word_embeddings: bool = flag(True)
     scale_codebook_embeddings: bool = flag(False)
@@ -46,19 +46,19 @@ class S1Config:
 
     @property
     def residual_codebook_size(self) -> int:
-        """Number of codes in a residual codebook of the fast head."""
+        """Number of codes of a residual codebook that the depth transformer can sample."""
         return min(RESIDUAL_CODEBOOK_SIZE, self.codebook_size)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> S1Config:
-        """Read `config.json`. The fast stack inherits missing values from the slow one, as upstream.
+        """Read `config.json`. The depth transformer inherits missing values from the backbone, as upstream.
 
-        Raises `CheckpointMismatchError` for a value that is missing, of the wrong type, or impossible.
+        Raises `CheckpointMismatchError` for a missing or invalid value.
         """
-        slow = _block(values, "", None)
+        backbone = _block(values, "", None)
         return cls(
-            slow=slow,
-            fast=_block(values, "fast_", slow),
+            backbone=backbone,
+            depth=_block(values, "fast_", backbone),
             semantic_begin=values.get("semantic_begin_id", values.get("semantic_start_token_id")),
             semantic_end=values.get("semantic_end_id", values.get("semantic_end_token_id")),
             **read_fields(cls, values),
@@ -66,24 +66,24 @@ class S1Config:
 
 
 def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> BlockConfig:
-    """Read one stack's block, which inherits missing values from `like`."""
+    """Read the block of one transformer, which inherits missing values from `like`."""
     from s1_mini.layers.transformer import BlockConfig  # imports torch, which is not needed to describe a checkpoint
 
-    def given(key: str, field: str, default: Any) -> tuple[str, Any]:
+    def entry(key: str, field: str, default: Any) -> tuple[str, Any]:
         value = values.get(prefix + key)
         if value is None:
             value = getattr(like, field) if like else default
         return f"config.json: {prefix}{key}", value
 
-    dim, heads = read_size(*given("dim", "dim", None)), read_size(*given("n_head", "num_heads", None))
+    dim, heads = read_size(*entry("dim", "dim", None)), read_size(*entry("n_head", "num_heads", None))
     is_ungrouped = values.get(f"{prefix}n_local_heads") == -1
-    kv_heads = heads if is_ungrouped else read_size(*given("n_local_heads", "num_kv_heads", heads))
+    kv_heads = heads if is_ungrouped else read_size(*entry("n_local_heads", "num_kv_heads", heads))
     if heads % kv_heads:
         raise CheckpointMismatchError(
             f"config.json: {prefix}n_head={heads} must be a multiple of n_local_heads={kv_heads}"
         )
     # Upstream's field is 64 when left out and dim / n_head when null.
-    head_dim = read_size(*given("head_dim", "head_dim", dim // heads if "head_dim" in values else 64))
+    head_dim = read_size(*entry("head_dim", "head_dim", dim // heads if "head_dim" in values else 64))
     if head_dim % 2:
         raise CheckpointMismatchError(f"config.json: {prefix}head_dim={head_dim} must be even for rotary embeddings")
     # Two thirds of four times dim, rounded up to a multiple of 256 (LLaMA's rule, upstream's default).
@@ -94,11 +94,11 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=read_size(*given("intermediate_size", "intermediate_size", inner)),
+        intermediate_size=read_size(*entry("intermediate_size", "intermediate_size", inner)),
         norm_eps=read_number("config.json: norm_eps", 1e-5 if eps is None else eps, *POSITIVE),
-        qkv_bias=read_flag(*given("attention_qkv_bias", "qkv_bias", False)),
-        o_bias=read_flag(*given("attention_o_bias", "o_bias", False)),
-        qk_norm=read_flag(*given("attention_qk_norm", "qk_norm", False)),
+        qkv_bias=read_flag(*entry("attention_qkv_bias", "qkv_bias", False)),
+        o_bias=read_flag(*entry("attention_o_bias", "o_bias", False)),
+        qk_norm=read_flag(*entry("attention_qk_norm", "qk_norm", False)),
     )
 
 

@@ -1,4 +1,4 @@
-"""The memory and work of S1, counted from both configs: networks with shapes and no values."""
+"""The memory and work of S1, counted from both configs with networks on the meta device."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from s1_mini.kernels.backend import current
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.weights.fit import skeleton
 
-COUNTED_FRAMES = 64  # of one call whose operations are counted
-CHUNK_FRAMES = 12  # for which the codec's weights are read once in a stream
-DRAW_BYTES = 4  # a random number
-LIVE_TENSORS = 4  # of a convolution block: input, with its past, activation, output
+COUNTED_FRAMES = 64  # frames of the call whose operations are counted
+CHUNK_FRAMES = 12  # frames per codec chunk, which reads the weights once
+RANDOM_BYTES = 4  # bytes of a random number
+LIVE_TENSORS = 4  # tensors of a convolution block: input, input with past, activation, output
 
 
 def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
@@ -34,34 +34,36 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
     config, dac = read_configs(directory) if directory else (S1Config.from_json(FULL_MODEL), DacConfig())
     residual = min(config.residual_codebook_size, dac.codebook_size)
     with skeleton():
-        network = S1Network(config, main_rows=dac.semantic_codebook_size + 1, residual_rows=residual)
+        network = S1Network(config, semantic_rows=dac.semantic_codebook_size + 1, residual_rows=residual)
         whole, codec = Dac(dac, encodes=True), Dac(dac, encodes=False)
     encoder = count(whole) - count(codec)
     codec.to(torch.float32 if formats.codec == 4 else torch.float16)
-    slow, fast = config.slow, config.fast
+    backbone, depth = config.backbone, config.depth
     layers, head = count(network.layers), count(network.norm, network.output)
-    fast_weights = count(network.fast_project_in, network.fast_layers, network.fast_norm, network.fast_output)
-    passes = config.num_codebooks - 1  # of the fast transformer in a frame; the first has two positions
-    fast_seen = sum(range(2, passes + 2))  # positions that these passes look at
-    position_bytes = 2 * config.num_layers * slow.num_kv_heads * slow.head_dim * formats.kv
-    fast_bytes = 2 * config.num_fast_layers * fast.num_kv_heads * fast.head_dim * formats.weights
-    # Each query head meets each key once and each value once.
-    meets = 4 * config.num_layers * slow.num_heads * slow.head_dim
-    fast_meets = 4 * config.num_fast_layers * fast.num_heads * fast.head_dim
+    depth_weights = count(network.fast_project_in, network.fast_layers, network.fast_norm, network.fast_output)
+    passes = config.num_codebooks - 1  # depth transformer passes per frame; the first has two positions
+    depth_attended = sum(range(2, passes + 2))  # positions that these passes attend to
+    position_bytes = 2 * config.num_layers * backbone.num_kv_heads * backbone.head_dim * formats.kv
+    depth_bytes = 2 * config.num_depth_layers * depth.num_kv_heads * depth.head_dim * formats.weights
+    # Operations of attention per position: one product with the key, one with the value.
+    attention = 4 * config.num_layers * backbone.num_heads * backbone.head_dim
+    depth_attention = 4 * config.num_depth_layers * depth.num_heads * depth.head_dim
     model_bytes = formats.large * layers + formats.weights * (count(network) - layers)
     codec_bytes = formats.codec * count(codec)
     operations = cache(lambda: codec_operations(codec))
 
     def frame(rows: int, span: int) -> Cost:
-        read = formats.large * layers + formats.weights * (head + passes * fast_weights)
-        work = 2 * (layers + head + fast_weights * (passes + 1)) + meets * span + fast_meets * (fast_seen + 2)
-        return Cost(read + rows * (span * position_bytes + fast_seen * fast_bytes), rows * work)
+        read = formats.large * layers + formats.weights * (head + passes * depth_weights)
+        products = 2 * (layers + head + depth_weights * (passes + 1))
+        attended = attention * span + depth_attention * (depth_attended + 2)
+        kv_bytes = span * position_bytes + depth_attended * depth_bytes
+        return Cost(read + rows * kv_bytes, rows * (products + attended))
 
     def sound(rows: int, _: int) -> Cost:
         return Cost(codec_bytes / CHUNK_FRAMES, rows * operations())
 
     def needed_positions(reference_s: float, text_bytes: int) -> int:
-        # A piece of 200 bytes is spoken in 15 s or so, 320 frames; thrice its bytes leave room for slow voices.
+        # Speech for 200 bytes of text takes about 320 frames (15 s); three per byte suffice for slow voices.
         return round(reference_s * dac.sample_rate / dac.samples_per_frame) + 4 * text_bytes
 
     encoding = 4 * (encoder + LIVE_TENSORS * ENCODE_BLOCK * dac.samples_per_frame * dac.encoder_dim)
@@ -72,9 +74,9 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         },
         demands={
             "language_model": MemoryRequirement(
-                position=round(position_bytes) + DRAW_BYTES * codec.num_codebooks,
+                position=round(position_bytes) + RANDOM_BYTES * codec.num_codebooks,
                 prefix_cache=prefix_cache_bytes,
-                encoding=encoding,  # on the model's device, wherever the codec decodes
+                encoding=encoding,  # on the model's device, even if the codec decodes on another
                 copies=round(model_bytes),
             ),
             "codec": MemoryRequirement(
@@ -90,7 +92,7 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
 
 
 def widest(config: DacConfig) -> int:
-    """Return the numbers of the decoder's widest layer for one frame: channels times steps."""
+    """Return the size of the decoder's largest activation per frame: channels times steps."""
     steps, dim, most = math.prod(config.downsample_factor), config.decoder_dim, 0
     for rate in config.decoder_rates:
         steps, dim = steps * rate, dim // 2
@@ -101,7 +103,7 @@ def widest(config: DacConfig) -> int:
 def stream_bytes(codec: Dac) -> int:
     """Return the bytes of one decoded stream's state: the past inputs of each layer and the step count.
 
-    Counted from the layers, because running them without values makes torch import its compiler, which takes seconds.
+    Counted from the layers, because running them on the meta device imports torch's compiler, which takes seconds.
     """
     numbers, steps = 0, 0
     for part in codec.modules():

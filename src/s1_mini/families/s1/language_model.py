@@ -1,7 +1,7 @@
-"""The language model as a stage: a prompt in, a frame of codes a step out, until it stops.
+"""The language model as a stage: a prompt in, one frame of codes per step out, until the end.
 
-A step computes the slots up to the last that is in it and attends to positions up to a multiple of `SPAN`, in shapes
-chosen so that a slot's results do not depend on its neighbours (on a CPU, bit for bit).
+A step computes all slots up to its highest one and attends to positions up to a multiple of `SPAN`, in shapes with
+which a slot's results do not depend on other slots (on a CPU, bit for bit).
 Shapes: B slots of a call, S positions, K codebooks.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
-from s1_mini.families.s1.kernels.draw import SamplingTensors
+from s1_mini.families.s1.kernels.sampling import SamplingTensors
 from s1_mini.families.s1.model import S1Model
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
@@ -25,7 +25,7 @@ from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SharedPrefixes, SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
 
-READS = (16, 32, 64, 128, 256)  # positions of prompts in one prefill
+READS = (16, 32, 64, 128, 256)  # positions of captured prefills
 
 
 class LanguageModel(Stage):
@@ -33,20 +33,20 @@ class LanguageModel(Stage):
 
     def __init__(self, model: S1Model, *, slots: int, positions: int) -> None:
         self.device, self.is_overlapped = model.device, model.device.type == "cuda"
-        self._model, self._slots, self._positions = model, slots, min(positions, model.max_columns)
+        self._model, self._slots, self._positions = model, slots, min(positions, model.max_positions)
         with torch.inference_mode():
             self.state = model.allocate(slots, self._positions)
             ones = torch.ones(3, slots, device=self.device)
             table = torch.zeros(slots, self._positions + 1, model.num_codebooks, device=self.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
-        self.shares_prefixes = True  # whether rows of one voice read its keys and values once; set before `capture`
+        self.shares_prefixes = True  # read keys and values of a common prefix once; set before `make_graphs`
         self._shared = None if self.state.common is None else SharedPrefixes(self.state.common)
         self._ladder = ladder(slots)
         self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
         self._lengths = [0] * slots  # positions of prompt and frames
         self._stepping = SteppingSlots(self.state.active)
         self._compiled = CompiledSlots()
-        self._steps: StepGraphs[tuple[int, bool]] | None = None  # by rows, and whether some share a prefix
+        self._steps: StepGraphs[tuple[int, bool]] | None = None  # key: rows, whether prefixes are shared
         self._reads: StepGraphs[int] | None = None
 
     def make_graphs(self) -> None:
@@ -61,7 +61,7 @@ class LanguageModel(Stage):
             options=replace(options, is_staged=True),
         )
         self._steps = StepGraphs(
-            lambda key: [self._make(key, self._positions)],
+            lambda key: [self._run(key, self._positions)],
             [key for rows in self._ladder[::-1] for key in self._kinds(rows)],
             lambda _: [],
             lambda key: [Buffer((key[0], books + 3))],
@@ -85,7 +85,7 @@ class LanguageModel(Stage):
         for begin in begins:
             slot, sampling, prompt = begin.slot, begin.conditions.sampling, begin.inputs
             if self._shared is not None:
-                self._shared.forget(slot)  # first, so that no slot reads this one as its prefix if a later line fails
+                self._shared.forget(slot)  # first, so that no slot reads this one as a prefix if a later line fails
             self._sampling.temperature[slot].fill_(sampling.temperature)  # an assignment would wait for the device
             self._sampling.top_p[slot].fill_(sampling.top_p)
             self._sampling.repetition_penalty[slot].fill_(sampling.repetition_penalty)
@@ -98,15 +98,15 @@ class LanguageModel(Stage):
     def prefill(self, parts: Sequence[Prefill]) -> None:
         if self._reads is None and not self._model.batch_invariant:
             for part in parts:
-                columns = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
-                self._model.prefill(self.state, part.slot, columns, part.start)
+                tokens = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
+                self._model.prefill(self.state, part.slot, tokens, part.start)
             return
         rows = np.concatenate([self._rows_of(part) for part in parts])
         for at in range(0, len(rows), READS[-1]):
-            some = rows[at : at + READS[-1]]
-            size = fit(READS, len(some))
+            batch = rows[at : at + READS[-1]]
+            size = fit(READS, len(batch))
             padded = np.zeros((size, rows.shape[1]), np.int64)
-            padded[: len(some)], padded[len(some) :, -1] = some, -1  # position -1 is padding
+            padded[: len(batch)], padded[len(batch) :, -1] = batch, -1  # position -1 is padding
             if self._reads is None:
                 self._read(size, stage(torch.from_numpy(padded), self.device))
             else:
@@ -118,15 +118,15 @@ class LanguageModel(Stage):
             self._stepping.choose(slots)
             wait = self._steps.launch(self._kind(fit(self._ladder, rows), self._positions))
             return lambda: _result(slots, wait()[0])
-        made = np.zeros((rows, self._model.num_codebooks + 3), np.int64)
+        frames = np.zeros((rows, self._model.num_codebooks + 3), np.int64)
         if others := self._compiled.others(slots):
             self._stepping.choose(others)
             span = min(whole_spans(max(self._lengths[slot] for slot in others)), self._positions)
-            made[: 1 + max(others)] = self._make(self._kind(1 + max(others), span), span).cpu()
-        self._compiled.fill(slots, made)
+            frames[: 1 + max(others)] = self._run(self._kind(1 + max(others), span), span).cpu()
+        self._compiled.fill(slots, frames)
         for slot in slots:
             self._lengths[slot] += 1
-        return lambda: _result(slots, made)
+        return lambda: _result(slots, frames)
 
     def save(self, slot: int, positions: int) -> Saved:
         saved = self._model.save(self.state, slot, positions)
@@ -143,29 +143,29 @@ class LanguageModel(Stage):
             self._steps.replay(self._kind(fit(self._ladder, rows), self._positions))
         return self._steps is not None
 
-    def _make(self, kind: tuple[int, bool], span: int) -> Tensor:
+    def _run(self, kind: tuple[int, bool], span: int) -> Tensor:
         rows, shares = kind
         state = self.state if shares else replace(self.state, common=None)
         return self._model.step(state, self._sampling, span, rows)
 
     def _kinds(self, rows: int) -> list[tuple[int, bool]]:
-        """Return the kinds of steps for this many rows; one that reads shared prefixes is slower if there are none."""
+        """Return the kinds of steps for `rows` rows; reading shared prefixes is slower if there are none."""
         return [(rows, shares) for shares in (False, True) if not shares or self._may_share(rows, self._positions)]
 
     def _kind(self, rows: int, span: int) -> tuple[int, bool]:
-        """Choose the step for the first `rows` slots, and write to the device which of them share a prefix."""
+        """Return the kind of step for the first `rows` slots, and copy their shared prefixes to the device."""
         return rows, self._shared is not None and self._may_share(rows, span) and self._shared.write(rows)
 
     def _may_share(self, rows: int, span: int) -> bool:
         return self._shared is not None and self.shares_prefixes and self._model.may_share(rows, span)
 
     def _hold(self, slot: int, saved: Saved) -> None:
-        """Record that a slot holds a prefix; slots that loaded the same one have the same bits."""
+        """Record that a slot has a prefix; slots that loaded the same prefix are bit-equal."""
         if self._shared is not None:
             self._shared.hold(slot, saved.state[0], saved.positions)
 
     def _rows_of(self, part: Prefill) -> np.ndarray:
-        """Return rows [n, K + 3] to prefill: a prompt's items, the slot, their positions."""
+        """Return rows [n, K + 3] to prefill: tokens, slot and position."""
         items = self._prompts[part.slot][part.start : part.stop]
         slots = np.full((len(items), 1), part.slot)
         return np.concatenate((items, slots, np.arange(part.start, part.stop)[:, None]), axis=1)
@@ -176,8 +176,8 @@ class LanguageModel(Stage):
         return []
 
 
-def _result(slots: Sequence[int], made: np.ndarray) -> StepResult:
-    """Part what a step made, [rows, K + 3], among its slots."""
-    rows = made[list(slots)]
+def _result(slots: Sequence[int], frames: np.ndarray) -> StepResult:
+    """Split the frames of a step [rows, K + 3] among its slots."""
+    rows = frames[list(slots)]
     stops = rows[:, -2] != 0
     return StepResult(rows[:, None, 1:-2], (~stops).astype(int).tolist(), stops.tolist(), (rows[:, -1] != 0).tolist())

@@ -30,19 +30,20 @@ from s1_mini.types import ChunkProfile, Voice
 from s1_mini.weights.directory import find_tensors
 from s1_mini.weights.files import read_tensors
 
-# Frames of the first, second, … chunk of an utterance, the last for all further ones (as Nari's Qwen3-TTS server).
+# Frames of the first, second, … chunk of an utterance; the last size applies to all further chunks (as in Nari's
+# Qwen3-TTS server).
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "ttfa": (1, 2, 4, 8, 12),
     "balanced": (4, 4, 8, 16, 25),
     "throughput": (25,),
 }
-CODEC_SLOTS = 2  # for each of the model's: an utterance may still be decoded when its model slot has a new one
-SMALL_CHUNK = 4  # frames of a first chunk that the model's thread decodes if the codec's thread is busy with another
-SPARE_FRAMES = 32  # decoded per turn of a thread that runs model and codec, beyond twice the frames it generates
+CODEC_SLOTS = 2  # per slot of the model, because decoding may end after the model's slot has a new utterance
+SMALL_CHUNK = 4  # maximum frames of a first chunk that the model's thread decodes if the codec's thread is busy
+SPARE_FRAMES = 32  # decoded per turn of a thread with model and codec, in addition to twice the generated frames
 
 
 class LoadedS1:
-    """One checkpoint directory. The codec's encoder is loaded for the first reference."""
+    """One checkpoint directory. The codec's encoder is loaded when it is first needed."""
 
     def __init__(self, directory: Path, model: S1Model, codec: Dac, encodes_on: torch.device) -> None:
         self.model, self.codec = model, codec
@@ -50,7 +51,7 @@ class LoadedS1:
         self.num_bytes, self.position_bytes, self.max_positions = (
             model.num_bytes,
             model.position_bytes,
-            model.max_columns,
+            model.max_positions,
         )
         self._directory, self._encodes_on = directory, encodes_on
         self._encoder: Dac | None = None
@@ -59,12 +60,12 @@ class LoadedS1:
     def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
         return self.model.prompt(text, voices)
 
-    def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
-        return Voice({"codes": torch.from_numpy(made[0].T.copy())}, text)
+    def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:
+        return Voice({"codes": torch.from_numpy(outputs[0].T.copy())}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:
         model, codec = self.model, self.codec
-        positions = min(positions, model.max_columns)
+        positions = min(positions, model.max_positions)
         frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
         policies = (
             Autoregressive(
@@ -114,14 +115,14 @@ class LoadedS1:
 
 
 def as_s1(loaded: LoadedModel) -> LoadedS1:
-    """Narrow the type for callers that support only S1. Raises `CheckpointMismatchError` for other families."""
+    """Cast the type for callers that support only S1. Raises `CheckpointMismatchError` for other families."""
     if not isinstance(loaded, LoadedS1):
         raise CheckpointMismatchError("only S1 checkpoints support this")
     return loaded
 
 
 def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
-    """Open model and codec; narrow formats are of the slow layers. Raises `CheckpointError`."""
+    """Open model and codec; quantized formats apply to the backbone's layers. Raises `CheckpointError`."""
     config, codec_config = read_configs(directory)
     tokenizer, path = S1Tokenizer.from_directory(directory), find_tensors(directory, "model")
     network = build_network(
@@ -150,7 +151,7 @@ def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> Load
 
 
 def _check_pair(model: S1Model, codec: DacConfig) -> None:
-    """Raise `CheckpointMismatchError` unless the model knows every code of the codec."""
+    """Raise `CheckpointMismatchError` unless the model supports all codes of the codec."""
     num_semantic = model.tokenizer.semantic_end - model.tokenizer.semantic_begin + 1
     if model.num_codebooks != codec.num_codebooks:
         raise CheckpointMismatchError(

@@ -1,8 +1,8 @@
-"""The S1 prompt: one flat sequence in which every part is tokenised by itself.
+"""The S1 prompt: one flat sequence whose parts are tokenized separately.
 
 `<|interleave|>` { speaker REFERENCE-TEXT codes `<|im_end|>` }* speaker TEXT
 
-The model goes on with semantic tokens until `<|im_end|>`. All references are speaker 0, whose tag
+The model continues with semantic tokens until `<|im_end|>`. All references are speaker 0, whose tag
 `<|speaker:0|>` is plain text in S1, not a control token (content_sequence.py and generate_long at d3df505).
 """
 
@@ -24,7 +24,7 @@ SPEAKER = "<|speaker:0|>"
 
 
 def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Sequence[Voice]) -> PromptTokens:
-    """Write the prompt for `text`, spoken like `voices`: items [S, K + 1], main token before codes.
+    """Build the prompt for `text` with the references `voices`: items [S, K + 1], semantic token before codes.
 
     Raises `VoiceError` if codes do not fit the model.
     """

@@ -1,7 +1,7 @@
 """Make a checkpoint with random weights, in the published form or the compact one. It speaks noise.
 
-Speed, memory and plumbing do not depend on what weights say, and the published ones are gated. Shapes come from
-the modules themselves, so a random checkpoint always is what the loader expects.
+Speed and memory do not depend on the values of weights, and the published weights are gated. Shapes come from the
+modules, so a random checkpoint always fits the loader.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ RECIPES: dict[str, Recipe] = {
     "full": Recipe(FULL_MODEL, num_text_tokens=151_643),
 }
 
-# Where the published codec spells its weights as weight norm, and how.
+# Names of the published codec's weights with weight norm, in two spellings.
 _CONV_NORM = re.compile(r"((?:encoder|decoder)\..*\.conv)\.weight")
 _PROJECTION_NORM = re.compile(r"(.*\.(?:in|out)_proj)\.weight")
 
@@ -120,7 +120,7 @@ def write_random(directory: Path, *, size: str, form: Form, seed: int) -> None:
 def write_random_checkpoint(
     directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write a checkpoint directory that did not exist. `dtype` is the model's; a published codec is always fp32.
+    """Write a new checkpoint directory. `dtype` is the model's; a published codec is always fp32.
 
     Raises `CheckpointFileError` if `directory` exists or cannot be written.
     """
@@ -138,7 +138,7 @@ def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float
     """Return random tensors under every published name of `model.pth`."""
     config = S1Config.from_json(recipe.model)
     with skeleton():
-        network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
+        network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
     tensors = dict(_fill(network, torch.Generator().manual_seed(seed), dtype))
     if config.tie_word_embeddings:
         del tensors["output.weight"]
@@ -172,7 +172,7 @@ def write_vocabulary(directory: Path, recipe: Recipe) -> None:
 
 
 def _fill(module: nn.Module, generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Random values of a scale that keeps activations near one, whatever the size."""
+    """Yield random parameters, scaled so that activations are near one for any size."""
     for name, parameter in module.named_parameters():
         tensor = torch.empty(parameter.shape, dtype=dtype)
         if name.endswith(("norm.weight", "alpha")):
@@ -183,7 +183,7 @@ def _fill(module: nn.Module, generator: torch.Generator, dtype: torch.dtype) -> 
             tensor.normal_(0.0, 0.02, generator=generator)
         else:
             fan_in = 1 if "embeddings" in name or "codebook" in name else parameter[0].numel()
-            gain = 0.6 if parameter.dim() > 2 else 1.0  # convolutions add up on their skips
+            gain = 0.6 if parameter.dim() > 2 else 1.0  # because outputs accumulate on skip connections
             tensor.normal_(0.0, gain * fan_in**-0.5, generator=generator)
         yield name, tensor
 
@@ -206,7 +206,7 @@ def _scale(tensor: Tensor) -> Tensor:
 
 
 def _buffers(codec: Dac) -> Iterator[tuple[str, Tensor]]:
-    """The tables that a published codec file carries along."""
+    """Yield the tables of a published codec file."""
     for name, module in codec.named_modules():
         if isinstance(module, WindowTransformer):
             steps = module.rope_shape[0]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")  # of a checkpoint
+SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")  # required besides weights
 STAGES = ("language_model", "codec")
 
 RepetitionMode = Literal["upstream", "fixed"]

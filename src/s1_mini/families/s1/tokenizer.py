@@ -1,7 +1,7 @@
-"""Text to token ids and back, through the checkpoint's own byte-pair vocabulary.
+"""Text to token ids and back, with the checkpoint's byte-pair vocabulary.
 
-Text is always encoded as text: a control token spelled out in it (`<|im_end|>`) becomes the tokens of its letters.
-Control tokens are only ever placed by `prompt.py`, by id.
+Text is always encoded as text: a control token in it (`<|im_end|>`) becomes the tokens of its letters. Only
+`prompt.py` adds control tokens, by id.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SPLIT_PATTERN = "|".join(
     )
 )
 _SEMANTIC = re.compile(r"<\|semantic:([0-9]{1,9})\|>")
-MAX_ID = 2**24  # far beyond any vocabulary
+MAX_ID = 2**24  # far above any vocabulary
 _MAX_VOCABULARY_BYTES = 8 * 2**20  # S1-mini's has 2.4 MB
-_MAX_SLICE = 400_000  # characters that upstream hands to tiktoken at once
+_MAX_SLICE = 400_000  # characters per call of tiktoken, as upstream
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Both files: ranks of text tokens by their bytes, ids of control tokens by name, and limits."""
+    """Content of both files: ranks of text tokens by bytes, ids of control tokens by name, and limits."""
 
     ranks: dict[bytes, int]
     special_tokens: dict[str, int]
@@ -72,12 +72,12 @@ class S1Tokenizer:
             ) from None
 
     def encode(self, text: str) -> list[int]:
-        """Encode text as text; what looks like a control token is encoded letter by letter."""
+        """Encode text; the spelling of a control token is encoded letter by letter."""
         slices = (text[i : i + _MAX_SLICE] for i in range(0, len(text), _MAX_SLICE))
         return [token for part in slices for token in self._encoding.encode_ordinary(part)]
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text of token ids; control tokens come out spelled."""
+        """Return the text of token ids, with control tokens spelled out."""
         return self._encoding.decode(tokens)
 
     def control(self, name: str) -> int:

@@ -1,8 +1,8 @@
 """Comparison of this engine with the original implementation of S1.
 
-An oracle holds the original's results for one checkpoint: prompts, hidden states and logits teacher-forced along a
-generated sequence, greedy tokens, sampler vectors, every stage of the codec. Everything is recomputed by the engine's
-own path (prefill, then single steps; streamed codec) in fp32, with the full heads and the original's penalty.
+An oracle has the original's results for one checkpoint: prompts, hidden states and logits with teacher forcing along a
+generated sequence, greedy tokens, sampler vectors, and every stage of the codec. The engine recomputes them in fp32 by
+its own path (prefill, single steps, streamed codec), with full heads and the original's penalty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.families.base import Check, Placement, check_size
-from s1_mini.families.s1.kernels.draw import MIN_TEMPERATURE, SamplingTensors, penalise, probabilities
+from s1_mini.families.s1.kernels.sampling import MIN_TEMPERATURE, SamplingTensors, penalise, probabilities
 from s1_mini.families.s1.loaded import LoadedS1, open_s1
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.prompt import SPEAKER
@@ -70,46 +70,46 @@ def _check_sizes(model: S1Model, case: Mapping[str, Any]) -> None:
     if "slow_logits" in case:
         check_size("vocab_size", case["slow_logits"].shape[-1], config.vocab_size)
     if "hidden" in case:
-        check_size("dim", case["hidden"].shape[-1], *sorted({config.slow.dim, config.fast.dim}))
+        check_size("dim", case["hidden"].shape[-1], *sorted({config.backbone.dim, config.depth.dim}))
 
 
 def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: float) -> Iterator[Check]:
     _check_sizes(model, case)
-    columns = case["prompt"].long()
-    prompt = _rebuild_prompt(model, columns)
-    yield Check.equal(f"{name} prompt", torch.from_numpy(prompt.items).T, columns)
+    prompt = case["prompt"].long()
+    rebuilt = _rebuild_prompt(model, prompt)
+    yield Check.equal(f"{name} prompt", torch.from_numpy(rebuilt.items).T, prompt)
     done = {"prompt"}
     if "seq" in case:
         done.add("seq")
-        sequence, start = case["seq"].long(), columns.shape[1]
-        if not torch.equal(sequence[:, :start], columns) or sequence.shape[1] == start:
+        sequence, start = case["seq"].long(), prompt.shape[1]
+        if not torch.equal(sequence[:, :start], prompt) or sequence.shape[1] == start:
             raise ValueError(f"{name}: seq does not continue prompt")
-        for key, computed in _run_forced(model, columns, sequence).items():
+        for key, computed in _run_forced(model, prompt, sequence).items():
             if key in case:
                 done.add(key)
                 yield Check.close(f"{name} {key}", _like(model, computed, case[key]), case[key], tolerance)
         if case.get("sampling", {}).get("temperature", 1.0) <= MIN_TEMPERATURE:
-            generated = _run_greedy(model, columns, sequence.shape[1] - start)
+            generated = _run_greedy(model, prompt, sequence.shape[1] - start)
             yield Check.equal(f"{name} greedy tokens", generated, sequence[:, start:])
     yield from _unchecked(name, set(case) - done)
 
 
 def _like(model: S1Model, computed: Tensor, stored: Tensor) -> Tensor:
-    """Bring hidden states to the width they are stored in: some oracles hold them behind `fast_project_in`."""
-    if computed.shape[-1] == model.network.config.slow.dim != stored.shape[-1] == model.network.config.fast.dim:
+    """Project hidden states to the stored width: some oracles store them after `fast_project_in`."""
+    if computed.shape[-1] == model.network.config.backbone.dim != stored.shape[-1] == model.network.config.depth.dim:
         return model.network.fast_project_in(computed)
     return computed
 
 
-def _rebuild_prompt(model: S1Model, columns: Tensor) -> PromptTokens:
+def _rebuild_prompt(model: S1Model, prompt: Tensor) -> PromptTokens:
     """Extract text and references from a prompt's tokens, and build the prompt from them."""
     tokenizer = model.tokenizer
-    tokens, end = columns[0].tolist(), tokenizer.control("im_end")
+    tokens, end = prompt[0].tolist(), tokenizer.control("im_end")
     *references, last = _split_at(tokens[1:], end)
     voices, start = [], 1
     for tokens in references:
         num_text = sum(token < tokenizer.semantic_begin for token in tokens)
-        codes = columns[1:, start + num_text : start + len(tokens)]
+        codes = prompt[1:, start + num_text : start + len(tokens)]
         voices.append(Voice({"codes": codes}, _text(model, tokens[:num_text])))
         start += len(tokens) + 1
     return model.prompt(_text(model, last), voices)
@@ -129,34 +129,34 @@ def _text(model: S1Model, tokens: list[int]) -> str:
     return model.tokenizer.decode(tokens).removeprefix(SPEAKER)
 
 
-def _run_forced(model: S1Model, columns: Tensor, sequence: Tensor) -> dict[str, Tensor]:
+def _run_forced(model: S1Model, prompt: Tensor, sequence: Tensor) -> dict[str, Tensor]:
     """Run along `sequence` [K + 1, T] with teacher forcing, and collect the network's outputs at every step."""
-    start, sequence = columns.shape[1], sequence.to(model.device)
-    state = _open(model, columns, sequence.shape[1])
+    start, sequence = prompt.shape[1], sequence.to(model.device)
+    state = _open(model, prompt, sequence.shape[1])
     results: dict[str, list[Tensor]] = {"hidden": [], "slow_logits": [], "fast_logits": []}
-    for column in range(start, sequence.shape[1]):
-        frame = sequence[:, column]
-        fast_logits: list[Tensor] = []
+    for position in range(start, sequence.shape[1]):
+        frame = sequence[:, position]
+        depth_logits: list[Tensor] = []
 
         def follow(
-            codebook: int, logits: Tensor, embeddings: Tensor, frame: Tensor = frame, seen: list[Tensor] = fast_logits
+            codebook: int, logits: Tensor, embeddings: Tensor, frame: Tensor = frame, seen: list[Tensor] = depth_logits
         ) -> Tensor:
             seen.append(logits[0])
             return embeddings[frame[codebook + 1]].unsqueeze(0)
 
-        hidden = model.hidden(state, span=column)
-        model.network.fast(hidden, model.network.fast_embeddings(frame[1:2]), state.fast_cache, state.pairs, follow)
+        hidden = model.hidden(state, span=position)
+        model.network.depth(hidden, model.network.fast_embeddings(frame[1:2]), state.depth_cache, state.pairs, follow)
         results["hidden"].append(hidden[0])
-        results["slow_logits"].append(model.network.main_logits(hidden)[0])
-        results["fast_logits"].append(torch.stack(fast_logits))
+        results["slow_logits"].append(model.network.semantic_logits(hidden)[0])
+        results["fast_logits"].append(torch.stack(depth_logits))
         model.advance(state, frame.unsqueeze(0))
     return {key: torch.stack(values) for key, values in results.items()}
 
 
-def _run_greedy(model: S1Model, columns: Tensor, num_frames: int) -> Tensor:
-    """Generate by arg max, past any end, as the original's oracle did: [K + 1, frames]."""
-    start = columns.shape[1]
-    state = _open(model, columns, start + num_frames)
+def _run_greedy(model: S1Model, prompt: Tensor, num_frames: int) -> Tensor:
+    """Generate greedily, beyond any end, as in the original's oracle: [K + 1, frames]."""
+    start = prompt.shape[1]
+    state = _open(model, prompt, start + num_frames)
 
     def row(value: float) -> Tensor:
         return torch.tensor([value], device=model.device)
@@ -166,14 +166,14 @@ def _run_greedy(model: S1Model, columns: Tensor, num_frames: int) -> Tensor:
     frames = []
     for index in range(num_frames):
         model.step(state, sampling, span=start + index)
-        frames.append(state.column[0].clone())
+        frames.append(state.tokens[0].clone())
     return torch.stack(frames, dim=1)
 
 
-def _open(model: S1Model, columns: Tensor, length: int) -> S1State:
+def _open(model: S1Model, prompt: Tensor, length: int) -> S1State:
     state = model.allocate(1, length)
-    model.prefill(state, 0, columns[:, :-1])
-    model.activate(state, 0, columns)
+    model.prefill(state, 0, prompt[:, :-1])
+    model.activate(state, 0, prompt)
     return state
 
 

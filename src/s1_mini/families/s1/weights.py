@@ -1,9 +1,8 @@
 """Tensors of an S1 checkpoint: their published names translated and fitted strictly, and their compact form.
 
-In the compact form weight norm is folded, dead buffers are gone, and the model keeps the precision it is stored in. Of
-the codec, the large kernels become float16, and what decides on codes or is small does so only where float16 holds it
-exactly; S1-mini's codec shrinks from 1.87 GB to 0.8 GB. In eight bits (`int8`) are the tables and kernels that are not
-small, one scale a row; the rest is as it is or as above.
+The compact form folds weight norm and drops unused buffers. The model keeps its stored precision. Large kernels of the
+codec become float16; small tensors and those that determine codes do so only if that is lossless. S1-mini's codec
+shrinks from 1.87 GB to 0.8 GB. With `int8`, large tables and kernels are quantized with one scale per row.
 """
 
 from __future__ import annotations
@@ -29,20 +28,21 @@ from s1_mini.families.s1.settings import SMALL_FILES, Heads
 from s1_mini.families.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
 from s1_mini.weights.convert import ConvertedFile, Target, TensorFile, Translate, plan, steady_arithmetic
 from s1_mini.weights.directory import find_tensors, read_json
-from s1_mini.weights.eight import SUFFIX, all_dequantized, stem
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
+from s1_mini.weights.int8 import SUFFIX, all_dequantized, stem
 from s1_mini.weights.weight_norm import folded_name
 from s1_mini.weights.write import ArchiveEntry, copied, written
 
-_NARROW = 2**14  # elements; smaller tensors are not worth eight bits
+_MIN_QUANTIZED = 2**14  # elements; quantizing smaller tensors saves too little
 _JOINED = ("wq", "wk", "wv")
 _LEGACY = re.compile(r"\.w[qkv]\.")
 
 
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by the network's names: wrappers' prefixes off, `audio_*` ignored, legacy wq/wk/wv joined.
+    """Return tensors by the network's names: wrapper prefixes removed, `audio_*` dropped, legacy wq/wk/wv joined.
 
-    Idempotent. Siblings' prefixes (`text_model.model.`, `audio_decoder.`) are translated too (upstream's S2 loader).
+    Idempotent. Prefixes of related models (`text_model.model.`, `audio_decoder.`) are translated as in upstream's S2
+    loader.
     """
     named = strip_prefix(strip_prefix(tensors, "text_model.model."), "model.")
     if not any(name.startswith("fast_") for name in named):
@@ -54,7 +54,7 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def joined_name(name: str) -> str:
-    """Return the name of the tensor that legacy wq, wk and wv become, any other name as it is."""
+    """Return the name of the joined tensor for legacy wq, wk and wv; any other name unchanged."""
     return _LEGACY.sub(".wqkv.", name)
 
 
@@ -79,7 +79,7 @@ def _sibling_name(name: str) -> str:
 
 
 def _tie(config: S1Config, named: dict[str, Tensor], source: str) -> None:
-    """Use the embeddings as a tied head. Raise if the file has another head."""
+    """Use the embeddings as the head if they are tied. Raise if the file has a different head."""
     if not config.tie_word_embeddings or "embeddings.weight" not in named:
         return
     if "output.weight" not in named and "embeddings.weight" + SUFFIX in named:
@@ -102,22 +102,22 @@ def build_network(
     device: torch.device,
     source: str,
 ) -> S1Network:
-    """Build the network with only the head rows that can be sampled.
+    """Build the network, with restricted heads unless `heads` is full.
 
-    `residual_codes` is how many codes the codec's residual codebooks have, if fewer than the model's.
+    `residual_codes` is the size of the codec's residual codebooks, if smaller than the model's.
     Raises `CheckpointMismatchError` where config, vocabulary and weights contradict each other.
     """
     _check_vocabulary(config, tokenizer)
     named = translate(tensors)
     _tie(config, named, source)
-    main_rows, residual_rows = config.vocab_size, config.residual_codebook_size
+    semantic_rows, residual_rows = config.vocab_size, config.residual_codebook_size
     if heads == "restricted":
         rows = [*range(tokenizer.semantic_begin, tokenizer.semantic_end + 1), tokenizer.control("im_end")]
-        main_rows, residual_rows = len(rows), min(residual_rows, residual_codes or residual_rows)
+        semantic_rows, residual_rows = len(rows), min(residual_rows, residual_codes or residual_rows)
         _keep_rows(named, "output.weight", config.vocab_size, rows, source)
     _keep_rows(named, "fast_output.weight", config.codebook_size, slice(residual_rows), source)
     with skeleton():
-        network = S1Network(config, main_rows=main_rows, residual_rows=residual_rows)
+        network = S1Network(config, semantic_rows=semantic_rows, residual_rows=residual_rows)
     fit(network, named, source=source, dtype=dtype, device=device)
     return network
 
@@ -129,7 +129,7 @@ def check(directory: Path, translated: Mapping[str, Tensor]) -> None:
     named = dict(translated)
     _tie(config, named, f"the model of {directory}")
     with skeleton():
-        network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
+        network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
     check_fit(network, named, source=f"the model of {directory}")
 
 
@@ -152,7 +152,7 @@ def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> 
 
 
 def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | list[int], source: str) -> None:
-    """Keep some rows of a head. Raise unless it has the `stored` rows that its config states."""
+    """Keep some rows of a head. Raise unless it has the `stored` rows of the config."""
     if name not in named:
         return  # `fit` names it as missing
     if named[name].dim() != 2 or len(named[name]) != stored:
@@ -165,7 +165,7 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files but voices; the weights are read with their chunks. Raises `CheckpointError`."""
+    """Return all files except voices; weights are read when their chunks are consumed. Raises `CheckpointError`."""
     codec = read_dac_config(checkpoint)
     return [
         *(copied(checkpoint / name, name) for name in SMALL_FILES),
@@ -179,35 +179,38 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry
 
 def _model(checkpoint: Path, precision: ModelPrecision) -> ConvertedFile:
     file = TensorFile(find_tensors(checkpoint, "model"))
-    widening = _widening(file, translate)
-    targets = plan(file, widening, lambda name: joined_name(stem(name)))
-    named = widening(file.shapes())
-    _untie(checkpoint, targets, named)
+    translate_stored = _with_dequantization(file, translate)
+    targets = plan(file, translate_stored, lambda name: joined_name(stem(name)))
+    named = translate_stored(file.shapes())
+    _check_tied(checkpoint, targets, named)
     check(checkpoint, named)
     if precision not in ("keep", "int8"):
         return ConvertedFile(dict.fromkeys(targets, getattr(torch, precision)))
-    narrows = precision == "int8"
+    quantizes = precision == "int8"
     return ConvertedFile(
-        {one: torch.int8 if (narrows and _may_narrow(one)) or _is_narrow(one) else one.dtype for one in targets}
+        {
+            target: torch.int8 if _is_int8(target) or (quantizes and _can_quantize(target)) else target.dtype
+            for target in targets
+        }
     )
 
 
-def _widening(file: TensorFile, translate: Translate) -> Translate:
-    """Return `translate` for a file whose weights may be in eight bits."""
+def _with_dequantization(file: TensorFile, translate: Translate) -> Translate:
+    """Return `translate` for a file that may have int8 weights."""
     return lambda tensors: translate(all_dequantized(tensors, file.path.name))
 
 
-def _is_narrow(target: Target) -> bool:
+def _is_int8(target: Target) -> bool:
     return any(target.file.shapes()[name].dtype == torch.int8 for name in target.sources)
 
 
-def _may_narrow(target: Target) -> bool:
-    """Whether a tensor has rows and is large enough for int8: rows of one or two numbers would grow by their scale."""
-    return len(target.shape) > 1 and target.num_elements >= max(_NARROW, 3 * target.shape[0])
+def _can_quantize(target: Target) -> bool:
+    """Return whether a tensor is large enough for int8; with their scales, rows of one or two numbers would grow."""
+    return len(target.shape) > 1 and target.num_elements >= max(_MIN_QUANTIZED, 3 * target.shape[0])
 
 
-def _untie(checkpoint: Path, targets: list[Target], named: dict[str, Tensor]) -> None:
-    """Raise if a stored head differs from the embeddings that it is tied to."""
+def _check_tied(checkpoint: Path, targets: list[Target], named: dict[str, Tensor]) -> None:
+    """Raise if a stored head differs from the embeddings that it is tied to; otherwise tie it in `named`."""
     both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
     if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
         return
@@ -223,15 +226,15 @@ def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, de
     file = TensorFile(find_tensors(checkpoint, "codec"))
     shapes = file.shapes()
     encodes = dac_weights.can_encode(shapes) and not decode_only
-    widening = _widening(file, partial(dac_weights.translate, encodes=encodes))
-    dac_weights.check(config, widening(shapes), encodes=encodes)
-    targets = plan(file, widening, lambda name: folded_name(stem(name)))
+    translate_stored = _with_dequantization(file, partial(dac_weights.translate, encodes=encodes))
+    dac_weights.check(config, translate_stored(shapes), encodes=encodes)
+    targets = plan(file, translate_stored, lambda name: folded_name(stem(name)))
     stored = dict.fromkeys(targets, torch.float32)
     if precision != "float32":
         with steady_arithmetic():
             for target in targets:
-                narrows = precision == "int8" and _may_narrow(target) and not _decides(target.name)
-                if narrows or _is_narrow(target):
+                quantizes = precision == "int8" and _can_quantize(target) and not _determines_codes(target.name)
+                if quantizes or _is_int8(target):
                     stored[target] = torch.int8
                 elif _may_round(target):
                     stored[target] = torch.float16
@@ -239,13 +242,13 @@ def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, de
 
 
 def _may_round(target: Target) -> bool:
-    """Whether a tensor of the codec may be float16: it loses nothing, or is large and decides on no code."""
-    if not _decides(target.name) and target.is_large:
+    """Return whether float16 is lossless for a codec tensor, or the tensor is large and determines no codes."""
+    if not _determines_codes(target.name) and target.is_large:
         largest = torch.finfo(torch.float16).max
         if all(bool(piece.abs().max() < largest) for piece in target.pieces()):
             return True
     return all(torch.equal(piece.half().to(piece.dtype), piece) for piece in target.pieces())
 
 
-def _decides(name: str) -> bool:
+def _determines_codes(name: str) -> bool:
     return "codebook" in name or "in_proj" in name

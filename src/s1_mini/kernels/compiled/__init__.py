@@ -1,4 +1,4 @@
-"""Kernels for a CPU, compiled by numba, since most of the time of a thousand small operations is torch's overhead.
+"""Kernels for a CPU, compiled by numba, because torch's overhead dominates many small operations.
 
-A row's numbers are summed in an order that does not depend on how many rows there are. No module here imports torch.
+The order of a row's sums does not depend on the number of rows. No module here imports torch.
 """

@@ -1,4 +1,4 @@
-"""Compilation in a separate process, for others to load. Imports numba only to compile."""
+"""Compile in a separate process, for other processes to load. Imports numba only to compile."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from filelock import FileLock
 
 
 def main(parts: Sequence[tuple[str, Sequence[str], str]]) -> int:
-    """Compile at low priority what no other process has compiled, and create the markers.
+    """Compile parts that no other process has compiled, at low priority, and create their markers.
 
-    `parts` are modules, each of which has a `compile_for(formats)`, with the formats of the weights and the marker.
+    Each part is a module with `compile_for(formats)`, the formats of its weights, and the path of its marker.
     """
     if hasattr(os, "nice"):
         os.nice(19)
-    with suppress(OSError):  # only Linux has it: the first process to be killed when memory runs out
+    with suppress(OSError):  # Linux only: let the kernel kill this process first when memory runs out
         Path("/proc/self/oom_score_adj").write_text("1000")
     for module, formats, marker in parts:
         with FileLock(f"{marker}.lock"):

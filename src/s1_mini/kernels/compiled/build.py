@@ -1,6 +1,6 @@
-"""Compilation of functions with numba, and the cache of compiled code.
+"""Compile functions with numba, and manage the cache of compiled code.
 
-Importing this imports numba, which takes half a second: import it late.
+This module imports numba, which takes half a second, so it should be imported late.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import numba
 from numba import njit
 
 config: Any = numba.config
-CACHE_VARIABLE = "NUMBA_CACHE_DIR"  # numba's own; S1_MINI_COMPILE_CACHE_PATH sets it
+CACHE_VARIABLE = "NUMBA_CACHE_DIR"  # numba's variable; S1_MINI_COMPILE_CACHE_PATH sets it
 FOLDER = re.compile(r"s1-mini-[0-9a-f]{16}")
 UNUSED_S = 30 * 86_400.0
 REMEDY = "set S1_MINI_COMPILE_CACHE_PATH to a folder that only this user can write to"
 
 
 def in_order(function: Any) -> Any:
-    """Compile a function whose sums keep the written order; a product and a sum may be fused."""
+    """Compile a function whose sums keep the order of the source; products and sums may be fused."""
     return _compile(function, {"contract"})
 
 
 def in_any_order(function: Any) -> Any:
-    """Compile a function whose sums may be reordered, alike for all rows of one length."""
+    """Compile a function whose sums may be reordered, in the same way for all rows of one length."""
     return _compile(function, {"contract", "reassoc", "nsz"})
 
 
@@ -46,7 +46,7 @@ def _compile(function: Any, freedoms: set[str]) -> Any:
         folder = cache_folder(Path(inspect.getfile(function)))
         make_folder(folder)
         with suppress(OSError):
-            os.utime(folder)  # `remove_unused` looks when it was used last
+            os.utime(folder)  # `remove_unused` reads the time of last use
         config.CACHE_DIR = str(folder)
         return njit(cache=True, nogil=True, error_model="numpy", fastmath=freedoms)(function)
     except (OSError, RuntimeError):  # no usable folder
@@ -56,17 +56,17 @@ def _compile(function: Any, freedoms: set[str]) -> Any:
 
 
 def cache_folder(source: Path) -> Path:
-    """Return the cache folder of a source file, by its content, that of the kernels that it calls, and the processor.
+    """Return the cache folder of a source file, by hashes of its content, the kernels it calls, and the processor.
 
-    numba looks only at the file of a function, not at those of the functions that it calls. Raises `OSError` if no
-    folder is named and the user has no home.
+    numba checks only the file of a function, not the files of functions that it calls. Raises `OSError` if no folder
+    is configured and the user has no home.
     """
     sources = hashlib.sha256(source.read_bytes() + _shared())
     return root() / f"s1-mini-{sources.hexdigest()[:16]}"
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder of `cache_folder` to which only this user may write: its content is executed.
+    """Create a folder of `cache_folder` that only this user can write to, because its content is executed.
 
     Raises `OSError`, with the remedy, if that is impossible or another user may have written to it.
     """
@@ -81,9 +81,9 @@ def make_folder(folder: Path) -> None:
 
 
 def marker(module: str, formats: Sequence[str]) -> Path:
-    """Return the path of the file that exists once a module's function is compiled for these formats of weights.
+    """Return the path of the marker file of a module's compiled function for these formats of weights.
 
-    It depends on path and time of the module's file, as numba's own cache does. Raises `OSError` without a cache.
+    It depends on path and time of the module's file, as numba's cache does. Raises `OSError` without a cache.
     """
     spec = importlib.util.find_spec(module)
     assert spec is not None, f"module {module} does not exist"
@@ -96,15 +96,15 @@ def marker(module: str, formats: Sequence[str]) -> Path:
 
 
 def remove_unused() -> None:
-    """Remove this user's folders of `cache_folder` that are unused for a month.
+    """Remove this user's cache folders that were unused for a month.
 
-    Several processes may do so at once; one that starts to use such a folder at that moment compiles again.
+    Several processes may do so at once; a process that starts to use such a folder at that moment compiles again.
     """
     folders: list[Path] = []
     with suppress(OSError):
         folders = [path for path in root().iterdir() if FOLDER.fullmatch(path.name) and not path.is_symlink()]
     for folder in folders:
-        with suppress(OSError):  # it is gone by now
+        with suppress(OSError):  # another process has removed it
             found = folder.stat()
             is_own = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
             if is_own and time.time() - found.st_mtime > UNUSED_S:
@@ -112,19 +112,19 @@ def remove_unused() -> None:
 
 
 def root() -> Path:
-    """Return the folder that the variable names, else one in the user's cache directory.
+    """Return the configured folder, or one in the user's cache directory.
 
-    Raises `OSError` if there is neither.
+    Raises `OSError` if neither exists.
     """
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named)
     try:
-        return _users_own() / "s1_mini"
+        return _user_cache() / "s1_mini"
     except RuntimeError:
         raise FileNotFoundError(f"this user has no home directory for the compile cache; {REMEDY}") from None
 
 
-def _users_own() -> Path:
+def _user_cache() -> Path:
     """Return the user's cache directory. Raises `RuntimeError` without a home."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
@@ -137,7 +137,7 @@ def _users_own() -> Path:
 
 @lru_cache
 def _shared() -> bytes:
-    """Return all that compiled code depends on, except the family's own file."""
+    """Return everything that compiled code depends on, except the family's file."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     processor = f"{llvmlite.binding.get_host_cpu_name()} {llvmlite.binding.get_host_cpu_features().flatten()}"
     return b"".join(file.read_bytes() for file in files) + f"{numba.__version__} {sys.version} {processor}".encode()

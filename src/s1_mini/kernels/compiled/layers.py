@@ -1,7 +1,7 @@
-"""Transformer layers over one token of each of some rows, a whole stack in one call; and Snake, the codec's activation.
+"""A stack of transformer layers for one token per row in one call; and Snake, the codec's activation.
 
-Sums of many outputs grow side by side, each in the order of its inputs (`product.py`).
-Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S columns;
+Many outputs are summed at once, each in the order of its inputs (`product.py`).
+Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S positions;
 C channels, T steps.
 """
 
@@ -17,7 +17,7 @@ from numba.extending import overload
 from s1_mini.kernels.compiled.build import in_any_order, in_order
 from s1_mini.kernels.compiled.product import Product
 
-BLOCK = 512  # outputs whose sums stay in the nearest cache
+BLOCK = 512  # outputs whose sums stay in the L1 cache
 NO_DIVISION_BY_ZERO = 1e-9
 f32 = np.float32
 
@@ -30,18 +30,18 @@ class Layers(NamedTuple):
     head_norms: np.ndarray  # [L, 2, D] of queries and keys; [0, 2, D] if there are none
     out: Product
     ffn_norm: np.ndarray  # [L, W]
-    both: Product  # gate and branch side by side
+    both: Product  # gate and gated branch, concatenated
     down: Product
     num_heads: int
     eps: float
 
 
 def dequantize(_weight):
-    """Return a weight in float32; the compiled version stands below."""
+    """Return a weight in float32; compiled code calls `_dequantize`."""
 
 
 @overload(dequantize, inline="always")
-def _widen(weight):
+def _dequantize(weight):
     if weight == numba.uint16:
         return lambda weight: np.uint32(np.uint32(weight) << np.uint32(16)).view(np.float32)
     return lambda weight: np.float32(weight)  # noqa: PLW0108 - numba inlines it
@@ -49,7 +49,7 @@ def _widen(weight):
 
 @in_order
 def exp(x):
-    """Return e to the x, to the last bit or two; it vectorizes without a library."""
+    """Return e to the x within two units in the last place; it vectorizes without a library."""
     inside = min(max(x, f32(-87.3)), f32(88.3))
     rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
     whole = (inside * f32(1.4426950408889634) + rounder) - rounder
@@ -66,7 +66,7 @@ def exp(x):
 
 
 @in_order
-def product(x, weight, scale, bias, out):  # noqa: C901 - loops within loops, so that they are one kernel
+def product(x, weight, scale, bias, out):  # noqa: C901 - nested loops are one kernel
     """Put x [R, K] times `weight` [K, N] times `scale` [N] plus `bias` [N] into `out` [R, N]."""
     rows, inputs = x.shape
     outputs = weight.shape[1]
@@ -120,18 +120,18 @@ def add(x, branch):
 
 
 @in_order
-def gate(both, out):
-    """Put silu(a) * b into `out` [R, N], of `both` [R, 2 N], a before b."""
+def swiglu(both, out):
+    """Put silu(a) * b into `out` [R, N], where `both` [R, 2 N] is a, then b."""
     size = out.shape[1]
     for row in range(out.shape[0]):
         for n in range(size):
-            opens = both[row, n]
-            out[row, n] = opens / (f32(1) + exp(-opens)) * both[row, size + n]
+            gate = both[row, n]
+            out[row, n] = gate / (f32(1) + exp(-gate)) * both[row, size + n]
 
 
 @in_any_order
 def layer_norm(x, weight, bias, eps, out):
-    """Put the norm by mean and deviation of the rows of x [R, W] into `out`, which may be x."""
+    """Put the layer norm of the rows of x [R, W] into `out`, which may be x."""
     size = f32(x.shape[1])
     for row in range(x.shape[0]):
         total = f32(0)
@@ -157,12 +157,12 @@ def gelu(x):
             total = total * t + f32(1.421413741)
             total = total * t - f32(0.284496736)
             total = total * t + f32(0.254829592)
-            rest = total * t * exp(-value * value)  # of 1 less the error function
+            rest = total * t * exp(-value * value)  # 1 - error function
             x[row, n] *= f32(0.5) * rest if x[row, n] < 0 else f32(1) - f32(0.5) * rest
 
 
 @in_order
-def turn(heads, rope):
+def apply_rope(heads, rope):
     """Rotate the pairs of heads [H, D] by a row of the table, [D / 2, 2]."""
     for head in range(heads.shape[0]):
         for pair in range(rope.shape[0]):
@@ -190,8 +190,8 @@ def sum_of(x):
 
 
 @in_order
-def attend(query, keys, values, length, scores, out):  # noqa: C901 - loops within loops, so that they are one kernel
-    """Put attention of `query` [H, D] to the first `length` columns of keys and values [G, S, D] into `out` [H D].
+def attend(query, keys, values, length, scores, out):  # noqa: C901 - nested loops are one kernel
+    """Put attention of `query` [H, D] to the first `length` positions of keys and values [G, S, D] into `out` [H D].
 
     `scores` [H, at least `length`] is scratch space.
     """
@@ -201,76 +201,76 @@ def attend(query, keys, values, length, scores, out):  # noqa: C901 - loops with
     fours = length // 4 * 4
     for head in range(heads):
         key, value, score = keys[head // shared], values[head // shared], scores[head, :length]
-        asked = query[head]
-        for column in range(length):
-            score[column] = _dot(asked, key[column]) * scale
+        head_query = query[head]
+        for position in range(length):
+            score[position] = _dot(head_query, key[position]) * scale
         top = score[0]
-        for column in range(length):
-            top = score[column] if not score[column] <= top else top
-        for column in range(length):
-            score[column] = exp(score[column] - top)
+        for position in range(length):
+            top = score[position] if not score[position] <= top else top
+        for position in range(length):
+            score[position] = exp(score[position] - top)
         factor = f32(1) / sum_of(score)
         to = out[head * size : (head + 1) * size]
         for d in range(size):
             to[d] = f32(0)
-        for column in range(0, fours, 4):
-            s0, s1, s2, s3 = score[column], score[column + 1], score[column + 2], score[column + 3]
-            v0, v1, v2, v3 = value[column], value[column + 1], value[column + 2], value[column + 3]
+        for position in range(0, fours, 4):
+            s0, s1, s2, s3 = score[position], score[position + 1], score[position + 2], score[position + 3]
+            v0, v1, v2, v3 = value[position], value[position + 1], value[position + 2], value[position + 3]
             for d in range(size):
                 to[d] += s0 * v0[d] + s1 * v1[d] + s2 * v2[d] + s3 * v3[d]
-        for column in range(fours, length):
+        for position in range(fours, length):
             for d in range(size):
-                to[d] += score[column] * value[column, d]
+                to[d] += score[position] * value[position, d]
         for d in range(size):
             to[d] *= factor
 
 
 @in_order
-def step_layers(x, layers, keys, values, slots, columns, lengths, rope):
-    """Take one token of each row, x [R, W], through the layers, in place.
+def step_layers(x, layers, keys, values, slots, positions, lengths, rope):
+    """Run one token of each row, x [R, W], through the layers, in place.
 
-    Its keys and values go to `columns` [R] of `slots` [R] in `keys` and `values` [L, slots, G, S, D]; it looks at the
-    first `lengths` [R] columns, its own among them. Several rows may be one slot's. `rope` [R, D / 2, 2] are the rows'
-    parts of the table.
+    Its keys and values are stored at `positions` [R] of `slots` [R] in `keys` and `values` [L, slots, G, S, D]; it
+    attends to the first `lengths` [R] positions, including its own. Rows may share a slot. `rope` [R, D / 2, 2] has the
+    rows' cos and sin.
     """
     rows = x.shape[0]
     num_layers, _, groups, _, size = keys.shape
     heads = layers.num_heads
-    normal = np.empty_like(x)
+    normed = np.empty_like(x)
     branch = np.empty_like(x)
     qkv = np.empty((rows, (heads + 2 * groups) * size), np.float32)
-    found = np.empty((rows, heads * size), np.float32)
+    attended = np.empty((rows, heads * size), np.float32)
     both = np.empty((rows, layers.both.weight.shape[2]), np.float32)
-    opened = np.empty((rows, both.shape[1] // 2), np.float32)
+    activated = np.empty((rows, both.shape[1] // 2), np.float32)
     most = 0
     for row in range(rows):
         most = max(most, lengths[row])
     scores = np.empty((heads, most), np.float32)
     for layer in range(num_layers):
-        rms_norm(x, layers.attention_norm[layer], layers.eps, normal)
-        product(normal, layers.qkv.weight[layer], layers.qkv.scale[layer], layers.qkv.bias[layer], qkv)
+        rms_norm(x, layers.attention_norm[layer], layers.eps, normed)
+        product(normed, layers.qkv.weight[layer], layers.qkv.scale[layer], layers.qkv.bias[layer], qkv)
         for row in range(rows):
             parts = qkv[row].reshape((heads + 2 * groups, size))
             if layers.head_norms.shape[0] > 0:
                 rms_norm(parts[:heads], layers.head_norms[layer, 0], layers.eps, parts[:heads])
                 others = parts[heads : heads + groups]
                 rms_norm(others, layers.head_norms[layer, 1], layers.eps, others)
-            turn(parts[: heads + groups], rope[row])
-            slot, column = slots[row], columns[row]
+            apply_rope(parts[: heads + groups], rope[row])
+            slot, position = slots[row], positions[row]
             for group in range(groups):
                 for d in range(size):
-                    keys[layer, slot, group, column, d] = parts[heads + group, d]
-                    values[layer, slot, group, column, d] = parts[heads + groups + group, d]
+                    keys[layer, slot, group, position, d] = parts[heads + group, d]
+                    values[layer, slot, group, position, d] = parts[heads + groups + group, d]
         for row in range(rows):
             query = qkv[row, : heads * size].reshape((heads, size))
             slot = slots[row]
-            attend(query, keys[layer, slot], values[layer, slot], lengths[row], scores, found[row])
-        product(found, layers.out.weight[layer], layers.out.scale[layer], layers.out.bias[layer], branch)
+            attend(query, keys[layer, slot], values[layer, slot], lengths[row], scores, attended[row])
+        product(attended, layers.out.weight[layer], layers.out.scale[layer], layers.out.bias[layer], branch)
         add(x, branch)
-        rms_norm(x, layers.ffn_norm[layer], layers.eps, normal)
-        product(normal, layers.both.weight[layer], layers.both.scale[layer], layers.both.bias[layer], both)
-        gate(both, opened)
-        product(opened, layers.down.weight[layer], layers.down.scale[layer], layers.down.bias[layer], branch)
+        rms_norm(x, layers.ffn_norm[layer], layers.eps, normed)
+        product(normed, layers.both.weight[layer], layers.both.scale[layer], layers.both.bias[layer], both)
+        swiglu(both, activated)
+        product(activated, layers.down.weight[layer], layers.down.scale[layer], layers.down.bias[layer], branch)
         add(x, branch)
 
 
@@ -284,7 +284,7 @@ def snake(x, alpha, out):
         for step in range(x.shape[1]):
             value = x[channel, step]
             angle = factor * value
-            turns = (angle * f32(0.3183098861837907) + rounder) - rounder  # half ones: the square has their period
+            turns = (angle * f32(0.3183098861837907) + rounder) - rounder  # half turns, because sin² has period π
             rest = angle - turns * f32(3.140625) - turns * f32(9.67502593994140625e-4) - turns * f32(1.5099579909e-7)
             square = rest * rest
             total = f32(2.7557319224e-6) - square * f32(2.5052108385e-8)
@@ -295,7 +295,7 @@ def snake(x, alpha, out):
             out[channel, step] = value + wave * wave * inverse
 
 
-def compile_for(formats: Sequence[str]) -> None:  # noqa: ARG001 - there is one
-    """Compile `snake`, the only function here that no other compiled one calls, and cache it."""
-    both, alpha = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
-    snake.compile(tuple(numba.typeof(each) for each in (both, alpha, both)))
+def compile_for(formats: Sequence[str]) -> None:  # noqa: ARG001 - snake has no weights
+    """Compile `snake` and cache it; the other functions are compiled with their callers."""
+    x, alpha = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
+    snake.compile(tuple(numba.typeof(each) for each in (x, alpha, x)))

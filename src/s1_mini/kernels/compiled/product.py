@@ -1,4 +1,4 @@
-"""Weights as compiled kernels read them: inputs first, so that sums of many outputs grow side by side."""
+"""Weights in the layout of compiled kernels: inputs first, so that many outputs are summed at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Product(NamedTuple):
-    """Weights of the same product of L layers, N outputs of K inputs: `weight` * `scale`, then `bias`."""
+    """Weights of one linear layer in L blocks, N outputs of K inputs: `weight` * `scale`, then `bias`."""
 
     weight: np.ndarray  # [L, K, N] float32, int8, or uint16 that holds bfloat16
     scale: np.ndarray  # [L, N] float32

@@ -1,1 +1,1 @@
-"""Kernels that only the cascade has."""
+"""Kernels of the cascade."""

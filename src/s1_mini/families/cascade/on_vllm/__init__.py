@@ -1,4 +1,4 @@
-"""The semantic and the coarse model on vLLM, each in a worker process with an environment of its own (docs/vllm.md).
+"""The semantic and the coarse model on vLLM, each in a worker process with its own environment (docs/vllm.md).
 
-`stage` is for this process, `worker` and `model` for the worker's, `packing` for both.
+`stage` runs in this process, `worker` and `model` in the worker, `packing` in both.
 """

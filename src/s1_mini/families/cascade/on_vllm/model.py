@@ -1,8 +1,8 @@
-"""A causal model of the cascade built of vLLM's layers, and the plugin by which vLLM finds it.
+"""A causal model of the cascade built from vLLM's layers, and the plugin that registers it.
 
-vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). Parameters are named as ours, so
-that they are read as ours.
-Shapes: N tokens of all requests, W width, V ids that can be chosen.
+vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). Parameters have
+our names, so that our code reads them.
+Shapes: N tokens of all requests, W width, V ids that can be sampled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from s1_mini.families.cascade.config import GPTConfig
-from s1_mini.families.cascade.on_vllm.packing import next_is_second, num_chosen, unpack_coarse, unpack_semantic
+from s1_mini.families.cascade.on_vllm.packing import next_is_second, num_sampled_ids, unpack_coarse, unpack_semantic
 from s1_mini.families.cascade.weights import read_config, read_models, translate
 
 MODEL_TYPE = "s1_mini_cascade_stage"
@@ -34,7 +34,7 @@ NEVER = float("-inf")
 
 
 class StageConfig(PretrainedConfig):
-    """The fields that vLLM needs of a model; the model reads all else from the `checkpoint` itself."""
+    """The fields that vLLM needs; the model reads the other fields from the `checkpoint` itself."""
 
     model_type = MODEL_TYPE
 
@@ -44,7 +44,7 @@ class StageConfig(PretrainedConfig):
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values of all heads by one product."""
+    """Attention with one product for queries, keys and values of all heads."""
 
     def __init__(self, config: GPTConfig, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two products and the exact GELU between them."""
+    """Two linear layers with the exact GELU between them."""
 
     def __init__(self, config: GPTConfig, prefix: str) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class CascadeStage(nn.Module):
-    """The semantic or the coarse model, with the rules of either about what may be chosen."""
+    """The semantic or the coarse model, with its rules for ids that may be sampled."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -99,9 +99,9 @@ class CascadeStage(nn.Module):
         self.stage, self._min_eos_p, self._path = options.stage, options.min_eos_p, Path(options.checkpoint)
         self._config = read_config(self._path)
         config: GPTConfig = getattr(self._config, self.stage)
-        count = num_chosen(self._config, self.stage)
+        count = num_sampled_ids(self._config, self.stage)
         self.input_embeds_layer = nn.Embedding(config.input_size, config.width)
-        # vLLM counts the last token of a request, too, which is never read.
+        # vLLM also counts the last token of a request, which is never an input.
         self.position_embeds_layer = nn.Embedding(config.block_size + 1, config.width)
         names = (f"{prefix}.layers.{number}".lstrip(".") for number in range(config.num_layers))
         self.layers = nn.ModuleList(Block(config, vllm_config, name) for name in names)
@@ -110,7 +110,7 @@ class CascadeStage(nn.Module):
         self._logits = LogitsProcessor(count)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """Return x [N, W] of ids as `packing` writes them."""
+        """Embed packed ids [N] to x [N, W]."""
         if self.stage == "coarse":
             out: Tensor = self.input_embeds_layer(unpack_coarse(self._config, input_ids))
             return out
@@ -125,7 +125,7 @@ class CascadeStage(nn.Module):
         inputs_embeds: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Return the last layer's x [N, W]; of the coarse model [N, W + 1], whose last is 1 before a second book."""
+        """Return the last layer's x [N, W]; in the coarse model [N, W + 1], whose last is 1 before book 2."""
         assert input_ids is not None, "prompts are ids"
         if inputs_embeds is None:
             inputs_embeds = self.embed_input_ids(input_ids)
@@ -135,12 +135,12 @@ class CascadeStage(nn.Module):
         x = self.layernorm_final(x)
         if self.stage == "semantic":
             return x
-        # `compute_logits` sees neither ids nor positions: the codebook that is next is one more channel of x.
+        # `compute_logits` gets neither ids nor positions, so x has another channel for the next codebook.
         is_second = next_is_second(self._config, input_ids)
         return torch.cat([x, is_second.to(x.dtype).unsqueeze(-1)], dim=-1)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Return logits [N, V + 1]; the last is chosen, and nothing else can be, where a row's are not finite."""
+        """Return logits [N, V + 1]; rows whose logits are not finite allow only the last id."""
         x = hidden_states if self.stage == "semantic" else hidden_states[:, :-1].contiguous()
         logits = self._logits(self.lm_head, x)
         if logits is None:
@@ -158,21 +158,21 @@ class CascadeStage(nn.Module):
         return torch.cat([logits.masked_fill(is_bad, NEVER), bad], dim=-1)
 
     def load_checkpoint(self) -> None:
-        """Read the parameters as this engine reads its own. Raises `CheckpointError`."""
+        """Read the parameters with the engine's own code. Raises `CheckpointError`."""
         named = translate(read_models(self._path), self._config)[self.stage]
         table = named["position_embeds_layer.weight"]
         named["position_embeds_layer.weight"] = torch.cat([table, table[-1:]])
         for name, parameter in self.named_parameters():
-            parameter.data[: len(named[name])].copy_(named[name])  # vLLM fills a head up to whole rows
+            parameter.data[: len(named[name])].copy_(named[name])  # vLLM pads the rows of a head
 
 
 class CheckpointLoader(BaseModelLoader):
-    """Reads a checkpoint in any form that this engine reads."""
+    """Reads a checkpoint in any form that the engine supports."""
 
     def download_model(self, model_config: ModelConfig) -> None:
-        """Nothing: a checkpoint is on disk."""
+        """Do nothing, because the checkpoint is on disk."""
 
-    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:  # noqa: ARG002 - vLLM's to give
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:  # noqa: ARG002 - vLLM's interface
         assert isinstance(model, CascadeStage)
         model.load_checkpoint()
 
@@ -181,6 +181,6 @@ def register() -> None:
     """Register the model and its weight loader with vLLM."""
     AutoConfig.register(MODEL_TYPE, StageConfig, exist_ok=True)
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
-        # The class itself: its name alone would be looked into by a process of its own, which takes seconds.
+        # With the class's name instead of the class, vLLM would start a process to inspect it, which takes seconds.
         ModelRegistry.register_model(ARCHITECTURE, CascadeStage)
         register_model_loader(LOAD_FORMAT)(CheckpointLoader)

@@ -1,8 +1,8 @@
-"""Prompts as vLLM takes them: one id a position, and the ids that can be chosen first.
+"""Prompts in vLLM's form: one id per position, with the ids that can be sampled first.
 
-A position of the semantic model is the sum of two embeddings, of the text and of the voice: the pair is one number
-beyond all ids. The coarse model chooses from the end of its ids, and vLLM from the beginning: they change places. The
-id behind all that can be chosen says that a row's logits were not finite. Arrays are numpy's or torch's.
+A position of the semantic model is the sum of two embeddings, of text and voice; the pair is encoded as one number
+above all ids. The coarse model samples from its last ids, but vLLM from the first ones, so both ranges are swapped. The
+id after all that can be sampled means that a row's logits were not finite. Arrays are numpy's or torch's.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from s1_mini.families.cascade.config import CascadeConfig
 MAX_ID = 2**31  # vLLM's ids have 32 bits
 
 
-def num_chosen(config: CascadeConfig, stage: str) -> int:
-    """Return how many ids a stage may choose from; the next one means that logits were not finite."""
+def num_sampled_ids(config: CascadeConfig, stage: str) -> int:
+    """Return the number of ids that a stage can sample; the next id means that logits were not finite."""
     return config.numbers.semantic_size + 1 if stage == "semantic" else config.num_coarse_ids
 
 
 def pack_semantic(config: CascadeConfig, items: np.ndarray) -> np.ndarray:
-    """Return ids [S] of positions [S, 2], text and voice; the last asks for speech and has one. Raises nothing."""
+    """Return ids [S] of positions [S, 2], text and voice; the last position, the infer token, is a single id."""
     numbers = config.numbers
     pairs = (items[:, 0] - numbers.text_offset) * (numbers.semantic_size + 1) + items[:, 1]
     return np.concatenate((config.semantic.input_size + pairs[:-1], items[-1:, 0]))
 
 
 def unpack_semantic(config: CascadeConfig, ids: Any) -> tuple[Any, Any, Any]:
-    """Return of ids [S] whether each is a pair, the id of its text, or itself, and that of the voice, or 0."""
+    """Return for ids [S] whether each is a pair, its text id or the id itself, and its voice id or 0."""
     numbers, first = config.numbers, config.semantic.input_size
     is_pair = ids >= first
     pair, single = (ids - first) * is_pair, ids * ~is_pair
@@ -39,13 +39,13 @@ def unpack_semantic(config: CascadeConfig, ids: Any) -> tuple[Any, Any, Any]:
 
 
 def pack_coarse(config: CascadeConfig, ids: np.ndarray) -> np.ndarray:
-    """Return ids [S] with those first that can be chosen."""
+    """Return ids [S] in vLLM's order: those that can be sampled first."""
     first, count = config.numbers.semantic_size, config.num_coarse_ids
     return np.where(ids >= first, ids - first, ids + count + 1)
 
 
 def unpack_coarse(config: CascadeConfig, ids: Any) -> Any:
-    """Return the model's own ids [S]; that of logits that were not finite is any."""
+    """Return the model's ids [S]; the id for non-finite logits becomes an arbitrary one."""
     first, count = config.numbers.semantic_size, config.num_coarse_ids
     is_code = ids < count
     return (ids + first) * is_code + (ids - count - 1).clip(0) * ~is_code
@@ -61,7 +61,7 @@ def next_is_second(config: CascadeConfig, ids: Any) -> Any:
 
 
 def check_range(config: CascadeConfig) -> None:
-    """Raise `ConfigurationError` where a pair would be no number of vLLM's."""
+    """Raise `ConfigurationError` if pairs exceed vLLM's largest id."""
     numbers = config.numbers
     pairs = (config.semantic.input_size - numbers.text_offset) * (numbers.semantic_size + 1)
     if config.semantic.input_size + pairs > MAX_ID:

@@ -20,7 +20,7 @@ from s1_mini.extras import require
 from s1_mini.families.base import Placement
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
 from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE
-from s1_mini.families.cascade.on_vllm.packing import check_range, num_chosen, pack_coarse, pack_semantic
+from s1_mini.families.cascade.on_vllm.packing import check_range, num_sampled_ids, pack_coarse, pack_semantic
 from s1_mini.families.cascade.policies import CoarseWindows
 from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.families.cascade.settings import CascadeSettings
@@ -29,11 +29,11 @@ from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.version import __version__
 
 WORKER = ("-P", "-m", "s1_mini.families.cascade.on_vllm.worker")  # -P: nothing is imported from the working directory
-START_S = 600.0  # for vLLM to be ready; 14 to 28 s were measured on two cores
-SILENT_S = 120.0  # without a token, though there is work
-WAIT_S = 0.05  # for a token, between two checks for new and cancelled requests
-LOOK_S = 60.0  # for Python to start and report its packages
-LOOK = """
+START_S = 600.0  # start timeout of vLLM, which took 14 to 28 s on two cores
+SILENT_S = 120.0  # timeout for a token while there is work
+WAIT_S = 0.05  # wait for a token between checks for new and cancelled requests
+PROBE_S = 60.0  # timeout of the probe of an environment
+PROBE = """
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 print("vllm", find_spec("vllm") is not None)
@@ -44,12 +44,12 @@ if entry_points(group="vllm.general_plugins", name="s1_mini_cascade"):
 
 
 def check_vllm(config: CascadeConfig, placement: Placement, settings: CascadeSettings) -> None:
-    """Raise `ConfigurationError` if stages cannot run on vLLM, with the install command if a package is missing."""
+    """Raise `ConfigurationError` if stages cannot run on vLLM, with the install command for a missing package."""
     for name, dtype in (("weights_dtype", placement.weights_dtype), ("kv_dtype", placement.kv_dtype)):
         if dtype is not None:
-            given = str(dtype).removeprefix("torch.")
+            value = str(dtype).removeprefix("torch.")
             raise ConfigurationError(
-                f"{name}={given} has no effect on stages that run on vLLM (vllm_stages); use {name}=full"
+                f"{name}={value} has no effect on stages that run on vLLM (vllm_stages); use {name}=full"
             )
     if "semantic" in settings.vllm_stages:
         check_range(config)
@@ -64,13 +64,13 @@ def _check_environment(settings: CascadeSettings) -> None:
     python = _interpreter(settings)
     install = f'{python} -m pip install "s1-mini[vllm]"'
     try:
-        looked = subprocess.run(  # noqa: S603 - the interpreter is the owner's to name
-            [python, "-P", "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True
+        probe = subprocess.run(  # noqa: S603 - the operator configures the interpreter
+            [python, "-P", "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         raise ConfigurationError(f"vllm_python={python} cannot be run: {reason.strip()[-200:]}") from None
-    found = dict(line.split(maxsplit=1) for line in looked.stdout.splitlines() if " " in line)
+    found = dict(line.split(maxsplit=1) for line in probe.stdout.splitlines() if " " in line)
     if found.get("vllm") != "True":
         raise ConfigurationError(f"vllm_stages: vLLM is not installed for {python}; run {install} (docs/vllm.md)")
     if found.get("s1_mini") != __version__:
@@ -91,9 +91,9 @@ def start_workers(
     positions: Mapping[str, int],
     min_eos_p: float,
 ) -> dict[str, TokenWorker]:
-    """Start the workers of all stages on vLLM at the same time, for `slots` sequences of up to `positions` each.
+    """Start the workers of all vLLM stages at once, for `slots` sequences of up to `positions` each.
 
-    Raises the error of a worker that refuses or ends.
+    Raises the error of a worker that rejects its configuration or exits.
     """
     workers: dict[str, TokenWorker] = {}
     command = [_interpreter(settings), *WORKER]
@@ -126,32 +126,32 @@ def start_workers(
 
 
 class WorkedStage(Stage):
-    """A stage of one worker. A step takes one token of each slot that has one; the others are late."""
+    """A stage in a worker process. A step takes one token of each slot; slots without a token are late."""
 
-    device = torch.device("cpu")  # of its arrays
+    device = torch.device("cpu")  # device of its arrays
     is_overlapped = False
-    number: int  # of the stage in its chain
-    shape: tuple[int, ...]  # of an item
+    number: int  # index of the stage in its chain
+    shape: tuple[int, ...]  # shape of an item
 
     def __init__(self, worker: TokenWorker, config: CascadeConfig) -> None:
         self.worker, self._config = worker, config
         self._sequences: dict[int, int] = {}  # worker's sequence number of each slot
-        self._made: dict[int, list[int]] = {}  # tokens of a slot's unit
+        self._tokens: dict[int, list[int]] = {}  # tokens of each slot's unit
 
     @abstractmethod
     def _prompt(self, begin: Begin) -> np.ndarray:
-        """Return the prompt of a unit: ids [S]."""
+        """Return the packed prompt of a unit: ids [S]."""
 
     @abstractmethod
     def _item(self, tokens: Sequence[int]) -> tuple[np.ndarray | None, bool]:
-        """Return the item that the last token completes, if any, and whether the unit ends with it."""
+        """Return the item that the last token completes, if any, and whether the unit ends."""
 
     def begin(self, begins: Sequence[Begin]) -> None:
         messages = [self._message(begin) for begin in begins]  # all prompts are valid before any is sent
         for begin, message in zip(begins, messages, strict=True):
             self.drop([begin.slot])
             self._sequences[begin.slot] = self.worker.begin(message)
-            self._made[begin.slot] = []
+            self._tokens[begin.slot] = []
 
     def drop(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -163,16 +163,18 @@ class WorkedStage(Stage):
         nothing = np.zeros((0, *self.shape), np.int64)
         values: list[np.ndarray] = []
         stops, valid, late = [], [], set()
-        for slot, made in zip(slots, self.worker.take([self._sequences[slot] for slot in slots], WAIT_S), strict=True):
+        for slot, output in zip(
+            slots, self.worker.take([self._sequences[slot] for slot in slots], WAIT_S), strict=True
+        ):
             item, is_over, is_valid = None, False, True
-            if made.token is None:
+            if output.token is None:
                 late.add(slot)
-            elif made.token >= num_chosen(self._config, self.worker.name):
+            elif output.token >= num_sampled_ids(self._config, self.worker.name):
                 is_valid = False
             else:
-                self._made[slot].append(made.token)
-                item, is_over = self._item(self._made[slot])
-            if made.is_last or is_over:
+                self._tokens[slot].append(output.token)
+                item, is_over = self._item(self._tokens[slot])
+            if output.is_last or is_over:
                 self.drop([slot])
             values.append(nothing if item is None else item[None])
             stops.append(is_over)

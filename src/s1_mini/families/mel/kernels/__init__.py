@@ -1,1 +1,1 @@
-"""What only mel models compute with kernels of their own."""
+"""Kernels of mel models."""

@@ -1,8 +1,8 @@
-"""A whole step of a mel decoder in one compiled call: prenet, layers, heads.
+"""A step of a mel decoder in one compiled call: prenet, layers, heads.
 
-The results are those of the network in torch, except for the last bits.
+The results match those of the network in torch, except for the last bits.
 Shapes: R rows, B slots, L layers, W width, M mel bins, U prenet units, P prenet layers, H heads, D head size, S steps,
-T tokens, F frames a step.
+T tokens, F frames per step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from s1_mini.kernels.compiled.product import Product
 
 
 class Layers(NamedTuple):
-    """Layers with a norm behind each part."""
+    """Decoder layers; each part is followed by a norm."""
 
     qkv: Product
     out: Product
@@ -27,43 +27,43 @@ class Layers(NamedTuple):
     text_out: Product
     inner: Product
     outer: Product
-    norms: np.ndarray  # [L, 3, 2, W]: weights and biases
+    norms: np.ndarray  # [L, 3, 2, W] weights and biases
 
 
 class Weights(NamedTuple):
-    """All weights that a step reads; products that are not in layers are stacks of one."""
+    """All weights of a step; a product outside the layers is a stack of one."""
 
-    first: Product  # of the prenet, M inputs
-    others: Product  # P - 1
-    last: Product
-    joined: Product  # with what the speaker adds
+    first: Product  # first prenet layer, M inputs
+    others: Product  # the other P - 1 prenet layers
+    last: Product  # final prenet layer
+    joined: Product  # layer that joins the prenet's output with the speaker
     layers: Layers
     frames: Product
     ends: Product
-    positions: np.ndarray  # float32 [S, W], scaled
+    positions: np.ndarray  # float32 [S, W], already scaled
     eps: float
     num_heads: int
-    kept_scale: float  # that units are multiplied by which are not dropped
+    kept_scale: float  # dropout factor of kept units
     threshold: float
 
 
 class State(NamedTuple):
-    """The state of B slots, as `model.MelState` describes it. Changed in place."""
+    """The state of B slots, as in `model.MelState`; changed in position."""
 
     keys: np.ndarray
     values: np.ndarray
     text_keys: np.ndarray
     text_values: np.ndarray
-    kept: np.ndarray  # bool [B, S, P U], or without dropout [B, 0, 0]
+    kept: np.ndarray  # bool [B, S, P U]; [B, 0, 0] without dropout
     speaker: np.ndarray
     frame: np.ndarray
     position: np.ndarray
     last_token: np.ndarray
-    least: np.ndarray
+    min_steps: np.ndarray
 
 
 @in_order
-def _open(x, slots, state, number, kept_scale):
+def _activate(x, slots, state, number, kept_scale):
     """Apply ReLU and dropout to the output x [R, U] of a prenet layer."""
     size = x.shape[1]
     for row in range(x.shape[0]):
@@ -77,28 +77,28 @@ def _open(x, slots, state, number, kept_scale):
 
 
 @in_order
-def _enter(slots, state, weights, x):
+def _embed(slots, state, weights, x):
     """Write the decoder's input to x [R, W]."""
     rows = x.shape[0]
-    opened = np.empty((rows, weights.last.weight.shape[1]), np.float32)
-    other = np.empty_like(opened)
+    activated = np.empty((rows, weights.last.weight.shape[1]), np.float32)
+    other = np.empty_like(activated)
     frames = np.empty((rows, state.frame.shape[1]), np.float32)
     for row in range(rows):
         for n in range(frames.shape[1]):
             frames[row, n] = state.frame[slots[row], n]
-    product(frames, weights.first.weight[0], weights.first.scale[0], weights.first.bias[0], opened)
-    _open(opened, slots, state, 0, weights.kept_scale)
+    product(frames, weights.first.weight[0], weights.first.scale[0], weights.first.bias[0], activated)
+    _activate(activated, slots, state, 0, weights.kept_scale)
     parts = weights.others
     for number in range(parts.weight.shape[0]):
-        product(opened, parts.weight[number], parts.scale[number], parts.bias[number], other)
-        _open(other, slots, state, number + 1, weights.kept_scale)
-        opened, other = other, opened
+        product(activated, parts.weight[number], parts.scale[number], parts.bias[number], other)
+        _activate(other, slots, state, number + 1, weights.kept_scale)
+        activated, other = other, activated
     y = np.empty_like(x)
-    product(opened, weights.last.weight[0], weights.last.scale[0], weights.last.bias[0], y)
+    product(activated, weights.last.weight[0], weights.last.scale[0], weights.last.bias[0], y)
     for row in range(rows):
-        place = min(state.position[slots[row]], weights.positions.shape[0] - 1)
+        position = min(state.position[slots[row]], weights.positions.shape[0] - 1)
         for n in range(y.shape[1]):
-            y[row, n] += weights.positions[place, n]
+            y[row, n] += weights.positions[position, n]
     product(y, weights.joined.weight[0], weights.joined.scale[0], weights.joined.bias[0], x)
     for row in range(rows):
         for n in range(y.shape[1]):
@@ -106,18 +106,18 @@ def _enter(slots, state, weights, x):
 
 
 @in_order
-def make_step(slots, state, weights, made):
-    """Compute the next frames of each slot of `slots` int64 [R], into `made` float32 [R, F M + 2].
+def make_step(slots, state, weights, output):
+    """Compute the next frames of each slot of `slots` int64 [R] into `output` float32 [R, F M + 2].
 
-    The last two numbers of a row are whether it ends with these frames and whether all numbers were finite.
+    The last two numbers of a row are whether the utterance ends and whether all numbers were finite.
     """
     rows, layers = slots.shape[0], weights.layers
     x = np.empty((rows, weights.positions.shape[1]), np.float32)
-    _enter(slots, state, weights, x)
+    _embed(slots, state, weights, x)
     width, heads = x.shape[1], weights.num_heads
     size = width // heads
     qkv, query = np.empty((rows, 3 * width), np.float32), np.empty((rows, width), np.float32)
-    found, branch = np.empty_like(query), np.empty_like(query)
+    attended, branch = np.empty_like(query), np.empty_like(query)
     inner = np.empty((rows, layers.inner.weight.shape[2]), np.float32)
     scores = np.empty((heads, max(state.keys.shape[3], state.text_keys.shape[3])), np.float32)
     for layer in range(layers.qkv.weight.shape[0]):
@@ -125,14 +125,14 @@ def make_step(slots, state, weights, made):
         product(x, layers.qkv.weight[layer], layers.qkv.scale[layer], layers.qkv.bias[layer], qkv)
         for row in range(rows):
             slot = slots[row]
-            place = state.position[slot]
+            position = state.position[slot]
             keys, values = state.keys[layer, slot], state.values[layer, slot]
             for head in range(heads):
                 for d in range(size):
-                    keys[head, place, d] = qkv[row, width + head * size + d]
-                    values[head, place, d] = qkv[row, 2 * width + head * size + d]
-            attend(qkv[row, :width].reshape((heads, size)), keys, values, place + 1, scores, found[row])
-        product(found, layers.out.weight[layer], layers.out.scale[layer], layers.out.bias[layer], branch)
+                    keys[head, position, d] = qkv[row, width + head * size + d]
+                    values[head, position, d] = qkv[row, 2 * width + head * size + d]
+            attend(qkv[row, :width].reshape((heads, size)), keys, values, position + 1, scores, attended[row])
+        product(attended, layers.out.weight[layer], layers.out.scale[layer], layers.out.bias[layer], branch)
         add(x, branch)
         layer_norm(x, norms[0, 0], norms[0, 1], weights.eps, x)
         parts = layers.text_query
@@ -141,9 +141,9 @@ def make_step(slots, state, weights, made):
             slot = slots[row]
             keys, values = state.text_keys[layer, slot], state.text_values[layer, slot]
             length = state.last_token[slot] + 1
-            attend(query[row].reshape((heads, size)), keys, values, length, scores, found[row])
+            attend(query[row].reshape((heads, size)), keys, values, length, scores, attended[row])
         parts = layers.text_out
-        product(found, parts.weight[layer], parts.scale[layer], parts.bias[layer], branch)
+        product(attended, parts.weight[layer], parts.scale[layer], parts.bias[layer], branch)
         add(x, branch)
         layer_norm(x, norms[1, 0], norms[1, 1], weights.eps, x)
         product(x, layers.inner.weight[layer], layers.inner.scale[layer], layers.inner.bias[layer], inner)
@@ -151,36 +151,49 @@ def make_step(slots, state, weights, made):
         product(inner, layers.outer.weight[layer], layers.outer.scale[layer], layers.outer.bias[layer], branch)
         add(x, branch)
         layer_norm(x, norms[2, 0], norms[2, 1], weights.eps, x)
-    bins, last = state.frame.shape[1], made.shape[1] - 2
-    product(x, weights.frames.weight[0], weights.frames.scale[0], weights.frames.bias[0], made[:, :last])
+    bins, last = state.frame.shape[1], output.shape[1] - 2
+    product(x, weights.frames.weight[0], weights.frames.scale[0], weights.frames.bias[0], output[:, :last])
     ends = np.empty((rows, weights.ends.weight.shape[2]), np.float32)
     product(x, weights.ends.weight[0], weights.ends.scale[0], weights.ends.bias[0], ends)
     for row in range(rows):
         slot = slots[row]
-        total, wrong = f32(0), 0
+        total, not_finite = f32(0), 0
         for n in range(ends.shape[1]):
             total += f32(1) / (f32(1) + exp(-ends[row, n]))
-            wrong += 0 if abs(ends[row, n]) < f32(np.inf) else 1
+            not_finite += 0 if abs(ends[row, n]) < f32(np.inf) else 1
         for n in range(last):
-            wrong += 0 if abs(made[row, n]) < f32(np.inf) else 1
-        made[row, last] = total >= f32(weights.threshold) and state.position[slot] + 1 >= state.least[slot]
-        made[row, last + 1] = wrong == 0
+            not_finite += 0 if abs(output[row, n]) < f32(np.inf) else 1
+        output[row, last] = total >= f32(weights.threshold) and state.position[slot] + 1 >= state.min_steps[slot]
+        output[row, last + 1] = not_finite == 0
         for n in range(bins):
-            state.frame[slot, n] = made[row, last - bins + n]
+            state.frame[slot, n] = output[row, last - bins + n]
         state.position[slot] += 1
 
 
 def compile_for(formats: Sequence[str]) -> None:
-    """Compile `make_step` for weights of these formats, those of a stack of layers first, and keep it."""
+    """Compile `make_step` for layers with weights of these formats, and cache it."""
     one = np.zeros((1, 1), np.float32)
 
-    def wide(kind: str = "float32") -> Product:
-        return Product(np.zeros((1, 1, 1), kind), one, one)
+    def product_of(dtype: str = "float32") -> Product:
+        return Product(np.zeros((1, 1, 1), dtype), one, one)
 
     cache = np.zeros((1, 1, 1, 1, 1), np.float32)
-    qkv, out, text_query, text_out, inner, outer = (wide(kind) for kind in formats)
+    qkv, out, text_query, text_out, inner, outer = (product_of(dtype) for dtype in formats)
     layers = Layers(qkv, out, text_query, text_out, inner, outer, np.zeros((1, 1, 1, 1), np.float32))
-    weights = Weights(wide(), wide(), wide(), wide(), layers, wide(), wide(), one, 1.0, 1, 1.0, 1.0)
+    weights = Weights(
+        product_of(),
+        product_of(),
+        product_of(),
+        product_of(),
+        layers,
+        product_of(),
+        product_of(),
+        one,
+        1.0,
+        1,
+        1.0,
+        1.0,
+    )
     whole, kept = np.zeros(1, np.int64), np.zeros((1, 1, 1), np.bool_)
     state = State(cache, cache, cache, cache, kept, one, one, whole, whole, whole)
     make_step.compile(tuple(numba.typeof(each) for each in (whole, state, weights, one)))

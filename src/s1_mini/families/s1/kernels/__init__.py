@@ -1,1 +1,1 @@
-"""Kernels of S1 alone: embedding, storing and sampling a column of tokens."""
+"""Kernels of S1 alone: embedding, sampling and storing the tokens of a position."""

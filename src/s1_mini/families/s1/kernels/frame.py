@@ -1,7 +1,8 @@
-"""A whole frame of S1 in one compiled call: a column embedded, both transformers, all of a frame's tokens drawn.
+"""Generate a frame of S1 in one compiled call: embedding, both transformers, and sampling of all tokens.
 
-The results are those of `columns`, `draw` and the network in torch, except for the last bits.
-Shapes: R rows, B slots, K codebooks, W width, F width of the depth transformer, V codes of a book, D head size.
+The results match those of `positions`, `sampling` and the network in torch, except for the last bits.
+Shapes: R rows, B slots, K codebooks, W width, F width of the depth transformer, V codes of a codebook, D head size,
+S positions.
 """
 
 from __future__ import annotations
@@ -15,41 +16,42 @@ from s1_mini.kernels.compiled.build import in_order
 from s1_mini.kernels.compiled.layers import Layers, exp, f32, product, rms_norm, step_layers, sum_of
 from s1_mini.kernels.compiled.product import Product
 
-WHOLE = 1 << 31  # as in `draw`, and so the next two
+# Constants of `sampling`, which imports torch.
+SCALE = 1 << 31
 MIN_TEMPERATURE = 1e-5
 WINDOW = 16
 
 
 class Weights(NamedTuple):
-    """All weights of a checkpoint; products that are not in layers are stacks of one."""
+    """All weights of a checkpoint; a product outside the layers is a stack of one."""
 
-    main: np.ndarray  # float32 [tokens, W]
-    codes: np.ndarray  # float32 [K V, W]
+    token_table: np.ndarray  # float32 [tokens, W]
+    code_table: np.ndarray  # float32 [K V, W]
     rope: np.ndarray  # float32 [S, D / 2, 2]
-    slow: Layers
+    backbone: Layers
     norm: np.ndarray  # [W]
     output: Product
-    project_in: Product  # of no layers if the widths are the same
-    fast_embeddings: np.ndarray  # float32 [V, F]
-    fast_rope: np.ndarray  # float32 [K, D / 2, 2]
-    fast: Layers
-    fast_norm: np.ndarray  # [F]
-    fast_output: Product
-    norms_fast_input: bool
-    code_scale: float  # that the sum of a column's embeddings is divided by
+    project_in: Product  # an empty stack if both transformers have the same width
+    depth_embeddings: np.ndarray  # float32 [V, F]
+    depth_rope: np.ndarray  # float32 [K, D / 2, 2]
+    depth: Layers
+    depth_norm: np.ndarray  # [F]
+    depth_output: Product
+    norms_depth_input: bool
+    code_scale: float  # divisor of the sum of a position's embeddings
     eps: float
-    fast_eps: float
+    depth_eps: float
 
 
 class State(NamedTuple):
-    """The state of B slots, as `model.S1State` describes it. Changed in place."""
+    """The state of B slots, as in `model.S1State`; changed in place."""
 
     keys: np.ndarray
     values: np.ndarray
-    fast_keys: np.ndarray
-    fast_values: np.ndarray
+    depth_keys: np.ndarray
+    depth_values: np.ndarray
     history: np.ndarray
-    column: np.ndarray
+    tokens: np.ndarray
     position: np.ndarray
     counts: np.ndarray
     penalty: np.ndarray
@@ -61,23 +63,23 @@ class State(NamedTuple):
 class Rules(NamedTuple):
     """Vocabulary and penalty mode."""
 
-    first: int  # semantic token
-    last: int
+    first: int  # semantic token of code 0
+    last: int  # semantic token
     end: int
     num_codes: int
     restricted: bool
-    as_meant: bool
+    is_fixed: bool
 
 
 @in_order
-def _soften(logits, top, coldness, kept, masses, shares):
-    """Put the softmax of kept logits, (logits - top) * coldness, as whole numbers into `masses` [V]."""
+def _softmax(logits, top, inverse_temperature, kept, masses, shares):
+    """Put the softmax of kept logits, (logits - top) * inverse_temperature, as whole numbers into `masses` [V]."""
     for token in range(logits.shape[0]):
-        share = exp((logits[token] - top) * coldness)
+        share = exp((logits[token] - top) * inverse_temperature)
         shares[token] = share if kept[token] else f32(0)
     total = sum_of(shares)
     for token in range(logits.shape[0]):
-        masses[token] = np.uint32(np.int64(shares[token] / total * f32(WHOLE)))
+        masses[token] = np.uint32(np.int64(shares[token] / total * f32(SCALE)))
 
 
 @in_order
@@ -90,9 +92,9 @@ def _mass_from(keys, masses, least):
 
 @in_order
 def _order(logits, keys):
-    """Put whole numbers into `keys` [V] that are in the order of the logits."""
+    """Store integers in the order of the logits in `keys` [V]."""
     for token in range(logits.shape[0]):
-        bits = np.float32(logits[token] + f32(0)).view(np.uint32)  # one zero, not two
+        bits = np.float32(logits[token] + f32(0)).view(np.uint32)  # turns -0 into 0
         keys[token] = ~bits if bits >> np.uint32(31) else bits | np.uint32(0x80000000)
 
 
@@ -105,10 +107,10 @@ def _likeliest(keys):
 
 
 @in_order
-def draw(logits, temperature, top_p, uniform):
-    """Draw a token by `logits` [V], as `draw.probabilities` and `draw.draw` do, without a sort.
+def sample(logits, temperature, top_p, uniform):
+    """Sample a token from `logits` [V] as `sampling.probabilities` and `sampling.sample` do, without a sort.
 
-    If a penalty has made logits infinite, the result is an arbitrary token.
+    The result is an arbitrary token if a penalty has made logits infinite.
     """
     size = logits.shape[0]
     keys, masses = np.empty(size, np.uint32), np.empty(size, np.uint32)
@@ -118,9 +120,9 @@ def draw(logits, temperature, top_p, uniform):
     _order(logits, keys)
     likeliest = _likeliest(keys)
     top = logits[likeliest]
-    _soften(logits, top, f32(1), kept, masses, shares)
-    bound = np.uint32(np.int64(top_p * f32(WHOLE)))
-    edge = np.uint32(0)  # the highest key whose tokens, with all above, are more than the nucleus
+    _softmax(logits, top, f32(1), kept, masses, shares)
+    bound = np.uint32(np.int64(top_p * f32(SCALE)))
+    edge = np.uint32(0)  # highest key at and above which the mass exceeds the nucleus
     for bit in range(31, -1, -1):
         higher = edge | np.uint32(1 << bit)
         if _mass_from(keys, masses, higher) > bound:
@@ -135,7 +137,7 @@ def draw(logits, temperature, top_p, uniform):
         else:
             kept[token] = keys[token] > edge
     kept[likeliest] = True
-    _soften(logits, top, f32(1) / max(temperature, f32(MIN_TEMPERATURE)), kept, masses, shares)
+    _softmax(logits, top, f32(1) / max(temperature, f32(MIN_TEMPERATURE)), kept, masses, shares)
     total = np.int64(0)
     for token in range(size):
         total += masses[token]
@@ -165,13 +167,14 @@ def _is_finite(x):
 
 
 @in_order
-def _penalise_all(logits, past, count, column, first, last, restricted, as_meant, penalty):
-    """Penalise the tokens in `past` [W, K + 1] as `draw.RepetitionWindow` describes; the main token if `column` is 0.
+def _penalise_all(logits, past, count, index, first, last, restricted, is_fixed, penalty):
+    """Penalise the tokens in `past` [W, K + 1] as `sampling.RepetitionWindow` describes.
 
-    Only main tokens from `first` to `last` count where the head is `restricted` to them.
+    `index` is 0 for the semantic token and 1 … K for codes. If the head is `restricted`, only semantic tokens from
+    `first` to `last` are penalised.
     """
     hit = np.zeros(logits.shape[0], np.bool_)
-    if column == 0 and not as_meant:
+    if index == 0 and not is_fixed:
         if count < 1:
             return
         frame = (count - 1) % WINDOW if count - 1 >= WINDOW else 0
@@ -180,149 +183,152 @@ def _penalise_all(logits, past, count, column, first, last, restricted, as_meant
             if not restricted or first <= token <= last:
                 _penalise(logits, token - first if restricted else token, penalty, hit)
         return
-    recorded = min(count, WINDOW) if as_meant else WINDOW if count >= 1 else 0
+    recorded = min(count, WINDOW) if is_fixed else WINDOW if count >= 1 else 0
     for frame in range(recorded):
-        token = past[frame, column]
-        if column > 0 or not restricted:
+        token = past[frame, index]
+        if index > 0 or not restricted:
             _penalise(logits, token, penalty, hit)
         elif first <= token <= last:
             _penalise(logits, token - first, penalty, hit)
 
 
 @in_order
-def _choose(logits, state, slot, codebook, first, last, restricted, as_meant):
-    """Draw a token of a slot's frame by `logits` [V], which it changes; -1 if they are not finite."""
+def _sample_token(logits, state, slot, codebook, first, last, restricted, is_fixed):
+    """Sample a token of a slot's frame from `logits` [V], which are overwritten; -1 if they are not finite."""
     if not _is_finite(logits):
         return -1
     count = state.counts[slot]
     if restricted and count == 0:
         logits[logits.shape[0] - 1] = f32(-np.inf)
-    column = codebook + 1 if codebook > 0 else 0
-    _penalise_all(logits, state.history[slot], count, column, first, last, restricted, as_meant, state.penalty[slot])
-    return draw(logits, state.temperature[slot], state.top_p[slot], state.uniforms[slot, count, codebook])
+    index = codebook + 1 if codebook > 0 else 0
+    _penalise_all(logits, state.history[slot], count, index, first, last, restricted, is_fixed, state.penalty[slot])
+    return sample(logits, state.temperature[slot], state.top_p[slot], state.uniforms[slot, count, codebook])
 
 
 @in_order
-def _embed(column, main, codes, first, last, scale, out):
-    """Embed a column [K + 1], main token before codes."""
-    size = codes.shape[0] // (column.shape[0] - 1)
+def _embed(tokens, token_table, code_table, first, last, scale, out):
+    """Embed the tokens of a position [K + 1], semantic token before codes."""
+    size = code_table.shape[0] // (tokens.shape[0] - 1)
     for k in range(out.shape[0]):
-        out[k] = main[column[0], k]
-    if first <= column[0] <= last:
-        for book in range(column.shape[0] - 1):
-            code = book * size + column[book + 1]
+        out[k] = token_table[tokens[0], k]
+    if first <= tokens[0] <= last:
+        for book in range(tokens.shape[0] - 1):
+            code = book * size + tokens[book + 1]
             for k in range(out.shape[0]):
-                out[k] += codes[code, k]
+                out[k] += code_table[code, k]
         for k in range(out.shape[0]):
             out[k] /= f32(scale)
 
 
 @in_order
-def _copy(source, places, out):
-    """Put rows `places` [R] of a table into `out` [R, …], all [.., N] or [.., N, 2]."""
-    flat, to = source.reshape((source.shape[0], -1)), out.reshape((out.shape[0], -1))
+def _copy(table, indices, out):
+    """Copy rows `indices` [R] of a table into `out` [R, …]; both have rows [N] or [N, 2]."""
+    flat, to = table.reshape((table.shape[0], -1)), out.reshape((out.shape[0], -1))
     for row in range(out.shape[0]):
         for k in range(to.shape[1]):
-            to[row, k] = flat[places[row], k]
+            to[row, k] = flat[indices[row], k]
 
 
 @in_order
-def make_frame(slots, state, weights, rules, made):  # noqa: C901, PLR0912 - a call costs as much as a frame's part
-    """Compute one frame of each slot of `slots` int64 [R], into `made` int64 [R, K + 3].
+def make_frame(slots, state, weights, rules, frames):  # noqa: C901, PLR0912 - each call would cost time
+    """Generate one frame of each slot of `slots` int64 [R] into `frames` int64 [R, K + 3].
 
-    A row is main token, codes, whether it is the end, whether the logits were finite.
+    A row has the semantic token, the codes, whether it is the end, and whether the logits were finite.
     """
-    rows, books = slots.shape[0], made.shape[1] - 3
-    hidden = np.empty((rows, weights.main.shape[1]), np.float32)
+    rows, books = slots.shape[0], frames.shape[1] - 3
+    hidden = np.empty((rows, weights.token_table.shape[1]), np.float32)
     positions, lengths = np.empty(rows, np.int64), np.empty(rows, np.int64)
     for row in range(rows):
         slot = slots[row]
         positions[row] = state.position[slot]
         lengths[row] = positions[row] + 1
-        column = state.column[slot]
-        _embed(column, weights.main, weights.codes, rules.first, rules.last, weights.code_scale, hidden[row])
+        tokens = state.tokens[slot]
+        _embed(
+            tokens, weights.token_table, weights.code_table, rules.first, rules.last, weights.code_scale, hidden[row]
+        )
     rope = np.empty((rows, weights.rope.shape[1], 2), np.float32)
     _copy(weights.rope, positions, rope)
-    step_layers(hidden, weights.slow, state.keys, state.values, slots, positions, lengths, rope)
-    normal = np.empty_like(hidden)
-    rms_norm(hidden, weights.norm, weights.eps, normal)
+    step_layers(hidden, weights.backbone, state.keys, state.values, slots, positions, lengths, rope)
+    normed = np.empty_like(hidden)
+    rms_norm(hidden, weights.norm, weights.eps, normed)
     logits = np.empty((rows, weights.output.weight.shape[2]), np.float32)
-    product(normal, weights.output.weight[0], weights.output.scale[0], weights.output.bias[0], logits)
+    product(normed, weights.output.weight[0], weights.output.scale[0], weights.output.bias[0], logits)
     for row in range(rows):
         slot = slots[row]
-        choice = _choose(logits[row], state, slot, 0, rules.first, rules.last, rules.restricted, rules.as_meant)
+        choice = _sample_token(logits[row], state, slot, 0, rules.first, rules.last, rules.restricted, rules.is_fixed)
         valid = choice >= 0
         choice = max(choice, 0)
         stops = choice == rules.end and state.counts[slot] > 0
         if rules.restricted:
             stops = choice == logits.shape[1] - 1
             choice = rules.end if stops else choice + rules.first
-        made[row, 0], made[row, books + 1], made[row, books + 2] = choice, stops, valid
-        made[row, 1] = min(max(choice - rules.first, 0), rules.num_codes - 1)
+        frames[row, 0], frames[row, books + 1], frames[row, books + 2] = choice, stops, valid
+        frames[row, 1] = min(max(choice - rules.first, 0), rules.num_codes - 1)
 
-    # Positions 0 (the slow output) and 1 (the first code) of each row are one pass; then one position after the other.
-    width = weights.fast_embeddings.shape[1]
-    start = normal if weights.norms_fast_input else hidden
+    # Positions 0 (the backbone's output) and 1 (the first code) are one pass; each later position is another.
+    width = weights.depth_embeddings.shape[1]
+    start = normed if weights.norms_depth_input else hidden
     if weights.project_in.weight.shape[0] > 0:
         projected = np.empty((rows, width), np.float32)
         into = weights.project_in
         product(start, into.weight[0], into.scale[0], into.bias[0], projected)
         start = projected
     both = np.empty((2 * rows, width), np.float32)
-    x, normal = both[rows:], np.empty((rows, width), np.float32)
+    x, normed = both[rows:], np.empty((rows, width), np.float32)
     for row in range(rows):
         for k in range(width):
             both[row, k] = start[row, k]
-    logits = np.empty((rows, weights.fast_output.weight.shape[2]), np.float32)
-    whose, places, ends = np.empty(2 * rows, np.int64), np.empty(2 * rows, np.int64), np.empty(2 * rows, np.int64)
-    rope = np.empty((2 * rows, weights.fast_rope.shape[1], 2), np.float32)
+    logits = np.empty((rows, weights.depth_output.weight.shape[2]), np.float32)
+    pair_slots, pair_positions = np.empty(2 * rows, np.int64), np.empty(2 * rows, np.int64)
+    pair_lengths = np.empty(2 * rows, np.int64)
+    rope = np.empty((2 * rows, weights.depth_rope.shape[1], 2), np.float32)
     for row in range(2 * rows):
-        whose[row], places[row], ends[row] = slots[row % rows], row // rows, row // rows + 1
+        pair_slots[row], pair_positions[row], pair_lengths[row] = slots[row % rows], row // rows, row // rows + 1
     for codebook in range(1, books):
-        _copy(weights.fast_embeddings, made[:, codebook], x)
-        _copy(weights.fast_rope, places, rope)
+        _copy(weights.depth_embeddings, frames[:, codebook], x)
+        _copy(weights.depth_rope, pair_positions, rope)
         first = 0 if codebook == 1 else rows
         step_layers(
-            both[first:], weights.fast, state.fast_keys, state.fast_values, whose[first:], places[first:],
-            ends[first:], rope[first:],
+            both[first:], weights.depth, state.depth_keys, state.depth_values, pair_slots[first:],
+            pair_positions[first:], pair_lengths[first:], rope[first:],
         )  # fmt: skip
-        rms_norm(x, weights.fast_norm, weights.fast_eps, normal)
+        rms_norm(x, weights.depth_norm, weights.depth_eps, normed)
         product(
-            normal, weights.fast_output.weight[0], weights.fast_output.scale[0], weights.fast_output.bias[0], logits
+            normed, weights.depth_output.weight[0], weights.depth_output.scale[0], weights.depth_output.bias[0], logits
         )
         for row in range(rows):
-            choice = _choose(logits[row], state, slots[row], codebook, 0, 0, False, rules.as_meant)
+            choice = _sample_token(logits[row], state, slots[row], codebook, 0, 0, False, rules.is_fixed)
             if choice < 0:
-                made[row, books + 2] = 0
-            made[row, codebook + 1] = max(choice, 0)
+                frames[row, books + 2] = 0
+            frames[row, codebook + 1] = max(choice, 0)
         for row in range(rows, 2 * rows):
-            places[row], ends[row] = codebook + 1, codebook + 2
+            pair_positions[row], pair_lengths[row] = codebook + 1, codebook + 2
 
-    skipped = 0 if rules.as_meant else 1
+    skipped = 0 if rules.is_fixed else 1
     for row in range(rows):
         slot = slots[row]
         count = state.counts[slot]
         for book in range(books + 1):
             if count >= skipped:
-                state.history[slot, (count - skipped) % WINDOW, book] = made[row, book]
-            state.column[slot, book] = made[row, book]
+                state.history[slot, (count - skipped) % WINDOW, book] = frames[row, book]
+            state.tokens[slot, book] = frames[row, book]
         state.position[slot] += 1
         state.counts[slot] += 1
 
 
 def compile_for(formats):
-    """Compile `make_frame` for weights of these formats, and keep it."""
-    left = iter(formats)
+    """Compile `make_frame` for weights of these formats, and cache it."""
+    remaining = iter(formats)
     one, three = np.zeros((1, 1), np.float32), np.zeros((1, 1, 2), np.float32)
 
-    def made():
-        return Product(np.zeros((1, 1, 1), next(left)), one, one)
+    def product_of():
+        return Product(np.zeros((1, 1, 1), next(remaining)), one, one)
 
     def layers():
-        return Layers(one, made(), three, made(), one, made(), made(), 1, 1.0)
+        return Layers(one, product_of(), three, product_of(), one, product_of(), product_of(), 1, 1.0)
 
     weights = Weights(
-        one, one, three, layers(), one[0], made(), made(), one, three, layers(), one[0], made(),
+        one, one, three, layers(), one[0], product_of(), product_of(), one, three, layers(), one[0], product_of(),
         False, 1.0, 1.0, 1.0,
     )  # fmt: skip
     whole, cache = np.zeros(1, np.int64), np.zeros((1, 1, 1, 1, 2), np.float32)

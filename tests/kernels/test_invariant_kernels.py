@@ -21,7 +21,7 @@ ROWS = 300
 COUNTS = (1, 2, 3, 8, 16, 63, 64, 65, 128, 129, 256)
 
 
-def test_columns_are_summed_in_the_same_blocks_for_any_rows_and_lengths() -> None:
+def test_positions_are_summed_in_the_same_blocks_for_any_rows_and_lengths() -> None:
     def blocks() -> set[int]:
         return {decode_attention._split(rows, 8, span)[0] for rows in COUNTS for span in (64, 100, 512, 8192)}
 

@@ -1,7 +1,7 @@
-"""Weights that are stored in eight bits: `NAME`, int8 [N, …], next to `NAME.scale`, one number for each row [N].
+"""Weights that are stored in int8: `NAME` [N, …] and `NAME.scale`, one number per row [N].
 
-They are dequantized one by one where they are loaded or converted. Quantizing them again gives the same bits, so an
-engine that keeps weights in eight bits (`S1_MINI_WEIGHTS_DTYPE=int8`) keeps those of the file.
+They are dequantized one by one when they are loaded or converted. Quantizing them again gives the same bits, so an
+engine with `S1_MINI_WEIGHTS_DTYPE=int8` uses the values of the file.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ def stem(name: str) -> str:
     return name.removesuffix(SUFFIX)
 
 
-def is_eight(name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether one tensor is stored in eight bits."""
+def is_int8(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a tensor is stored in int8."""
     return tensors[name].dtype == torch.int8 and name + SUFFIX in tensors
 
 
 def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return the weights without the scales of those in eight bits.
+    """Return the weights without the scales of int8 weights.
 
     Raises `CheckpointMismatchError`, naming `source`, for a scale that does not fit its weights.
     """
-    scales = {name + SUFFIX for name in tensors if is_eight(name, tensors)}
+    scales = {name + SUFFIX for name in tensors if is_int8(name, tensors)}
     for name in sorted(scales):
         weights, scale = tensors[stem(name)], tensors[name]
         if not weights.dim() or scale.shape != weights.shape[:1] or not scale.is_floating_point():
@@ -47,23 +47,23 @@ def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tens
 def dequantized(
     tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, device: torch.device | None = None
 ) -> Tensor:
-    """Return one tensor in `dtype` on `device`, dequantized if it is stored in eight bits."""
+    """Return one tensor in `dtype` on `device`, dequantized if it is stored in int8."""
     weights = tensors[name].to(device)
-    if is_eight(name, tensors):
+    if is_int8(name, tensors):
         scale = tensors[name + SUFFIX].to(weights.device).float()
         weights = weights.float() * scale.view(-1, *[1] * (weights.dim() - 1))
     return weights.to(dtype)
 
 
 def all_dequantized(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return all weights, those in eight bits as float32. Works for tensors on the meta device."""
+    """Return all weights, with int8 weights as float32. Works for tensors on the meta device."""
     return {
-        name: dequantized(tensors, name, torch.float32) if is_eight(name, tensors) else tensor
+        name: dequantized(tensors, name, torch.float32) if is_int8(name, tensors) else tensor
         for name, tensor in without_scales(tensors, source).items()
     }
 
 
 def quantized(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Round weights [N, …] to eight bits: values of their shape, and scales [N]."""
-    rounded = quantize(weights.flatten(1), torch.int8)
-    return rounded.values.view(weights.shape), rounded.scale
+    """Quantize weights [N, …] to int8: values of the same shape, and scales [N]."""
+    int8 = quantize(weights.flatten(1), torch.int8)
+    return int8.values.view(weights.shape), int8.scale

@@ -23,11 +23,11 @@ from s1_mini.weights.convert import TensorFile, plan
 
 
 @pytest.fixture(scope="module")
-def narrow(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quantized(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint, all its tables and kernels in eight bits."""
-    target = tmp_path_factory.mktemp("narrow") / "tiny"
+    target = tmp_path_factory.mktemp("quantized") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(s1_weights, "_NARROW", 256)
+        patch.setattr(s1_weights, "_MIN_QUANTIZED", 256)
         convert_checkpoint(published, target, precision="int8", codec_precision="int8")
     return target
 
@@ -43,38 +43,42 @@ def test_rows_that_their_scale_would_make_larger_keep_their_precision(
 ) -> None:
     tensors = {"weight": torch.zeros(shape)}
     save_file(tensors, tmp_path / "model.safetensors")
-    (narrow,) = plan(TensorFile(tmp_path / "model.safetensors"), dict)
+    (quantized,) = plan(TensorFile(tmp_path / "model.safetensors"), dict)
 
-    assert s1_weights._may_narrow(narrow) is is_int8
+    assert s1_weights._can_quantize(quantized) is is_int8
 
 
-def test_eight_bits_are_half_of_sixteen_and_no_number_is_far_off(published: Path, narrow: Path, tmp_path: Path) -> None:
+def test_eight_bits_are_half_of_sixteen_and_no_number_is_far_off(
+    published: Path, quantized: Path, tmp_path: Path
+) -> None:
     convert_checkpoint(published, tmp_path / "half", precision="bfloat16", codec_precision="float32")
 
-    assert (narrow / "model.safetensors").stat().st_size < 0.7 * (tmp_path / "half/model.safetensors").stat().st_size
+    assert (quantized / "model.safetensors").stat().st_size < 0.7 * (tmp_path / "half/model.safetensors").stat().st_size
     for name in ("model.safetensors", "codec.safetensors"):
-        before, after = load_file(tmp_path / "half" / name), load_file(narrow / name)
-        eight = [key for key in after if after[key].dtype == torch.int8]
-        assert len(eight) > 10
-        assert not any("codebook.weight" in key or "in_proj" in key for key in eight if name.startswith("codec"))
-        for key in eight:
+        before, after = load_file(tmp_path / "half" / name), load_file(quantized / name)
+        int8 = [key for key in after if after[key].dtype == torch.int8]
+        assert len(int8) > 10
+        assert not any("codebook.weight" in key or "in_proj" in key for key in int8 if name.startswith("codec"))
+        for key in int8:
             rows, wide = before[key].float().flatten(1), after[key].float().flatten(1)
             step = after[key + ".scale"].float().unsqueeze(1)
             assert bool(((wide * step - rows).abs() <= 0.51 * step + rows.abs() * 2**-7).all())
 
 
-def test_an_engine_speaks_eight_bits_as_the_numbers_that_they_stand_for(narrow: Path, tmp_path: Path) -> None:
-    convert_checkpoint(narrow, tmp_path / "wide", precision="float32", codec_precision="float32")
+def test_an_engine_speaks_eight_bits_as_the_numbers_that_they_stand_for(quantized: Path, tmp_path: Path) -> None:
+    convert_checkpoint(quantized, tmp_path / "wide", precision="float32", codec_precision="float32")
 
     assert {tensor.dtype for tensor in load_file(tmp_path / "wide" / "model.safetensors").values()} == {torch.float32}
-    assert np.array_equal(speak(narrow), speak(tmp_path / "wide"))
+    assert np.array_equal(speak(quantized), speak(tmp_path / "wide"))
 
 
-def test_an_engine_that_keeps_eight_bits_keeps_those_of_the_file(narrow: Path) -> None:
-    stored = load_file(narrow / "model.safetensors")
+def test_an_engine_that_keeps_eight_bits_keeps_those_of_the_file(quantized: Path) -> None:
+    stored = load_file(quantized / "model.safetensors")
 
     layers = (
-        as_s1(load(EngineConfig(checkpoint_path=narrow, device="cpu", weights_dtype="int8")).loaded).networks[0].layers
+        as_s1(load(EngineConfig(checkpoint_path=quantized, device="cpu", weights_dtype="int8")).loaded)
+        .networks[0]
+        .layers
     )
 
     kept = {name: layer for name, layer in layers.named_modules() if isinstance(layer, QuantizedLinear)}
@@ -84,15 +88,15 @@ def test_an_engine_that_keeps_eight_bits_keeps_those_of_the_file(narrow: Path) -
         assert torch.equal(layer.scale, stored[f"layers.{name}.weight.scale"])
 
 
-def test_converting_eight_bits_again_changes_no_byte(narrow: Path, tmp_path: Path) -> None:
-    convert_checkpoint(narrow, tmp_path / "again")
+def test_converting_eight_bits_again_changes_no_byte(quantized: Path, tmp_path: Path) -> None:
+    convert_checkpoint(quantized, tmp_path / "again")
 
     for name in ("model.safetensors", "codec.safetensors"):
-        assert (tmp_path / "again" / name).read_bytes() == (narrow / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == (quantized / name).read_bytes()
 
 
-def test_a_scale_that_does_not_fit_its_weights_is_named(narrow: Path, tmp_path: Path) -> None:
-    shutil.copytree(narrow, tmp_path / "damaged")
+def test_a_scale_that_does_not_fit_its_weights_is_named(quantized: Path, tmp_path: Path) -> None:
+    shutil.copytree(quantized, tmp_path / "damaged")
     path = tmp_path / "damaged" / "codec.safetensors"
     tensors = load_file(path)
     key = "decoder.model.0.conv.weight"

@@ -1,0 +1,215 @@
+"""Both ends of a frame: embedding the tokens of a position, and storing a finished frame for the next step.
+
+Shapes: B rows, K codebooks, D channels, V codes of a codebook, W frames of the repetition window, S positions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from s1_mini.kernels.backend import HAS_TRITON, follows_early, jit, launch, runs_triton, wait_for_last
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+BLOCK = 256
+
+
+class Embedding(NamedTuple):
+    """The tables that embed the tokens of a position."""
+
+    token_table: Tensor  # [vocabulary, D]
+    code_table: Tensor  # [K V, D]
+    semantic: tuple[int, int]  # first and last semantic token; codes are added to these only
+    scaled: bool  # whether the sum of the K + 1 embeddings is divided by √(K + 1)
+
+
+def embed_positions(
+    tokens: Tensor, position: Tensor, active: Tensor | None, padding: int, embedding: Embedding, rope: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Embed `tokens` [B, K + 1], semantic token before codes, at `position` [B] of their sequences.
+
+    Returns the embedding [B, D], the cache position [B] of their keys and values, and their rows [B, R, 2] of `rope`
+    [S, R, 2]. The cache position of idle rows is `padding`: rows that are not `active` [B] or, if that is None, whose
+    position is negative.
+    """
+    if runs_triton(embedding.token_table):
+        return _embed_triton(tokens, position, active, padding, embedding, rope)
+    stored = position >= 0 if active is None else active
+    return embed(tokens, *embedding), torch.where(stored, position, padding), rope[position.clamp_min(0)]
+
+
+def embed(tokens: Tensor, token_table: Tensor, code_table: Tensor, semantic: tuple[int, int], scaled: bool) -> Tensor:
+    """Embed tokens [..., K + 1], semantic token before codes: [..., D]."""
+    first, books = tokens[..., 0], tokens.shape[-1] - 1
+    offsets = torch.arange(books, device=tokens.device) * (len(code_table) // books)
+    x = F.embedding(first, token_table)
+    with_codes = x + F.embedding(tokens[..., 1:] + offsets, code_table).sum(-2)
+    if scaled:
+        with_codes = with_codes / math.sqrt(books + 1)
+    is_semantic = (first >= semantic[0]) & (first <= semantic[1])
+    return torch.where(is_semantic.unsqueeze(-1), with_codes, x)
+
+
+def store_frame(
+    frame: Tensor, history: Tensor, tokens: Tensor, position: Tensor, count: Tensor, active: Tensor, skipped: int
+) -> None:
+    """Store `frame` [B, K + 1 or more] in the active ones of the first B rows, in place.
+
+    `history` [rows, W, K + 1] is a ring of the last frames without the first `skipped`; `tokens` [rows, K + 1] are the
+    next step's input, at `position` [rows]; `count` [rows] is the number of frames so far; `active` [rows] is bool.
+    """
+    if runs_triton(frame):
+        _store_frame_triton(frame, history, tokens, position, count, active, skipped)
+        return
+    frame = frame[:, : tokens.shape[1]]
+    rows = len(frame)
+    row, steps = torch.arange(rows, device=frame.device), active[:rows]
+    ring = (count[:rows] - skipped) % history.shape[1]
+    recorded = steps & (count[:rows] >= skipped)
+    history[row, ring] = torch.where(recorded.unsqueeze(1), frame, history[row, ring])
+    tokens[:rows] = torch.where(steps.unsqueeze(1), frame, tokens[:rows])
+    position[:rows].add_(steps)
+    count[:rows].add_(steps)
+
+
+def _embed_triton(
+    tokens: Tensor, position: Tensor, active: Tensor | None, padding: int, embedding: Embedding, rope: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, books = len(tokens), tokens.shape[1] - 1
+    size, rope_size = embedding.token_table.shape[1], rope[0].numel()
+    x = torch.empty(rows, size, dtype=embedding.token_table.dtype, device=tokens.device)
+    target = torch.empty_like(position)
+    out_rope = torch.empty(rows, *rope.shape[1:], dtype=rope.dtype, device=rope.device)
+    # The first kernel of a frame is never launched early; see `backend`.
+    _embed_kernel[(rows, triton.cdiv(size, BLOCK))](
+        tokens,
+        position,
+        position if active is None else active,
+        embedding.token_table,
+        embedding.code_table,
+        rope,
+        x,
+        target,
+        out_rope,
+        padding,
+        *embedding.semantic,
+        math.sqrt(books + 1) if embedding.scaled else 1.0,
+        len(embedding.code_table) // books,
+        tokens.stride(0),
+        size,
+        rope_size,
+        books,
+        BLOCK,
+        triton.next_power_of_2(rope_size),
+        ACTIVE=active is not None,
+        EARLY=follows_early(tokens.device),
+        num_warps=2,
+    )
+    return x, target, out_rope
+
+
+@jit
+def _embed_kernel(
+    tokens,
+    position,
+    active,
+    token_table,
+    code_table,
+    rope,
+    out,
+    target,
+    out_rope,
+    padding,
+    first,
+    last,
+    scale,
+    book_size,
+    stride,
+    size,
+    rope_size,
+    BOOKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROPE: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    wait_for_last(EARLY)
+    token = tl.load(tokens + row * stride)
+    x = tl.load(token_table + token * size + at, mask=inside, other=0.0)
+    if tl.program_id(1) == 0:
+        index = tl.load(position + row)
+        is_stored = tl.load(active + row) != 0 if ACTIVE else index >= 0
+        tl.store(target + row, tl.where(is_stored, index, padding))
+        pair = tl.arange(0, ROPE)
+        angles = tl.load(rope + tl.maximum(index, 0) * rope_size + pair, mask=pair < rope_size, other=0.0)
+        tl.store(out_rope + row * rope_size + pair, angles, mask=pair < rope_size)
+    if (token >= first) & (token <= last):
+        total = tl.zeros([BLOCK], tl.float32)
+        for book in tl.static_range(BOOKS):
+            code = tl.load(tokens + row * stride + 1 + book) + book * book_size
+            total += tl.load(code_table + code * size + at, mask=inside, other=0.0).to(tl.float32)
+        summed = (x.to(tl.float32) + total.to(x.dtype).to(tl.float32)).to(x.dtype)
+        x = (summed.to(tl.float32) / scale).to(x.dtype)
+    tl.store(out + row * size + at, x, mask=inside)
+
+
+def _store_frame_triton(
+    frame: Tensor, history: Tensor, tokens: Tensor, position: Tensor, count: Tensor, active: Tensor, skipped: int
+) -> None:
+    rows, width = len(frame), tokens.shape[1]
+    _store_kernel[(rows,)](
+        frame,
+        history,
+        tokens,
+        position,
+        count,
+        active,
+        skipped,
+        *frame.stride(),
+        history.shape[1],
+        width,
+        triton.next_power_of_2(width),
+        **launch(frame),
+        num_warps=1,
+    )
+
+
+@jit
+def _store_kernel(
+    frame,
+    history,
+    tokens,
+    position,
+    count,
+    active,
+    skipped,
+    row_stride,
+    stride,
+    window,
+    width,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    wait_for_last(EARLY)
+    frames = tl.load(count + row)
+    if tl.load(active + row) != 0:
+        value = tl.load(frame + row * row_stride + at * stride, mask=inside, other=0)
+        if frames >= skipped:
+            ring = (frames - skipped) % window
+            tl.store(history + (row * window + ring) * width + at, value, mask=inside)
+        tl.store(tokens + row * width + at, value, mask=inside)
+        tl.store(position + row, tl.load(position + row) + 1)
+        tl.store(count + row, frames + 1)

@@ -1,0 +1,350 @@
+"""Sample one token of each row: penalty, nucleus, temperature and sampling in one kernel, without a sort.
+
+Probabilities are integers in units of 1 / `SCALE`, so their sums are the same in any order. Two bitwise searches find
+the lowest logit of the nucleus, where the sum from the top exceeds `top_p`, and the sampled token, where the cumulative
+sum exceeds the random number. Among equal logits the lower token ranks first.
+Shapes: B rows, V vocabulary, N penalised tokens, K codebooks, W window, D channels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.ranking import edge, order
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+WINDOW = 16  # frames, about 0.74 s
+SCALE = 1 << 31  # integer that stands for a probability of 1
+MIN_TEMPERATURE = 1e-5  # upstream's minimum, which amounts to the arg max
+MAX_VOCABULARY = 8192  # tokens that fit in the registers of one program
+
+
+class RepetitionWindow(NamedTuple):
+    """The tokens that the repetition penalty applies to: a ring of the last frames of every row.
+
+    `upstream` reproduces the original (decode_n_tokens at d3df505) with its two faults: the semantic token is penalised
+    only by the token exactly 16 frames ago (a column is read instead of a row), and code 0 is penalised during the
+    first 16 frames (unwritten history reads as zeros). The first frame is never recorded. `fixed` penalises the
+    last 16 frames and nothing else. `count` [n] is always the number of frames that each of the first n rows has
+    generated.
+    """
+
+    history: Tensor  # int64 [B, W, K + 1], zeros before the first frame
+    is_fixed: bool  # mode `fixed`, not `upstream`
+
+    @property
+    def skipped(self) -> int:
+        """Number of frames at the start that are not recorded."""
+        return 0 if self.is_fixed else 1
+
+    def semantic_tokens(self, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ids that penalise the semantic token, and which of them are valid: [n, N] each."""
+        rows = len(count)
+        if self.is_fixed:
+            return self.history[:rows, :, 0], self.recorded_frames(count)
+        recorded = count - self.skipped
+        oldest = torch.where(recorded >= WINDOW, recorded % WINDOW, 0)
+        tokens = self.history[torch.arange(rows, device=count.device), oldest]
+        return tokens, (recorded >= 0).unsqueeze(1).expand_as(tokens)
+
+    def codes(self, codebook: int, rows: int) -> Tensor:
+        """Return the codes [rows, W] that penalise `codebook`; `recorded_frames` masks the valid ones."""
+        return self.history[:rows, :, codebook + 1]
+
+    def recorded_frames(self, count: Tensor) -> Tensor:
+        """Return the mask [n, W] of the frames whose codes are penalised, the same for all codebooks."""
+        if self.is_fixed:
+            return torch.arange(WINDOW, device=count.device) < count.unsqueeze(1)
+        return (count >= self.skipped).unsqueeze(1).expand(-1, WINDOW)
+
+
+class SamplingTensors(NamedTuple):
+    """Sampling parameters of B rows, on the device."""
+
+    temperature: Tensor  # [B]
+    top_p: Tensor  # [B]
+    repetition_penalty: Tensor  # [B]
+    uniforms: Tensor  # [B, frames, K] in [0, 1)
+
+
+class SamplingInputs(NamedTuple):
+    """Inputs of sampling besides the logits, constant within a frame."""
+
+    sampling: SamplingTensors
+    num_frames: Tensor  # [B] frames generated so far
+    window: RepetitionWindow  # has B rows or more
+
+
+class SemanticTokens(NamedTuple):
+    """Ids of the backbone's output tokens."""
+
+    first: int  # semantic token of code 0
+    last: int  # semantic token
+    end: int  # end of the utterance
+    restricted: bool  # logits exist for the semantic tokens and the end only, not for all tokens
+    num_codes: int  # size of the first codebook
+
+
+def sample_semantic(
+    logits: Tensor, embeddings: Tensor, frames: Tensor, inputs: SamplingInputs, tokens: SemanticTokens
+) -> Tensor:
+    """Sample the semantic token of each row from `logits` [B, V], which may be overwritten.
+
+    The result is stored in `frames`, int64 [B, K + 3]: semantic token, codes, whether it is the end (never in a row's
+    first frame), whether the logits were finite. Returns the first code's rows of `embeddings` [codes, D]: [B, D].
+    """
+    if _fits_kernel(logits):
+        return _sample_triton(logits, embeddings, frames, inputs, 0, tokens)
+    count, books = inputs.num_frames, frames.shape[1] - 3
+    frames[:, books + 2] = logits.abs().amax(-1) < math.inf  # false for NaN
+    past, valid = inputs.window.semantic_tokens(count)
+    if tokens.restricted:
+        valid = valid & (past >= tokens.first) & (past <= tokens.last)
+        past = past - tokens.first
+        logits[:, -1] = torch.where(count == 0, -math.inf, logits[:, -1])
+    choice = _sample_penalised(logits, past, valid, inputs, 0)
+    if tokens.restricted:
+        stop = choice == logits.shape[1] - 1
+        choice = torch.where(stop, tokens.end, choice + tokens.first)
+    else:
+        stop = (choice == tokens.end) & (count > 0)  # upstream ignores the end in frame 0
+    frames[:, 0], frames[:, books + 1] = choice, stop
+    frames[:, 1] = (choice - tokens.first).clamp(0, tokens.num_codes - 1)
+    return F.embedding(frames[:, 1], embeddings)
+
+
+def sample_code(logits: Tensor, embeddings: Tensor, frames: Tensor, inputs: SamplingInputs, codebook: int) -> Tensor:
+    """Sample the code of `codebook` (1 … K - 1) of each row from `logits` [B, V] into `frames`.
+
+    Returns the codes' rows of `embeddings`: [B, D].
+    """
+    if _fits_kernel(logits):
+        return _sample_triton(logits, embeddings, frames, inputs, codebook, None)
+    past, valid = inputs.window.codes(codebook, len(logits)), inputs.window.recorded_frames(inputs.num_frames)
+    frames[:, codebook + 1] = _sample_penalised(logits, past, valid, inputs, codebook)
+    return F.embedding(frames[:, codebook + 1], embeddings)
+
+
+def penalise(logits: Tensor, tokens: Tensor, valid: Tensor, penalty: Tensor) -> Tensor:
+    """Penalise `tokens` [B, N] where `valid` [B, N], each once, however often it occurs.
+
+    Negative logits are multiplied by the row's `penalty` [B], others divided (Keskar et al. 2019, CTRL). Tokens that
+    have no logit cannot be sampled, so they need no penalty.
+    """
+    valid = valid & (tokens >= 0) & (tokens < logits.shape[1])
+    tokens = torch.where(valid, tokens, 0)
+    hit = torch.zeros_like(logits).scatter_reduce(1, tokens, valid.to(logits.dtype), reduce="amax") > 0
+    penalty = penalty.unsqueeze(1)
+    return torch.where(hit, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
+    """Return the probability of every token [B, V].
+
+    S1 cuts the nucleus before it applies the temperature. The token that crosses `top_p` [B] is excluded; the likeliest
+    token is always included.
+    """
+    logits = logits.float()
+    ranked, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    outside = _to_integers(ranked.softmax(-1)).cumsum(-1) > _to_integers(top_p).unsqueeze(1)
+    outside[:, 0] = False
+    outside = torch.empty_like(outside).scatter_(1, tokens, outside)
+    temperature = temperature.clamp_min(MIN_TEMPERATURE).unsqueeze(1)
+    return ((logits - ranked[:, :1]) / temperature).masked_fill(outside, -math.inf).softmax(-1)
+
+
+def sample(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Sample a token of each row of `probabilities` [B, V] by inverting the cumulative sum at `uniform` [B]; [B]."""
+    cumulative = _to_integers(probabilities).cumsum(-1)
+    total = cumulative[:, -1]
+    goal = (((uniform * (1 << 24)).long() * total) >> 24).minimum(total - 1)  # random numbers have 24 bits
+    return (cumulative <= goal.unsqueeze(1)).sum(-1).clamp_max(probabilities.shape[1] - 1)  # NaN: none
+
+
+def _to_integers(share: Tensor) -> Tensor:
+    return (share * SCALE).long()
+
+
+def _sample_penalised(logits: Tensor, tokens: Tensor, valid: Tensor, inputs: SamplingInputs, codebook: int) -> Tensor:
+    """Sample with each row's random number of `codebook`; penalised logits are rounded to their dtype."""
+    logits = penalise(logits.float(), tokens, valid, inputs.sampling.repetition_penalty).to(logits.dtype)
+    rows = torch.arange(len(logits), device=logits.device)
+    uniform = inputs.sampling.uniforms[rows, inputs.num_frames, codebook]
+    return sample(probabilities(logits, inputs.sampling.temperature, inputs.sampling.top_p), uniform)
+
+
+def _fits_kernel(logits: Tensor) -> bool:
+    return runs_triton(logits) and logits.shape[1] <= MAX_VOCABULARY
+
+
+def _sample_triton(
+    logits: Tensor,
+    embeddings: Tensor,
+    frames: Tensor,
+    inputs: SamplingInputs,
+    codebook: int,
+    tokens: SemanticTokens | None,
+) -> Tensor:
+    rows, size = logits.shape
+    width = embeddings.shape[1]
+    embedded = torch.empty(rows, width, dtype=embeddings.dtype, device=embeddings.device)
+    block = max(32, triton.next_power_of_2(size))
+    window = inputs.window
+    _sample_kernel[(rows,)](
+        logits,
+        window.history,
+        inputs.num_frames,
+        inputs.sampling.repetition_penalty,
+        inputs.sampling.temperature,
+        inputs.sampling.top_p,
+        inputs.sampling.uniforms,
+        embeddings,
+        frames,
+        embedded,
+        codebook,
+        size,
+        logits.stride(0),
+        inputs.sampling.uniforms.stride(0),
+        inputs.sampling.uniforms.stride(1),
+        window.skipped,
+        *(tokens[:3] if tokens else (0, 0, 0)),
+        tokens.num_codes if tokens else 0,
+        MIN_TEMPERATURE,
+        SCALE,
+        block,
+        block.bit_length() - 1,
+        width,
+        frames.shape[1] - 3,
+        WINDOW,
+        FIXED=window.is_fixed,
+        SEMANTIC=tokens is not None,
+        RESTRICTED=tokens is not None and tokens.restricted,
+        **launch(logits),
+        num_warps=max(1, block // 1024),
+    )
+    return embedded
+
+
+@jit
+def _find_token(at, mass, goal, BITS: tl.constexpr):
+    """Return the token whose preceding mass does not exceed the goal, while the mass up to and including it does."""
+    found = tl.sum(tl.zeros_like(at), axis=0)
+    for bit in range(BITS):
+        later = found | (1 << (BITS - 1 - bit))
+        fits = tl.sum(tl.where(at < later, mass, 0), axis=0) <= goal
+        found = tl.where(fits, later, found)
+    return found
+
+
+@jit
+def _sample_kernel(
+    logits,
+    history,
+    count,
+    penalty,
+    temperature,
+    top_p,
+    uniforms,
+    embeddings,
+    frames,
+    embedded,
+    codebook,
+    size,
+    logits_stride,
+    uniforms_stride,
+    uniforms_frame_stride,
+    skipped,
+    first_token,
+    last_token,
+    end_token,
+    num_codes,
+    min_temperature,
+    SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKEN_BITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BOOKS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    FIXED: tl.constexpr,
+    SEMANTIC: tl.constexpr,
+    RESTRICTED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    # Data that no kernel of this frame writes can be read before the previous kernel ends.
+    frame = tl.load(count + row)
+    factor = tl.load(penalty + row)
+    inverse_factor = 1.0 / factor
+    inverse_temperature = 1.0 / tl.maximum(tl.load(temperature + row), min_temperature)
+    nucleus = tl.load(top_p + row)
+    uniform = tl.load(uniforms + row * uniforms_stride + frame * uniforms_frame_stride + codebook)
+    past = history + row * WINDOW * (BOOKS + 1)
+    group = tl.arange(0, BLOCK // 32)
+    hits = tl.zeros([BLOCK // 32], tl.uint32)  # one bit per token
+    # Upstream's semantic penalty reads all tokens of one frame; other penalties read one token of every frame.
+    ONE_FRAME: tl.constexpr = SEMANTIC and not FIXED
+    if ONE_FRAME:
+        recorded = frame - skipped
+        past += tl.where(recorded >= WINDOW, recorded % WINDOW, 0) * (BOOKS + 1)
+    for index in tl.static_range(BOOKS + 1 if ONE_FRAME else WINDOW):
+        if ONE_FRAME:
+            token = tl.load(past + index)
+        else:
+            token = tl.load(past + index * (BOOKS + 1) + (0 if SEMANTIC else codebook + 1))
+        is_valid = (frame > index) if FIXED else (frame >= skipped)
+        if RESTRICTED:
+            is_valid = is_valid & (token >= first_token) & (token <= last_token)
+            token -= first_token
+        token = tl.where(is_valid, token, -1).to(tl.int32)
+        hits |= tl.where(group == token >> 5, tl.cast(1, tl.uint32) << (token & 31), 0)
+    hit = tl.reshape((hits[:, None] >> tl.arange(0, 32)[None, :]) & 1, [BLOCK]) != 0
+    wait_for_last(EARLY)
+    logit = tl.load(logits + row * logits_stride + at, mask=inside, other=float("-inf"))
+    original = logit.dtype
+    logit = logit.to(tl.float32)
+    to = frames + row * (BOOKS + 3)
+    if SEMANTIC:
+        not_finite = tl.where(inside & ~(tl.abs(logit) < float("inf")), 1, 0)  # infinite or NaN
+        tl.store(to + BOOKS + 2, (tl.sum(not_finite, axis=0) == 0).to(tl.int64))
+        if RESTRICTED:
+            logit = tl.where((at == size - 1) & (frame == 0), float("-inf"), logit)
+    logit = tl.where(hit, tl.where(logit < 0, logit * factor, logit * inverse_factor), logit)
+    logit = tl.where(logit == 0.0, 0.0, logit).to(original)  # turns -0 into 0
+    VALUE_BITS: tl.constexpr = original.primitive_bitwidth
+    key = tl.where(inside, (order(logit, VALUE_BITS) << TOKEN_BITS) + (BLOCK - 1 - at).to(tl.uint32), 0)
+    logit = logit.to(tl.float32)
+    logit -= tl.max(logit, axis=0)
+    mass = tl.exp(logit)
+    mass = (mass * (SCALE / tl.sum(mass, axis=0))).to(tl.uint32)
+    edge_key = edge(key, mass, (nucleus * SCALE).to(tl.uint32), VALUE_BITS + TOKEN_BITS)
+    kept = (key > edge_key) | (key == tl.max(key, axis=0))  # the likeliest is always included
+    share = tl.where(kept, tl.exp(logit * inverse_temperature), 0.0)
+    share = (share * (SCALE / tl.sum(share, axis=0))).to(tl.uint32)
+    total = tl.sum(share, axis=0).to(tl.int64)
+    goal = tl.minimum(((uniform * (1 << 24)).to(tl.int64) * total) >> 24, total - 1)
+    choice = _find_token(at, share, goal, TOKEN_BITS).to(tl.int64)
+    choice = tl.where(choice < size, choice, 0)  # rows of NaN exceed it
+    if SEMANTIC:
+        if RESTRICTED:
+            stop = choice == size - 1
+            choice = tl.where(stop, end_token, choice + first_token)
+        else:
+            stop = (choice == end_token) & (frame > 0)
+        tl.store(to, choice)
+        tl.store(to + BOOKS + 1, stop.to(tl.int64))
+        choice = tl.minimum(tl.maximum(choice - first_token, 0), num_codes - 1)
+    tl.store(to + codebook + 1, choice)
+    channel = tl.arange(0, triton.next_power_of_2(WIDTH))
+    value = tl.load(embeddings + choice * WIDTH + channel, mask=channel < WIDTH, other=0.0)
+    tl.store(embedded + row * WIDTH + channel, value, mask=channel < WIDTH)
