@@ -32,14 +32,18 @@ OnUnsupported = Literal["error", "skip"]
 
 VoiceSource = Literal["checkpoint", "added"]
 
-# Of an audio file (`audio/container.py`): ogg is Opus too, pcm has no header.
-AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm"]
+# Audio files (`audio/container.py`): ogg contains Opus, too; pcm, mulaw and alaw (8 kHz, telephony) have no header.
+AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm", "mulaw", "alaw"]
 
 # Upstream's defaults and bounds (ServeTTSRequest at d3df505); temperature 0 is ours and means greedy.
 MAX_TEMPERATURE = 2.0
 MAX_TOP_K = 2**17
 MAX_REPETITION_PENALTY = 2.0
 MAX_SEED = 2**63 - 1
+
+MIN_SPEED, MAX_SPEED = 0.25, 4.0  # OpenAI's bounds
+MIN_GAIN_DB, MAX_GAIN_DB = -40.0, 20.0
+MIN_RATE, MAX_RATE = 8_000, 48_000  # Hz
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,9 @@ class SharedOptions(TypedDict, total=False):
     chunk_profile: ChunkProfile | None
     normalize: Normalize | None
     on_unsupported: OnUnsupported | None
+    speed: float
+    gain_db: float
+    sample_rate: int | None
 
 
 class SpeechOptions(SharedOptions, total=False):
@@ -151,6 +158,9 @@ class TTSRequest:
     chunk_profile: ChunkProfile | None = None  # None: balanced
     normalize: Normalize | None = None  # None: as set by S1_MINI_NORMALIZE
     on_unsupported: OnUnsupported | None = None  # None: as set by S1_MINI_ON_UNSUPPORTED
+    speed: float = 1.0  # 2 is twice as fast; the pitch stays
+    gain_db: float = 0.0  # loudness; peaks are limited to -1 dBTP
+    sample_rate: int | None = None  # of the audio, in Hz; None: the model's own
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
     flow: tuple[str, str] = ("", "")
@@ -159,6 +169,10 @@ class TTSRequest:
         check_choice("chunk_profile", self.chunk_profile, ChunkProfile)
         check_choice("normalize", self.normalize, Normalize)
         check_choice("on_unsupported", self.on_unsupported, OnUnsupported)
+        check_range("speed", self.speed, MIN_SPEED, MAX_SPEED)
+        check_range("gain_db", self.gain_db, MIN_GAIN_DB, MAX_GAIN_DB)
+        if self.sample_rate is not None:
+            check_integer("sample_rate", self.sample_rate, MIN_RATE, MAX_RATE)
         if self.voice is not None and self.references:
             raise ParameterError("voice", "cannot be combined with reference_audio; give one of them")
 

@@ -87,9 +87,10 @@ def test_a_wrong_field_is_named(http: httpx2.Client, body: object, expected: tup
         ("/v1/tts", {"text": "Hi.", "x" * 9_000_000: 1}, "unknown field"),
         ("/v1/tts", {"txt": "Hi."}, "txt: unknown field; did you mean text? (also wrong: text)"),
         ("/v1/tts", {"TEXT": "Hi."}, "TEXT: unknown field; did you mean text? (also wrong: text)"),
-        ("/v1/tts", {"text": "Hi.", "speed": 1.5}, "speed: not supported yet; leave it out, each voice has its own"),
+        ("/v1/tts", {"text": "Hi.", "speed": 5}, "speed: 5: input should be less than or equal to 4"),
+        ("/v1/tts", {"text": "Hi.", "sample_rate": 96000}, "sample_rate: 96000: input should be less than or equal to"),
         ("/v1/tts", {"text": "Hi.", "send": 1}, "send: unknown field; allowed are"),
-        ("/v1/tts", {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, "repetition_penalty, max_new_tokens, text, voice,"),
+        ("/v1/tts", {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, "gain_db, sample_rate, text, voice,"),
         (
             "/v1/tts/batch",
             {"itmes": [], "formt": "x"},
@@ -102,8 +103,8 @@ def test_a_wrong_field_is_named(http: httpx2.Client, body: object, expected: tup
         ("/v1/tts/batch", {"items": [1], "formt": "wav"}, "unknown field; did you mean format?"),
         (
             "/v1/audio/speech",
-            {"input": "Hi.", "speed": 2},
-            "speed: 2: not supported yet; only 1, the voice's own speed, is allowed",
+            {"input": "Hi.", "speed": 0.2},
+            "speed: 0.2: input should be greater than or equal to 0.25",
         ),
         ("/v1/audio/speech", {"input": ""}, "input: is empty; send at least one letter, number or symbol"),
     ],

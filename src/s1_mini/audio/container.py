@@ -1,8 +1,8 @@
-"""Encode waves as wav, flac, mp3, Ogg Opus or raw 16-bit samples: whole, in memory or to disk, or as a stream.
+"""Encode waves as wav, flac, mp3, Ogg Opus, raw 16-bit or G.711 samples: whole, in memory or to disk, or as a stream.
 
-Everything is mono and 16 bit. Only `StreamEncoder` works piece by piece: it never changes bytes that it has returned,
-so a length in a header stays unknown, as in every stream. Many programs, libsndfile among them, do not read a flac
-without a length, so a flac is returned whole at the end.
+Everything is mono, and 16 bit except G.711. Only `StreamEncoder` works piece by piece: it never changes bytes that it
+has returned, so a length in a header stays unknown, as in every stream. Many programs, libsndfile among them, do not
+read a flac without a length, so a flac is returned whole at the end.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from s1_mini.types import AudioFormat
 FULL_SCALE = 2**15 - 1  # symmetric: 1.0 is 32767 and -1.0 is -32767, so that silence stays in the middle
 
 FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
+RAW: tuple[AudioFormat, ...] = ("pcm", "mulaw", "alaw")  # without a header
 
 
 class _Encoding(NamedTuple):
     media_type: str
     container: str = ""  # container and coding as libsndfile names them
     coding: str = ""
-    rates: tuple[int, ...] = ()  # supported sample rates; empty: any
+    rates: tuple[int, ...] = ()  # supported sample rates; audio of another rate is resampled to the last; empty: any
 
 
 _MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
@@ -43,8 +44,9 @@ _ENCODINGS = {
     "opus": _OPUS,
     "ogg": _OPUS,
     "pcm": _Encoding("audio/pcm"),
+    "mulaw": _Encoding("audio/PCMU", "RAW", "ULAW", (8000,)),
+    "alaw": _Encoding("audio/PCMA", "RAW", "ALAW", (8000,)),
 }
-_RATE_FOR_THE_REST = 48_000
 _BLOCK = 2**16  # samples given to an encoder at once; some keep a whole write on the stack
 _UNKNOWN_LENGTH = 0xFFFFFFFF
 
@@ -94,18 +96,17 @@ def media_type(audio_format: AudioFormat) -> str:
     return _ENCODINGS[audio_format].media_type
 
 
-def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat, output_rate: int | None = None) -> bytes:
+def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> bytes:
     """Encode a float wave [samples] in [-1, 1] at `sample_rate` Hz; clipped beyond.
 
-    The audio is resampled to `output_rate` Hz, if given, with the result of `StreamEncoder` to the sample. Rates
-    that mp3 or Opus cannot hold are resampled to 48 kHz. Raises `GenerationError` for samples that are NaN or
-    infinite, for an empty wave unless the format is pcm, and for a wave of another number of dimensions than one.
+    Audio of a rate that the format does not support is resampled (`rate_in`). Raises `GenerationError` for samples that
+    are NaN or infinite, for an empty wave unless the format has no header, and for a wave of more than one dimension.
     """
     if wave.ndim != 1:
         raise GenerationError(f"audio to encode has the shape {wave.shape}; allowed is [samples], one channel")
-    if len(wave) == 0 and audio_format != "pcm":
+    if len(wave) == 0 and audio_format not in RAW:
         raise GenerationError(f"there is no audio to encode as {audio_format}: the wave has no samples")
-    rate = rate_in(audio_format, output_rate or sample_rate)
+    rate = rate_in(audio_format, sample_rate)
     if rate != sample_rate and len(wave):
         _range(wave)  # refuses a NaN, which the resampler would spread
         wave = soxr.resample(wave.astype(np.float32), sample_rate, rate)
@@ -122,9 +123,9 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat, output
 
 
 def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
-    """Return the rate in Hz that a file has for audio of `sample_rate`: the same wherever its format can hold it."""
+    """Return the rate in Hz of a file for audio of `sample_rate` Hz: the same if its format supports it."""
     rates = _ENCODINGS[audio_format].rates
-    return sample_rate if not rates or sample_rate in rates else _RATE_FOR_THE_REST
+    return sample_rate if not rates or sample_rate in rates else rates[-1]
 
 
 def wav_header(sample_rate: int, num_samples: int | None = None) -> bytes:
@@ -183,22 +184,22 @@ def _replace(path: Path, content: bytes) -> None:
 
 def encodes_fast(audio_format: AudioFormat) -> bool:
     """Whether encoding takes so little time that an event loop may do it."""
-    return audio_format in ("pcm", "wav")
+    return audio_format in ("pcm", "wav", "mulaw", "alaw")
 
 
 class StreamEncoder:
     """Encodes float waves [samples] in [-1, 1] at `sample_rate` in Hz, one after the other, to one file.
 
-    The audio is resampled to `output_rate` in Hz, if given; the samples do not depend on the sizes of the waves.
+    The samples do not depend on the sizes of the waves.
     """
 
-    def __init__(self, audio_format: AudioFormat, sample_rate: int, output_rate: int | None = None) -> None:
+    def __init__(self, audio_format: AudioFormat, sample_rate: int) -> None:
         self.audio_format = audio_format
         self._file = _OneWayFile()
         self._sound: soundfile.SoundFile | None = None
         self._is_whole = audio_format == "flac"
         self._resampler: soxr.ResampleStream | None = None
-        rate = rate_in(audio_format, output_rate or sample_rate)
+        rate = rate_in(audio_format, sample_rate)
         if rate != sample_rate:
             self._resampler = soxr.ResampleStream(sample_rate, rate, 1, dtype="float32")
         if audio_format == "wav":

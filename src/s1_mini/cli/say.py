@@ -46,7 +46,7 @@ def say(
         str | None,
         typer.Option(
             "--format",
-            help="wav, flac, mp3, opus, ogg or pcm. [the file's suffix]",
+            help="wav, flac, mp3, opus, ogg, pcm, mulaw or alaw. [the file's suffix]",
             autocompletion=completing(*FORMATS),
         ),
     ] = None,
@@ -89,6 +89,9 @@ def say(
             autocompletion=completing("error", "skip"),
         ),
     ] = None,
+    speed: Annotated[float, typer.Option(help="2 is twice as fast, 0.5 half as fast; the pitch stays.")] = 1.0,
+    gain_db: Annotated[float, typer.Option(help="Loudness change in dB; peaks are limited.")] = 0.0,
+    sample_rate: Annotated[int | None, typer.Option(help="Sample rate in Hz. [the model's own]")] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send audio while it is generated (wav or pcm).")
     ] = False,
@@ -119,6 +122,9 @@ def say(
         "max_new_tokens": max_new_tokens,
         "normalize": cast("Normalize | None", normalize),  # checked by `TTSRequest`
         "on_unsupported": cast("OnUnsupported | None", on_unsupported),
+        "speed": speed,
+        "gain_db": gain_db,
+        "sample_rate": sample_rate,
     }
     TTSRequest.of("", **options)
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)

@@ -41,7 +41,7 @@ def completing(*values: str) -> Callable[[str], list[str]]:
     return complete
 
 
-DEVICE_HELP, FORMAT_HELP = "auto, cpu, cuda, cuda:1, mps.", "wav, flac, mp3, opus, ogg or pcm."
+DEVICE_HELP, FORMAT_HELP = "auto, cpu, cuda, cuda:1, mps.", "wav, flac, mp3, opus, ogg, pcm, mulaw or alaw."
 Checkpoint = Annotated[
     Path | None,
     typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub. [the built-in voice]"),

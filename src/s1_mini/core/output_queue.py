@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from s1_mini.audio.effects import Effects
 from s1_mini.types import AudioChunk
 
 
@@ -33,6 +34,7 @@ class OutputQueue:
         self._changed = threading.Condition()
         self._wake: Callable[[], None] | None = None  # wakes a consumer on an event loop
         self._details: dict[str, Any] = {}  # with the first chunk
+        self.effects: Effects | None = None  # applied to the audio when it is taken
 
     # Called by the engine.
 
@@ -81,7 +83,7 @@ class OutputQueue:
                     chunk, over = self._take()
                 if chunk is not None:
                     self._report_take()
-                    yield chunk
+                    yield self._finished(chunk)
                 elif over:
                     return
                 else:
@@ -99,9 +101,17 @@ class OutputQueue:
                 if chunk is not None or over:
                     break
                 self._changed.wait()
-        if chunk is not None:
-            self._report_take()
-        return chunk
+        if chunk is None:
+            return None
+        self._report_take()
+        return self._finished(chunk)
+
+    def _finished(self, chunk: AudioChunk) -> AudioChunk:
+        """Return a chunk with the effects of its request."""
+        if self.effects is None or chunk.finish_reason == "cancelled":
+            return chunk
+        audio = self.effects.feed(chunk.audio, is_last=chunk.finish_reason is not None)
+        return replace(chunk, audio=audio, sample_rate=self.effects.sample_rate)
 
     def _report_take(self) -> None:
         if self.reports_takes and self.on_take is not None and not self._ended:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from s1_mini.audio.effects import Effects
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.runtime.loader import LoadedCheckpoint
@@ -86,8 +87,15 @@ class EngineRuntime:
             streams=streams,
             flow=request.flow,
         )
+        queue.effects = self._effects(request)
         queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
         return queue
+
+    def _effects(self, request: TTSRequest) -> Effects | None:
+        rate = self.speaker.description.sample_rate
+        if request.speed == 1 and not request.gain_db and request.sample_rate in (None, rate):
+            return None
+        return Effects(rate, speed=request.speed, gain_db=request.gain_db, output_rate=request.sample_rate)
 
     def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
         pieces = self._pieces(self._script(text, choice, on_unsupported))

@@ -30,7 +30,6 @@ MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any le
 MAX_FIELD = 100  # characters; a field that we do not know is named as the client named it
 MAX_NAMED = 3  # further fields that one error names
 SIMILAR = 0.8  # ratio of difflib from which a known field is suggested for an unknown one
-UNSUPPORTED = {"speed": "not supported yet; leave it out, each voice has its own speed"}
 INTERNAL_CODE = "internal_error"
 
 
@@ -239,8 +238,6 @@ def _field_of(problem: Any) -> str:
 
 def _unknown_field(field: str, known: Sequence[str]) -> str:
     """Return the message for an unknown field: the known one that it resembles, otherwise all of them."""
-    if field in UNSUPPORTED:
-        return UNSUPPORTED[field]
     spellings = {name.lower(): name for name in known}
     # Comparing a name of megabytes would take seconds.
     near = get_close_matches(field.lower(), spellings, n=1, cutoff=SIMILAR) if len(field) <= MAX_FIELD else []

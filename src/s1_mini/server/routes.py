@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ from s1_mini.server.schemas import (
     decode_base64,
 )
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak, speak_to_client, while_listened
+from s1_mini.server.voice_names import OPENAI_VOICES, assign_voices
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
@@ -52,10 +52,6 @@ routers = (speech_router, openai_router, voices_router)
 
 MODEL = "s1-mini"
 OPENAI_PCM_RATE = 24_000  # Hz; OpenAI's clients assume it, since pcm has no header
-# of OpenAI's API; each means the default voice unless the checkpoint has a voice of that name
-OPENAI_VOICES = frozenset(
-    "alloy ash ballad cedar coral default echo fable marin nova onyx sage shimmer verse".split()  # noqa: SIM905
-)
 FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "text"}  # engine's name: form's name
 
 
@@ -155,12 +151,10 @@ def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
 async def create_speech(request: Request) -> Response:
     """Speak a text; the answer is sent while it is generated."""
     body, engine = await read_json(request, OpenAISpeechBody), request.app.state.engine
-    is_default = body.voice in OPENAI_VOICES and body.voice not in engine.voice_names()
-    voice = None if is_default else body.voice
+    voice = await _own_voice(request, body.voice)
     try:
-        speech_request = body.build(body.input, body.response_format, streams=True, voice=voice)
-        if body.response_format == "pcm":
-            speech_request = replace(speech_request, output_rate=OPENAI_PCM_RATE)
+        rate = body.sample_rate or (OPENAI_PCM_RATE if body.response_format == "pcm" else None)
+        speech_request = body.build(body.input, body.response_format, streams=True, voice=voice, sample_rate=rate)
         speech = await speak_to_client(request, engine, speech_request)
     except RequestError as error:
         raise renamed(error, {"text": "input"}) from None
@@ -170,6 +164,18 @@ async def create_speech(request: Request) -> Response:
     num_read = await asyncio.to_thread(count, body.input)
     more = {"spoken_text": speech.spoken_text} if body.return_spoken_text else {}
     return StreamedAnswer(_events(speech, num_read, record_of(request), more), "text/event-stream", speech.headers)
+
+
+async def _own_voice(request: Request, name: str | None) -> str | None:
+    """Return the name of the voice that a request means: a voice here, or the one that stands for OpenAI's."""
+    state = request.app.state
+    if name is None or name in state.engine.voice_names():
+        return name
+    if (mapped := state.settings.voice_names.get(name)) is not None:
+        return str(mapped)
+    if name not in OPENAI_VOICES:
+        return name
+    return assign_voices(OPENAI_VOICES, await asyncio.to_thread(state.engine.voices))[name]
 
 
 async def _events(

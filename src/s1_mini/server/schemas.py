@@ -7,17 +7,23 @@ import binascii
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from s1_mini.server.errors import InvalidError
 from s1_mini.types import (
     DEFAULT_SAMPLING,
+    MAX_GAIN_DB,
+    MAX_RATE,
     MAX_REPETITION_PENALTY,
     MAX_SEED,
+    MAX_SPEED,
     MAX_TEMPERATURE,
     MAX_TOP_K,
+    MIN_GAIN_DB,
+    MIN_RATE,
+    MIN_SPEED,
     OPTIONS,
     AudioFormat,
     ChunkProfile,
@@ -40,6 +46,7 @@ def _as_whole(value: Any) -> Any:
 Seed = Annotated[int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)]  # 2^63 is a double, MAX_SEED is not
 TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), BeforeValidator(_as_whole)]
 NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
+SampleRate = Annotated[int, Field(ge=MIN_RATE, le=MAX_RATE), BeforeValidator(_as_whole)]
 ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
 # length of texts and names of voices are checked by the engine, with the same messages for all interfaces
 _NOT_EMPTY: JsonDict = {"minLength": 1}
@@ -47,7 +54,10 @@ Text = Annotated[str, Field(description="Text to speak.", examples=["Good mornin
 VoiceName = Annotated[str, Field(description="A voice from GET /v1/voices.")]
 Format = Annotated[
     AudioFormat,
-    Field(description="Audio format of the response; ogg also contains Opus, pcm is s16le mono without a header."),
+    Field(
+        description="Audio format of the response; ogg also contains Opus; pcm (s16le), mulaw and alaw (G.711, 8 kHz) "
+        "are mono without a header."
+    ),
 ]
 Base64Audio = Annotated[
     str,
@@ -63,7 +73,6 @@ class SpeechRequest:
     audio_format: AudioFormat = "wav"
     streams: bool = False
     return_spoken_text: bool = False
-    output_rate: int | None = None  # in Hz; the model's own if None
 
     @property
     def reference(self) -> bytes:
@@ -104,6 +113,14 @@ class Sampling(Strict):
     repetition_penalty: float = Field(DEFAULT_SAMPLING.repetition_penalty, gt=0, le=MAX_REPETITION_PENALTY)
     max_new_tokens: NumTokens = Field(
         DEFAULT_SAMPLING.max_new_tokens, description="Maximum length of a part of the text, in frames."
+    )
+
+    speed: float = Field(1.0, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch stays.")
+    gain_db: float = Field(
+        0.0, ge=MIN_GAIN_DB, le=MAX_GAIN_DB, description="Loudness change in dB; peaks are limited to -1 dBTP."
+    )
+    sample_rate: SampleRate | None = Field(
+        None, description="Sample rate of the audio in Hz. Default: the model's own; mulaw and alaw have 8,000."
     )
 
     def build(self, text: str, audio_format: AudioFormat, *, streams: bool = False, **options: object) -> SpeechRequest:
@@ -205,12 +222,6 @@ class OpenAIVoice(Strict):
     id: VoiceName
 
 
-def _own_speed(value: float) -> float:
-    if value != 1:
-        raise PydanticCustomError("speed", "not supported yet; only 1, the voice's own speed, is allowed")
-    return value
-
-
 def _voice_name(value: Any) -> Any:
     """Return the name of `{"id": name}`."""
     name = value["id"] if isinstance(value, dict) and set(value) == {"id"} else value
@@ -235,13 +246,8 @@ class OpenAISpeechBody(Sampling):
     input: Text
     voice: Annotated[
         VoiceName | None, BeforeValidator(_voice_name, json_schema_input_type=VoiceName | OpenAIVoice | None)
-    ] = Field(None, description="A voice of GET /v1/voices; OpenAI's own names mean the default voice.")
+    ] = Field(None, description="A voice of GET /v1/voices; OpenAI's names stand for similar voices.")
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
-    speed: Annotated[float, AfterValidator(_own_speed)] = Field(
-        1.0,
-        description="Only 1.0, the voice's own speed, is supported.",
-        json_schema_extra={"minimum": 1, "maximum": 1},
-    )
     instructions: str | None = Field(None, description="Ignored.")
     stream_format: Literal["audio", "sse"] = "audio"
 

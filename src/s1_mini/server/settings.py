@@ -39,6 +39,11 @@ class ServerSettings(Settings):
         description="accepted host names, comma-separated; unset, on loopback and without a key: localhost only",
     )
 
+    voice_names: Annotated[dict[str, str], NoDecode] = Field(
+        {},
+        description="voices for names of other services, such as alloy=clara,nova=anna; overrides the built-in choice",
+    )
+
     # How much a client may send, and how slowly.
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="maximum size of a request body")
     max_bodies_bytes: int = Field(
@@ -124,6 +129,16 @@ class ServerSettings(Settings):
         if value != "auto" and not re.fullmatch(r"[1-9]|[1-5]\d|6[0-4]", str(value)):
             raise ValueError("is neither auto nor a whole number from 1 to 64")
         return value if value == "auto" else int(value)
+
+    @field_validator("voice_names", mode="before")
+    @classmethod
+    def _pairs(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        if not all(name.strip() and voice.strip() for name, _, voice in pairs):
+            raise ValueError("is not a list such as alloy=clara,nova=anna")
+        return {name.strip(): voice.strip() for name, _, voice in pairs}
 
     @field_validator("cors_origins", "allowed_hosts", mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from s1_mini.audio.container import StreamEncoder, encode, encodes_fast, media_type
+from s1_mini.audio.container import RAW, StreamEncoder, encode, encodes_fast, media_type, rate_in
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
 from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
@@ -174,7 +174,7 @@ async def _stream(
         raise first_deadline.error("the first audio", "try again later") from None
     if first is None:
         raise GenerationError("the model generated no audio")
-    encoder = StreamEncoder(request.audio_format, first.sample_rate, request.output_rate)
+    encoder = StreamEncoder(request.audio_format, first.sample_rate)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(cast("Any", chunks).aclose)
         begun = await _feed(encoder, first.wave)  # NaN from the model still becomes an error status
@@ -183,8 +183,8 @@ async def _stream(
 
 
 def _response(first: AudioChunk, request: SpeechRequest, body: AsyncIterator[bytes], holding: Holding) -> AudioResponse:
-    kind, rate = media_type(request.audio_format), request.output_rate or first.sample_rate
-    if request.audio_format == "pcm":
+    kind, rate = media_type(request.audio_format), rate_in(request.audio_format, first.sample_rate)
+    if request.audio_format in RAW:
         kind += f";rate={rate};channels=1"
     headers = {"X-Sample-Rate": str(rate)}
     if first.warning:
@@ -227,7 +227,7 @@ async def _feed(encoder: StreamEncoder, wave: np.ndarray) -> bytes:
 
 def _encode_all(chunks: list[AudioChunk], request: SpeechRequest) -> bytes:
     wave = np.concatenate([chunk.wave for chunk in chunks])
-    return encode(wave, chunks[0].sample_rate, request.audio_format, request.output_rate)
+    return encode(wave, chunks[0].sample_rate, request.audio_format)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

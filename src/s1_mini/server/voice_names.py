@@ -1,0 +1,45 @@
+"""Voice names of other services: each stands for a voice of the checkpoint with similar gender and accent."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from s1_mini.types import VoiceInfo
+
+# OpenAI's names with the gender and accent of its voices, as heard by listeners; OpenAI does not publish them.
+OPENAI_VOICES = {
+    "alloy": ("woman", "American"),
+    "ash": ("man", "American"),
+    "ballad": ("man", "British"),
+    "cedar": ("man", "American"),
+    "coral": ("woman", "American"),
+    "default": ("", ""),  # the default voice
+    "echo": ("man", "American"),
+    "fable": ("man", "British"),
+    "marin": ("woman", "American"),
+    "nova": ("woman", "American"),
+    "onyx": ("man", "American"),
+    "sage": ("woman", "British"),
+    "shimmer": ("woman", "British"),
+    "verse": ("man", "American"),
+}
+
+
+def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceInfo]) -> dict[str, str | None]:
+    """Return the voice for each of `names` (gender and accent); None is the default voice.
+
+    Voices are matched by the words of their descriptions. Names with the same gender and accent get different voices
+    as far as there are enough.
+    """
+    words = {voice.name: set(re.findall(r"\w+", voice.description)) for voice in voices if voice.source == "checkpoint"}
+    used: Counter[str] = Counter()
+    assigned: dict[str, str | None] = {}
+    for name, (gender, accent) in names.items():
+        same = sorted(voice for voice in words if gender in words[voice])
+        best = min(same, key=lambda voice: (accent not in words[voice], used[voice]), default=None)
+        if best is not None:
+            used[best] += 1
+        assigned[name] = best
+    return assigned

@@ -1,0 +1,41 @@
+"""Voice names of other services stand for similar voices of the checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+
+from s1_mini.checkpoint.requests import list_voices
+from s1_mini.cli.verb import named_checkpoint
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.server.settings import ServerSettings
+from s1_mini.server.voice_names import OPENAI_VOICES, assign_voices
+from s1_mini.types import VoiceInfo
+
+
+def info(name: str, description: str, source: str = "checkpoint") -> VoiceInfo:
+    return VoiceInfo(name, description, False, source, 3.0, "", False)  # type: ignore[arg-type]
+
+
+def test_every_openai_name_is_a_built_in_voice_of_the_same_gender_and_most_voices_are_used() -> None:
+    voices = list_voices(named_checkpoint(None), None).infos()
+    descriptions = {voice.name: voice.description for voice in voices}
+
+    assigned = assign_voices(OPENAI_VOICES, voices)
+
+    assert assigned.pop("default") is None
+    assert all(f" {OPENAI_VOICES[name][0]}," in descriptions[voice] for name, voice in assigned.items() if voice)
+    assert None not in assigned.values()
+    assert len(set(assigned.values())) >= 8
+
+
+def test_without_descriptions_every_name_is_the_default_voice() -> None:
+    assert set(assign_voices(OPENAI_VOICES, [info("one", ""), info("two", "a woman", "added")]).values()) == {None}
+
+
+def test_the_setting_has_pairs_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_SERVER_VOICE_NAMES", "alloy=clara, nova = anna")
+    assert ServerSettings().voice_names == {"alloy": "clara", "nova": "anna"}
+
+    monkeypatch.setenv("S1_MINI_SERVER_VOICE_NAMES", "alloy")
+    with pytest.raises(ConfigurationError, match="not a list such as alloy=clara"):
+        ServerSettings()
