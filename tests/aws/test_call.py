@@ -188,3 +188,12 @@ def test_an_invalid_component_is_rejected_before_it_is_sent(
     assert invoke("--component", "a_b") == (1, None)
     assert "component='a_b': allowed are" in capsys.readouterr().err
     assert runtime.path == ""
+
+
+def test_a_bidirectional_stream_on_aws_names_the_client_that_it_needs(
+    aws: None, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("--mode", "bidirectional") == (1, None)
+    shown = capsys.readouterr().err
+    assert 'pip install "aws-sdk-sagemaker-runtime-http2[awscrt]~=0.12.0"' in shown
+    assert "use --mode stream" in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -177,14 +178,17 @@ def describe(name: Name, region: Region = None, profile: Profile = None) -> None
 @commands.command("invoke", cls=Verb)
 def invoke(
     name: Name,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say, in quotes.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="In quotes; - for stdin, with --mode bidirectional.")],
     path: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="File for the audio; - for stdout.")
     ] = Path("out.wav"),
     voice: Annotated[str | None, typer.Option(metavar="NAME", help="One of the artifact's.")] = None,
     audio_format: FormatName = "wav",
     seed: Annotated[int | None, typer.Option(min=0)] = None,
-    mode: Annotated[Literal["whole", "stream", "async"], typer.Option(help="async for async endpoints.")] = "whole",
+    mode: Annotated[
+        Literal["whole", "stream", "bidirectional", "async"],
+        typer.Option(help="bidirectional: send text line by line; async: for async endpoints."),
+    ] = "whole",
     target_model: Annotated[str | None, typer.Option(help="multi-model: which .tar.gz.")] = None,
     component: Annotated[str | None, typer.Option(help="components: its name.")] = None,
     prefix_id: Annotated[str | None, typer.Option(help="Same id, same machine.")] = None,
@@ -212,6 +216,10 @@ def invoke(
     clients = _stacks(region, profile).clients
     if mode == "stream":
         _write(path, call.stream(clients, invocation))
+    elif mode == "bidirectional":
+        from s1_mini.aws.bidirectional import converse
+
+        _write(path, converse(clients, invocation, sys.stdin if text == "-" else text.splitlines(keepends=True)))
     elif mode == "async":
         _write(path, iter([call.invoke_async(clients, invocation, limit_s=limit_s)]))
     else:
