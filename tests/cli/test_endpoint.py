@@ -85,6 +85,10 @@ def test_a_batch_and_scaling_are_planned(call: Call) -> None:
         (["--form", "batch", "--output", f"s3://{BUCKET}/o"], "form batch needs --source s3://"),
         (["--env", "A"], "env=['A']: 'A' is not NAME=VALUE"),
         (["--schedule", "night"], "TITLE=MIN:MAX@EXPRESSION"),
+        (
+            ["--accelerator-partition", "mig-3g.40gb"],
+            "CloudFormation cannot divide a GPU yet, only SageMaker's API; use",
+        ),
         (["--strategy", "canary", "--step-percent", "70"], "canary allows 1 to 50 percent"),
     ],
 )

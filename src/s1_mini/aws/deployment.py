@@ -202,6 +202,7 @@ class Deployment(Described):
     min_instances: int = Field(0, ge=0, description="components: instances.")
     max_instances: int = Field(2, ge=1, description="components: instances.")
     spread: bool = Field(False, description="components: spread copies across instances and zones.")
+    accelerator_partition: str | None = Field(None, description="Not supported: CloudFormation lacks partitions.")
     scaling: Scaling | None = None
 
     @model_validator(mode="after")
@@ -240,6 +241,11 @@ class Deployment(Described):
             (
                 form == "multi-model" and any(map(is_gpu, types)),
                 f"{given}: multi-model supports CPUs only; for many models on GPUs use --form components",
+            ),
+            (
+                self.accelerator_partition is not None,
+                f"accelerator_partition={self.accelerator_partition!r}: CloudFormation cannot divide a GPU yet, only "
+                "SageMaker's API; use a smaller --instance-type, or --form components with whole GPUs",
             ),
             (
                 self.min_instances > self.max_instances,
