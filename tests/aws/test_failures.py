@@ -237,6 +237,6 @@ def test_a_profile_that_is_missing_is_named(account: None) -> None:
 
 
 def test_a_missing_network_is_reported(aws: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDFORMATION", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDFORMATION", "https://127.0.0.1:9")
 
     assert "cannot reach AWS in eu-west-1" in failure(lambda: Stacks().describe("hello"))

@@ -109,6 +109,9 @@ def test_what_is_missing_is_named_with_its_variable(call: Call) -> None:
 
     assert code == 2
     assert "S1_MINI_AWS_IMAGE" in shown
+    code, _, shown = call("endpoint", "plan", "create", "hello", "--role", ROLE)
+    assert code == 1
+    assert "plan create needs --image (or S1_MINI_AWS_IMAGE) and --artifact (or S1_MINI_AWS_ARTIFACT)" in shown
 
 
 @pytest.mark.parametrize(

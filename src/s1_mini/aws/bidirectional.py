@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from s1_mini.audio.container import wav_header
 from s1_mini.aws.call import RUNTIME, Invocation, explained_call
 from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import no_answer
 from s1_mini.exceptions import ConfigurationError, DeploymentError, ParameterError
 from s1_mini.extras import require
 
@@ -113,16 +114,27 @@ async def _read(lines: Iterable[str]) -> AsyncIterator[str]:
 def _connect(clients: Clients, name: str) -> Any:
     url = clients[RUNTIME].meta.endpoint_url
     if url.startswith("http:"):
-        require("server", "a bidirectional stream of a local endpoint")
-        from websockets.asyncio.client import connect
-
-        return connect(f"ws{url.removeprefix('http')}/invocations-bidirectional-stream", proxy=None, max_size=None)
+        return _connect_here(url)
     if find_spec("aws_sdk_sagemaker_runtime_http2") is None:
         raise ConfigurationError(
             "--mode bidirectional on AWS needs AWS's HTTP/2 client, which boto3 does not include and which requires "
             f'Python 3.12: run `pip install "{PACKAGE}"`, or use --mode stream'
         )
     return _connect_to_aws(clients, name, f"{url}:{PORT}")
+
+
+@asynccontextmanager
+async def _connect_here(url: str) -> AsyncIterator[Channel]:
+    require("server", "a bidirectional stream of a local endpoint")
+    from websockets.asyncio.client import connect
+
+    target = f"ws{url.removeprefix('http')}/invocations-bidirectional-stream"
+    try:
+        socket = await connect(target, proxy=None, max_size=None)
+    except OSError:
+        raise DeploymentError(no_answer(url)) from None
+    async with socket:
+        yield socket
 
 
 @asynccontextmanager

@@ -63,10 +63,20 @@ def _cause(error: BaseException, about: About) -> str:
                 return sentence.format(**named, name=about.name, bucket=bucket, place=place)
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         return f"AWS answered {code} ({status}): {message or 'no more'}"
+    if (local := re.search(r"http://[^/\"\s]+", str(error))) and type(error).__name__ in _UNREACHABLE.split():
+        return no_answer(local[0])
     for names, sentence in _FAILURES.items():
         if type(error).__name__ in names.split():
             return sentence.format(error=error, place=place)
     return f"{type(error).__name__}: {error}"
+
+
+def no_answer(url: str) -> str:
+    """Return the message for a local endpoint that is not running."""
+    return (
+        f"nothing answers at {url}: run `s1-mini serve --local-endpoint NAME`, or unset AWS_ENDPOINT_URL and "
+        "AWS_ENDPOINT_URL_* to call AWS"
+    )
 
 
 def find(ask: Callable[..., Result], **which: Any) -> Result | None:
@@ -240,6 +250,10 @@ _REASONS = (
     (r"image|ECR|repository", "Check --image with `aws ecr describe-images`, and that the role may pull it"),
 )
 
+_UNREACHABLE = (
+    "EndpointConnectionError ConnectTimeoutError ConnectionClosedError ProxyConnectionError SSLError ReadTimeoutError"
+)
+
 # By the names of botocore's exceptions, which have no response.
 _FAILURES = {
     "NoCredentialsError CredentialRetrievalError": "no AWS credentials were found: run `aws configure` or "
@@ -253,7 +267,6 @@ _FAILURES = {
     "AWS ({error}): name one with --region, as eu-west-1",
     "S3UploadFailedError IncompleteReadError": "the upload was interrupted ({error}): run the same command again, it "
     "goes on from there",
-    "EndpointConnectionError ConnectTimeoutError ConnectionClosedError ProxyConnectionError SSLError "
-    "ReadTimeoutError": "cannot reach AWS in {place} ({error}): check the region (--region or AWS_DEFAULT_REGION), and "
-    "the network or proxy of this machine",
+    _UNREACHABLE: "cannot reach AWS in {place} ({error}): check the region (--region or AWS_DEFAULT_REGION), and the "
+    "network or proxy of this machine",
 }
