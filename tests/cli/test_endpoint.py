@@ -170,7 +170,7 @@ def test_list_shows_a_table_or_says_that_there_are_no_endpoints(call: Call, monk
     rows.append({"name": "hello", "status": "InService", "instances": 2, "changed": datetime.now(UTC)})
     table = call("endpoint", "list")
 
-    assert nothing == (0, "", f"there is no endpoint of s1-mini in {REGION}\n")
+    assert nothing == (0, "", f"no endpoints of s1-mini in {REGION}\n")
     row = next(line for line in table.out.splitlines() if "hello" in line)
     assert "InService" in row
     assert "│ 2 " in row

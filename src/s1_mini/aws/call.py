@@ -88,7 +88,7 @@ def invoke_async(clients: Clients, invocation: Invocation, *, limit_s: float) ->
 
 def _send(clients: Clients, invocation: Invocation, operation: str) -> Mapping[str, Any]:
     if invocation.component is not None and re.fullmatch(COMPONENT, invocation.component) is None:
-        raise ConfigurationError(f"component={invocation.component!r}: allowed are 1 to 63 letters, digits and hyphens")
+        raise ConfigurationError(f"component={invocation.component!r}: use 1 to 63 letters, digits and hyphens")
     with explained_call(clients, invocation):
         answer: Mapping[str, Any] = getattr(clients[RUNTIME], operation)(**invocation.parameters())
         return answer

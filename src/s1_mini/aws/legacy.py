@@ -80,7 +80,7 @@ def not_changeable(clients: Clients, name: str) -> DeploymentError:
 def missing(clients: Clients, name: str) -> DeploymentError:
     """Return the error for a name that does not exist."""
     return DeploymentError(
-        f"there is no endpoint {name} in {clients.region}: set its region with --region, or create it with `s1-mini "
+        f"endpoint {name} does not exist in {clients.region}: set --region to its region, or create it with `s1-mini "
         f"endpoint create {name} …`"
     )
 

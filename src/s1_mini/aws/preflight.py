@@ -89,5 +89,5 @@ def _size(clients: Clients, deployment: Deployment, owner: str) -> int:
 def _missing(artifact: str) -> DeploymentError:
     prefix = artifact.rpartition("/")[0]
     return DeploymentError(
-        f"nothing is at {artifact}: upload it with `s1-mini package --upload {prefix}`, or check --artifact"
+        f"{artifact} does not exist: upload it with `s1-mini package --upload {prefix}`, or check --artifact"
     )

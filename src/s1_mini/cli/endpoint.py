@@ -180,7 +180,7 @@ def list_endpoints(region: Region = None, profile: Profile = None) -> None:
     stacks = _stacks(region, profile)
     listed = stacks.list_all()
     if not listed:
-        typer.echo(f"there is no endpoint of s1-mini in {stacks.clients.region}", err=True)
+        typer.echo(f"no endpoints of s1-mini in {stacks.clients.region}", err=True)
         return
     rows = [(it["name"], it["status"], str(it["instances"]), f"{it['changed']:%Y-%m-%d %H:%M %Z}") for it in listed]
     print_table(rows, "name", "status", "instances", "changed")
