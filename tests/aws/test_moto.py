@@ -148,7 +148,7 @@ def test_a_batch_starts_and_its_model_is_deleted(stacks: Make) -> None:
 
 
 def answer(stacks: Stacks, operation: str, function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer an operation that moto lacks, or answers in one state only, from `function` of its parameters."""
+    """Return answers for an operation that moto lacks, or knows in one state only, from `function` of its parameters."""
     given: list[dict[str, Any]] = []
     events, name = stacks.clients["sagemaker"].meta.events, f"sagemaker.{operation}"
     events.register(f"provide-client-params.{name}", lambda params, **_: given.append(params))
@@ -176,7 +176,7 @@ def test_a_components_endpoint_of_an_earlier_version_is_deleted_with_its_compone
 
 
 def running(stacks: Stacks, *states: str, why: str = "") -> None:
-    """Let the batch go through `states`; the last one stays."""
+    """Report `states` for the batch, one per call; the last one stays."""
     left = list(states)
 
     def describe(_: dict[str, Any]) -> dict[str, Any]:
