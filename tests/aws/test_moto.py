@@ -148,7 +148,7 @@ def test_a_batch_starts_and_its_model_is_deleted(stacks: Make) -> None:
 
 
 def answer(stacks: Stacks, operation: str, function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Return answers for an operation that moto lacks, or knows in one state only, from `function` of its parameters."""
+    """Answer an operation that moto lacks, or knows in one state only, by `function` of its parameters."""
     given: list[dict[str, Any]] = []
     events, name = stacks.clients["sagemaker"].meta.events, f"sagemaker.{operation}"
     events.register(f"provide-client-params.{name}", lambda params, **_: given.append(params))
@@ -189,7 +189,9 @@ def test_a_failed_batch_names_its_cause_and_leaves_no_model(stacks: Make) -> Non
     here = stacks()
     running(here, "InProgress", "Failed", why="CannotStartContainerError.")
 
-    with pytest.raises(DeploymentError, match=r"batch hello is Failed: CannotStartContainerError. Usually the driver"):
+    with pytest.raises(
+        DeploymentError, match=r"batch hello is Failed: CannotStartContainerError. Usually the instance"
+    ):
         here.create(deployment("batch"))
 
     assert boto3.client("sagemaker").list_models()["Models"] == []
