@@ -137,19 +137,6 @@ def test_the_way_to_an_endpoint_and_back_runs_in_order(
     assert soundfile.info(desk / "hello.wav").frames > 0
 
 
-def test_iam_takes_the_policies_of_the_deploy_page(account: None) -> None:
-    trust, policy = blocks("json", (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8"))
-    with mock_aws():
-        iam = boto3.client("iam")
-        iam.create_role(RoleName="s1-mini", AssumeRolePolicyDocument=trust)
-        iam.put_role_policy(RoleName="s1-mini", PolicyName="s1-mini", PolicyDocument=policy)
-
-        held = iam.get_role_policy(RoleName="s1-mini", PolicyName="s1-mini")["PolicyDocument"]
-
-    assert json.loads(trust)["Statement"][0]["Principal"] == {"Service": "sagemaker.amazonaws.com"}
-    assert {"s3:GetObject", "ecr:GetAuthorizationToken"} <= {str(it["Action"]) for it in held["Statement"]}
-
-
 @pytest.mark.skipif(find_spec("pocketsphinx") is None, reason="pocketsphinx is missing: no wheel for this machine")
 def test_the_transcript_of_the_sample_recording_is_correct() -> None:
     import pocketsphinx

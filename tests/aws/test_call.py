@@ -186,5 +186,26 @@ def test_an_invalid_component_is_rejected_before_it_is_sent(
     runtime: Runtime, invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke("--component", "a_b") == (1, None)
-    assert "component='a_b': allowed are" in capsys.readouterr().err
+    assert "component='a_b': use 1 to 63" in capsys.readouterr().err
     assert runtime.path == ""
+
+
+def test_a_bidirectional_stream_on_aws_names_the_client_that_it_needs(
+    aws: None, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("--mode", "bidirectional") == (1, None)
+    shown = capsys.readouterr().err
+    assert 'pip install "aws-sdk-sagemaker-runtime-http2[awscrt]~=0.12.0"' in shown
+    assert "use --mode stream" in shown
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream", "bidirectional", "async"])
+def test_a_local_url_without_a_server_is_named(
+    aws: None, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", "http://127.0.0.1:9")
+
+    assert invoke("--mode", mode) == (1, None)
+    shown = capsys.readouterr().err
+    assert "nothing answers at http://127.0.0.1:9: run `s1-mini serve --local-endpoint NAME`" in shown
+    assert "region" not in shown

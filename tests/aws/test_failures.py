@@ -39,18 +39,18 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
     [
         ("ExpiredToken", "The security token included in the request is expired", "have expired", "aws sso login"),
         ("ExpiredTokenException", "", "have expired", "aws sso login"),
-        ("UnrecognizedClientException", "The security token is invalid", "does not know these", "aws configure"),
-        ("InvalidClientTokenId", "", "does not know these credentials", "aws configure"),
+        ("UnrecognizedClientException", "The security token is invalid", "rejected the credentials", "aws configure"),
+        ("InvalidClientTokenId", "", "rejected the credentials", "aws configure"),
         ("SignatureDoesNotMatch", "", "the clock of this machine", "aws sts get-caller-identity"),
-        ("OptInRequired", "", "has not turned on eu-west-1", "--region"),
+        ("OptInRequired", "", "region eu-west-1 is not enabled", "--region"),
         (
             "AccessDeniedException",
             "User: arn:aws:iam::1:user/a is not authorized to perform: sagemaker:CreateEndpoint on resource: arn:b",
             "no permission: sagemaker:CreateEndpoint on arn:b",
             "--profile",
         ),
-        ("NoSuchBucket", "", f"the bucket {BUCKET} does not exist", "aws s3 mb"),
-        ("404", "Not Found", f"the bucket {BUCKET} does not exist", "aws s3 mb"),
+        ("NoSuchBucket", "", f"bucket {BUCKET} does not exist", "aws s3 mb"),
+        ("404", "Not Found", f"bucket {BUCKET} does not exist", "aws s3 mb"),
         ("403", "Forbidden", f"bucket {BUCKET} belongs to another account", "aws sts get-caller-identity"),
         ("301", "Moved Permanently", f"bucket {BUCKET} is not in eu-west-1", "--region"),
         (
@@ -68,41 +68,46 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
         (
             "ResourceInUse",
             "Job name must be unique within an AWS account and region, and a job with this name already exists",
-            "a batch named hello has been run before",
+            "batch hello exists already",
             "another name",
         ),
-        ("ValidationException", "Cannot update in-progress endpoint x.", "being changed just now", "describe hello"),
+        (
+            "ValidationException",
+            "Cannot update in-progress endpoint x.",
+            "endpoint hello is being changed",
+            "describe hello",
+        ),
         (
             "ValidationException",
             'Could not find endpoint "x".',
-            "the endpoint hello does not exist in eu-west-1",
+            "endpoint hello does not exist in eu-west-1",
             "create hello",
         ),
         ("ValidationException", "Could not access model data at s3://x.", "Could not access model data", "aws s3 ls"),
-        ("ValidationException", "Could not assume role arn:x.", "cannot take on the role", "--role"),
+        ("ValidationException", "Could not assume role arn:x.", "cannot assume the role", "--role"),
         ("ValidationException", "Unsupported instance type ml.x.", "Unsupported instance type", "--instance-type"),
         (
             "ValidationException",
             'The variant(s) "main" must be deregistered as scalable targets with AutoScaling before they are removed.',
-            "scale by themselves",
+            "scales automatically",
             "endpoint autoscale hello --off",
         ),
         (
             "ValidationError",
             "Inference Component has no capacity to process it.",
-            "shrunk to zero",
+            "has scaled to zero",
             "describe",
         ),
-        ("ThrottlingException", "Rate exceeded", "slow down", "again"),
+        ("ThrottlingException", "Rate exceeded", "throttled", "again"),
         (
             "PreconditionFailed",
             "At least one of the pre-conditions did not hold",
             "is never overwritten",
             "new",
         ),
-        ("ConditionalRequestConflict", "", "another client is writing", "again"),
-        ("NoSuchUpload", "The specified upload does not exist.", "dropped meanwhile", "run the same command"),
-        ("EntityTooLarge", "", "larger than S3 takes", "prefix layout"),
+        ("ConditionalRequestConflict", "", "another upload of the same object", "again"),
+        ("NoSuchUpload", "The specified upload does not exist.", "no longer exists", "run the command again"),
+        ("EntityTooLarge", "", "exceeds S3's limit", "--layout prefix"),
         ("KMS.NotFoundException", "Key 'arn:k' does not exist", "KMS key cannot be used", "--kms-key"),
         ("RequestTimeTooSkewed", "", "clock of this machine is wrong", "again"),
         ("Strange", "something new", "AWS answered Strange (400): something new", ""),
@@ -121,14 +126,22 @@ def test_an_aws_error_names_the_cause_and_the_next_command(code: str, message: s
     ("error", "cause", "command"),
     [
         (exceptions.NoCredentialsError(), "no AWS credentials were found", "aws configure"),
-        (exceptions.PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), "half", "aws configure"),
+        (
+            exceptions.PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"),
+            "incomplete",
+            "aws configure",
+        ),
         (exceptions.SSOTokenLoadError(error_msg="x"), "sign-in has expired", "aws sso login"),
         (exceptions.ProfileNotFound(profile="me"), "(me)", "aws configure list-profiles"),
         (exceptions.NoRegionError(), "no region is set", "--region"),
-        (exceptions.InvalidRegionError(region_name="nowhere!"), "is not a region of AWS", "--region"),
+        (exceptions.InvalidRegionError(region_name="nowhere!"), "is not an AWS region", "--region"),
         (exceptions.EndpointConnectionError(endpoint_url="https://x"), "cannot reach AWS in eu-west-1", "--region"),
         (exceptions.ReadTimeoutError(endpoint_url="https://x"), "cannot reach AWS", "network"),
-        (boto3.exceptions.S3UploadFailedError("part 3"), "the upload was interrupted (part 3)", "the same command"),
+        (
+            boto3.exceptions.S3UploadFailedError("part 3"),
+            "the upload was interrupted (part 3)",
+            "run the command again",
+        ),
     ],
 )
 def test_a_network_failure_names_the_cause_and_the_next_command(error: Exception, cause: str, command: str) -> None:
@@ -184,11 +197,11 @@ MISSING = "s3://not-there"
 @pytest.mark.parametrize(
     ("form", "values", "sentence"),
     [
-        ("real-time", {"artifact": f"{MISSING}/model.tar.gz"}, "the bucket not-there does not exist"),
-        ("async", {"output": f"{MISSING}/out"}, "the bucket not-there does not exist"),
-        ("batch", {"source": f"{MISSING}/in"}, "the bucket not-there does not exist"),
+        ("real-time", {"artifact": f"{MISSING}/model.tar.gz"}, "bucket not-there does not exist"),
+        ("async", {"output": f"{MISSING}/out"}, "bucket not-there does not exist"),
+        ("batch", {"source": f"{MISSING}/in"}, "bucket not-there does not exist"),
         ("real-time", {"artifact": f"s3://{BUCKET}/2/model.tar.gz"}, "upload it with `s1-mini package --upload"),
-        ("real-time", {"artifact": f"s3://{BUCKET}/2/"}, f"nothing is at s3://{BUCKET}/2/"),
+        ("real-time", {"artifact": f"s3://{BUCKET}/2/"}, f"s3://{BUCKET}/2/ does not exist"),
         (
             "real-time",
             {"artifact": "s3://far-away/1/"},
@@ -220,7 +233,7 @@ def test_an_artifact_larger_than_the_volume_is_rejected(
 
 
 def test_a_missing_or_wrong_region_is_named(stacks: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "is not a region of AWS" in failure(lambda: stacks(region="not a region").create(deployment()))
+    assert "is not an AWS region" in failure(lambda: stacks(region="not a region").create(deployment()))
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     assert "no region is set" in failure(lambda: Stacks().describe("hello"))
 
@@ -237,6 +250,6 @@ def test_a_profile_that_is_missing_is_named(account: None) -> None:
 
 
 def test_a_missing_network_is_reported(aws: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDFORMATION", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDFORMATION", "https://127.0.0.1:9")
 
     assert "cannot reach AWS in eu-west-1" in failure(lambda: Stacks().describe("hello"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import EndpointConnectionError
 
 from deployments import ARCHIVE, IMAGE, ROLE, deployment
 from s1_mini.aws.deployment import OWNER_TAG, Scaling
@@ -37,7 +40,7 @@ def call(aws: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 def test_a_stack_is_created_updated_scaled_and_deleted(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sagemaker = boto3.client("sagemaker")
 
@@ -52,6 +55,12 @@ def test_a_stack_is_created_updated_scaled_and_deleted(
     described = json.loads(capsys.readouterr().out)
     assert (described["stack_status"], described["status"]) == ("UPDATE_COMPLETE", "InService")
     assert described["scaling"]["maximum"] == 3
+    for name in ("IMAGE", "ROLE", "ARTIFACT"):
+        monkeypatch.delenv(f"S1_MINI_AWS_{name}")
+    assert call("plan", "autoscale", "hello", "--max", "5") == 0
+    planned = json.loads(capsys.readouterr().out)["Resources"]
+    assert planned["ScalableTarget"]["Properties"]["MaxCapacity"] == 5
+    assert planned["Model"]["Properties"]["PrimaryContainer"]["Environment"] == {"A": "1"}
     assert call("list") == 0
     assert "hello" in capsys.readouterr().out
     assert call("delete", "hello") == 0
@@ -136,3 +145,100 @@ def test_a_batch_starts_and_its_model_is_deleted(stacks: Make) -> None:
     assert job["TransformInput"]["SplitType"] == job["TransformOutput"]["AssembleWith"] == "Line"
     here.delete("hello")
     assert sagemaker.list_models()["Models"] == []
+
+
+def answer(stacks: Stacks, operation: str, function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer an operation that moto lacks, or knows in one state only, by `function` of its parameters."""
+    given: list[dict[str, Any]] = []
+    events, name = stacks.clients["sagemaker"].meta.events, f"sagemaker.{operation}"
+    events.register(f"provide-client-params.{name}", lambda params, **_: given.append(params))
+    http = AWSResponse("", 200, {}, None)
+    events.register(f"before-call.{name}", lambda **_: (http, function(given[-1])))
+
+
+def test_a_components_endpoint_of_an_earlier_version_is_deleted_with_its_components(stacks: Make, old: Any) -> None:
+    old()
+    here, left = stacks(), ["hello-a", "hello-b"]
+    variants = [{"VariantName": "main", "InstanceType": "ml.g5.xlarge", "InitialInstanceCount": 1}]
+    answer(here, "DescribeEndpointConfig", lambda _: {"ProductionVariants": variants})
+    components = [{"InferenceComponentName": each} for each in left]
+    answer(
+        here,
+        "ListInferenceComponents",
+        lambda _: {"InferenceComponents": [each for each in components if each["InferenceComponentName"] in left]},
+    )
+    answer(here, "DeleteInferenceComponent", lambda given: left.remove(given["InferenceComponentName"]) or {})
+
+    here.delete("hello")
+
+    assert left == []
+    assert boto3.client("sagemaker").list_endpoints()["Endpoints"] == []
+
+
+def running(stacks: Stacks, *states: str, why: str = "") -> None:
+    """Report `states` for the batch, one per call; the last one stays."""
+    left = list(states)
+
+    def describe(_: dict[str, Any]) -> dict[str, Any]:
+        return {"TransformJobStatus": left.pop(0) if len(left) > 1 else left[0], "FailureReason": why}
+
+    answer(stacks, "DescribeTransformJob", describe)
+
+
+def test_a_failed_batch_names_its_cause_and_leaves_no_model(stacks: Make) -> None:
+    here = stacks()
+    running(here, "InProgress", "Failed", why="CannotStartContainerError.")
+
+    with pytest.raises(
+        DeploymentError, match=r"batch hello is Failed: CannotStartContainerError. Usually the instance"
+    ):
+        here.create(deployment("batch"))
+
+    assert boto3.client("sagemaker").list_models()["Models"] == []
+
+
+def test_an_interrupted_batch_continues_and_can_be_stopped(stacks: Make) -> None:
+    here = stacks(sleep=lambda _: signal.raise_signal(signal.SIGINT))
+    running(here, "InProgress")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(DeploymentError, match=r"interrupted. AWS continues: `s1-mini endpoint describe hello`"):
+            here.create(deployment("batch"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(boto3.client("sagemaker").list_models()["Models"]) == 1
+
+    stopped: list[str] = []
+    again = stacks()
+    running(again, "InProgress", "Stopping", "Stopped")
+    answer(again, "StopTransformJob", lambda given: stopped.append(given["TransformJobName"]) or {})
+    again.delete("hello")
+
+    assert stopped == ["hello"]
+    assert boto3.client("sagemaker").list_models()["Models"] == []
+
+
+def test_a_stack_and_a_batch_of_the_same_name_are_both_deleted(stacks: Make, cloudformation: Any) -> None:
+    here = stacks()
+    here.create(deployment())
+    here.create(deployment("batch"), wait=False)
+
+    here.delete("hello")
+
+    assert cloudformation.stacks == {}
+    assert boto3.client("sagemaker").list_models()["Models"] == []
+
+
+@pytest.mark.parametrize(("operation", "is_submitted"), [("CreateTransformJob", False), ("DescribeTransformJob", True)])
+def test_a_network_error_says_that_aws_continues_only_after_the_job_was_submitted(
+    stacks: Make, operation: str, is_submitted: bool
+) -> None:
+    def fail(_: dict[str, Any]) -> dict[str, Any]:
+        raise EndpointConnectionError(endpoint_url="https://api.sagemaker.eu-west-1.amazonaws.com")
+
+    here = stacks()
+    answer(here, operation, fail)
+
+    with pytest.raises(DeploymentError, match="cannot reach AWS in eu-west-1") as raised:
+        here.create(deployment("batch"))
+    assert ("AWS continues" in str(raised.value)) == is_submitted

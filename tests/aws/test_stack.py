@@ -235,3 +235,14 @@ def test_describe_and_list_show_the_stack(hello: Stacks) -> None:
 def test_a_name_that_does_not_exist_says_how_to_create_it(stacks: Make) -> None:
     for act in (stacks().describe, stacks().delete, lambda name: stacks().autoscale(name, None)):
         assert "create it with `s1-mini endpoint create hello" in failure(lambda act=act: act("hello"))
+
+
+@pytest.mark.parametrize("operation", ["create_stack", "describe_stack_events"])
+def test_a_failed_call_says_that_aws_continues_only_after_the_stack_was_submitted(
+    stacks: Make, cloudformation: CloudFormation, operation: str
+) -> None:
+    cloudformation.refuse[operation] = ("ThrottlingException", "Rate exceeded")
+
+    sentence = failure(lambda: stacks().create(deployment()))
+
+    assert ("AWS continues" in sentence) == (operation == "describe_stack_events")

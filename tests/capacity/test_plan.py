@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from s1_mini.aws.deployment import has_own_disk, is_gpu
 from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card, find_machine
 from s1_mini.capacity.plan import COPY_SHARE, REPLICA_SHARE, Efficiency, Floors, PlanOptions, make_plans, plan_machine
+from s1_mini.capacity.prices import HOURLY_USD, PRICES_OF
 from s1_mini.capacity.sizes import (
     CONTEXT_BYTES,
     GIB,
@@ -279,3 +281,17 @@ def test_eight_bit_weights_are_counted_as_such(tiny: Path) -> None:
     assert columns == [wide.position_bytes, small.position_bytes] == [wide.position_bytes, wide.position_bytes / 4]
     saved = steps[0](1, 0).num_bytes - steps[1](1, 0).num_bytes
     assert saved == pytest.approx(wide.num_bytes - small.num_bytes, rel=0.05)
+
+
+def test_the_price_table_names_the_costs_their_date_and_what_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*options: str) -> str:
+        app(["plan", "--price", *options], standalone_mode=False)
+        return capsys.readouterr().out
+
+    row = next(line for line in shown("--gpu", "l4").splitlines() if "ml.g6.xlarge" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")] == ["ml.g6.xlarge", "1 x L4", "1.13", "823"]
+    assert "unknown" in shown("--machine", "ml.p5en.48xlarge")
+    every = shown()
+    assert PRICES_OF in every
+    assert all(machine.instance_type in every for machine in MACHINES)
+    assert set(HOURLY_USD) <= set(re.findall(r"ml\.\S+", every))

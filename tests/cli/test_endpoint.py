@@ -85,6 +85,10 @@ def test_a_batch_and_scaling_are_planned(call: Call) -> None:
         (["--form", "batch", "--output", f"s3://{BUCKET}/o"], "form batch needs --source s3://"),
         (["--env", "A"], "env=['A']: 'A' is not NAME=VALUE"),
         (["--schedule", "night"], "TITLE=MIN:MAX@EXPRESSION"),
+        (
+            ["--accelerator-partition", "mig-3g.40gb"],
+            "CloudFormation cannot divide a GPU yet, only SageMaker's API; use",
+        ),
         (["--strategy", "canary", "--step-percent", "70"], "canary allows 1 to 50 percent"),
     ],
 )
@@ -105,6 +109,9 @@ def test_what_is_missing_is_named_with_its_variable(call: Call) -> None:
 
     assert code == 2
     assert "S1_MINI_AWS_IMAGE" in shown
+    code, _, shown = call("endpoint", "plan", "create", "hello", "--role", ROLE)
+    assert code == 1
+    assert "plan create needs --image (or S1_MINI_AWS_IMAGE) and --artifact (or S1_MINI_AWS_ARTIFACT)" in shown
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,7 @@ def test_list_shows_a_table_or_says_that_there_are_no_endpoints(call: Call, monk
     rows.append({"name": "hello", "status": "InService", "instances": 2, "changed": datetime.now(UTC)})
     table = call("endpoint", "list")
 
-    assert nothing == (0, "", f"there is no endpoint of s1-mini in {REGION}\n")
+    assert nothing == (0, "", f"no endpoints of s1-mini in {REGION}\n")
     row = next(line for line in table.out.splitlines() if "hello" in line)
     assert "InService" in row
     assert "│ 2 " in row

@@ -194,7 +194,7 @@ def test_a_failure_names_the_cause_and_the_next_command(
     assert run() == 1
 
     said = capsys.readouterr().err
-    assert "the bucket not-there does not exist" in said
+    assert "bucket not-there does not exist" in said
     assert "aws s3 mb" in said
     assert "s1-mini package --artifact" in said
 

@@ -35,12 +35,14 @@ def run(
         raise
     if limit_s is None:
         return
+    going_on = f"AWS continues: `s1-mini endpoint describe {name}` shows its progress"
     try:
         status, why = wait_for_job(clients, name, display, sleep, limit_s)
     except KeyboardInterrupt:
-        raise DeploymentError(
-            f"interrupted. AWS continues: `s1-mini endpoint describe {name}` shows its progress"
-        ) from None
+        raise DeploymentError(f"interrupted. {going_on}") from None
+    except Exception as error:
+        error.add_note(going_on)
+        raise
     if status != "Completed":
         sagemaker.delete_model(ModelName=model)
         raise DeploymentError(f"batch {name} is {status}: {reason(why, name, clients.region)}")
@@ -99,5 +101,5 @@ def wait(is_going_on: Callable[[], bool], title: str, sleep: Callable[[float], N
     begin = time.monotonic()
     while is_going_on():
         if time.monotonic() - begin >= limit_s:
-            raise DeploymentError(f"{title}: not finished after {limit_s:.0f} s. AWS continues; run this command again")
+            raise DeploymentError(f"{title}: not finished after {limit_s:.0f} s. AWS continues")
         sleep(POLL_S)

@@ -48,7 +48,7 @@ class Invocation:
 def invoke(clients: Clients, invocation: Invocation) -> bytes:
     """Return the whole response. Raises `S1MiniError`."""
     answer = _send(clients, invocation, "invoke_endpoint")
-    with _explained(clients, invocation):
+    with explained_call(clients, invocation):
         return bytes(answer["Body"].read())
 
 
@@ -57,7 +57,7 @@ def stream(clients: Clients, invocation: Invocation) -> Iterator[bytes]:
     if invocation.target_model is not None:
         raise DeploymentError("target_model: SageMaker does not stream from multi-model endpoints; use --mode whole")
     answer = _send(clients, invocation, "invoke_endpoint_with_response_stream")
-    with _explained(clients, invocation), closing(answer["Body"]) as body:
+    with explained_call(clients, invocation), closing(answer["Body"]) as body:
         for event in body:
             part = event.get("PayloadPart")
             if part is None:
@@ -72,7 +72,7 @@ def invoke_async(clients: Clients, invocation: Invocation, *, limit_s: float) ->
     """
     answer = _send(clients, invocation, "invoke_endpoint_async")
     begin = time.monotonic()
-    with _explained(clients, invocation):
+    with explained_call(clients, invocation):
         while time.monotonic() - begin < limit_s:
             sound = _stored(clients, answer.get("OutputLocation"))
             if sound is not None:
@@ -88,13 +88,14 @@ def invoke_async(clients: Clients, invocation: Invocation, *, limit_s: float) ->
 
 def _send(clients: Clients, invocation: Invocation, operation: str) -> Mapping[str, Any]:
     if invocation.component is not None and re.fullmatch(COMPONENT, invocation.component) is None:
-        raise ConfigurationError(f"component={invocation.component!r}: allowed are 1 to 63 letters, digits and hyphens")
-    with _explained(clients, invocation):
+        raise ConfigurationError(f"component={invocation.component!r}: use 1 to 63 letters, digits and hyphens")
+    with explained_call(clients, invocation):
         answer: Mapping[str, Any] = getattr(clients[RUNTIME], operation)(**invocation.parameters())
         return answer
 
 
-def _explained(clients: Clients, invocation: Invocation) -> Any:
+def explained_call(clients: Clients, invocation: Invocation) -> Any:
+    """Convert errors of a call to `DeploymentError` with the endpoint's name and region."""
     return explained(About(invocation.name, clients.region, f"invoke {invocation.name}"))
 
 

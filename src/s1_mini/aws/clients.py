@@ -29,6 +29,15 @@ class Clients:
     def region(self) -> str | None:
         return self._session.region_name
 
+    def credentials(self) -> Any:
+        """Return the access key, secret key and session token as they are now. Raises an error of botocore."""
+        from botocore.exceptions import NoCredentialsError
+
+        found = self._session.get_credentials()
+        if found is None:
+            raise NoCredentialsError
+        return found.get_frozen_credentials()
+
     def __getitem__(self, service: str) -> Any:
         if service not in self._clients:
             self._clients[service] = self._session.client(service, config=self._config)

@@ -133,7 +133,7 @@ class Scaling(Described):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.minimum > self.maximum:
-            raise ValueError(f"min={self.minimum}, max={self.maximum}: allowed are 0 <= min <= max and 1 <= max")
+            raise ValueError(f"min={self.minimum}, max={self.maximum}: use 0 <= min <= max and max >= 1")
         return self
 
 
@@ -202,6 +202,7 @@ class Deployment(Described):
     min_instances: int = Field(0, ge=0, description="components: instances.")
     max_instances: int = Field(2, ge=1, description="components: instances.")
     spread: bool = Field(False, description="components: spread copies across instances and zones.")
+    accelerator_partition: str | None = Field(None, description="Not supported: CloudFormation lacks partitions.")
     scaling: Scaling | None = None
 
     @model_validator(mode="after")
@@ -219,7 +220,7 @@ class Deployment(Described):
         return [
             (
                 not 1 <= len(types) <= MAX_POOLS or len(set(types)) < len(types),
-                f"{given}: allowed are 1 to {MAX_POOLS} different instance types",
+                f"{given}: use 1 to {MAX_POOLS} different instance types",
             ),
             (
                 len({is_gpu(each) for each in types}) > 1,
@@ -242,6 +243,11 @@ class Deployment(Described):
                 f"{given}: multi-model supports CPUs only; for many models on GPUs use --form components",
             ),
             (
+                self.accelerator_partition is not None,
+                f"accelerator_partition={self.accelerator_partition!r}: CloudFormation cannot divide a GPU yet, only "
+                "SageMaker's API; use a smaller --instance-type, or --form components with whole GPUs",
+            ),
+            (
                 self.min_instances > self.max_instances,
                 f"min_instances={self.min_instances} is more than max_instances={self.max_instances}",
             ),
@@ -253,7 +259,7 @@ class Deployment(Described):
         return [
             (
                 not self.artifact.endswith(("/", ".tar.gz")),
-                f"{given}: allowed are a .tar.gz and a prefix that ends with a slash",
+                f"{given}: use a .tar.gz, or a prefix that ends with a slash",
             ),
             (form == "batch" and self.is_prefix, f"{given}: a batch takes a .tar.gz only"),
             (
@@ -334,6 +340,6 @@ def check_name(name: str) -> str:
     """Return `name`. Raises `ConfigurationError` if an endpoint cannot have it."""
     if len(name) > MAX_NAME or re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name) is None:
         raise ConfigurationError(
-            f"name={name!r}: allowed are 1 to {MAX_NAME} letters, digits and hyphens, a letter or digit at both ends"
+            f"name={name!r}: use 1 to {MAX_NAME} letters, digits and hyphens, with a letter or digit at both ends"
         )
     return name

@@ -51,7 +51,7 @@ def _cause(error: BaseException, about: About) -> str:
     if isinstance(response, dict) and response.get("Error", {}).get("Code") == "ModelError":
         message = str(response.get("OriginalMessage") or response["Error"].get("Message", ""))[:500]
         return (
-            f"the container answered {response.get('OriginalStatusCode', 'no status')}: {message or 'nothing'}. "
+            f"the container answered {response.get('OriginalStatusCode', 'no status')}: {message or 'no message'}. "
             f"Its log: aws logs tail /aws/sagemaker/Endpoints/{about.name} --since 1h"
         )
     if isinstance(response, dict) and "Error" in response:
@@ -62,11 +62,21 @@ def _cause(error: BaseException, about: About) -> str:
                 named = {"code": code, "message": message, "clause": message.rstrip("."), "permission": permission}
                 return sentence.format(**named, name=about.name, bucket=bucket, place=place)
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return f"AWS answered {code} ({status}): {message or 'no more'}"
+        return f"AWS answered {code} ({status}): {message or 'no message'}"
+    if (local := re.search(r"http://[^/\"\s]+", str(error))) and type(error).__name__ in _UNREACHABLE.split():
+        return no_answer(local[0])
     for names, sentence in _FAILURES.items():
         if type(error).__name__ in names.split():
             return sentence.format(error=error, place=place)
     return f"{type(error).__name__}: {error}"
+
+
+def no_answer(url: str) -> str:
+    """Return the message for a local endpoint that is not running."""
+    return (
+        f"nothing answers at {url}: run `s1-mini serve --local-endpoint NAME`, or unset AWS_ENDPOINT_URL and "
+        "AWS_ENDPOINT_URL_* to call AWS"
+    )
 
 
 def find(ask: Callable[..., Result], **which: Any) -> Result | None:
@@ -102,101 +112,112 @@ def reason(text: str, name: str, region: str | None = None) -> str:
     for pattern, advice in _REASONS:
         if re.search(pattern, text, re.I):
             return f"{text}. {advice.format(logs=logs, name=name)}"
-    return f"{text or 'AWS states no reason'}. The container's log may tell more: {logs}"
+    return f"{text or 'AWS states no reason'}. Read the container's log: {logs}"
 
 
 def _no_permission(message: str, about: About) -> str:
     found = re.search(r"not authorized to perform: ?([\w:*]+)(?: on resource: ?(\S+))?", message)
     if found is None and about.bucket:
         return (
-            f"bucket {about.bucket} belongs to another account, or you may not do this there"
-            f"{f' (needed: {about.needs})' if about.needs else ''}; `aws sts get-caller-identity` shows who you are"
+            f"bucket {about.bucket} belongs to another account, or your permissions do not cover it"
+            f"{f' (needed: {about.needs})' if about.needs else ''}; `aws sts get-caller-identity` shows your identity"
         )
     what = f"{found[1]}" + (f" on {found[2]}" if found[2] else "") if found else (message or "no details")
     return (
-        f"no permission: {what}. Have it added to your policy (docs/deploy.md has the list), or take another "
-        "profile with --profile; `aws sts get-caller-identity` shows who you are"
+        f"no permission: {what}. Add it to your policy (docs/policies/deployer.json), or select another profile with "
+        "--profile; `aws sts get-caller-identity` shows your identity"
     )
 
 
 # By a pattern of `code: message`; the first match counts. `clause` is the message without its full stop.
 _REFUSALS = (
-    (r"^(PreconditionFailed|412):", "the object already exists and is never overwritten: use a new prefix"),
-    (r"^ConditionalRequestConflict:", "another client is writing the same object: check again in a minute"),
-    (r"^NoSuchUpload:", "the upload was dropped meanwhile: run the same command again to start over"),
-    (r"^EntityTooLarge:", "it is larger than S3 takes as one object: send the prefix layout"),
-    (r"^KMS\.", "the KMS key cannot be used ({code}: {clause}): name another of this region with --kms-key"),
-    (r"^RequestTimeTooSkewed:", "the clock of this machine is wrong: set it, and run this again"),
+    (r"^(PreconditionFailed|412):", "the object exists already and is never overwritten: upload to a new prefix"),
+    (
+        r"^ConditionalRequestConflict:",
+        "another upload of the same object is in progress: wait a minute, then run the command again",
+    ),
+    (r"^NoSuchUpload:", "the multipart upload no longer exists: run the command again to start a new one"),
+    (
+        r"^EntityTooLarge:",
+        "the file exceeds S3's limit for one object: upload uncompressed files with `s1-mini package --layout prefix`",
+    ),
+    (
+        r"^KMS\.",
+        "the KMS key cannot be used ({code}: {clause}): set --kms-key to a key of this region that the role may use",
+    ),
+    (r"^RequestTimeTooSkewed:", "the clock of this machine is wrong: set it, then run the command again"),
     (
         r"^(ExpiredToken|RequestExpired|TokenRefreshRequired)|token.* expired",
-        "your credentials have expired: run `aws sso login`, or get new ones, and run this again",
+        "the AWS credentials have expired: run `aws sso login` or renew them, then run the command again",
     ),
     (
         r"^(UnrecognizedClient|InvalidClientTokenId|InvalidAccessKeyId|AuthFailure|SignatureDoesNotMatch"
         r"|InvalidSignature|IncompleteSignature|MissingAuthenticationToken)",
-        "AWS does not know these credentials: check them with `aws sts get-caller-identity` and the clock of "
-        "this machine, or run `aws configure`",
+        "AWS rejected the credentials: check them with `aws sts get-caller-identity`, check the clock of this "
+        "machine, or run `aws configure`",
     ),
     (
         r"^(OptInRequired|SubscriptionRequired)",
-        "this account has not turned on {place}; name another with --region",
+        "region {place} is not enabled for this account: enable it, or set --region to another",
     ),
     (
         r"^(ResourceLimitExceeded|LimitExceeded|ServiceQuotaExceeded)|service limit",
-        "a quota of {place} is used up: {message} Ask for more with `aws service-quotas list-service-quotas "
-        "--service-code sagemaker` and `request-service-quota-increase`, or take another --instance-type",
+        "a quota in {place} is exceeded: {clause}. Find it with `aws service-quotas list-service-quotas "
+        "--service-code sagemaker`, request an increase with `aws service-quotas request-service-quota-increase`, or "
+        "use another --instance-type",
     ),
     (
         r"deregistered as scalable targets",
-        "the machines of this endpoint scale by themselves, so their type cannot be changed: run "
-        "`s1-mini endpoint autoscale {name} --off`, update, and autoscale again",
+        "the instance type cannot change while the endpoint scales automatically: run `s1-mini endpoint autoscale "
+        "{name} --off`, update it, then run autoscale again",
     ),
-    (r"NoSuchBucket|^404", "the bucket {bucket} does not exist: create it with `aws s3 mb`, or name another"),
+    (r"NoSuchBucket|^404", "bucket {bucket} does not exist: create it with `aws s3 mb`, or use another bucket"),
     (
         r"NoSuchKey",
-        "nothing is at that place in S3: put it there with `s1-mini package --upload`, or check --artifact",
+        "the S3 object does not exist: upload it with `s1-mini package --upload`, or check --artifact",
     ),
     (
         r"PermanentRedirect|^301|AuthorizationHeaderMalformed|IllegalLocationConstraint",
-        "bucket {bucket} is not in {place}: the artifact must lie in the endpoint's region; name the other with "
-        "--region or AWS_DEFAULT_REGION, or take a bucket here",
+        "bucket {bucket} is not in {place}: endpoint and bucket must be in the same region. Set --region or "
+        "AWS_DEFAULT_REGION to the bucket's region, or use a bucket in {place}",
     ),
     (
         r"could not assume role|AssumeRole|role.*(invalid|does not exist|trust)",
-        "SageMaker cannot take on the role: {message} Check --role, and that it trusts sagemaker.amazonaws.com",
+        "SageMaker cannot assume the role: {clause}. Check --role, and that its trust policy allows "
+        "sagemaker.amazonaws.com",
     ),
     (r"AccessDenied|^403|Forbidden|not authorized", "{permission}"),
     (
         r"in.progress|currently being|is (creating|updating)|in .?(Creating|Updating|RollingBack)",
-        "endpoint {name} is being changed just now ({message}); wait until `s1-mini endpoint describe {name}` shows "
-        "InService, then run this again",
+        "endpoint {name} is being changed ({clause}): wait until `s1-mini endpoint describe {name}` shows InService, "
+        "then run the command again",
     ),
     (
         r"job name must be unique|ResourceInUse.*job",
-        "a batch named {name} has been run before: give this one another name",
+        "batch {name} exists already, and SageMaker keeps the names of finished batches: use another name",
     ),
     (
         r"already exist",
-        "{clause}: change it with `s1-mini endpoint update {name} …`, or first `s1-mini endpoint delete {name}`",
+        "{clause}: change it with `s1-mini endpoint update {name} …`, or run `s1-mini endpoint delete {name}` first",
     ),
     (
         r"(could not find|not found|does not exist).*endpoint|endpoint .*not found",
-        "the endpoint {name} does not exist in {place}: name its region with --region, or make it with "
-        "`s1-mini endpoint create {name} …`",
+        "endpoint {name} does not exist in {place}: set --region to its region, or create it with `s1-mini endpoint "
+        "create {name} …`",
     ),
     (
         r"no capacity|inference component has no capacity",
-        "{name} has shrunk to zero and is waking up: try again in a few minutes; "
-        "`s1-mini endpoint describe {name}` shows its machines",
+        "endpoint {name} has scaled to zero and is starting an instance: retry in a few minutes; `s1-mini endpoint "
+        "describe {name}` shows the number of instances",
     ),
     (
         r"model data|s3 object|ModelDataUrl",
-        "{clause}: check --artifact with `aws s3 ls`, and what the role may read",
+        "{clause}: check --artifact with `aws s3 ls`, and the role's permission s3:GetObject",
     ),
-    (r"instance ?type", "{clause}: name another --instance-type (docs/machines.md has those that fit)"),
+    (r"instance ?type", "{clause}: use another --instance-type (docs/machines.md lists those that fit)"),
     (
         r"Throttling|TooManyRequests|RequestLimitExceeded|SlowDown",
-        "AWS asks us to slow down and several tries were not enough: run this again in a minute",
+        "AWS throttled the request, also after several retries: run the command again in a minute",
     ),
 )
 
@@ -209,10 +230,13 @@ _REASONS = (
     ),
     (
         r"insufficient.*capacity|unable to provision|capacity error|InsufficientInstanceCapacity",
-        "AWS has no such instance available: give several --instance-type in order of preference, or try later or in "
+        "AWS has no such instance available: give several --instance-type in order of preference, try later, or use "
         "another region",
     ),
-    (r"assume role|role.*(invalid|does not exist|trust)", "Check --role, and that it trusts sagemaker.amazonaws.com"),
+    (
+        r"assume role|role.*(invalid|does not exist|trust)",
+        "Check --role, and that its trust policy allows sagemaker.amazonaws.com",
+    ),
     (
         r"ping health check|health check",
         "The container started but was not ready in time: read its log with `{logs}`, check the artifact with "
@@ -220,8 +244,8 @@ _REASONS = (
     ),
     (
         r"CannotStartContainer",
-        "Usually the driver of the instance is too old for the image's CUDA: set another --machine-image, and read "
-        "`{logs}`",
+        "Usually the instance's driver is too old for the image's CUDA: set another --machine-image, and read the log "
+        "with `{logs}`",
     ),
     (
         r"no space left|disk|too large|exceeds.*volume",
@@ -229,31 +253,37 @@ _REASONS = (
     ),
     (
         r"alarm",
-        "An alarm fired during the update: see `aws cloudwatch describe-alarm-history` and `{logs}`",
+        "An alarm fired during the update: run `aws cloudwatch describe-alarm-history` and `{logs}`",
     ),
-    (r"already exist", "Run `s1-mini endpoint delete {name}` first, or choose another name"),
+    (r"already exist", "Run `s1-mini endpoint delete {name}` first, or use another name"),
     (r"instance ?type", "Use another --instance-type (docs/machines.md lists those that fit)"),
     (
         r"model data|S3 object|download",
-        "Check --artifact with `aws s3 ls`, and that the role may s3:GetObject it and kms:Decrypt its key",
+        "Check --artifact with `aws s3 ls`, and the role's permissions s3:GetObject and, with a key, kms:Decrypt",
     ),
-    (r"image|ECR|repository", "Check --image with `aws ecr describe-images`, and that the role may pull it"),
+    (
+        r"image|ECR|repository",
+        "Check --image with `aws ecr describe-images`, and the role's permission ecr:BatchGetImage",
+    ),
+)
+
+_UNREACHABLE = (
+    "EndpointConnectionError ConnectTimeoutError ConnectionClosedError ProxyConnectionError SSLError ReadTimeoutError"
 )
 
 # By the names of botocore's exceptions, which have no response.
 _FAILURES = {
     "NoCredentialsError CredentialRetrievalError": "no AWS credentials were found: run `aws configure` or "
     "`aws sso login`, or set AWS_PROFILE",
-    "PartialCredentialsError": "half of the credentials is missing ({error}): run `aws configure`",
-    "SSOTokenLoadError UnauthorizedSSOTokenError TokenRetrievalError SSOError LoginRefreshRequired": "your sign-in has "
-    "expired: run `aws sso login`, and this again",
-    "ProfileNotFound": "{error}: `aws configure list-profiles` shows those that there are",
-    "NoRegionError": "no region is set: name it with --region, or set AWS_DEFAULT_REGION",
-    "InvalidRegionError EndpointProviderError UnknownRegionError UnknownEndpointError": "{place} is not a region of "
-    "AWS ({error}): name one with --region, as eu-west-1",
-    "S3UploadFailedError IncompleteReadError": "the upload was interrupted ({error}): run the same command again, it "
-    "goes on from there",
-    "EndpointConnectionError ConnectTimeoutError ConnectionClosedError ProxyConnectionError SSLError "
-    "ReadTimeoutError": "cannot reach AWS in {place} ({error}): check the region (--region or AWS_DEFAULT_REGION), and "
-    "the network or proxy of this machine",
+    "PartialCredentialsError": "the AWS credentials are incomplete ({error}): run `aws configure`",
+    "SSOTokenLoadError UnauthorizedSSOTokenError TokenRetrievalError SSOError LoginRefreshRequired": "the AWS sign-in "
+    "has expired: run `aws sso login`, then run the command again",
+    "ProfileNotFound": "{error}: `aws configure list-profiles` lists the available profiles",
+    "NoRegionError": "no region is set: use --region, or set AWS_DEFAULT_REGION",
+    "InvalidRegionError EndpointProviderError UnknownRegionError UnknownEndpointError": "{place!r} is not an AWS "
+    "region ({error}): set --region, for example eu-west-1",
+    "S3UploadFailedError IncompleteReadError": "the upload was interrupted ({error}): run the command again to "
+    "resume it",
+    _UNREACHABLE: "cannot reach AWS in {place} ({error}): check the region (--region or AWS_DEFAULT_REGION), the "
+    "network and the proxy of this machine",
 }

@@ -80,7 +80,7 @@ def not_changeable(clients: Clients, name: str) -> DeploymentError:
 def missing(clients: Clients, name: str) -> DeploymentError:
     """Return the error for a name that does not exist."""
     return DeploymentError(
-        f"there is no endpoint {name} in {clients.region}: set its region with --region, or create it with `s1-mini "
+        f"endpoint {name} does not exist in {clients.region}: set --region to its region, or create it with `s1-mini "
         f"endpoint create {name} …`"
     )
 
@@ -99,11 +99,7 @@ def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float
     seen = find_endpoint(clients, name)
     if seen is not None and not is_ours(clients, seen):
         raise foreign(name)
-    job = find(sagemaker.describe_transform_job, TransformJobName=name) or {}
     configs = _names(sagemaker, "list_endpoint_configs", "EndpointConfigs", "EndpointConfigName", name)
-    models = _names(sagemaker, "list_models", "Models", "ModelName", name)
-    if seen is None and not configs and not models and job.get("TransformJobStatus") != "InProgress":
-        raise missing(clients, name)
     if seen is not None:
         variants = [f"endpoint/{name}/variant/{each['VariantName']}" for each in seen.get("ProductionVariants", [])]
         components = _components(sagemaker, name) if _has_components(sagemaker, seen) else []
@@ -118,16 +114,28 @@ def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float
         sagemaker.delete_endpoint(EndpointName=name)
         batch.wait(lambda: find_endpoint(clients, name) is not None, f"endpoint {name}", sleep, limit_s)
         display.line(f"deleted endpoint {name}")
-    if job.get("TransformJobStatus") == "InProgress":
-        sagemaker.stop_transform_job(TransformJobName=name)
-        batch.wait_for_job(clients, name, display, sleep, limit_s)
     for config in configs:
         sagemaker.delete_endpoint_config(EndpointConfigName=config)
+    is_batch = delete_batch(clients, name, display, sleep, limit_s)
+    if seen is None and not configs and not is_batch:
+        raise missing(clients, name)
+    if alarms := _alarms(clients, name):
+        clients["cloudwatch"].delete_alarms(AlarmNames=alarms)
+
+
+def delete_batch(clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float) -> bool:
+    """Stop the batch and delete its models; return whether there was anything."""
+    sagemaker = clients["sagemaker"]
+    job = find(sagemaker.describe_transform_job, TransformJobName=name) or {}
+    is_running = job.get("TransformJobStatus") == "InProgress"
+    if is_running:
+        sagemaker.stop_transform_job(TransformJobName=name)
+        batch.wait_for_job(clients, name, display, sleep, limit_s)
+    models = _names(sagemaker, "list_models", "Models", "ModelName", name)
     for model in models:
         sagemaker.delete_model(ModelName=model)
         display.line(f"deleted model {model}")
-    if alarms := _alarms(clients, name):
-        clients["cloudwatch"].delete_alarms(AlarmNames=alarms)
+    return is_running or bool(models)
 
 
 def _has_components(sagemaker: Any, endpoint: dict[str, Any]) -> bool:

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import difflib
+from importlib.util import find_spec
+
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.deployment import OWN_DISK_GB, Deployment, has_own_disk
 from s1_mini.aws.failures import About, explained, find
 from s1_mini.aws.place import split_location
-from s1_mini.exceptions import DeploymentError
+from s1_mini.exceptions import ConfigurationError, DeploymentError
 
 
 def account(clients: Clients) -> str:
     """Return the account number. Raises an error of boto3 if credentials are missing or invalid."""
     return str(clients["sts"].get_caller_identity()["Account"])
+
+
+def check_instance_types(deployment: Deployment) -> None:
+    """Raise `ConfigurationError` for instance types that boto3 does not know; do nothing without boto3."""
+    if find_spec("botocore") is None:
+        return
+    import botocore.session
+
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    batch = deployment.form == "batch"
+    known = model.shape_for("TransformInstanceType" if batch else "ProductionVariantInstanceType").enum
+    for each in deployment.instance_type:
+        if each not in known:
+            near = difflib.get_close_matches(each, known, n=3, cutoff=0) or known[:3]
+            raise ConfigurationError(
+                f"instance_type={each!r}: not an instance type of SageMaker for {'batches' if batch else 'endpoints'}; "
+                f"nearest: {', '.join(near)}. If it is new, run `pip install --upgrade boto3`"
+            )
 
 
 def check_artifact(clients: Clients, deployment: Deployment, owner: str) -> None:
@@ -68,5 +89,5 @@ def _size(clients: Clients, deployment: Deployment, owner: str) -> int:
 def _missing(artifact: str) -> DeploymentError:
     prefix = artifact.rpartition("/")[0]
     return DeploymentError(
-        f"nothing is at {artifact}: upload it with `s1-mini package --upload {prefix}`, or check --artifact"
+        f"{artifact} does not exist: upload it with `s1-mini package --upload {prefix}`, or check --artifact"
     )

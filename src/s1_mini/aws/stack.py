@@ -45,6 +45,7 @@ class Stacks:
     def create(self, deployment: Deployment, *, wait: bool = True) -> None:
         """Create the endpoint, or run the batch. A failure leaves nothing."""
         name = deployment.name
+        preflight.check_instance_types(deployment)
         with self._explained(name, "create"):
             owner = preflight.account(self.clients)
             self._check_free(deployment)
@@ -66,6 +67,7 @@ class Stacks:
         """Change the endpoint and keep its scaling; return False if nothing differs."""
         if deployment.form == "batch":
             raise ConfigurationError("form='batch': a batch cannot be updated; run `s1-mini endpoint create`")
+        preflight.check_instance_types(deployment)
         with self._explained(deployment.name, "update"):
             owner = preflight.account(self.clients)
             stack, before = self._changeable(deployment.name)
@@ -78,6 +80,11 @@ class Stacks:
         with self._explained(name, "autoscale"):
             stack, before = self._changeable(name)
         return self._change(stack, before.changed(scaling=scaling), wait=True)
+
+    def plan_scaling(self, name: str, scaling: Scaling) -> Deployment:
+        """Return the deployment that `autoscale` would submit."""
+        with self._explained(name, "plan"):
+            return self._changeable(name)[1].changed(scaling=scaling)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return the state of the endpoint and its resources."""
@@ -122,7 +129,7 @@ class Stacks:
         return sorted(listed, key=lambda each: str(each["name"]))
 
     def delete(self, name: str) -> None:
-        """Delete the stack, or an endpoint or batch without one."""
+        """Delete the stack and the batch of that name, or an endpoint without a stack."""
         with self._explained(name, "delete"):
             stack = self._find(name)
             if stack is None:
@@ -133,6 +140,8 @@ class Stacks:
             seen = {event["EventId"] for event in self._events(stack["StackId"])}
             self._cloudformation.delete_stack(StackName=stack["StackId"])
         self._watch(stack["StackId"], name, "delete", seen)
+        with self._explained(name, "delete"):
+            legacy.delete_batch(self.clients, name, self.display, self._sleep, self._limit_s)
 
     @property
     def _cloudformation(self) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from s1_mini.aws.deployment import Deployment, Described, Scaling
 from s1_mini.cli.verb import FormatName, Verb, check_pipe, print_table
+from s1_mini.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from s1_mini.aws.stack import Stacks
@@ -34,8 +36,13 @@ def variables() -> list[str]:
     return [option.envvar for option in options if getattr(option, "envvar", None)]
 
 
-def takes(**groups: type[Described]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the fields of `groups` to a command's options; it receives the values of each group as a dict, by name."""
+def takes(
+    *, are_required: bool = True, **groups: type[Described]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the fields of `groups` to a command's options; it receives the values of each group as a dict, by name.
+
+    Without `are_required`, fields without a default are None if they are not given.
+    """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(verb, include_extras=True)
@@ -44,7 +51,7 @@ def takes(**groups: type[Described]) -> Callable[[Callable[..., None]], Callable
             for name, parameter in inspect.signature(verb).parameters.items()
             if name not in groups
         ]
-        added = [parameter for group in groups.values() for parameter in _parameters(group)]
+        added = [parameter for group in groups.values() for parameter in _parameters(group, are_required)]
         every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own + added]
 
         @functools.wraps(verb)
@@ -68,17 +75,19 @@ def _hints(group: type[Described]) -> list[Any]:
     return [parameter.annotation for parameter in _parameters(group)]
 
 
-def _parameters(group: type[Described]) -> list[inspect.Parameter]:
-    return [_parameter(name, group.model_fields[name]) for name in _fields(group)]
+def _parameters(group: type[Described], are_required: bool = True) -> list[inspect.Parameter]:
+    return [_parameter(name, group.model_fields[name], is_needed=are_required) for name in _fields(group)]
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, *, is_needed: bool) -> inspect.Parameter:
     """Convert a field to an option: a tuple or dict is repeatable, pydantic checks the bounds."""
     extra = field.json_schema_extra
     variable = extra.get("variable") if isinstance(extra, dict) else None
     is_many = get_origin(field.annotation) in {tuple, dict}
     kind = list[str] | None if is_many else field.annotation
-    default: Any = inspect.Parameter.empty if field.is_required() else field.get_default()
+    default: Any = field.get_default()
+    if field.is_required():
+        default = inspect.Parameter.empty if is_needed else None
     if is_many:
         default = list(default) or None
     option = typer.Option(
@@ -92,22 +101,34 @@ No_wait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until the 
 
 
 @commands.command("plan", cls=Verb)
-@takes(wanted=Deployment, scale=Scaling)
+@takes(are_required=False, wanted=Deployment, scale=Scaling)
 def plan(
     action: Annotated[Literal["create", "update", "autoscale"], typer.Argument(metavar="ACTION")],
     name: Name,
     wanted: Values,
     scale: Values,
+    region: Region = None,
+    profile: Profile = None,
 ) -> None:
     """Print the CloudFormation template that ACTION submits, as JSON; needs no credentials and makes no call.
 
-    For a batch, print the transform job. Example: s1-mini endpoint plan create hello --image … --role … --artifact s3://…/model.tar.gz
+    For a batch, print the transform job. Only autoscale without --image, --role and --artifact reads the stack
+    from AWS. Example: s1-mini endpoint plan create hello --image … --role … --artifact s3://…/model.tar.gz
     """
     from s1_mini.aws.batch import job
+    from s1_mini.aws.preflight import check_instance_types
     from s1_mini.aws.template import build_template
 
-    scaling = Scaling.of(**scale)
-    deployment = Deployment.of(name=name, **wanted, scaling=scaling if action == "autoscale" else None)
+    missing = [field for field in ("image", "role", "artifact") if wanted[field] is None]
+    scaling = Scaling.of(**scale) if action == "autoscale" else None
+    if scaling is not None and missing:
+        deployment = _stacks(region, profile).plan_scaling(name, scaling)
+    elif missing:
+        options = " and ".join(f"--{field} (or {PREFIX}{field.upper()})" for field in missing)
+        raise ConfigurationError(f"plan {action} needs {options}")
+    else:
+        deployment = Deployment.of(name=name, **wanted, scaling=scaling)
+        check_instance_types(deployment)
     is_batch = deployment.form == "batch"
     planned = job(deployment, f"{name}-model") if is_batch else build_template(deployment)
     typer.echo(json.dumps(planned, indent=2, ensure_ascii=False))
@@ -159,7 +180,7 @@ def list_endpoints(region: Region = None, profile: Profile = None) -> None:
     stacks = _stacks(region, profile)
     listed = stacks.list_all()
     if not listed:
-        typer.echo(f"there is no endpoint of s1-mini in {stacks.clients.region}", err=True)
+        typer.echo(f"no endpoints of s1-mini in {stacks.clients.region}", err=True)
         return
     rows = [(it["name"], it["status"], str(it["instances"]), f"{it['changed']:%Y-%m-%d %H:%M %Z}") for it in listed]
     print_table(rows, "name", "status", "instances", "changed")
@@ -177,14 +198,17 @@ def describe(name: Name, region: Region = None, profile: Profile = None) -> None
 @commands.command("invoke", cls=Verb)
 def invoke(
     name: Name,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say, in quotes.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="In quotes; - for stdin, with --mode bidirectional.")],
     path: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="File for the audio; - for stdout.")
     ] = Path("out.wav"),
     voice: Annotated[str | None, typer.Option(metavar="NAME", help="One of the artifact's.")] = None,
     audio_format: FormatName = "wav",
     seed: Annotated[int | None, typer.Option(min=0)] = None,
-    mode: Annotated[Literal["whole", "stream", "async"], typer.Option(help="async for async endpoints.")] = "whole",
+    mode: Annotated[
+        Literal["whole", "stream", "bidirectional", "async"],
+        typer.Option(help="bidirectional: send text line by line; async: for async endpoints."),
+    ] = "whole",
     target_model: Annotated[str | None, typer.Option(help="multi-model: which .tar.gz.")] = None,
     component: Annotated[str | None, typer.Option(help="components: its name.")] = None,
     prefix_id: Annotated[str | None, typer.Option(help="Same id, same machine.")] = None,
@@ -212,6 +236,10 @@ def invoke(
     clients = _stacks(region, profile).clients
     if mode == "stream":
         _write(path, call.stream(clients, invocation))
+    elif mode == "bidirectional":
+        from s1_mini.aws.bidirectional import converse
+
+        _write(path, converse(clients, invocation, sys.stdin if text == "-" else text.splitlines(keepends=True)))
     elif mode == "async":
         _write(path, iter([call.invoke_async(clients, invocation, limit_s=limit_s)]))
     else:

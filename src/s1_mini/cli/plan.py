@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from s1_mini.capacity.sizes import MAX_SLOTS
-from s1_mini.cli.verb import engine_config, named_checkpoint
+from s1_mini.cli.verb import engine_config, named_checkpoint, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,9 +52,12 @@ def plan(
         float | None,
         typer.Option(min=0.01, max=1.0, help="Share of the computed streams that the engine sustains. [measured]"),
     ] = None,
+    price: Annotated[bool, typer.Option("--price", help="Only print the cost of instance types per hour.")] = False,
     only_json: Annotated[bool, typer.Option("--json", help="Print only the line of JSON.")] = False,
 ) -> None:
     """Compute memory, slots, lower bounds of time and real-time streams on a GPU: a table, then one line of JSON.
+
+    With --price, print only what instance types cost per hour and month.
 
     Example: s1-mini plan --gpu l4, or s1-mini plan --machine ml.g6.12xlarge
     """
@@ -71,6 +74,9 @@ def plan(
 
     if machine and gpu:
         raise ParameterError("machine", "cannot be combined with --gpu")
+    if price:
+        _print_prices(find_machine(machine).instance_type if machine else None, find_card(gpu).name if gpu else None)
+        return
     if replicas and not machine:
         raise ParameterError("replicas", "requires --machine")
     shares = {
@@ -108,6 +114,26 @@ def plan(
             f"of the streams {efficiency.engine_share:g} ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
+
+
+def _print_prices(instance_type: str | None, card: str | None) -> None:
+    from s1_mini.capacity.cards import CARDS, MACHINES
+    from s1_mini.capacity.prices import HOURLY_USD, HOURS_PER_MONTH, PRICE_REGION, PRICES_OF
+
+    gpus = {each.instance_type: each for each in MACHINES}
+    rows = []
+    for name in [*(name for name in HOURLY_USD if name not in gpus), *gpus]:
+        if (instance_type and name != instance_type) or (card and (name not in gpus or gpus[name].card != card)):
+            continue
+        kind = f"{gpus[name].num_gpus} x {CARDS[gpus[name].card].title}" if name in gpus else "none"
+        hour = HOURLY_USD.get(name)
+        cost = ("unknown", "unknown") if hour is None else (f"{hour:,.2f}", f"{hour * HOURS_PER_MONTH:,.0f}")
+        rows.append((name, kind, *cost))
+    print_table(rows, "instance type", "GPUs", "USD per hour", "USD per month")
+    typer.echo(
+        f"One on-demand instance in {PRICE_REGION}, {HOURS_PER_MONTH} hours a month, without S3 and traffic. Collected "
+        f"in {PRICES_OF} from copies of AWS's price list; current prices: https://aws.amazon.com/sagemaker/ai/pricing"
+    )
 
 
 def _table(plans: list[CapacityPlan]) -> Table:
