@@ -44,7 +44,7 @@ def test_plan_prints_the_template_without_credentials_or_network() -> None:
 
     assert (result.returncode, result.stderr) == (0, b"")
     resources = json.loads(result.stdout)["Resources"]
-    assert list(resources) == ["Model", "Rollback5xx", "RollbackLatency", "Config", "Endpoint"]
+    assert list(resources) == ["Model", "Config", "Rollback5xx", "RollbackLatency", "Endpoint"]
     container = resources["Model"]["Properties"]["PrimaryContainer"]
     assert container["Environment"] == {"S1_MINI_MAX_BATCH_SIZE": "8"}
 

@@ -37,9 +37,10 @@ def build_template(deployment: Deployment) -> dict[str, Any]:
         raise ConfigurationError(
             "form='batch': a batch is a job without a stack; run it with `s1-mini endpoint create`"
         )
-    resources = {"Model": _model(deployment), **_rollback_alarms(deployment)}
-    if deployment.endpoint is None:
-        resources |= {"Config": _config(deployment), "Endpoint": _endpoint(deployment)}
+    resources = {"Model": _model(deployment), "Config": _config(deployment), **_rollback_alarms(deployment)}
+    resources["Endpoint"] = _endpoint(deployment)
+    if deployment.endpoint is not None:
+        del resources["Config"], resources["Endpoint"]  # of the other deployment
     if deployment.form == "components":
         resources["Component"] = _component(deployment)
     if deployment.scaling is not None:
