@@ -1,8 +1,16 @@
-"""One stage with one endpoint: `S1_MINI_STAGE=staging cdk deploy --all`, or `python infra/app.py` to look at it."""
+"""Synthesise one stage: `S1_MINI_STAGE=staging cdk deploy --all`, or `python infra/app.py` for the templates only."""
 
 from __future__ import annotations
 
-from speech.compose import compose_speech
-from speech.toolchain import synthesise
+import os
+import sys
 
-synthesise(compose_speech, default="dev")
+from speech.stages import ConfigurationError, read_stage
+from speech.toolchain import compose, new_app
+
+app = new_app()
+try:
+    compose(app, read_stage(os.environ.get("S1_MINI_STAGE") or "dev"))
+except ConfigurationError as error:
+    sys.exit(f"infra: {error}")
+app.synth()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from s1_mini.aws.deployment import Deployment
+from s1_mini.aws.deployment import Deployment, Scaling
 
 ACCOUNT, REGION, BUCKET = "123456789012", "eu-west-1", "a-bucket"
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/s1-mini:1"
@@ -32,6 +32,21 @@ FULL = {
     "security_group": ["sg-0123456789abcdef0"],
     "tag": {"team": "voices"},
 }
+
+NIGHT = "night=1:2@cron(0 20 * * ? *)"
+ENDPOINTS = [form for form in FORMS if form != "batch"]
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((form, {}) for form in ENDPOINTS),
+    *((form, {**FULL, "accelerators": 0} | FORMS[form]) for form in ENDPOINTS),
+    *((form, {"scaling": Scaling(schedule=[NIGHT])}) for form in ENDPOINTS),
+    ("async", {"scaling": Scaling(minimum=0)}),
+    ("components", {"scaling": Scaling(minimum=0)}),
+    ("components", {"endpoint": "other"}),
+    ("real-time", {"detailed_metrics": True, "scaling": Scaling(schedule=[NIGHT], timezone="Europe/Berlin")}),
+    ("real-time", {"instance_type": ["ml.g6.xlarge", "ml.g5.xlarge", "ml.g6e.xlarge"]}),
+    *(("real-time", {"strategy": strategy, "step_percent": 20}) for strategy in ("rolling", "canary", "linear")),
+    ("real-time", {"strategy": "all-at-once", "alarm": ["mine"]}),
+]
 
 
 def deployment(form: str = "real-time", **values: Any) -> Deployment:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# infra/ is left out until it uses the template of `aws/template.py`.
-FOLDERS = ("src", "benchmark", "recipes", "scripts", "tests", "sagemaker")
+FOLDERS = ("src", "benchmark", "recipes", "scripts", "tests", "sagemaker", "infra")
 messages = runpy.run_path(str(ROOT / "scripts" / "messages.py"))["messages"]
 
 BANNED = {

@@ -1,73 +1,95 @@
-"""What both apps share: the app with its checks and tags, and the one way to explain a finding away."""
+"""The app with its checks, the stacks of a stage, and justifications of findings."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import cdk_nag
-from aws_cdk import Acknowledgment, App, Environment, Stack, Tags, Validations
+from aws_cdk import Acknowledgment, App, Stack, Validations
+from aws_cdk import aws_ssm as ssm
 from constructs import IConstruct
 
-from speech.stages import Stage, StageError, read_stage
+from speech.stages import Stage
 
 FLAGS = {
-    "@aws-cdk/aws-s3:serverAccessLogsUseBucketPolicy": True,  # without it access logs need the old ACLs
+    "@aws-cdk/aws-s3:serverAccessLogsUseBucketPolicy": True,  # otherwise access logs need ACLs
     "@aws-cdk/aws-iam:minimizePolicies": True,
 }
 
 
 def new_app(*, outdir: str | None = None, check: bool = True) -> App:
-    """Make an app that AWS Solutions' rules are run over when it is synthesised; a finding fails the synthesis."""
+    """Return an app whose synthesis fails on a finding of AWS Solutions' rules."""
     app = App(outdir=outdir, analytics_reporting=False, context=FLAGS)
     if check:
         Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
     return app
 
 
-def synthesise(compose: Callable[[App, Stage], None], *, default: str) -> None:
-    """Write the templates of the stage that `S1_MINI_STAGE` names; a mistake in a stage ends in a sentence, with 1."""
-    app = new_app()
-    try:
-        compose(app, read_stage(os.environ.get("S1_MINI_STAGE") or default))
-    except StageError as error:
-        sys.exit(f"infra: {error}")
-    app.synth()
+def compose(app: App, stage: Stage) -> None:
+    """Add the stacks of the stage: foundation, one per endpoint, and the voices."""
+    from speech.endpoint import EndpointStack
+    from speech.foundation.stack import FoundationStack
+
+    foundation = FoundationStack(app, stage)
+    stacks = {each.deployment.name: EndpointStack(app, stage, each, foundation) for each in stage.endpoints}
+    for each in stage.endpoints:
+        if each.deployment.endpoint is not None:
+            stacks[each.deployment.name].add_stack_dependency(stacks[each.deployment.endpoint])
+    if any(each.voices for each in stage.endpoints):
+        voices = _voices(app, stage)
+        for stack in stacks.values():
+            voices.add_stack_dependency(stack)
 
 
-def environment_of(stage: Stage) -> Environment:
-    """Give the stage's region and, if the file names it, its account: without one, synthesis asks nobody anything."""
-    return Environment(region=stage.region, account=stage.account or None)
-
-
-def tag(scope: IConstruct, stage: Stage) -> None:
-    """Tag all that can be tagged; cost reports and the guard rules ask for both."""
-    Tags.of(scope).add("project", "s1-mini")
-    Tags.of(scope).add("stage", stage.name)
-
-
-def explain(scope: IConstruct, rules: Sequence[str], *, reason: str) -> None:
-    """Acknowledge findings at one construct and below, with the sentence why they are right there."""
-    for rule in rules:
-        Validations.of(scope).acknowledge(Acknowledgment(id=rule, reason=reason))
-
-
-def explain_wildcards(scope: IConstruct, resources: Sequence[str], *, reason: str) -> None:
-    """Acknowledge the wildcards among a statement's resources, each by itself: another one is still a finding."""
-    wild = [_as_findings_write(Stack.of(scope).resolve(each)) for each in resources]
-    explain(
-        scope, [f"AwsSolutions::AwsSolutions-IAM5[Resource::{each}]" for each in wild if "*" in each], reason=reason
+def _voices(app: App, stage: Stage) -> Stack:
+    """Return a stack with the component of each voice, deployed after the components."""
+    table = {
+        voice: {
+            "endpoint": each.deployment.endpoint or each.deployment.name,
+            "component": each.deployment.name,
+            "prefix_aware_id": voice,
+        }
+        for each in stage.endpoints
+        for voice in each.voices
+    }
+    stack = Stack(app, f"{stage.prefix}-voices", **stack_options(stage, "component of each voice"))
+    ssm.CfnParameter(
+        stack,
+        "Voices",
+        name=f"/s1-mini/{stage.name}/voices",
+        type="String",
+        tier="Intelligent-Tiering",
+        description="voice: EndpointName, InferenceComponentName, PrefixAwareId",
+        value=json.dumps(table, sort_keys=True),
     )
+    return stack
 
 
-def _as_findings_write(value: Any) -> str:
+def stack_options(stage: Stage, contents: str) -> dict[str, Any]:
+    """Return region, account, tags and description of a stack. Synthesis works offline without an account."""
+    return {
+        "env": {"region": stage.region, "account": stage.account or None},
+        "tags": {"project": "s1-mini", "stage": stage.name},  # CloudFormation passes them to the resources
+        "description": f"s1-mini {stage.name}: {contents}",
+    }
+
+
+def explain(scope: IConstruct, resources: Sequence[str], *, reason: str) -> None:
+    """Acknowledge the wildcards among a statement's resources, each by itself, so that others remain findings."""
+    for resource in map(_as_finding, map(Stack.of(scope).resolve, resources)):
+        if "*" in resource:
+            rule = f"AwsSolutions::AwsSolutions-IAM5[Resource::{resource}]"
+            Validations.of(scope).acknowledge(Acknowledgment(id=rule, reason=reason))
+
+
+def _as_finding(value: Any) -> str:
     match value:
         case {"Ref": name}:
             return f"<{name}>"
         case {"Fn::GetAtt": [name, attribute]}:
             return f"<{name}.{attribute}>"
         case {"Fn::Join": [separator, parts]}:
-            return str(separator).join(map(_as_findings_write, parts))
+            return str(separator).join(map(_as_finding, parts))
     return str(value)

@@ -8,25 +8,12 @@ from typing import Any
 import pytest
 from cfnlint.api import lint
 
-from deployments import ARCHIVE, FORMS, FULL, PREFIX, deployment
+from deployments import ARCHIVE, CASES, ENDPOINTS, FULL, NIGHT, PREFIX, deployment
 from s1_mini.aws.batch import job
 from s1_mini.aws.deployment import Scaling
-from s1_mini.aws.template import build_template, model_properties, read_template
+from s1_mini.aws.template import build_template, build_with_parameters, model_properties, read_template
 from s1_mini.exceptions import ConfigurationError
 from service_models import problems
-
-NIGHT = "night=1:2@cron(0 20 * * ? *)"
-ENDPOINTS = [form for form in FORMS if form != "batch"]
-CASES: list[tuple[str, dict[str, Any]]] = [
-    *((form, {}) for form in ENDPOINTS),
-    *((form, {**FULL, "accelerators": 0} | FORMS[form]) for form in ENDPOINTS),
-    *((form, {"scaling": Scaling(schedule=[NIGHT])}) for form in ENDPOINTS),
-    ("async", {"scaling": Scaling(minimum=0)}),
-    ("components", {"scaling": Scaling(minimum=0)}),
-    ("real-time", {"instance_type": ["ml.g6.xlarge", "ml.g5.xlarge", "ml.g6e.xlarge"]}),
-    *(("real-time", {"strategy": strategy, "step_percent": 20}) for strategy in ("rolling", "canary", "linear")),
-    ("real-time", {"strategy": "all-at-once", "alarm": ["mine"]}),
-]
 
 
 def resources(form: str = "real-time", **values: Any) -> dict[str, Any]:
@@ -48,6 +35,30 @@ def test_the_deployment_is_read_back_from_its_template(form: str, values: dict[s
     wanted = deployment(form, **values)
 
     assert read_template(json.loads(json.dumps(build_template(wanted)))) == wanted
+
+
+@pytest.mark.parametrize("form", ENDPOINTS)
+def test_the_values_of_parameters_are_the_only_difference_to_the_template(form: str) -> None:
+    fields = ("image", "role", "artifact", "kms_key", "subnet", "security_group", "output")
+    wanted = deployment(form, **{**FULL, "accelerators": 0, "instance_type": ["ml.c5.xlarge"]})
+
+    template = build_with_parameters(wanted, *fields)
+
+    assert lint(json.dumps(template), regions=["eu-west-1"]) == []
+    text = json.dumps(template["Resources"])
+    for name, field in zip(template["Parameters"], (each for each in fields if getattr(wanted, each)), strict=True):
+        assert json.dumps(getattr(wanted, field)) not in text
+        text = text.replace(json.dumps({"Ref": name}), json.dumps(getattr(wanted, field)))
+    assert json.loads(text) == build_template(wanted)["Resources"]
+
+
+def test_components_can_share_the_instances_of_another_deployment() -> None:
+    built = resources("components", endpoint="english", scaling=Scaling(minimum=0))
+
+    assert built["Component"]["EndpointName"] == "english"
+    assert not {"Config", "Endpoint"} & set(built)
+    with pytest.raises(ConfigurationError, match="endpoint='english': only components share"):
+        deployment(endpoint="english")
 
 
 @pytest.mark.parametrize("form", ENDPOINTS)
@@ -102,6 +113,14 @@ def test_instances_with_several_engines_take_a_multiple_of_the_load(
     policy = resources(form, scaling=Scaling(slots=16, load=0.5), **values)["ScalingPolicy"]
 
     assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == target
+
+
+def test_a_schedule_has_the_time_zone_of_the_scaling() -> None:
+    (action,) = resources(scaling=Scaling(schedule=[NIGHT], timezone="Europe/Berlin"))["ScalableTarget"][
+        "ScheduledActions"
+    ]
+
+    assert action["Timezone"] == "Europe/Berlin"
 
 
 @pytest.mark.parametrize("form", ["async", "components"])

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from deployments import CASES, deployment
+
 pytestmark = pytest.mark.infra
 INFRA = Path(__file__).parents[2] / "infra"
 
@@ -21,8 +23,8 @@ EXPLAINED = {
 }
 
 
-def templates(*directories: Path) -> list[Path]:
-    return [file for directory in directories for file in sorted(directory.glob("*.template.json"))]
+def templates(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.template.json"))
 
 
 def test_a_finding_fails_the_synthesis(tmp_path: Path) -> None:
@@ -37,31 +39,13 @@ def test_a_finding_fails_the_synthesis(tmp_path: Path) -> None:
         app.synth()
 
 
-def test_every_suppressed_finding_has_a_justification(assembly: Path, shared_assembly: Path) -> None:
-    reasons = [
-        reason
-        for file in templates(assembly, shared_assembly)
-        for resource in json.loads(file.read_text(encoding="utf-8"))["Resources"].values()
-        for reason in _reasons(resource.get("Metadata", {}))
-    ]
-
-    assert all(len(reason.split()) >= 5 for reason in reasons)
-
-
-def _reasons(metadata: Any) -> list[str]:
-    if isinstance(metadata, dict):
-        own = [value for key, value in metadata.items() if key == "reason"]
-        return own + [each for value in metadata.values() for each in _reasons(value)]
-    return [each for value in metadata for each in _reasons(value)] if isinstance(metadata, list) else []
-
-
-def test_the_templates_pass_cloudformations_schemas(assembly: Path, shared_assembly: Path) -> None:
+def test_the_templates_pass_cloudformations_schemas(assembly: Path) -> None:
     from cfnlint.api import ManualArgs, lint_file
 
     config = ManualArgs(regions=["us-east-1", "eu-central-1"])
     found = [
         f"{file.name}: {match.rule.id} {match.message[:200]}"
-        for file in templates(assembly, shared_assembly)
+        for file in templates(assembly)
         for match in lint_file(file, config=config)
         if not any(match.rule.id == rule and word in match.message for rule, word in EXPLAINED)
     ]
@@ -69,10 +53,19 @@ def test_the_templates_pass_cloudformations_schemas(assembly: Path, shared_assem
     assert not found, "\n".join(found)
 
 
-def test_the_templates_keep_our_own_rules(assembly: Path, shared_assembly: Path) -> None:
-    for file in templates(assembly, shared_assembly):
+def test_the_templates_follow_the_rules(assembly: Path) -> None:
+    for file in templates(assembly):
         report = guard(json.loads(file.read_text(encoding="utf-8")))
         assert not report.not_compliant, (file.name, [str(each)[:400] for each in report.not_compliant])
+
+
+@pytest.mark.parametrize(("form", "values"), CASES)
+def test_the_templates_of_the_commands_follow_the_rules(form: str, values: dict[str, Any]) -> None:
+    from s1_mini.aws.template import build_template
+
+    report = guard(build_template(deployment(form, **values)))
+
+    assert not report.not_compliant, [str(each)[:400] for each in report.not_compliant]
 
 
 @pytest.mark.parametrize(
@@ -81,14 +74,14 @@ def test_the_templates_keep_our_own_rules(assembly: Path, shared_assembly: Path)
         ("AWS::SNS::Topic", {}),
         ("AWS::Logs::LogGroup", {"RetentionInDays": 30}),
         ("AWS::SageMaker::Endpoint", {"EndpointConfigName": "x"}),
-        ("AWS::SageMaker::Model", {"PrimaryContainer": {"ModelDataUrl": "s3://x/model.tar.gz"}}),
+        ("AWS::SageMaker::Model", {"PrimaryContainer": {"Image": "x"}}),
         ("AWS::ECR::Repository", {"ImageTagMutability": "MUTABLE"}),
         ("AWS::IAM::Role", {"ManagedPolicyArns": ["arn:aws:iam::aws:policy/AmazonSageMakerFullAccess"]}),
         ("AWS::EC2::SecurityGroup", {"SecurityGroupIngress": [{"CidrIp": "0.0.0.0/0"}]}),
         ("AWS::CloudWatch::Alarm", {"TreatMissingData": "missing"}),
     ],
 )
-def test_our_own_rules_detect_violations(kind: str, properties: dict[str, Any]) -> None:
+def test_the_rules_detect_violations(kind: str, properties: dict[str, Any]) -> None:
     assert guard({"Resources": {"Careless": {"Type": kind, "Properties": properties}}}).not_compliant
 
 
@@ -98,38 +91,30 @@ def guard(template: dict[str, Any]) -> Any:
     return cfn_guard_rs.run_checks(template, (INFRA / "rules" / "speech.guard").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("script", "stage"), [("app.py", "staging"), ("components_app.py", "prod")])
-def test_both_apps_are_synthesised_without_network_and_credentials(tmp_path: Path, script: str, stage: str) -> None:
+def test_a_stage_is_synthesised_without_network_and_credentials(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_"))}
-    environment |= {"S1_MINI_STAGE": stage, "CDK_OUTDIR": str(tmp_path), "HTTPS_PROXY": "http://127.0.0.1:9"}
-    command = [sys.executable, str(INFRA / script)]
+    environment |= {"S1_MINI_STAGE": "staging", "CDK_OUTDIR": str(tmp_path), "HTTPS_PROXY": "http://127.0.0.1:9"}
+    command = [*_unplugged(), sys.executable, str(INFRA / "app.py")]
 
-    done = subprocess.run(
-        [*_unplugged(), *command], env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(templates(tmp_path)) >= 2
+    assert len(templates(tmp_path)) == 3
 
 
 def _unplugged() -> list[str]:
     """Return a command prefix that removes the network, where the system allows it; empty elsewhere."""
     prefix = ["unshare", "--map-root-user", "--net"]
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode
-    ):
-        return []
-    return prefix
+    has_unshare = shutil.which("unshare") is not None
+    works = has_unshare and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
+    return prefix if works else []
 
 
-@pytest.mark.parametrize("script", ["app.py", "components_app.py"])
-def test_an_invalid_stage_is_reported_in_one_sentence_with_its_name(script: str, tmp_path: Path) -> None:
+def test_an_invalid_stage_is_reported_in_one_sentence_with_its_name(tmp_path: Path) -> None:
     environment = {**os.environ, "S1_MINI_STAGE": "live", "CDK_OUTDIR": str(tmp_path)}
+    command = [sys.executable, str(INFRA / "app.py")]
 
-    done = subprocess.run(
-        [sys.executable, str(INFRA / script)], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     assert done.returncode == 1
-    assert done.stderr == "infra: stage='live' is not one of dev, staging, prod\n"
+    assert done.stderr == "infra: stage='live' is not one of dev, staging, prod, shared\n"

@@ -1,19 +1,18 @@
-"""The stages file and the engine settings derived from it; runs without AWS packages, with all other tests."""
+"""The stages file and the deployments of its endpoints; runs without AWS packages, with all other tests."""
 
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from s1_mini import EngineConfig
-from s1_mini.capacity.cards import MACHINES
+from s1_mini import ConfigurationError, EngineConfig
 from s1_mini.exceptions import QueueFullError
 from s1_mini.server.errors import BusyError, TooManyRequestsError
 from s1_mini.server.record import RequestLog
-from s1_mini.server.settings import ServerSettings
+
+SUBNETS = "['subnet-01234567', 'subnet-12345678']"
 
 
 @pytest.fixture
@@ -23,110 +22,77 @@ def stages() -> Any:
     return speech.stages
 
 
-@pytest.fixture
-def write(tmp_path: Path, stages: Any) -> Any:
-    """Write the defaults and one changed stage, and load them."""
-
-    def _write(table: str, stage: str = "prod") -> Any:
-        defaults = stages.STAGES_FILE.read_text(encoding="utf-8").partition("[dev]")[0]
-        file = tmp_path / "stages.toml"
-        file.write_text(f"{defaults}\n[{stage}]\n{table}\n", encoding="utf-8")
-        return stages.read_stage(stage, file)
-
-    return _write
+def deployments(stages: Any, stage: str) -> dict[str, Any]:
+    return {each.deployment.name: each.deployment for each in stages.read_stage(stage).endpoints}
 
 
 def test_every_stage_of_the_file_can_be_read(stages: Any) -> None:
-    read = [stages.read_stage(name) for name in stages.STAGES]
+    names = list(tomllib.loads(stages.STAGES_FILE.read_text(encoding="utf-8")))[1:]
+    forms = [each.form for name in names for each in deployments(stages, name).values()]
 
-    assert [stage.capacity for stage in read] == ["zero", "scheduled", "tracked"]
-    assert set(tomllib.loads(stages.STAGES_FILE.read_text(encoding="utf-8"))) == {"defaults", *stages.STAGES}
-
-
-def test_the_target_is_a_share_of_the_engines_slots(stages: Any, write: Any) -> None:
-    assert write("slots = 8\ntarget_share = 0.5").target == 4.0
-    assert write("slots = 16\ntarget_share = 0.5").target == 8.0
-    assert stages.concurrency_target(1, 0.5) == 1.0  # below one, an idle engine would already count as overloaded
+    assert forms == ["components", "real-time", "async", "real-time", "async", "components", "components"]
 
 
-def test_every_gpu_of_an_instance_has_an_engine_with_its_slots(stages: Any, write: Any) -> None:
-    several = write("instance_type = 'ml.g6.12xlarge'\nslots = 10\ntarget_share = 0.5")
-    placed = write("instance_type = 'ml.g6.12xlarge'\nslots = 10\nenvironment = {S1_MINI_PLACEMENT = 'codec=cuda:1'}")
+def test_development_scales_to_zero_staging_by_the_clock_and_production_has_a_canary(stages: Any) -> None:
+    dev, staging, prod = (deployments(stages, name)[f"s1-mini-{name}-realtime"] for name in ("dev", "staging", "prod"))
 
-    assert (several.all_slots, several.target, several.copy_target(2), several.copy_target(0)) == (40, 20.0, 10.0, 5.0)
-    assert several.container_environment()["S1_MINI_SERVER_REPLICAS"] == "auto"
-    assert "S1_MINI_SERVER_REPLICAS" not in {**several.container_environment(1), **write("").container_environment()}
-    assert placed.all_slots == 10
-    assert {each.instance_type: each.num_gpus for each in MACHINES if each.num_gpus > 1} == stages.GPUS
+    assert (dev.scaling.minimum, dev.min_instances) == (0, 0)
+    assert staging.scaling.timezone == "Europe/Berlin"
+    assert [each[2:] for each in staging.scaling.schedule] == [(2, 4), (1, 2)]
+    assert (prod.strategy, prod.step_percent) == ("canary", 10)
+
+
+def test_the_slots_of_a_stage_are_those_of_its_engines_scaling_and_routing(write: Any) -> None:
+    table = "[prod.endpoint]\nslots = 10\ninstance_type = ['ml.g6.12xlarge']\nform = 'async'\nscaling = {}"
+    (endpoint,) = write(table).endpoints
+    deployment = endpoint.deployment
+
+    assert deployment.env["S1_MINI_MAX_BATCH_SIZE"] == "10"
+    assert (deployment.scaling.slots, deployment.prefix_requests) == (10, 10)
+    assert endpoint.all_slots == deployment.concurrent == 40
 
 
 @pytest.mark.parametrize(
     ("table", "named"),
     [
-        ("slot = 8", "slot is not a field"),
-        ("slots = 0", "slots=0 must be"),
-        ("capacity = 'elastic'", "capacity='elastic' must be one of"),
-        ("capacity = 'scheduled'", "hours=None go with"),
-        ("min_instances = 0", "min_instances=0 can be 0"),
-        ("min_instances = 9", "min_instances=9 must be 0 to max_instances"),
-        ("min_instances = 1\nrollout = 'canary'", "rollout='canary' needs min_instances"),
-        ("target_share = 1.0", "target_share=1.0 must be"),
-        ("cidr = '8.8.0.0/16'", "cidr='8.8.0.0/16' must be"),
-        ("account = '12'", "account='12' must be"),
-        ("instance_type = 'g6.xlarge'", "instance_type='g6.xlarge' must"),
-        ("model_prefix = 'models/../secrets/'", "model_prefix="),
-        ("log_days = 8", "log_days=8 must be one of"),
-        (
-            "[prod.components]\ninstance_type = 'ml.g6.xlarge'\nmin_instances = 0\nmax_instances = 1",
-            "needs at least one",
-        ),
-        ("[prod.hours]\nopens = 'x'", "missing"),
-        ("slots = '8'", "a value is of the wrong kind"),
-        ("slots = 8 9", "stages.toml is not TOML"),
-        ("[prod.vpc]\nid = 'mine'\nsubnets = []", "id='mine' must look like vpc-"),
-        ("[prod.vpc]\nid = 'vpc-01234567'\nsubnets = ['subnet-01234567']", "must be two or more"),
-        ("[prod.vpc]\nid = 'vpc-01234567'\nsubnets = ['subnet-01234567', 'b']", "subnet 'b' must look like subnet-"),
-        (
-            "[prod.vpc]\nid = 'vpc-01234567'\nsubnets = ['subnet-01234567', 'subnet-12345678']",
-            "interface_endpoints=True is for a network of the stage's own",
-        ),
+        ("slot = 8", "slot=8: Extra inputs are not permitted"),
+        ("[prod.endpoint]\nslot = 8", "endpoints.realtime: slot=8: Extra inputs are not permitted"),
+        ("[prod.endpoint]\nslots = 0", "greater than or equal to 1"),
+        ("[prod.endpoint]\nform = 'elastic'", "form='elastic': Input should be"),
+        ("[prod.endpoint]\nscaling = {minimum = 0}", "only async and components scale to zero"),
+        ("[prod.endpoint]\nstrategy = 'canary'\nstep_percent = 60", "canary allows 1 to 50 percent"),
+        ("[prod.endpoint]\nscaling = {schedule = ['night']}", "TITLE=MIN:MAX@EXPRESSION"),
+        ("[prod.endpoint]\nartifact = 'secrets/'", "artifact='secrets/': the container reads only models/"),
+        ("[prod.endpoint]\nrole = 'mine'", "role is set by the stage"),
+        ("[prod.endpoint]\nform = 'components'\nendpoint = 'other'", "allowed are other endpoints with components"),
+        ("cidr = '8.8.0.0/16'", "cidr='8.8.0.0/16': allowed are private"),
+        ("account = '12'", "account='12': "),
+        ("log_days = 8", "log_days=8: Input should be 1, 3, 5"),
+        ("region = 8 9", "stages.toml is not TOML"),
+        ("[prod.vpc]\nid = 'mine'\nsubnets = []", "vpc.id='mine': "),
+        ("[prod.vpc]\nid = 'vpc-01234567'\nsubnets = ['subnet-01234567']", "at least 2 items"),
+        (f"[prod.vpc]\nid = 'vpc-01234567'\nsubnets = {SUBNETS}", "interface_endpoints=true: the stage adds none"),
     ],
 )
-def test_an_invalid_stage_value_is_refused_by_name(write: Any, stages: Any, table: str, named: str) -> None:
-    with pytest.raises(stages.StageError) as refused:
+def test_an_invalid_value_is_rejected_by_name(write: Any, table: str, named: str) -> None:
+    with pytest.raises(ConfigurationError) as rejected:
         write(table)
 
-    assert named in str(refused.value)
+    assert str(rejected.value).startswith(("[prod] ", "stages.toml"))
+    assert named in str(rejected.value)
 
 
-def test_a_voice_has_one_model(write: Any, stages: Any) -> None:
-    model = "[prod.components.models.{0}]\nmodel_prefix = 'models/{0}/'\nvoices = ['clara']\n"
-    shared = "[prod.components]\ninstance_type = 'ml.g6.xlarge'\nmin_instances = 0\nmax_instances = 1\n"
-
-    with pytest.raises(stages.StageError, match="'clara' belongs to one already"):
-        write(shared + model.format("one") + model.format("two"))
+def test_a_voice_has_one_model(write: Any) -> None:
+    with pytest.raises(ConfigurationError, match="voice 'clara' belongs to several models"):
+        write("[prod.endpoint]\nvoices = ['clara']\n[prod.endpoints.other]")
 
 
-def test_an_unknown_stage_is_refused_by_name(stages: Any) -> None:
-    with pytest.raises(stages.StageError, match="stage='live' is not one of dev, staging, prod"):
-        stages.read_stage("live")
-
-
-def test_the_engine_and_the_server_understand_every_variable(stages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = stages.read_stage("prod")
-    for name, value in stage.container_environment().items():
+def test_the_engine_understands_the_variables(stages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (dev,) = stages.read_stage("dev").endpoints
+    for name, value in dev.deployment.env.items():
         monkeypatch.setenv(name, value)
 
-    assert EngineConfig().max_batch_size == stage.slots
-    assert EngineConfig().max_queue_size == stage.queue
-    assert ServerSettings().request_timeout_s == 55
-
-
-def test_instances_with_local_disks_are_known(stages: Any) -> None:
-    own = ["ml.g4dn.xlarge", "ml.g5.2xlarge", "ml.g6.12xlarge", "ml.g6e.xlarge", "ml.p4d.24xlarge", "ml.p5.48xlarge"]
-    none = ["ml.m5.xlarge", "ml.c6i.2xlarge", "ml.p3.2xlarge"]
-
-    assert [name for name in own + none if stages.has_local_storage(name)] == own
+    assert (EngineConfig().max_batch_size, EngineConfig().max_queue_size) == (dev.slots, 64)
 
 
 def test_log_metrics_read_fields_that_the_server_writes() -> None:
@@ -134,8 +100,5 @@ def test_log_metrics_read_fields_that_the_server_writes() -> None:
     record.spoken = record.first_chunk = record.started
 
     assert {"first_chunk_ms", "waiting", "code"} <= set(record.fields())
-    assert [QueueFullError.code, BusyError.code, TooManyRequestsError.code] == [
-        "queue_full",
-        "server_busy",
-        "too_many_requests",
-    ]
+    codes = [QueueFullError.code, BusyError.code, TooManyRequestsError.code]
+    assert codes == ["queue_full", "server_busy", "too_many_requests"]

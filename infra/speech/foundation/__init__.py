@@ -1,1 +1,1 @@
-"""What stands before anything speaks: network, key, buckets, image repository, roles."""
+"""Network, key, buckets, image repository and roles of a stage."""

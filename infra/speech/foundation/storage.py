@@ -1,4 +1,4 @@
-"""Where models and images lie: one key, a bucket of releases and answers, a bucket of access logs, a repository."""
+"""A key, a bucket for models and async responses, a bucket for access logs, and an image repository."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from speech.stages import Stage
+from speech.stages import ANSWERS, MODELS, Stage
 
-ANSWERS = "async/"  # requests, answers and failures of the asynchronous endpoint
-ANSWER_DAYS = 7
+ANSWER_DAYS = 7  # until async requests and responses are deleted
 
 
 class Storage(Construct):
-    """`key`, `bucket`, `repository`; all of them outlive the stack that made them."""
+    """`key`, `bucket` and `repository`, which remain when the stack is deleted."""
 
-    def __init__(self, scope: Construct, id: str, *, stage: Stage) -> None:  # noqa: A002
-        super().__init__(scope, id)
+    def __init__(self, scope: Construct, stage: Stage) -> None:
+        super().__init__(scope, "Storage")
         self.key = kms.Key(
             self,
             "Key",
-            description=f"s1-mini {stage.name}: models, answers, images, logs, notices",
+            description=f"s1-mini {stage.name}: models, responses, images, logs, notifications",
             enable_key_rotation=True,
             removal_policy=RemovalPolicy.RETAIN,
         )
-        self._let_services_use_the_key()
+        self._allow_services()
         self.bucket = self._bucket()
         self.repository = self._repository(stage)
 
-    def _let_services_use_the_key(self) -> None:
-        """Logs writes encrypted groups; CloudWatch's alarms and SageMaker publish to an encrypted topic."""
+    def _allow_services(self) -> None:
+        """Allow encrypted log groups, and alarms that publish to an encrypted topic."""
         logs = iam.PolicyStatement(
             sid="Logs",
             principals=[iam.ServicePrincipal(f"logs.{Aws.REGION}.amazonaws.com")],
@@ -66,7 +65,7 @@ class Storage(Construct):
         accesses = s3.Bucket(
             self,
             "Accesses",
-            encryption=s3.BucketEncryption.S3_MANAGED,  # log delivery cannot use a customer's key
+            encryption=s3.BucketEncryption.S3_MANAGED,  # log delivery does not support customer keys
             lifecycle_rules=[s3.LifecycleRule(expiration=Duration.days(90))],
             **shared,
         )
@@ -88,12 +87,12 @@ class Storage(Construct):
         )
         bucket.add_to_resource_policy(
             iam.PolicyStatement(
-                sid="AReleaseIsNeverOverwritten",
+                sid="ReleasesAreImmutable",
                 effect=iam.Effect.DENY,
                 principals=[iam.AnyPrincipal()],
                 actions=["s3:PutObject"],
-                resources=[bucket.arn_for_objects("models/*")],
-                # Uploading a part creates nothing yet; creating the object must say If-None-Match.
+                resources=[bucket.arn_for_objects(f"{MODELS}*")],
+                # Only the creation of the object needs If-None-Match, not the upload of a part.
                 conditions={"Null": {"s3:if-none-match": "true"}, "Bool": {"s3:ObjectCreationOperation": "true"}},
             )
         )

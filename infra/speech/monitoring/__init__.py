@@ -1,1 +1,1 @@
-"""What is seen of an endpoint: log metrics, alarms, one topic, one dashboard."""
+"""Metrics, alarms, logs and dashboard of an endpoint."""

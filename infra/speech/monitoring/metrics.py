@@ -1,58 +1,66 @@
-"""The numbers that alarms and the dashboard read: SageMaker's own, and those drawn from the server's log lines."""
+"""The metrics of alarms and dashboards: SageMaker's, and those of the server's log."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
-SAGEMAKER = "AWS/SageMaker"
+from s1_mini.aws.deployment import VARIANT, Deployment
+from s1_mini.aws.template import NAMESPACE
+
 UTILISATION = "/aws/sagemaker/Endpoints"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Whose numbers: the dimensions SageMaker counts under, and the namespace of what the log lines tell."""
+class Source(NamedTuple):
+    """An endpoint or component: its name, the dimensions of SageMaker's metrics, and its log group."""
 
-    name: str  # of the endpoint or component; alarms are named after it
+    name: str
     dimensions: Mapping[str, str]
     log_group: str
 
+    @classmethod
+    def of(cls, deployment: Deployment) -> Source:
+        """Return the source of a deployment's metrics."""
+        name = deployment.name
+        if deployment.form == "components":
+            return cls(name, {"InferenceComponentName": name}, f"/aws/sagemaker/InferenceComponents/{name}")
+        variant = {} if deployment.form == "async" else {"VariantName": VARIANT}
+        return cls(name, {"EndpointName": name, **variant}, f"/aws/sagemaker/Endpoints/{name}")
+
     @property
-    def namespace(self) -> str:
-        """Of the metrics drawn from the log."""
+    def log_namespace(self) -> str:
+        """Namespace of the metrics of the log."""
         return f"S1Mini/{self.name}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One number over time; `statistic` is CloudWatch's (Sum, Maximum, p95)."""
+class Metric(NamedTuple):
+    """A metric with a statistic of CloudWatch, such as Sum or p95. Without a namespace it comes from the log."""
 
     name: str
     statistic: str
-    namespace: str = SAGEMAKER
-    from_log: bool = False
+    namespace: str | None = NAMESPACE
 
     def place(self, source: Source) -> tuple[str, Mapping[str, str]]:
-        """Give namespace and dimensions for a source; a metric filter's have no dimensions."""
-        return (source.namespace, {}) if self.from_log else (self.namespace, source.dimensions)
+        """Return namespace and dimensions. Metrics of the log have no dimensions."""
+        return (source.log_namespace, {}) if self.namespace is None else (self.namespace, source.dimensions)
 
 
-INVOCATIONS = Metric(name="Invocations", statistic="Sum")
-ERRORS = Metric(name="Invocation5XXErrors", statistic="Sum")
-CALLERS_ERRORS = Metric(name="Invocation4XXErrors", statistic="Sum")
-LATENCY_P95 = Metric(name="ModelLatency", statistic="p95")  # microseconds, of a stream to its end
-LATENCY_P50 = Metric(name="ModelLatency", statistic="p50")
-CONCURRENCY = Metric(name="ConcurrentRequestsPerModel", statistic="Maximum")
-COPY_CONCURRENCY = Metric(name="ConcurrentRequestsPerCopy", statistic="Maximum")
-NO_CAPACITY = Metric(name="NoCapacityInvocationFailures", statistic="Maximum")
-FIRST_SOUND_P95 = Metric(name="FirstChunkMilliseconds", statistic="p95", from_log=True)
-WAITING = Metric(name="PiecesWaiting", statistic="p90", from_log=True)
-REFUSED = Metric(name="RequestsRefused", statistic="Sum", from_log=True)
-GPU = Metric(name="GPUUtilization", statistic="Average", namespace=UTILISATION)
-GPU_MEMORY = Metric(name="GPUMemoryUtilization", statistic="Maximum", namespace=UTILISATION)
-BACKLOG = Metric(name="ApproximateBacklogSizePerInstance", statistic="Average")
-BACKLOG_SIZE = Metric(name="ApproximateBacklogSize", statistic="Maximum")
-OLDEST = Metric(name="ApproximateAgeOfOldestRequest", statistic="Maximum")  # seconds
-WITHOUT_CAPACITY = Metric(name="HasBacklogWithoutCapacity", statistic="Maximum")
-FAILURES = Metric(name="InvocationFailures", statistic="Sum")
-EXPIRED = Metric(name="ExpiredRequests", statistic="Sum")
+INVOCATIONS = Metric("Invocations", "Sum")
+SERVER_ERRORS = Metric("Invocation5XXErrors", "Sum")
+CLIENT_ERRORS = Metric("Invocation4XXErrors", "Sum")
+LATENCY_P95 = Metric("ModelLatency", "p95")  # microseconds, until the end of a stream
+LATENCY_P50 = Metric("ModelLatency", "p50")
+CONCURRENCY = Metric("ConcurrentRequestsPerModel", "Maximum")
+COPY_CONCURRENCY = Metric("ConcurrentRequestsPerCopy", "Maximum")
+NO_CAPACITY = Metric("NoCapacityInvocationFailures", "Maximum")
+FIRST_AUDIO_P95 = Metric("FirstChunkMilliseconds", "p95", None)
+WAITING = Metric("PiecesWaiting", "p90", None)
+REFUSED = Metric("RequestsRefused", "Sum", None)
+GPU = Metric("GPUUtilization", "Average", UTILISATION)
+GPU_MEMORY = Metric("GPUMemoryUtilization", "Maximum", UTILISATION)
+BACKLOG = Metric("ApproximateBacklogSizePerInstance", "Average")
+BACKLOG_SIZE = Metric("ApproximateBacklogSize", "Maximum")
+OLDEST = Metric("ApproximateAgeOfOldestRequest", "Maximum")  # seconds
+WITHOUT_CAPACITY = Metric("HasBacklogWithoutCapacity", "Maximum")
+FAILURES = Metric("InvocationFailures", "Sum")
+EXPIRED = Metric("ExpiredRequests", "Sum")

@@ -112,7 +112,7 @@ def _sentence(error: Any) -> str:
     message = error["msg"].removeprefix("Value error, ")
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "string_pattern_mismatch":
-        message = _PATTERNS.get(field) or "not s3://bucket/key"
+        message = _PATTERNS.get(field, message)
     return f"{field}={error['input']!r}: {message}" if field else message
 
 
@@ -129,6 +129,7 @@ class Scaling(Described):
     schedule: Annotated[tuple[tuple[str, str, int, int], ...], BeforeValidator(_schedules)] = Field(
         (), description="TITLE=MIN:MAX@EXPRESSION, such as night=0:1@cron(0 20 * * ? *); repeatable."
     )
+    timezone: str | None = Field(None, description="Of the schedule, such as Europe/Berlin. [UTC]")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -177,6 +178,8 @@ class Deployment(Described):
     routing: Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE"] = Field(
         "LEAST_OUTSTANDING_REQUESTS", description="Which instance gets a request."
     )
+    prefix_requests: int = Field(16, ge=1, le=1024)  # PREFIX_AWARE: requests per instance before the next one
+    detailed_metrics: bool = False  # CloudWatch reads the container's /metrics
     tag: Pairs = Field({}, description="NAME=VALUE for all resources; repeatable.")
     strategy: Literal["rolling", "canary", "linear", "all-at-once"] | None = Field(
         None, description="update: how instances are replaced. [by their number]"
@@ -195,6 +198,7 @@ class Deployment(Described):
     error_topic: str | None = Field(None, description="async: ARN of an SNS topic.")
     concurrent: int | None = Field(None, ge=1, description="async, batch: requests per instance. [4 per engine]")
     source: Place | None = Field(None, description="batch: s3://… with lines of JSON.")
+    endpoint: str | None = None  # components: endpoint of another deployment, whose instances this one shares
     copies: int = Field(1, ge=0, description="components: at the start.")
     memory_mb: int = Field(4096, ge=128, description="components: per copy.")
     accelerators: int = Field(1, ge=0, description="components: GPUs per copy.")
@@ -271,6 +275,10 @@ class Deployment(Described):
                 "subnet, security_group: a private network needs both; give both or neither",
             ),
             (form in {"async", "batch"} and not self.output, f"output: form {form} needs --output s3://…"),
+            (
+                self.endpoint is not None and form != "components",
+                f"endpoint={self.endpoint!r}: only components share the instances of another endpoint",
+            ),
             (form == "batch" and not self.source, "source: form batch needs --source s3://…"),
             (
                 form == "batch" and (self.concurrent or 1) > MAX_TRANSFORMS,
@@ -331,6 +339,7 @@ class Deployment(Described):
 
 
 _PATTERNS = {
+    **dict.fromkeys(("artifact", "output", "failures", "source"), "not s3://bucket/key"),
     "image": "not an image name without spaces; give --image account.dkr.ecr.region.amazonaws.com/name:tag",
     "role": "not arn:aws:iam::ACCOUNT:role/NAME; give --role the ARN",
 }

@@ -22,8 +22,10 @@ from s1_mini.exceptions import ConfigurationError
 
 METADATA = "S1Mini"  # holds the deployment, so that `autoscale` can change only the scaling
 NAMESPACE = "AWS/SageMaker"
+ROLLBACK = "Rolls an update back. Outside an update it needs no action."
+FROM_ZERO = "Starts the first instance or copy when a request arrives at zero capacity."
 SCALE_OUT_S, SCALE_IN_S = 60, 300  # cooldowns
-PREFIX_ROUTING = {"PrefixLength": 1024, "ConcurrencyThreshold": 16}  # bytes; requests per instance before the next
+PREFIX_BYTES = 1024  # of the body, compared by PREFIX_AWARE
 PROVISION_TIMEOUT_S = 900  # per instance pool
 
 Resource = dict[str, Any]
@@ -37,6 +39,8 @@ def build_template(deployment: Deployment) -> dict[str, Any]:
         )
     resources = {"Model": _model(deployment), "Config": _config(deployment), **_rollback_alarms(deployment)}
     resources["Endpoint"] = _endpoint(deployment)
+    if deployment.endpoint is not None:
+        del resources["Config"], resources["Endpoint"]  # of the other deployment
     if deployment.form == "components":
         resources["Component"] = _component(deployment)
     if deployment.scaling is not None:
@@ -46,6 +50,30 @@ def build_template(deployment: Deployment) -> dict[str, Any]:
         "Description": f"s1-mini endpoint {deployment.name}",
         "Metadata": {METADATA: deployment.model_dump(mode="json", exclude_defaults=True)},
         "Resources": resources,
+    }
+
+
+def build_with_parameters(deployment: Deployment, *fields: str) -> dict[str, Any]:
+    """Return the template with a parameter for each of the fields that is set; `kms_key` becomes `KmsKey`.
+
+    The values of these fields are placeholders and must differ from each other. The result has no metadata.
+    """
+    given = {field.title().replace("_", ""): value for field in fields if (value := getattr(deployment, field))}
+
+    def replace(part: Any) -> Any:
+        for name, value in given.items():
+            if part == (list(value) if isinstance(value, tuple) else value):
+                return {"Ref": name}
+        if isinstance(part, dict):
+            return {key: replace(each) for key, each in part.items()}
+        return [replace(each) for each in part] if isinstance(part, list) else part
+
+    template = build_template(deployment)
+    types = {name: "CommaDelimitedList" if isinstance(value, tuple) else "String" for name, value in given.items()}
+    return {
+        **{key: template[key] for key in ("AWSTemplateFormatVersion", "Description")},
+        "Parameters": {name: {"Type": kind} for name, kind in types.items()},
+        "Resources": replace(template["Resources"]),
     }
 
 
@@ -94,6 +122,8 @@ def _config(deployment: Deployment) -> Resource:
         properties["KmsKeyId"] = deployment.kms_key
     if deployment.form == "components":
         properties |= {"ExecutionRoleArn": deployment.role, **_network(deployment)}
+    if deployment.detailed_metrics:
+        properties["MetricsConfig"] = {"EnableEnhancedMetrics": True, "EnableDetailedObservability": True}
     if deployment.form == "async":
         properties["AsyncInferenceConfig"] = _async_config(deployment)
     return {"Type": "AWS::SageMaker::EndpointConfig", "Properties": properties}
@@ -102,7 +132,8 @@ def _config(deployment: Deployment) -> Resource:
 def _variant(deployment: Deployment) -> dict[str, Any]:
     routing: dict[str, Any] = {"RoutingStrategy": deployment.routing}
     if deployment.routing == "PREFIX_AWARE":
-        routing["PrefixAwareRoutingConfig"] = PREFIX_ROUTING
+        threshold = deployment.prefix_requests
+        routing["PrefixAwareRoutingConfig"] = {"PrefixLength": PREFIX_BYTES, "ConcurrencyThreshold": threshold}
     variant: dict[str, Any] = {
         "VariantName": VARIANT,
         "InitialInstanceCount": deployment.instances,
@@ -160,7 +191,7 @@ def _component(deployment: Deployment) -> Resource:
         specification["SchedulingConfig"] = {"PlacementStrategy": "SPREAD", "AvailabilityZoneBalance": balance}
     properties = {
         "InferenceComponentName": deployment.name,
-        "EndpointName": _attribute("Endpoint", "EndpointName"),
+        "EndpointName": deployment.endpoint or _attribute("Endpoint", "EndpointName"),
         "VariantName": VARIANT,
         "Specification": specification,
         "RuntimeConfig": {"CopyCount": deployment.copies},
@@ -193,19 +224,20 @@ def _rollback_alarms(deployment: Deployment) -> dict[str, Resource]:
     if deployment.alarm:
         return {}
     if deployment.form == "async":
-        return {"RollbackFailures": _alarm("InvocationFailures", _endpoint_dimension(deployment))}
+        return {"RollbackFailures": _alarm("InvocationFailures", _endpoint_dimension(deployment), ROLLBACK)}
     where = [*_endpoint_dimension(deployment), {"Name": "VariantName", "Value": VARIANT}]
     if deployment.form == "components":
         where = _component_dimension(deployment)
     slow = {"Threshold": deployment.latency_alarm_s * 1e6, "ExtendedStatistic": "p95", "EvaluationPeriods": 3}
     return {
-        "Rollback5xx": _alarm("Invocation5XXErrors", where),
-        "RollbackLatency": _alarm("ModelLatency", where, **slow),  # the metric is in microseconds
+        "Rollback5xx": _alarm("Invocation5XXErrors", where, ROLLBACK),
+        "RollbackLatency": _alarm("ModelLatency", where, ROLLBACK, **slow),  # the metric is in microseconds
     }
 
 
-def _alarm(metric: str, dimensions: list[dict[str, str]], **more: Any) -> Resource:
+def _alarm(metric: str, dimensions: list[dict[str, str]], description: str, **more: Any) -> Resource:
     properties = {
+        "AlarmDescription": description,
         "Namespace": NAMESPACE,
         "MetricName": metric,
         "Dimensions": dimensions,
@@ -239,6 +271,7 @@ def _scaling(deployment: Deployment, scaling: Scaling) -> dict[str, Resource]:
                 "ScheduledActionName": f"{name}-{title}",
                 "Schedule": expression,
                 "ScalableTargetAction": {"MinCapacity": low, "MaxCapacity": high},
+                **({"Timezone": scaling.timezone} if scaling.timezone else {}),
             }
             for title, expression, low, high in scaling.schedule
         ]
@@ -300,10 +333,12 @@ def _wake(deployment: Deployment) -> dict[str, Resource]:
     actions = {"AlarmActions": [{"Ref": "FromZeroPolicy"}]}
     if deployment.form == "components":
         where = _component_dimension(deployment)
-        alarm = _alarm("NoCapacityInvocationFailures", where, Statistic="Maximum", Period=30, **actions)
+        alarm = _alarm("NoCapacityInvocationFailures", where, FROM_ZERO, Statistic="Maximum", Period=30, **actions)
     else:
         where = _endpoint_dimension(deployment)
-        alarm = _alarm("HasBacklogWithoutCapacity", where, Statistic="Average", EvaluationPeriods=2, **actions)
+        alarm = _alarm(
+            "HasBacklogWithoutCapacity", where, FROM_ZERO, Statistic="Average", EvaluationPeriods=2, **actions
+        )
     policy = _policy(f"{deployment.name}-from-zero", "StepScaling", step)
     return {"FromZeroPolicy": policy, "FromZero": alarm}
 

@@ -1,1 +1,0 @@
-"""Inference components: several models on the same instances, each with its own copies, down to none."""
