@@ -138,6 +138,7 @@ class SharedOptions(TypedDict, total=False):
     speed: float
     gain_db: float
     sample_rate: int | None
+    word_times: bool
 
 
 class SpeechOptions(SharedOptions, total=False):
@@ -161,6 +162,7 @@ class TTSRequest:
     speed: float = 1.0  # 2 is twice as fast; the pitch stays
     gain_db: float = 0.0  # loudness; peaks are limited to -1 dBTP
     sample_rate: int | None = None  # of the audio, in Hz; None: the model's own
+    word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
     flow: tuple[str, str] = ("", "")
@@ -206,6 +208,17 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word of a request's text, and when it is spoken."""
+
+    text: str
+    start: int  # the word is characters start … stop of the request's text
+    stop: int
+    start_s: float  # seconds from the start of the request's audio
+    end_s: float
+
+
+@dataclass(frozen=True)
 class AudioChunk:
     """One chunk of a request's audio, in order: float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
 
@@ -216,6 +229,7 @@ class AudioChunk:
     timing: Timing | None = None  # set on the last chunk only
     spoken_text: str | None = None  # normalized text of the whole request; set on the first chunk only
     warning: str | None = None  # skipped characters, or another language; set on the first chunk only
+    words: tuple[Word, ...] = ()  # words whose times are known since the previous chunk, in order; only if requested
 
     @property
     def wave(self) -> np.ndarray:
