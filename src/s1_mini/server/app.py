@@ -167,8 +167,11 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
         logger.exception("engine could not be started")
         gate.failure = error
         return
-    while gate.is_draining or engine.state().is_ready:
+    while gate.is_draining or gate.is_unloaded or engine.state().is_ready:
         await asyncio.sleep(WATCH_S)
+        if 0 < state.settings.unload_after_s < gate.idle_s and gate.refusal() is None and not gate.is_unloaded:
+            logger.info("unloading", extra={"fields": {"event": "unloading", "idle_s": round(gate.idle_s)}})
+            await gate.unload(state.lifecycle)
     gate.failure = EngineDied()
     logger.error("engine died", extra={"fields": {"event": "engine_died"}})
 

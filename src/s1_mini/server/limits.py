@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -66,6 +67,9 @@ class AdmissionController:
         self.num_inside = 0  # requests that speak, from their first header to the end of their answer; sessions too
         self.failure: BaseException | None = None  # why the engine could not be started; `EngineDied` if it was
         self.is_draining = False
+        self.is_unloaded = False  # the engine was stopped because it was idle; the next request loads it
+        self._used = time.monotonic()  # when a request last needed the engine
+        self._loading = asyncio.Lock()
 
     def health(self) -> dict[str, Any]:
         """Return the engine's `health_check()`, at most `FRESH_S` old: it also queries the GPU driver."""
@@ -80,6 +84,8 @@ class AdmissionController:
             return DrainingError("the server is shutting down; use another one")
         if self.failure is not None:
             return EngineNotReadyError("the engine could not be started, or has died; see the server's log")
+        if self.is_unloaded:
+            return None
         state = state or self._engine.state()
         if not state.is_ready:
             doing = "starting" if state.status == "stopped" else state.status
@@ -103,6 +109,31 @@ class AdmissionController:
 
     def leave(self) -> None:
         self.num_inside -= 1
+        self._used = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since a request last needed the engine."""
+        return 0.0 if self.num_inside else time.monotonic() - self._used
+
+    async def unload(self, executor: Executor) -> None:
+        """Stop the engine until the next request."""
+        self.is_unloaded = True  # at once: later requests wait for `load`
+        async with self._loading:
+            await asyncio.get_running_loop().run_in_executor(executor, self._engine.stop)
+
+    async def load(self, executor: Executor) -> None:
+        """Load the engine again if it was unloaded. Raises `EngineNotReadyError`."""
+        self._used = time.monotonic()
+        if not self.is_unloaded:
+            return
+        async with self._loading:
+            if self.is_unloaded:  # otherwise another request has loaded it meanwhile
+                try:
+                    await asyncio.get_running_loop().run_in_executor(executor, self._engine.start)
+                except S1MiniError as error:
+                    raise EngineNotReadyError(f"the engine could not be loaded again: {error}") from None
+                self.is_unloaded = False
 
 
 class AdmissionMiddleware:
@@ -125,7 +156,10 @@ class AdmissionMiddleware:
         delay_s = 0.0 if scope["path"] in NEVER_DELAYED else self.accounts.delay_s(record.client)
         if delay_s:
             await asyncio.sleep(delay_s)
-        refused = self._no_access(scope, headers, has_key=key is not None) or self._no_room(scope, headers, record)
+        refused = self._no_access(scope, headers, has_key=key is not None)
+        if refused is None and not is_public(scope["path"]):
+            refused = await self._unready(scope)
+        refused = refused or self._no_room(scope, headers, record)
         if delay_s >= MAX_DELAY_S:
             refused = TooManyRequestsError("Your requests take more CPU time than your share. Retry in one second.")
         if refused is not None:
@@ -142,6 +176,14 @@ class AdmissionMiddleware:
             holding.release()
             if needs_slot:
                 self.gate.leave()
+
+    async def _unready(self, scope: Scope) -> S1MiniError | None:
+        """Load the engine if it was unloaded; return why it cannot be loaded."""
+        try:
+            await asyncio.shield(self.gate.load(scope["app"].state.lifecycle))
+        except EngineNotReadyError as error:
+            return error
+        return None
 
     def _no_access(self, scope: Scope, headers: Headers, *, has_key: bool) -> S1MiniError | None:
         """Return why the client has no access; None if it has."""

@@ -91,7 +91,12 @@ async def health(request: Request) -> dict[str, Any]:
     """
     gate = request.app.state.gate
     refused = gate.refusal()
-    server = {"requests": gate.num_inside, "draining": gate.is_draining, "held": gate.accounts.describe()}
+    server = {
+        "requests": gate.num_inside,
+        "draining": gate.is_draining,
+        "unloaded": gate.is_unloaded,
+        "held": gate.accounts.describe(),
+    }
     reason = {} if refused is None else {"reason": str(refused)}
     return {**gate.health(), "ready": refused is None, "server": server, **reason}
 

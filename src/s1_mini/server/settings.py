@@ -44,6 +44,12 @@ class ServerSettings(Settings):
         description="voices for names of other services, such as alloy=clara,nova=anna; overrides the built-in choice",
     )
 
+    unload_after_s: float = Field(
+        0.0,
+        ge=0,
+        description="seconds without requests after which the engine is unloaded until the next request; 0: never",
+    )
+
     # How much a client may send, and how slowly.
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="maximum size of a request body")
     max_bodies_bytes: int = Field(
