@@ -1,7 +1,7 @@
 """Entry point of Ray Serve: `serve run s1_mini.cluster:app` (docs/cluster.md).
 
 It deploys the stages of a family, each with replicas and machines of its own, and an ingress, which is the server of
-`s1-mini serve`. The only module of stages that imports Ray.
+`s1-mini serve`. Of the modules that run stages, only this one imports Ray.
 """
 
 from __future__ import annotations

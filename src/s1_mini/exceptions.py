@@ -1,8 +1,8 @@
 """All errors of this package; `S1MiniError` catches them all.
 
 Each error has a stable `code` for programs and a message for people: the given value, the allowed values, the setting
-to change. `RequestError` and its subclasses are the caller's mistakes and name the `field` at fault; the others concern
-the installation or its current state.
+to change. `RequestError` and its subclasses name the `field` at fault and are the caller's mistakes, except
+`VoiceFileError`; the others concern the installation or its state, except `CapacityError`, which a request can cause.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Open regular files only; rename and delete files that other processes may have open.
 
-Windows refuses to rename and delete a file while a reader, a virus scanner or an indexer has it open, which is a
-moment; so both are retried there for a second.
+Windows refuses to rename and delete a file while a reader, a virus scanner or an indexer has it open, usually only
+briefly, so both are retried there for one second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def name_of_open(file: BinaryIO) -> str:
-    """Return a path to an open file, whatever its own name means by now, where the system has such paths."""
+    """Return a path to an open file that stays valid if the file is renamed or replaced, on systems with /dev/fd."""
     name = f"/dev/fd/{file.fileno()}"
     return name if os.path.exists(name) else file.name
 

@@ -89,7 +89,9 @@ class EngineMetrics:
     def families(self) -> Iterator[MetricFamily]:
         """Yield every metric."""
         yield MetricFamily("queue_seconds", "histogram", "From arrival to the first slot", self.queue_s)
-        yield MetricFamily("prefill_seconds", "histogram", "From the slot until the prompt is read", self.prefill_s)
+        yield MetricFamily(
+            "prefill_seconds", "histogram", "From the first slot until the prompt is prefilled", self.prefill_s
+        )
         yield MetricFamily("first_chunk_seconds", "histogram", "From arrival to the first audio", self.first_chunk_s)
         yield MetricFamily("request_seconds", "histogram", "From arrival to the end", self.total_s)
         yield MetricFamily(
@@ -99,7 +101,10 @@ class EngineMetrics:
         yield MetricFamily("frames_total", "counter", "Frames generated", float(self.frames))
         yield MetricFamily("audio_seconds_total", "counter", "Seconds of audio delivered", self.audio_s)
         yield MetricFamily(
-            "underruns_total", "counter", "Streams that ran out of audio before more arrived", self.underruns
+            "underruns_total",
+            "counter",
+            "Number of times that a stream ran out of audio before more arrived",
+            self.underruns,
         )
         yield MetricFamily("requests_total", "counter", "Requests by how they ended", dict(self.ends), label="end")
         for name, figures, description in (

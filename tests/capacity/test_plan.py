@@ -224,13 +224,13 @@ def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
         (["--replicas", 2], "requires --machine"),
         (
             ["--machine", "ml.g6.12xlarge", "--replicas", 8],
-            "8: each has a GPU of its own, and ml.g6.12xlarge has 4 GPUs; say 4, or take ml.g6.48xlarge, which has 8",
+            "8: each replica needs its own GPU, but ml.g6.12xlarge has 4 GPUs; use --replicas 4, or use ml.g6.48xlarge",
         ),
-        (["--machine", "ml.p5.48xlarge", "--replicas", 9], "has 8 GPUs; say 8$"),
-        (["--machine", "ml.g6.12xlarge", "--placement", "codec=cuda:5"], "it needs 6 GPUs.* or take ml.g6.48xlarge"),
+        (["--machine", "ml.p5.48xlarge", "--replicas", 9], "has 8 GPUs; use --replicas 8$"),
+        (["--machine", "ml.g6.12xlarge", "--placement", "codec=cuda:5"], "needs 6 GPUs.* or use ml.g6.48xlarge"),
         (
             ["--machine", "ml.g6.12xlarge", "--placement", "codec=cuda:1", "--replicas", 2],
-            "each replica sees one GPU; leave one of both out",
+            "each replica sees one GPU; omit --replicas or --placement",
         ),
         (["--placement", "sound=cuda:1"], "unknown stage sound; available: language_model, codec"),
         (["--placement", "codec=cpu"], "only GPUs are planned"),

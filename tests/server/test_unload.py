@@ -14,7 +14,7 @@ BODY = {"text": "Good morning.", "max_new_tokens": 8, "seed": 1}
 
 
 def idle(door: Door, clock: Clock, seconds: float) -> None:
-    """Let time pass after the end of all requests, which is a moment after the last byte of their answers."""
+    """Advance the clock after all requests have ended, which is later than the last byte of their responses."""
     wait_until(lambda: door.app.state.gate.num_inside == 0)
     clock.advance(door, seconds)
 

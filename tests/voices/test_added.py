@@ -68,7 +68,9 @@ def test_a_voice_of_another_codec_is_refused_by_name(folder: Path) -> None:
     write_voice(folder, "unsigned", make_voice())
     other = VoiceDirectory(folder, voice_format("two"))
 
-    with pytest.raises(VoiceFileError, match="'mia' was encoded by the codec one, but this checkpoint's is two"):
+    with pytest.raises(
+        VoiceFileError, match="'mia' was encoded by the codec one, but this checkpoint has the codec two"
+    ):
         other.get("mia")
     with pytest.raises(VoiceFileError, match="'unsigned' was encoded by an unknown codec"):
         other.get("unsigned")

@@ -49,8 +49,8 @@ class Resampler:
 class Stretch:
     """Changes the speed and keeps the pitch: WSOLA (Verhelst and Roelands, ICASSP 1993).
 
-    Windows of the input are overlapped at a fixed hop. Window k begins near k × hop × speed, where it resembles the
-    continuation of the window before most.
+    Windows of the input are overlapped at a fixed hop. Window k begins near k × hop × speed, at the place that best
+    matches the continuation of the previous window.
     """
 
     def __init__(self, sample_rate: int, speed: float) -> None:

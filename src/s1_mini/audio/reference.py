@@ -1,7 +1,6 @@
-"""Read a reference recording of any container into the mono wave that the codec encodes.
+"""Read a reference recording in a supported container into the mono wave that the codec encodes.
 
-Trusts nothing: size is checked before reading, length before decoding and again while decoding, the samples
-after it. Knows no codec and no cache. The voices call it, once per recording.
+It checks the size before reading, the length before and while decoding, and the samples while and after decoding.
 """
 
 from __future__ import annotations
@@ -179,7 +178,9 @@ def _check_header(sound: soundfile.SoundFile, max_s: float) -> None:
         allowed = f"{MIN_RATE_HZ} to {MAX_RATE_HZ} Hz are allowed"
         raise _error(f"the file has a sample rate of {sound.samplerate} Hz; {allowed}")
     if sound.frames > _UNKNOWN_FRAMES:
-        raise _error("the file does not state its length, like a recorded stream; save it again")
+        raise _error(
+            "the file's header does not state its length, as with a recorded stream; save it again with an audio editor"
+        )
     _check_length(sound.frames, sound.samplerate, max_s)
 
 

@@ -119,8 +119,8 @@ def _sentence(error: Any) -> str:
 class Scaling(Described):
     """Limits and load at which instances, or copies with components, are added and removed."""
 
-    minimum: int = Field(1, ge=0, description="Instances, or copies with components.")
-    maximum: int = Field(4, ge=1, description="Instances, or copies.")
+    minimum: int = Field(1, ge=0, description="Minimum number of instances (with components: of copies).")
+    maximum: int = Field(4, ge=1, description="Maximum number of instances (with components: of copies).")
     slots: int = Field(4, ge=1, description="Concurrent requests per engine: its S1_MINI_MAX_BATCH_SIZE.")
     replicas: int | None = Field(None, ge=1, description="Engines per instance or copy. [one per GPU]")
     load: float = Field(0.6, gt=0, le=1, description="Average share of the slots in use.")
@@ -155,26 +155,32 @@ class Deployment(Described):
     artifact: Place = Field(
         description="s3://…/model.tar.gz, or a prefix s3://…/", json_schema_extra={"variable": "ARTIFACT"}
     )
-    form: FormName = Field("real-time", description="How it responds.")
+    form: FormName = Field("real-time", description="How requests are answered: see docs/deploy.md.")
     instance_type: Texts = Field(
         ("ml.g6.xlarge",),
-        description="In order of preference: the next is used if AWS lacks capacity; repeatable.",
+        description="Instance types in order of preference: the next is used if AWS lacks capacity; repeatable.",
         json_schema_extra={"variable": "INSTANCE_TYPE"},
     )
-    instances: int = Field(1, ge=1, description="At the start.")
+    instances: int = Field(1, ge=1, description="Initial number of instances.")
     env: Pairs = Field({}, description="NAME=VALUE for the container; repeatable.")
-    subnet: Texts = Field((), description="Of a private network.", json_schema_extra={"variable": "SUBNETS"})
+    subnet: Texts = Field(
+        (), description="Subnet ID of a private network; repeatable.", json_schema_extra={"variable": "SUBNETS"}
+    )
     security_group: Texts = Field(
-        (), description="Of a private network.", json_schema_extra={"variable": "SECURITY_GROUPS"}
+        (),
+        description="Security group of the private network; repeatable.",
+        json_schema_extra={"variable": "SECURITY_GROUPS"},
     )
     isolated: bool = Field(True, description="Whether the container has no network.")
     kms_key: str | None = Field(
-        None, description="Encrypts volumes and outputs.", json_schema_extra={"variable": "KMS_KEY"}
+        None, description="KMS key that encrypts volumes and outputs.", json_schema_extra={"variable": "KMS_KEY"}
     )
-    volume_gb: int | None = Field(None, ge=1, le=512, description="For instances without a local disk.")
-    machine_image: str | None = Field(None, description="InferenceAmiVersion. [by instance type]")
-    download_timeout_s: int = Field(1200, ge=60, le=3600, description="Until the artifact is downloaded.")
-    startup_timeout_s: int = Field(900, ge=60, le=3600, description="Until /ping returns 200.")
+    volume_gb: int | None = Field(None, ge=1, le=512, description="Volume size for instances without a local disk.")
+    machine_image: str | None = Field(
+        None, description="SageMaker's InferenceAmiVersion. [depends on the instance type]"
+    )
+    download_timeout_s: int = Field(1200, ge=60, le=3600, description="Timeout for downloading the artifact.")
+    startup_timeout_s: int = Field(900, ge=60, le=3600, description="Timeout until /ping returns 200.")
     routing: Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE"] = Field(
         "LEAST_OUTSTANDING_REQUESTS", description="Which instance gets a request."
     )
@@ -182,29 +188,29 @@ class Deployment(Described):
     detailed_metrics: bool = False  # CloudWatch reads the container's /metrics
     tag: Pairs = Field({}, description="NAME=VALUE for all resources; repeatable.")
     strategy: Literal["rolling", "canary", "linear", "all-at-once"] | None = Field(
-        None, description="update: how instances are replaced. [by their number]"
+        None, description="update: how instances are replaced. [one instance: all-at-once; otherwise rolling]"
     )
     step_percent: int = Field(50, description="update: share of the instances per step.")
     step_wait_s: int = Field(300, ge=0, le=3600, description="update: wait for alarms between steps.")
-    keep_old_s: int = Field(300, ge=0, le=3600)  # of the old instances after an update
-    limit_s: int = Field(7200, ge=600, le=28800)  # of an update
-    alarm: Texts = Field((), max_length=10, description="update: roll back if it fires; repeatable. [two of ours]")
+    keep_old_s: int = Field(300, ge=0, le=3600)  # how long old instances are kept after an update
+    limit_s: int = Field(7200, ge=600, le=28800)  # maximum duration of an update
+    alarm: Texts = Field((), max_length=10, description="update: alarm that rolls back; repeatable. [the stack's own]")
     latency_alarm_s: float = Field(55.0, gt=0)  # p95 that rolls an update back
     output: Place | None = Field(
         None, description="async, batch: s3://… for the responses.", json_schema_extra={"variable": "OUTPUT"}
     )
     failures: Place | None = Field(None, description="async: s3://… for failures.")
-    success_topic: str | None = Field(None, description="async: ARN of an SNS topic.")
-    error_topic: str | None = Field(None, description="async: ARN of an SNS topic.")
+    success_topic: str | None = Field(None, description="async: ARN of an SNS topic for successes.")
+    error_topic: str | None = Field(None, description="async: ARN of an SNS topic for errors.")
     concurrent: int | None = Field(None, ge=1, description="async, batch: requests per instance. [4 per engine]")
     source: Place | None = Field(None, description="batch: s3://… with lines of JSON.")
     endpoint: str | None = None  # components: endpoint of another deployment, whose instances this one shares
-    copies: int = Field(1, ge=0, description="components: at the start.")
-    memory_mb: int = Field(4096, ge=128, description="components: per copy.")
+    copies: int = Field(1, ge=0, description="components: initial number of copies.")
+    memory_mb: int = Field(4096, ge=128, description="components: memory per copy.")
     accelerators: int = Field(1, ge=0, description="components: GPUs per copy.")
-    cpu_cores: float = Field(1.0, ge=0.25, description="components: per copy.")
-    min_instances: int = Field(0, ge=0, description="components: instances.")
-    max_instances: int = Field(2, ge=1, description="components: instances.")
+    cpu_cores: float = Field(1.0, ge=0.25, description="components: CPU cores per copy.")
+    min_instances: int = Field(0, ge=0, description="components: minimum number of instances.")
+    max_instances: int = Field(2, ge=1, description="components: maximum number of instances.")
     spread: bool = Field(False, description="components: spread copies across instances and zones.")
     accelerator_partition: str | None = Field(None, description="Not supported: CloudFormation lacks partitions.")
     scaling: Scaling | None = None

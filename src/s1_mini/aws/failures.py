@@ -47,7 +47,7 @@ def explained(about: About, kind: type[S1MiniError] = DeploymentError) -> Iterat
 
 
 def _cause(error: BaseException, about: About) -> str:
-    response, place = getattr(error, "response", None), about.region or "no region"
+    response, place = getattr(error, "response", None), about.region or "the configured region"
     if isinstance(response, dict) and response.get("Error", {}).get("Code") == "ModelError":
         message = str(response.get("OriginalMessage") or response["Error"].get("Message", ""))[:500]
         return (
@@ -189,8 +189,8 @@ _REFUSALS = (
     (r"AccessDenied|^403|Forbidden|not authorized", "{permission}"),
     (
         r"in.progress|currently being|is (creating|updating)|in .?(Creating|Updating|RollingBack)",
-        "endpoint {name} is being changed ({clause}): wait until `s1-mini endpoint describe {name}` shows InService, "
-        "then run the command again",
+        "endpoint {name} is being changed ({clause}): wait until `status` in `s1-mini endpoint describe {name}` is "
+        "InService, then run the command again",
     ),
     (
         r"job name must be unique|ResourceInUse.*job",

@@ -305,8 +305,8 @@ def _is_busy(stack: Mapping[str, Any]) -> bool:
 
 def _busy(name: str, stack: Mapping[str, Any]) -> DeploymentError:
     return DeploymentError(
-        f"endpoint {name} is being changed ({stack['StackStatus']}): wait until `s1-mini endpoint describe {name}` "
-        "shows COMPLETE, then run this command again"
+        f"endpoint {name} is being changed ({stack['StackStatus']}): wait until `stack_status` in "
+        f"`s1-mini endpoint describe {name}` ends in _COMPLETE, then run this command again"
     )
 
 

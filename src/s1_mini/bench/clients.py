@@ -145,7 +145,7 @@ class Load:
     concurrency: int | None = None
     rate: float | None = None
     begun: float = field(default_factory=time.perf_counter)  # when the first request was planned
-    seconds: float = 0.0  # from `started` to the end of the last request
+    seconds: float = 0.0  # from `begun` to the end of the last request
     outcomes: list[Outcome] = field(default_factory=list)
     early_bytes: int = field(default_factory=resident_bytes)  # when a tenth of the requests had ended
     late_bytes: int = 0  # … and when all had

@@ -78,7 +78,7 @@ MACHINES = tuple(
 
 
 def find_card(name: str) -> Gpu:
-    """Return the GPU of a name, in any case. Raises `ParameterError` if it is unknown."""
+    """Return the GPU with this name, ignoring case. Raises `ParameterError` if it is unknown."""
     card = CARDS.get(name.lower())
     if card is None:
         raise ParameterError("gpu", f"{name!r} is not a known card; allowed are {', '.join(CARDS)}")

@@ -29,7 +29,7 @@ from s1_mini.exceptions import ParameterError
 
 COPY_SHARE = 4.29 / 4.80  # measured share of the data sheet's bandwidth in a copy (H200, 2026-11)
 ROWS = (1, 16, 64, 128)
-# Of one server's audio, for each of several behind one port: two H200 gave 1.75 times one
+# Throughput of each of several replicas relative to a single server: two H200s gave 1.75 times one
 # (docs/internals/scale_measured.md).
 REPLICA_SHARE = 0.875
 
@@ -42,10 +42,10 @@ CodecFormat = Literal["half", "float32"]
 class Efficiency:
     """Efficiency of the engine: frame = `fixed_ms` + memory floor / share, audio = floor / share.
 
-    Of the streams that these two allow it holds `engine_share`: prompts, bookkeeping and a burst take the rest. The
-    defaults are what an H200 reached, taken for every card: 1.19, 2.44, 3.47 and 5.60 ms at 1, 64, 128 and 256 rows of
-    350 columns, 1,900 seconds of audio per second by the codec alone, 640 streams held (docs/internals/performance.md,
-    2026-11).
+    The engine sustains `engine_share` of the streams that these allow; prompts, bookkeeping and bursts take the rest.
+    The defaults are fitted to an early H200 run (2026-11) and apply to every card: 1.19, 2.44, 3.47 and 5.60 ms at 1,
+    64, 128 and 256 rows of 350 positions, 1,900 seconds of audio per second by the codec alone, 640 streams.
+    docs/internals/performance.md has later figures.
     """
 
     fixed_ms: float = 0.4
@@ -280,16 +280,16 @@ def plan_machine(
     """
     has = f"{machine.instance_type} has {machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
     if wish.num_gpus > machine.num_gpus:
-        larger = _larger(machine, wish.num_gpus, "name those")
-        raise ParameterError("placement", f"it needs {wish.num_gpus} GPUs, and {has}, from cuda:0 on; {larger}")
+        larger = _larger(machine, wish.num_gpus, "place stages on these only")
+        raise ParameterError("placement", f"needs {wish.num_gpus} GPUs, but {has}, numbered from cuda:0; {larger}")
     if replicas is None:
         replicas = 1 if wish.placement else machine.num_gpus
     if replicas > 1 and wish.placement:
-        message = f"{replicas} with a placement: each replica sees one GPU; leave one of both out"
+        message = f"{replicas} with a placement: each replica sees one GPU; omit --replicas or --placement"
         raise ParameterError("replicas", message)
     if replicas > machine.num_gpus:
-        larger = _larger(machine, replicas, f"say {machine.num_gpus}")
-        raise ParameterError("replicas", f"{replicas}: each has a GPU of its own, and {has}; {larger}")
+        larger = _larger(machine, replicas, f"use --replicas {machine.num_gpus}")
+        raise ParameterError("replicas", f"{replicas}: each replica needs its own GPU, but {has}; {larger}")
     (plan,) = make_plans(measure, [card], wish)
     return replace(plan, machine=machine, replicas=replicas)
 
@@ -298,7 +298,7 @@ def _larger(machine: InstanceType, num_gpus: int, way: str) -> str:
     """Return the ways out of too few GPUs, for an error message."""
     larger = [each for each in MACHINES if each.card == machine.card and each.num_gpus >= num_gpus]
     least = min(larger, key=lambda each: each.num_gpus, default=None)
-    return way if least is None else f"{way}, or take {least.instance_type}, which has {least.num_gpus}"
+    return way if least is None else f"{way}, or use {least.instance_type}, which has {least.num_gpus}"
 
 
 def _no_room(plan: CapacityPlan) -> str:
@@ -309,11 +309,11 @@ def _no_room(plan: CapacityPlan) -> str:
     weights = sum(plan.sizes.stages[name].weight_bytes for name in stages)
     needs = CONTEXT_BYTES + weights + room.demand.fixed + room.demand.slot(columns)
     message = (
-        f"{', '.join(stages)} on {room.name} need {needs / 1e9:.1f} GB with one slot of {columns} columns, and "
+        f"{', '.join(stages)} on {room.name} need {needs / 1e9:.1f} GB with one slot of {columns} positions, but "
         f"{plan.card.title} has {plan.card.memory_bytes / 1e9:.1f}; "
     )
     if plan.wish.placement and _plan(plan.sizes, plan.card, replace(plan.wish, placement={})).slots:
-        return message + "there is room without the placement"
+        return message + "they fit without the placement"
     fits = [
         card.name
         for card in CARDS.values()

@@ -125,7 +125,10 @@ def corpus(
     ] = None,
     voice: Annotated[str | None, typer.Option(metavar="NAME", help="Voice of texts that name none.")] = None,
     parameters: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Parameters of all texts, as in that column.")
+        str | None,
+        typer.Option(
+            metavar="JSON", help="JSON object of parameters for all texts, in the format of --parameters-column."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Combined with a text's id to form its seed.")] = 0,
     checkpoint_path: Checkpoint = None,

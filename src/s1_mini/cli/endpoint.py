@@ -96,8 +96,10 @@ def _parameter(name: str, field: FieldInfo, *, is_needed: bool) -> inspect.Param
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-commands = typer.Typer(rich_markup_mode=None)  # of the group in `app`, which imports this module when it is used
-No_wait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last call's work is done.")]
+commands = typer.Typer(rich_markup_mode=None)  # commands of the group in `app`, which imports this module on first use
+No_wait = Annotated[
+    bool, typer.Option("--no-wait", help="Return once AWS has accepted the change, without waiting for it.")
+]
 
 
 @commands.command("plan", cls=Verb)
@@ -202,16 +204,18 @@ def invoke(
     path: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="File for the audio; - for stdout.")
     ] = Path("out.wav"),
-    voice: Annotated[str | None, typer.Option(metavar="NAME", help="One of the artifact's.")] = None,
+    voice: Annotated[str | None, typer.Option(metavar="NAME", help="A voice of the artifact.")] = None,
     audio_format: FormatName = "wav",
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     mode: Annotated[
         Literal["whole", "stream", "bidirectional", "async"],
         typer.Option(help="bidirectional: send text line by line; async: for async endpoints."),
     ] = "whole",
-    target_model: Annotated[str | None, typer.Option(help="multi-model: which .tar.gz.")] = None,
-    component: Annotated[str | None, typer.Option(help="components: its name.")] = None,
-    prefix_id: Annotated[str | None, typer.Option(help="Same id, same machine.")] = None,
+    target_model: Annotated[str | None, typer.Option(help="multi-model: the .tar.gz to use.")] = None,
+    component: Annotated[str | None, typer.Option(help="components: name of the component.")] = None,
+    prefix_id: Annotated[
+        str | None, typer.Option(help="Requests with the same id go to the same instance (--routing PREFIX_AWARE).")
+    ] = None,
     limit_s: Limit = 900,
     region: Region = None,
     profile: Profile = None,

@@ -35,18 +35,19 @@ def plan(
     max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Maximum number of slots.")] = 256,
     weights: Annotated[
         Literal["half", "int8", "fp8"],
-        typer.Option(help="Format of the weights in large products (S1_MINI_WEIGHTS_DTYPE; half: full)."),
+        typer.Option(help="Format of large weight matrices (as S1_MINI_WEIGHTS_DTYPE, where half is called full)."),
     ] = "half",
     kv: Annotated[
-        Literal["half", "fp8"], typer.Option(help="Format of the KV cache (S1_MINI_KV_DTYPE; half: full).")
+        Literal["half", "fp8"], typer.Option(help="Format of the KV cache (as S1_MINI_KV_DTYPE, where half is full).")
     ] = "half",
     codec: Annotated[Literal["half", "float32"], typer.Option(help="Format of the codec.")] = "half",
     fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Fixed time per frame. [measured]")] = None,
     memory_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Share of the memory bandwidth that is reached. [measured]")
+        float | None, typer.Option(min=0.01, max=1.0, help="Achieved share of the memory bandwidth. [measured]")
     ] = None,
     compute_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Share of the arithmetic that the codec reaches. [measured]")
+        float | None,
+        typer.Option(min=0.01, max=1.0, help="Share of peak arithmetic that the codec achieves. [measured]"),
     ] = None,
     engine_share: Annotated[
         float | None,
@@ -109,9 +110,9 @@ def plan(
         )
         console.print(_table(plans))
         typer.echo(
-            f"expected: {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}, "
-            f"codec floor / {efficiency.compute_share:g}, "
-            f"of the streams {efficiency.engine_share:g} ({efficiency.source})"
+            f"expected time per frame = {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}; of the codec "
+            f"= floor / {efficiency.compute_share:g}; streams = {efficiency.engine_share:g} × those that these times "
+            f"allow ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
 

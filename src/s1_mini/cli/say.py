@@ -59,7 +59,9 @@ def say(
         Path | None, typer.Option("--reference", help="Recording of the voice to clone, or a voice file (.npz, .npy).")
     ] = None,
     reference_text: Annotated[str | None, typer.Option(metavar="TEXT", help="Transcript of the reference.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same audio.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same audio (on a GPU only with batch invariance).")
+    ] = None,
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; 0: always the most likely token.")
     ] = DEFAULT_SAMPLING.temperature,

@@ -58,7 +58,7 @@ def add_voice(
     ],
     reference_text: Annotated[str, typer.Option("--text", help="Transcript of the recording, word for word.")] = "",
     description: Annotated[str, typer.Option(help="Description of the voice.")] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing voice with that name.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an added voice of that name.")] = False,
     checkpoint_path: Checkpoint = None,
     voices_path: VoicesPath = None,
 ) -> None:

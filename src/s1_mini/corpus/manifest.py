@@ -107,7 +107,7 @@ def close_manifest(output: CorpusOutput, entries: Mapping[int, Entry], num_shard
     if missing:
         raise CorpusError(
             f"{len(missing)} shards are not in the output, the first is number {missing[0]}: all machines must write "
-            "to the same place, a folder that they share or s3://bucket/prefix; run the same command again there"
+            "to the same shared folder or s3://bucket/prefix; run the command again with such an output"
         )
     whole = [entries[number] for number in sorted(entries)]
     errors = [json.dumps(error) + "\n" for entry in whole for error in entry.errors]

@@ -1,9 +1,9 @@
 """Channels-last convolutions, as one matrix product of shifted steps for each tap; their tiles.
 
-cuDNN is as fast for most sizes; for some it chooses an algorithm that takes hundreds of milliseconds (2026-11, torch
-2.11, 96 channels, 7 taps), and autotuning delays every start. The fastest tiles let two programs share a
-multiprocessor: one multiplies while the other stores its results.
-Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps.
+cuDNN is slower at all measured sizes (docs/internals/codec_kernels.md); for some it chooses an algorithm that takes
+hundreds of milliseconds (2026-11, torch 2.11, 96 channels, 7 taps), and autotuning delays every start. The fastest
+tiles let two programs share a multiprocessor: one multiplies while the other stores its results. Shapes: B rows, T
+steps, P steps before them, C inputs, O outputs, K taps.
 """
 
 from __future__ import annotations

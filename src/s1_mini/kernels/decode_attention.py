@@ -61,11 +61,11 @@ def step_attention(
 
     `qkv` [B, (H + 2 G) D] is the token's projection. Its key and value are stored at `target` [B] of keys and values
     [slots, G, S, D], whose dtype is qkv's or fp8. The row attends to positions up to its `position` [B]; without
-    `slots` the new token counts as the last of them, wherever it is stored. `slots` [B] are the rows' slots, which may
-    repeat; None means the first B. `rope` [B, D / 2, 2] has each row's cos and sin. All positions are below `span`;
-    `mask` is the result of `used_positions`. No kernel of a frame may write positions, slots or `common`, because they
-    are read before the previous kernel has ended. Prefixes in `common` are read from one slot of each group where that
-    is faster; this changes only rounding, and in batch-invariant mode nothing.
+    `slots` the new token is treated as the row's last position, whatever `target` is. `slots` [B] are the rows' slots,
+    which may repeat; None means the first B. `rope` [B, D / 2, 2] has each row's cos and sin. All positions are below
+    `span`; `mask` is the result of `used_positions`. No kernel of a frame may write positions, slots or `common`,
+    because they are read before the previous kernel has ended. Prefixes in `common` are read from one slot of each
+    group where that is faster; this changes only rounding, and not even that in batch-invariant mode.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):
         return _attend_triton(qkv, keys, values, position, span, new=(target, rope, norms), common=common)

@@ -68,7 +68,7 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def _fits_packed(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Return whether torch's int8 product supports these sizes; it does not check, and reads beyond other rows."""
+    """Return whether torch's int8 product supports these sizes; for others it reads out of bounds without a check."""
     is_int8 = x.device.type == "cpu" and weight.values.dtype == torch.int8
     return is_int8 and weight.shape[0] % 4 == 0 and weight.shape[1] % PACKED_INPUTS == 0
 

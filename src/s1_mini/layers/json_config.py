@@ -1,7 +1,7 @@
 """Validated values of a checkpoint's JSON configs, for families and codecs. Imports no torch.
 
 A config is a dataclass whose fields are declared with `size`, `number` … and read with `read_fields`. Each `read_`
-function raises `CheckpointMismatchError` with `name`, the file and the key.
+function raises `CheckpointMismatchError`, whose message begins with its argument `name`: file and key.
 """
 
 from __future__ import annotations

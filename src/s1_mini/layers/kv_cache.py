@@ -78,7 +78,7 @@ class CachePositions:
     """Cache position of one token of each of n rows, and the positions that it attends to."""
 
     target: Tensor  # [n] cache position of its key and value
-    position: Tensor  # [n] last position that it attends to: its own; no kernel of a frame writes it
+    position: Tensor  # [n] last position that it attends to: its own; no kernel of a frame changes this tensor
     span: int  # upper bound of all positions
     rope: Tensor  # [n, D / 2, 2] rows of the rotary table
     mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all rows have `span` positions

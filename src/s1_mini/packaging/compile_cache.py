@@ -20,7 +20,7 @@ from s1_mini.exceptions import PackageError
 logger = logging.getLogger(__name__)
 
 FOLDER = "compile_cache"
-VARIABLES = {  # and the part of a cache that it is
+VARIABLES = {  # variable: subfolder of the cache
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "NUMBA_CACHE_DIR": "numba",

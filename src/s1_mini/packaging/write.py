@@ -52,8 +52,8 @@ from s1_mini.sagemaker.handler import input_fn, model_fn, output_fn, predict_fn
 __all__ = ["input_fn", "model_fn", "output_fn", "predict_fn"]
 '''
 _REQUIREMENTS_HEAD = (
-    "# What the engine in the image runs on, in the versions that this artifact was packaged with. Our own image",
-    "# has all of it and installs nothing when it starts; the engine itself (s1_mini) is always the image's.",
+    "# Dependencies of the engine, with the versions at packaging time. Our image has all of them and installs nothing",
+    "# when it starts; s1_mini itself always comes from the image.",
 )
 _WELCOME = ("CARD.md", "LICENSE", "LICENSE.md", "LICENSE.txt")  # the licence accompanies the weights
 PUBLISHED_VOICES = {".npy", ".npz"}
@@ -116,7 +116,10 @@ def _compile_cache(folder: Path, key: str) -> list[ArchiveEntry]:
         raise PackageError(f"compile cache: {key!r} is not a key; name GPU and torch, such as sm_90-torch2.13.0")
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     if not paths or not is_cache(folder):
-        raise PackageError(f"compile cache: {folder} holds no compiled kernels; S1_MINI_COMPILE_CACHE_PATH names one")
+        raise PackageError(
+            f"compile cache: {folder} has no compiled kernels; give the folder that S1_MINI_COMPILE_CACHE_PATH named "
+            "when they were compiled"
+        )
     return [copied(path, f"{CACHE}/{key}/{path.relative_to(folder).as_posix()}") for path in paths]
 
 

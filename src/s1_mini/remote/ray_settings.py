@@ -73,10 +73,14 @@ class ClusterSettings(Settings):
     gpus: Shares = Field({}, description="GPUs per replica; default: 1 if S1_MINI_DEVICE is cuda, otherwise 0")
     cpus: Shares = Field({}, description="CPUs that Ray reserves per replica; default: 0.2 for a stage")
     max_ongoing: Numbers = Field(
-        {}, description="concurrent utterances per replica; default: the slots of the first stage; more at the others"
+        {},
+        description="concurrent utterances per replica; default: S1_MINI_MAX_BATCH_SIZE for the first stage, 1,024 for "
+        "the others",
     )
     max_open: int = Field(256, ge=1, le=100_000, description="maximum number of concurrent utterances per ingress")
-    grows: bool = Field(False, description="the cluster autoscales, so do not check replicas against its current size")
+    grows: bool = Field(
+        False, description="true: the cluster autoscales; skips the check of replicas against its current size"
+    )
 
     def check_names(self, title: str, stages: Sequence[str]) -> None:
         """Raise `ConfigurationError` for a stage that the family does not have."""

@@ -59,7 +59,7 @@ class Replica(Supervised):
 
     @property
     def owes_answer(self) -> bool:
-        """Whether its event loop has run."""
+        """Whether it has answered once, so that silence now means that it hangs."""
         return self._has_answered
 
     def health(self) -> dict[str, Any]:

@@ -121,8 +121,8 @@ class GraphOptions:
 class StepGraphs(Generic[Key]):
     """The graphs of one call for several keys, such as batch sizes; they share pinned memory for inputs and outputs.
 
-    One is launched at a time, after the last one with the same output place has been waited for. On a CPU the same
-    steps run without graphs, so that they can be tested.
+    Graphs are launched one at a time; a launch waits for the previous call that used the same output buffers. On a CPU
+    the same steps run without graphs, so that they can be tested.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ class SharedPrefixes:
         starts, groups = table[: self.tables.slots], table[self.tables.slots :].reshape(self.tables.groups.shape)
         groups[:, MEMBERS:] = -1
         slots, group, place = share_out(self._numbers[:rows], self.tables.group_rows)
-        there = group < rows // FEWEST_ROWS  # more are not looked at
+        there = group < rows // FEWEST_ROWS  # attention reads no further groups
         slots, group, place = slots[there], group[there], place[there]
         starts[slots] = groups[group, LENGTH] = self._lengths[slots]
         groups[group, MEMBERS + place] = slots

@@ -1,7 +1,8 @@
 """The interface between the network of a stage and its runner.
 
 A stage holds the state of its slots in tensors that are allocated once and changed in place. A call that raises has
-changed nothing, so that each slot can be tried alone. What a slot puts out does not depend on the other slots.
+changed nothing, so that each slot can be tried alone. A slot's output does not depend on the other slots, except for
+rounding on a GPU without batch invariance.
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ class Stage:
 
 
 def whole_units(wait: Callable[[], Sequence[Any]], counts: list[int]) -> Pending:
-    """Return the step of a call that makes whole units: it returns values [n, …] and whether each is finite [n].
+    """Return the pending step of a call in which every unit finishes.
 
-    The first `counts` items of each are valid; n may be larger than there are counts.
+    `wait` returns values [n, …] and whether each row is finite [n]. Row i has `counts[i]` valid items; rows beyond
+    `counts` are padding.
     """
 
     def result() -> StepResult:

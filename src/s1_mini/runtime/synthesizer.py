@@ -50,10 +50,10 @@ WARM_UPS = [SamplingParams(max_new_tokens=2, seed=seed) for seed in range(4)]
 ONE_STEP = SamplingParams(max_new_tokens=1, seed=0)
 WARM_UP_TEXT = "Ready."
 
-# Smaller models run on one CPU thread: synchronizing a second one costs more than it gains (26 ms per frame on two, 17
-# on one, built-in voice, 2026-11).
+# Smaller models run on one CPU thread: synchronizing a second one costs more than it gains (an early built-in voice,
+# torch, 2026-11: 26 ms per frame on two threads, 17 on one).
 ONE_THREAD_BYTES = 200e6
-# Limit on two cores, which includes SpeechT5: memory bounds a step of one row, and the codec needs the other core.
+# The limit on two cores, high enough for SpeechT5: a step of one row is memory-bound, and the codec needs a core.
 TWO_CORES_BYTES = 250e6
 NUM_THREADS = torch.get_num_threads()  # torch's own choice, read before an engine changes it
 

@@ -56,7 +56,7 @@ EVENT_STREAM = "application/vnd.amazon.eventstream"
 MAX_PAYLOAD_BYTES = 16 * 2**20  # limit of the strictest of AWS's decoders; that of botocore is 24 MiB
 
 _HEADER = "x-amzn-sagemaker-"
-_PLAIN = ("content-type", "content-length", "accept")  # other headers that reach the container
+_PLAIN = ("content-type", "content-length", "accept")  # these reach the container, too
 _BACK = (ATTRIBUTES, sessions.NEW_HEADER, sessions.CLOSED_HEADER, "Content-Type")
 
 OnStart = Callable[[Headers], Awaitable[None]]
@@ -201,7 +201,7 @@ def is_good(answer: Response) -> bool:
 
 
 def _passed(raw: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers that the container gets; the runtime's own names of plain headers become plain."""
+    """Return the container's headers; X-Amzn-SageMaker-Content-Type and -Accept get their standard names."""
     headers = {name: value for name, value in Headers(raw=raw).items() if name in _PLAIN or name.startswith(_HEADER)}
     for plain in ("content-type", "accept"):
         if (special := headers.pop(_HEADER + plain, None)) is not None:

@@ -79,7 +79,7 @@ def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> M
 
 
 class _InMemory(MultiPartParser):
-    """Starlette's, which writes nothing to the disk: how large bodies may be is limited before."""
+    """Starlette's parser without spooling to disk: the size of bodies is limited before."""
 
     spool_max_size = sys.maxsize
 

@@ -99,7 +99,7 @@ def _is_relevant(record: logging.LogRecord) -> bool:
 
 
 def _is_shown_as_text(record: logging.LogRecord) -> bool:
-    """Hide information from below the server: `/health` has it."""
+    """Hide INFO records of packages below the server; `/health` has the same facts."""
     is_below = record.name.startswith("s1_mini.") and not record.name.startswith(SHOWN_AS_TEXT)
     is_listening = getattr(record, "fields", {}).get("event") == "listening"
     return record.levelno > logging.INFO or not (is_below or is_listening)

@@ -40,7 +40,10 @@ Select an operation and **Try it out** to send a request from this page, or use 
 - The WebSocket `/v1/audio/speech/stream` accepts text piece by piece. OpenAPI cannot describe it; see
   [docs/http.md](https://github.com/s1-mini/s1-mini/blob/main/docs/http.md#send-text-piece-by-piece-websocket).
 """
-_FOREIGN = ("HTTPValidationError", "ValidationError")  # FastAPI's own refusal of parameters: ours cannot be wrong
+_FOREIGN = (
+    "HTTPValidationError",
+    "ValidationError",
+)  # FastAPI's schemas for invalid parameters, removed because ours cannot be invalid
 
 SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {

@@ -203,7 +203,7 @@ async def list_models() -> OpenAIModels:
 async def describe_model(model: str) -> OpenAIModel:
     """Return the model."""
     if model != MODEL:
-        raise NotFoundError(f"unknown model {model[:128]!r} here; the only model is {MODEL!r}")
+        raise NotFoundError(f"unknown model {model[:128]!r}; the only model is {MODEL!r}")
     return OpenAIModel(id=MODEL)
 
 

@@ -15,7 +15,7 @@ from s1_mini.server.schemas import ErrorAnswer
 
 DIRECTORY = Path(__file__).parent / "static"
 
-# Named here because Windows takes what `mimetypes` says from its registry, and browsers run no module of another type.
+# On Windows, `mimetypes` reads the registry, which may be wrong, and browsers refuse modules of another type.
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",

@@ -42,8 +42,10 @@ def _as_whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# bounds before the validator: after it, pydantic leaves them out of the JSON schema
-Seed = Annotated[int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)]  # 2^63 is a double, MAX_SEED is not
+# bounds precede the validator; otherwise pydantic omits them from the JSON schema
+Seed = Annotated[
+    int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)
+]  # exclusive: a double can hold 2^63, but not MAX_SEED
 TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), BeforeValidator(_as_whole)]
 NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
 SampleRate = Annotated[int, Field(ge=MIN_RATE, le=MAX_RATE), BeforeValidator(_as_whole)]
@@ -55,8 +57,8 @@ VoiceName = Annotated[str, Field(description="A voice from GET /v1/voices.")]
 Format = Annotated[
     AudioFormat,
     Field(
-        description="Audio format of the response; ogg also contains Opus; pcm (s16le), mulaw and alaw (G.711, 8 kHz) "
-        "are mono without a header."
+        description="Audio format of the response; opus and ogg are both Ogg Opus; pcm (s16le), mulaw and alaw (G.711, "
+        "8 kHz) are mono without a header."
     ),
 ]
 Base64Audio = Annotated[
@@ -101,7 +103,9 @@ class Sampling(Strict):
     )
     return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
 
-    seed: Seed | None = Field(None, description="The same seed gives the same audio.")
+    seed: Seed | None = Field(
+        None, description="The same seed gives the same audio on the same setup; on a GPU only with batch invariance."
+    )
     temperature: float = Field(
         DEFAULT_SAMPLING.temperature, ge=0, le=MAX_TEMPERATURE, description="0: always choose the most likely token."
     )
@@ -231,9 +235,9 @@ def _voice_name(value: Any) -> Any:
 
 
 class OpenAISpeechBody(Sampling):
-    """Body of `POST /v1/audio/speech`, as OpenAI's clients send it and those of other servers that imitate OpenAI's.
+    """Body of `POST /v1/audio/speech`, as sent by clients of OpenAI and of compatible servers.
 
-    What only those servers know is ignored; what only we know is sent as extra body.
+    Fields that only those servers have are ignored; clients send ours as `extra_body`.
     """
 
     model_config = ConfigDict(

@@ -73,12 +73,13 @@ class ServerSettings(Settings):
     request_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="maximum time to the complete response, or to a stream's first audio; 55 in the "
-        "container; the engine's S1_MINI_REQUEST_TIMEOUT_S covers the time to the last audio of "
-        "both",
+        description="maximum time until a complete response or a stream's first audio; 55 in the container; "
+        "S1_MINI_REQUEST_TIMEOUT_S limits the time to the last audio in both cases",
     )
     stream_timeout_s: float = Field(
-        300.0, gt=0, description="maximum duration of a stream, and of the client reading a complete response"
+        300.0,
+        gt=0,
+        description="maximum duration of a stream, and maximum time for a client to read a complete response",
     )
     drain_timeout_s: float = Field(
         25.0, gt=0, description="maximum time from SIGTERM to the exit; SageMaker kills the container after 30 s"
@@ -105,8 +106,8 @@ class ServerSettings(Settings):
     max_requests_per_client: int = Field(
         0,
         ge=0,
-        description="maximum texts in progress for one client; beyond this, 429; 0: three quarters of the texts that "
-        "other clients do not use",
+        description="maximum texts in progress for one client; beyond this, 429; 0: three quarters of "
+        "the capacity that other clients leave unused",
     )
     fairness: Literal["client", "request"] = Field(
         "client",

@@ -1,8 +1,8 @@
 """Connection protocols: uvicorn's HTTP and WebSocket, with limits for everything a client can leave unfinished.
 
-Uvicorn waits forever for the head of a request, for the rest of a body that was answered before it was read, and for a
-client to read its response; and while a pipelined request keeps it from reading, it does not notice a disconnect.
-Between two requests of a connection its keep-alive timeout counts.
+Uvicorn waits forever for the head of a request, for the rest of a body whose request was answered early, and for a
+client to read its response; while a pipelined request keeps it from reading, it does not notice a disconnect. Between
+two requests of a connection, its keep-alive timeout applies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_HEADERS = 100
 ADDED_BYTES, ADDED_HEADERS = 1024, 2  # the replicas' proxy adds X-Forwarded-For and X-Request-Id
 RESETS = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)  # SO_LINGER on, 0 s
 FREE_PIECES = 1024  # uncharged body pieces of any size; one iteration of the event loop may receive all of them
-PIECE_BYTES = 512  # mean size of further pieces: each costs as much as a kilobyte
+PIECE_BYTES = 512  # minimum mean size of further pieces; handling one costs about as much as 1 kB of data
 
 SLICE_BYTES = 4096  # frames parsed per iteration: some hundreds of the smallest ones
 FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # WebSocket frames per client: many times a language model's token rate
@@ -143,7 +143,7 @@ class HttpProtocol(H11Protocol):
                 self._head_timer = self.loop.call_later(self._allowed_s, self._end_head)
 
     def _watch(self) -> None:
-        """Detect a disconnect while a pipelined request is not read; its end of file comes after those bytes."""
+        """Detect a disconnect while a pipelined request waits unread: the end of file is queued behind its bytes."""
         self._watch_timer = None
         if self.flow.read_paused and not self.transport.is_closing():
             is_ahead = self.conn.their_state is h11.DONE

@@ -213,7 +213,7 @@ class TextForm:
         return NormalizedText(self._ended(fitting) if is_read else fitting, " ".join(warnings) or None)
 
     def transcript(self, text: str) -> str:
-        """Return what the model is to read for `text`, which is in order and was spoken before: never an error."""
+        """Return the normalized text of a `text` that was validated before; raises nothing."""
         said = spoken(text, self.language) if self.language is not None else text
         return " ".join(self._fit(said)[0].split())
 

@@ -95,7 +95,7 @@ def _unified(text: str) -> str:
 
 
 def _without_ornaments(text: str) -> str:
-    """Return a text with a space for each run of ornaments, but arrows that `read_arrows` reads."""
+    """Return a text with a space for each run of ornaments, except arrows, which `read_arrows` reads."""
     return _DROPPED.sub(" ", text)
 
 
@@ -251,8 +251,9 @@ _TIDY = (
 def spoken(text: str, language: str = "en") -> str:
     """Return `text` as it is spoken: numbers, dates, money and abbreviations as words, without markup.
 
-    Normalizing the result again changes nothing. `language` is a tag such as en, en-GB or de; English is normalized as
-    a whole, other languages only in their numbers. Raises `ParameterError` for an unsupported language.
+    Normalizing the result again changes nothing. `language` is a tag such as en, en-GB or de; In English all of this is
+    done; in other languages only numbers, markup, emoji and elongated letters. Raises `ParameterError` for an
+    unsupported language.
     """
     if not isinstance(text, str):
         raise ParameterError("text", f"must be a str, not {type(text).__name__}")

@@ -1,8 +1,8 @@
 """Named voices: the file that holds one, and those that a checkpoint includes in `voices/NAME.safetensors`.
 
 A file holds the tensors that the family defines (`format`) and, as metadata, `text` (the transcript), `description`,
-for a voice added later `codec` (the fingerprint of its encoder) and, in one of a checkpoint's, `default`. No name is
-ever guessed.
+`codec` (the fingerprint of the encoder) for added voices, and `default` for at most one of the checkpoint's voices. No
+name is ever guessed.
 
 Only reading and writing tensors loads torch: a list of voices needs none.
 """
@@ -66,7 +66,7 @@ class CheckpointVoices:
     def __init__(
         self, checkpoint: Path, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside]
     ) -> None:
-        """List voices of files and, where no file has their name, those of the publisher's format."""
+        """List the voices in files, and those in the publisher's format whose name no file has."""
         self._checkpoint, self._files, self._form = checkpoint, files, form
         self._beside = {name: each for name, each in beside.items() if is_name(name)}
         self._summaries: dict[str, VoiceSummary] = {}
@@ -114,7 +114,7 @@ class CheckpointVoices:
         except VoiceFileError:
             fault = f"may be damaged: {self.faults[name]}" if name in unknown else self.faults[name]
             raise VoiceFileError(
-                "voice", f"is not set, and the default {fault}; until then set a different voice"
+                "voice", f"is not set, and the default voice {fault}; name another voice until it is repaired"
             ) from None
 
     def __contains__(self, name: object) -> bool:

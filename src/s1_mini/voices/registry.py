@@ -242,8 +242,8 @@ class VoiceDirectory(AddedVoices):
             whose = f"the codec {content.encoder}" if content.encoder else "an unknown codec"
             raise VoiceFileError(
                 "voice",
-                f"{name!r} was encoded by {whose}, but this checkpoint's is {self.form.encoder}; add its recording "
-                "again",
+                f"{name!r} was encoded by {whose}, but this checkpoint has the codec {self.form.encoder}; add its "
+                "recording again",
             )
         self._cache.put(key, (signature, content), size(content))
         self._note(name, is_there=True)

@@ -1,8 +1,8 @@
 """The decoder as a stage: chunks of codes in, audio out; a slot keeps its stream's state.
 
-The beginning of a stream is mirrored, so its first chunk must have seven frames or be the whole stream (`chunk_sizes`).
-A chunk that ends its utterance may be padded to the next size, because the next chunk of its slot is a new stream.
-Shapes: n slots of a call, K codebooks, F frames, T samples.
+The beginning of a stream is mirrored, so its first chunk must have at least seven frames or be the whole stream
+(`chunk_sizes`). A chunk that ends its utterance may be padded to the next size, because the next chunk of its slot is a
+new stream. Shapes: n slots of a call, K codebooks, F frames, T samples.
 """
 
 from __future__ import annotations

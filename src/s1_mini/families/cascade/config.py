@@ -73,7 +73,7 @@ class Numbers:
     coarse_pad: int = _at("coarse_acoustics_config.coarse_semantic_pad_token", 12_048)
     coarse_infer: int = _at("coarse_acoustics_config.coarse_infer_token", 12_050)
     coarse_rate: float = _at("coarse_acoustics_config.coarse_rate_hz", 75.0)  # frames per second
-    # Semantic tokens and earlier codes that a window attends to; codes that it generates.
+    # Per window: semantic tokens and earlier codes in its input, and codes that it generates.
     max_coarse_text: int = _at("coarse_acoustics_config.max_coarse_input_length", 256)
     max_coarse_history: int = _at("coarse_acoustics_config.max_coarse_history", 630)
     window: int = _at("coarse_acoustics_config.sliding_window_len", 60)

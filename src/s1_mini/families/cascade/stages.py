@@ -40,7 +40,7 @@ CPU_ROWS = 4  # minimum on a CPU, where products of one to three rows round diff
 READ_ROWS = (4, 2, 1)  # prompts that a GPU prefills at once
 # Fine windows of captured calls, besides the largest; the smallest one that fits is launched.
 FINE_ROWS = (8, 4, 2, 1)
-UTTERANCES = 1 << 32  # limit of a request; each stage uses other keys of random numbers
+UTTERANCES = 1 << 32  # maximum per request, so that each stage has its own range of random keys
 
 
 def stage_uniforms(number: int, begin: Begin, count: int, samples: int = 1) -> Tensor:
@@ -200,7 +200,7 @@ class TokenStage(Stage):
         return lambda: self._result(outputs[list(slots)])
 
     def _step_rows(self, rows: int, span: int) -> Tensor:
-        """Generate the next token of the active of the first rows: [rows, outputs]."""
+        """Generate the next token of each active row among the first `rows`: [rows, outputs]."""
         active = self._active[:rows]
         position = self._position[:rows].clamp_max(self._positions - 1)
         target = torch.where(active, position, self._positions)

@@ -176,7 +176,9 @@ def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str,
             models[stage][name.removeprefix(PREFIXES[stage])] = tensor
     lacking = [PREFIXES[stage] for stage, named in models.items() if not named]
     if lacking:
-        raise CheckpointMismatchError(f"weights are missing: {', '.join(lacking)}*; a cascade needs all of its models")
+        raise CheckpointMismatchError(
+            f"no tensor begins with {' or '.join(lacking)}; a cascade needs all of its models"
+        )
     if foreign:
         raise CheckpointMismatchError(f"the tensor {foreign[0]} does not belong to any model of a cascade")
     _cut(models["semantic"], "lm_head.weight", slice(numbers.semantic_size + 1))

@@ -33,7 +33,7 @@ class CompiledSteps:
         self._state = step.State(*(tensor.numpy() for tensor in shared))
 
     def step(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the next frames of each slot: float32 [slots, R * M + 2], rows as in `MelModel.step`."""
+        """Return the next frames of each slot: float32 [slots, F * M + 2], rows as in `MelModel.step`."""
         frames = np.empty((len(slots), self._size), np.float32)
         step.make_step(np.array(slots, np.int64), self._state, self._weights, frames)
         return frames

@@ -1,8 +1,8 @@
 """The mel decoder as a stage: a text in, a few frames per step out, until the end.
 
-A text is encoded as its prefill, when the last token is due. A step computes all slots up to its highest one, in shapes
-with which a slot's numbers do not depend on other slots.
-Shapes: B slots of a call, T tokens, M mel bins, R frames per step.
+Prefill encodes the whole text at once, in the call that contains its last token. A step computes all slots up to its
+highest one, in shapes with which a slot's numbers do not depend on other slots. Shapes: B slots of a call, T tokens, M
+mel bins, R frames per step.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
 }
 MAX_FRAMES = 1024  # limit of one captured call
 VOCODER_SLOTS = 2  # per decoder slot, because the vocoder may finish an utterance after its slot has a new one
-SPARE_FRAMES = 64  # vocoded per turn of a thread with both stages, in addition to twice the generated frames
+SPARE_FRAMES = 64  # a thread with both stages vocodes at most two frames per generated one and these
 
 
 class LoadedMel:

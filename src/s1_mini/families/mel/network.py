@@ -249,7 +249,7 @@ class Decoder(nn.Module):
 
 
 class Postnet(nn.Module):
-    """The post-net adds a residual to the mel; it runs over windows with context, as the vocoder."""
+    """The post-net adds a residual to the mel; it runs over windows with context, like the vocoder."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -301,7 +301,8 @@ class MelNetwork(nn.Module):
         """Return the modules whose weights may be quantized to `dtype`.
 
         Rounding changes a weight by 2.6 % in e4m3 and by 0.8 % in int8. The encoder amplifies errors fourfold: in e4m3,
-        its products alone change the mel by 11 %. So e4m3 is for the decoder's layers, without attention to the text.
+        its products alone change the mel by 11 %. So e4m3 is used in the decoder's layers only, except for their
+        cross-attention.
         """
         if dtype != torch.float8_e4m3fn:
             return [self.encoder.wrapped_encoder.layers, self.decoder.wrapped_decoder.layers]

@@ -1,7 +1,7 @@
 """Make a checkpoint with random weights, in the published form or the compact one. It speaks noise.
 
 Shapes come from the modules. The scales keep activations near one and the end probability small but positive: torch's
-defaults would give a mel that ends at once and audio of 1e-11.
+defaults would give a mel that ends at once, and audio with an amplitude of 1e-11.
 """
 
 from __future__ import annotations

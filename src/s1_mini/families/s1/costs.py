@@ -63,7 +63,7 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         return Cost(codec_bytes / CHUNK_FRAMES, rows * operations())
 
     def needed_positions(reference_s: float, text_bytes: int) -> int:
-        # Speech for 200 bytes of text takes about 320 frames (15 s); three per byte suffice for slow voices.
+        # 200 bytes of text take about 320 frames (15 s). Per byte: three frames, for slow voices, and its own position.
         return round(reference_s * dac.sample_rate / dac.samples_per_frame) + 4 * text_bytes
 
     encoding = 4 * (encoder + LIVE_TENSORS * ENCODE_BLOCK * dac.samples_per_frame * dac.encoder_dim)

@@ -39,7 +39,7 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
 }
 CODEC_SLOTS = 2  # per slot of the model, because decoding may end after the model's slot has a new utterance
 SMALL_CHUNK = 4  # maximum frames of a first chunk that the model's thread decodes if the codec's thread is busy
-SPARE_FRAMES = 32  # decoded per turn of a thread with model and codec, in addition to twice the generated frames
+SPARE_FRAMES = 32  # a thread with model and codec decodes at most two frames per generated one and these
 
 
 class LoadedS1:

@@ -138,7 +138,7 @@ export class Adding extends EventTarget {
       const fields = { name, text, audio: element("add-file") };
       if (error.status === 401) this.dialog.close();
       if (error.status === 401) this.dispatchEvent(new CustomEvent("unauthorized", { detail: error }));
-      else if (error.status === 413) this.show("The recording is too long for this server.", fields.audio);
+      else if (error.status === 413) this.show("The file is too large for this server.", fields.audio);
       else this.show(error.message, fields[error.field]);
     } finally {
       button.disabled = false;

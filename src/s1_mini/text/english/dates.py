@@ -122,7 +122,7 @@ def _iso(found: re.Match[str]) -> str:
 
 
 def _slashed(found: re.Match[str]) -> str:
-    """Read month/day/year where it can be, else and with dots day, month, year."""
+    """Read month/day/year if that is a valid date; otherwise, and with dots, day/month/year."""
     first, second = int(found[1]), int(found[3])
     month, day = (second, first) if (found[2] == "." and second <= 12) or first > 12 else (first, second)
     if not (1 <= month <= 12 and 1 <= day <= 31) or (found[2] == "." and len(found[4]) == 2):

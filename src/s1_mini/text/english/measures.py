@@ -116,7 +116,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _score(found: re.Match[str], above: int, below: int) -> str | None:
-    """Spell out what looks like a fraction but is none: 24/7, a day after a word for time, a mark out of 10 or 100."""
+    """Spell out what looks like a fraction but is not one: 24/7, a date after a time word, a score out of 10 or 100."""
     if (above, below) in _PAIRS or (above == below and above > 1):
         return f"{cardinal(above)} {cardinal(below)}"
     if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(text_before(found, 40)):
@@ -161,7 +161,7 @@ def _measure(found: re.Match[str]) -> str:
 
 
 def _is_length(found: re.Match[str]) -> bool:
-    """Return whether "in" means inches, not the word: feet stand before, or a dimension or the end behind."""
+    """Return whether "in" means inches: it follows feet, or precedes x, by, or a word such as tall or wide."""
     before = text_before(found, 6)
     after = text_after(found, 6)
     is_followed = re.match(r" (?:x|by|tall|long|wide|high|deep)\b", after) is not None

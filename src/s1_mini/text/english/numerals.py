@@ -1,4 +1,4 @@
-"""Numbers as English says them: counted, in an order, between two of them, with a sign or a scale, and Roman numerals.
+"""English numbers: cardinals, ordinals, ranges, signs, scales, and Roman numerals.
 
 The words of numbers below a thousand are CLDR's (`s1_mini.text.numbers`). Roman numerals are those of rulers, chapters,
 wars and centuries; the pronoun I stays a word.
@@ -22,7 +22,7 @@ MAX_SAID = 36  # digits of a number that has a name; a longer one is spelt digit
 _THOUSANDS = (
     " thousand million billion trillion quadrillion quintillion sextillion septillion octillion nonillion decillion"
 )
-# What scales a number is written as, in small letters.
+# How scales are written, in lower case.
 SCALES = table(
     "k=thousand, m=million, mn=million, mm=million, mio=million, b=billion, bn=billion, t=trillion, tn=trillion, "
     "trn=trillion, hundred=hundred, thousand=thousand, million=million, billion=billion, trillion=trillion"

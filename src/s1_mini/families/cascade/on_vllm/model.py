@@ -125,7 +125,10 @@ class CascadeStage(nn.Module):
         inputs_embeds: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Return the last layer's x [N, W]; in the coarse model [N, W + 1], whose last is 1 before book 2."""
+        """Return the last layer's x [N, W].
+
+        In the coarse model it is [N, W + 1], whose last channel is 1 if the next token belongs to codebook 2.
+        """
         assert input_ids is not None, "prompts are ids"
         if inputs_embeds is None:
             inputs_embeds = self.embed_input_ids(input_ids)

@@ -48,7 +48,7 @@ class Weights(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state of B slots, as in `model.MelState`; changed in position."""
+    """The state of B slots, as in `model.MelState`; changed in place."""
 
     keys: np.ndarray
     values: np.ndarray

@@ -168,7 +168,7 @@ def _is_finite(x):
 
 @in_order
 def _penalise_all(logits, past, count, index, first, last, restricted, is_fixed, penalty):
-    """Penalise the tokens in `past` [W, K + 1] as `sampling.RepetitionWindow` describes.
+    """Penalise the tokens in `past` [WINDOW, K + 1] as `sampling.RepetitionWindow` describes.
 
     `index` is 0 for the semantic token and 1 … K for codes. If the head is `restricted`, only semantic tokens from
     `first` to `last` are penalised.

@@ -33,7 +33,7 @@ class RepetitionWindow(NamedTuple):
 
     `upstream` reproduces the original (decode_n_tokens at d3df505) with its two faults: the semantic token is penalised
     only by the token exactly 16 frames ago (a column is read instead of a row), and code 0 is penalised during the
-    first 16 frames (unwritten history reads as zeros). The first frame is never recorded. `fixed` penalises the
+    first 16 frames (unwritten history reads as zeros), and the first frame is never recorded. `fixed` penalises the
     last 16 frames and nothing else. `count` [n] is always the number of frames that each of the first n rows has
     generated.
     """
