@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,21 @@ def test_the_gpu_generates_what_the_cpu_generates(tiny: Path, gpu: ProductionTTS
 
     assert np.abs(ours - theirs).max() < 1e-3
     cpu.stop()
+
+
+def test_words_have_the_same_times_on_the_gpu_and_the_cpu(tmp_path: Path) -> None:
+    recipe = RECIPES["tiny"]
+    aligned = replace(recipe, model=recipe.model | {"alignment": {"layer": 1, "head": 2, "shift_ms": 20}})
+    write_random_checkpoint(tmp_path / "aligned", aligned)
+    times = []
+    for device in ("cuda", "cpu"):
+        engine = start(tmp_path / "aligned", device)
+        chunks = engine.stream("One, two, three.", temperature=0, max_new_tokens=20, word_times=True)
+        times.append([(word.start_s, word.end_s) for chunk in chunks for word in chunk.words])
+        engine.stop()
+
+    assert len(times[0]) > 0
+    np.testing.assert_allclose(times[0], times[1], atol=0.01)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

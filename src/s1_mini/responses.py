@@ -13,7 +13,7 @@ import numpy as np
 
 from s1_mini.audio.container import encode, format_of, write
 from s1_mini.exceptions import S1MiniError
-from s1_mini.types import AudioChunk, AudioFormat, FinishReason
+from s1_mini.types import AudioChunk, AudioFormat, FinishReason, Word
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class GenerationResponse:
     audio_format: AudioFormat = "wav"  # format of `audio_bytes`
     spoken_text: str = ""  # the normalized text, with numbers and signs in words if the checkpoint reads words
     warning: str | None = None  # skipped characters, or a text in another language
+    words: tuple[Word, ...] = ()  # when each word is spoken, if `word_times` was requested
 
     success: ClassVar[Literal[True]] = True
     error: ClassVar[None] = None
@@ -108,6 +109,7 @@ def whole(
         audio_format=audio_format,
         spoken_text=received[0].spoken_text or "",
         warning=received[0].warning,
+        words=tuple(word for chunk in received for word in chunk.words),
     )
     if return_bytes:
         _ = response.audio_bytes

@@ -34,6 +34,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "scale_codebook_embeddings": False,
             "fast_dim": 64,
             "dim": 36,
+            "alignment": {"layer": 1, "head": 2, "shift_ms": 20},
         },
         {"heads": "full", "repetition_mode": "fixed"},
     ),
@@ -43,7 +44,9 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def start(stage: LanguageModel, model: S1Model, slot: int) -> None:
     """Prefill a prompt with its own seed in a slot."""
     prompt = model.prompt("Say this" * (slot + 1)).items
-    asked = Conditions(SamplingParams(repetition_penalty=1.3), seed=slot, utterance=0, max_steps=FRAMES, voice={})
+    asked = Conditions(
+        SamplingParams(repetition_penalty=1.3), seed=slot, utterance=0, max_steps=FRAMES, voice={}, text_start=3
+    )
     begin = Begin(slot, 0, prompt, None, 0, FRAMES, 1, context=0, consumes=len(prompt), conditions=asked)
     stage.begin([begin])
     model.prefill(stage.state, slot, torch.from_numpy(prompt[:-1].T.copy()))
@@ -75,6 +78,18 @@ def test_compiled_frames_are_those_of_torch(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(compiled.state.cache.keys[..., :-1, :], plain.state.cache.keys[..., :-1, :])
     torch.testing.assert_close(compiled.state.cache.values[..., :-1, :], plain.state.cache.values[..., :-1, :])
     torch.testing.assert_close(compiled.state.window.history, plain.state.window.history)
+
+
+def test_compiled_scores_of_the_alignment_head_are_those_of_torch(tmp_path: Path) -> None:
+    model = build(tmp_path, {"alignment": {"layer": 1, "head": 2, "shift_ms": 20}})
+    plain, compiled = make(model, compiled=False), make(model, compiled=True)
+
+    for _ in range(4):
+        expected, found = plain.step([0, 2], 1)().scores, compiled.step([0, 2], 1)().scores
+        assert expected.keys() == found.keys() == {0, 2}
+        for slot, scores in expected.items():
+            offset = found[slot] - scores  # scores are known up to a constant
+            np.testing.assert_allclose(offset, np.full_like(offset, offset[0]), atol=1e-4)
 
 
 def test_a_row_is_the_same_to_the_bit_alone_and_among_others(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from kernel_checks import assert_close, assert_near, by_both, dtypes, needs_gpu,
 from s1_mini.kernels import (
     convolution,
     decode_attention,
+    head_scores,
     linear,
     norm,
     snake,
@@ -307,3 +308,27 @@ def test_queries_may_be_a_part_of_a_joint_projection(monkeypatch: pytest.MonkeyP
         return decode_attention.decode_attention(query, keys, values, position, 200, mask)
 
     assert_close(*by_both(monkeypatch, decode_attention, call), dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("kept", [None, pytest.param(FP8, marks=needs_fp8)], ids=["full", "fp8"])
+def test_scores_of_one_head(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, normed: bool, kept: torch.dtype | None
+) -> None:
+    heads, groups, size, span, head = 8, 2, 64, 200, 5
+    qkv, keys = randn(3, (heads + 2 * groups) * size, dtype=dtype), randn(4, groups, span, size, dtype=dtype)
+    keys = keys if kept is None else keys.to(kept)
+    norms = rotary.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
+    position, rope = torch.tensor([0, 63, 199], device="cuda"), randn(3, size // 2, 2)
+
+    def call() -> Tensor:
+        scores = torch.full((4, span + 1), -7.0, device="cuda")
+        head_scores.store_scores(qkv, keys, position, rope, norms, span, head_scores.KeptHead(1, head, scores))
+        return scores
+
+    ours, theirs = by_both(monkeypatch, head_scores, call)
+
+    for row, last in enumerate(position.tolist()):
+        assert_near(ours[row, : last + 1], theirs[row, : last + 1], dtype)
+    assert (ours[3] == -7).all()

@@ -29,6 +29,8 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """
     checkpoint.description.check_sampling(request.sampling)
+    if request.word_times:
+        checkpoint.description.check_word_times()
     TextForm.from_config(read_json(checkpoint.directory / "config.json")).script(
         request.text,
         config.max_text_length,

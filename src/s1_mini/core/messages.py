@@ -18,6 +18,7 @@ class Conditions(NamedTuple):
     utterance: int  # number in the request
     max_steps: int  # limit for an autoregressive stage
     voice: Mapping[str, Any]  # named arrays, as the family defines them
+    text_start: int | None = None  # first position of the text, if the scores of the alignment head are wanted
 
 
 class Begin(NamedTuple):
@@ -87,6 +88,7 @@ class StepResult:
     stops: list[bool]  # whether the unit is over
     valid: list[bool]  # whether all numbers were finite
     late: Collection[int] = ()  # slots whose step is not made yet; it is planned again
+    scores: Mapping[int | None, Any] = field(default_factory=dict)  # alignment scores [text tokens], by slot
 
 
 @dataclass

@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from s1_mini.alignment.head import AlignedFrames
+from s1_mini.alignment.words import WordTimes
 from s1_mini.audio.effects import Effects
 from s1_mini.types import AudioChunk
 
@@ -25,7 +27,7 @@ class OutputQueue:
     def __init__(self, on_close: Callable[[], None], *, whole: bool = False) -> None:
         """With `whole` the consumer is woken only at the end."""
         self._on_close, self.whole = on_close, whole
-        self._chunks: deque[AudioChunk] = deque()
+        self._chunks: deque[tuple[AudioChunk, AlignedFrames | None]] = deque()
         self._error: BaseException | None = None
         self._ended = False
         self.unread_bytes = 0  # size of the audio that the consumer has not taken; readable from any thread
@@ -35,14 +37,15 @@ class OutputQueue:
         self._wake: Callable[[], None] | None = None  # wakes a consumer on an event loop
         self._details: dict[str, Any] = {}  # with the first chunk
         self.effects: Effects | None = None  # applied to the audio when it is taken
+        self.words: WordTimes | None = None  # computed when the audio is taken
 
     # Called by the engine.
 
-    def put(self, chunk: AudioChunk) -> None:
-        """Deliver a chunk; one that was still being made when the request ended is dropped."""
+    def put(self, chunk: AudioChunk, frames: AlignedFrames | None = None) -> None:
+        """Deliver a chunk with its attention scores; it is dropped if the request has ended."""
         with self._changed:
             if not self._ended:
-                self._chunks.append(chunk)
+                self._chunks.append((chunk, frames))
                 self.unread_bytes += chunk.audio.nbytes
                 if not self.whole:
                     self._notify()
@@ -80,10 +83,10 @@ class OutputQueue:
             while True:
                 changed.clear()
                 with self._changed:
-                    chunk, over = self._take()
-                if chunk is not None:
+                    taken, over = self._take()
+                if taken is not None:
                     self._report_take()
-                    yield self._finished(chunk)
+                    yield self._finished(*taken)
                 elif over:
                     return
                 else:
@@ -97,31 +100,37 @@ class OutputQueue:
         """Wait for the next chunk; None after the last. Raises the request's error."""
         with self._changed:
             while True:
-                chunk, over = self._take()
-                if chunk is not None or over:
+                taken, over = self._take()
+                if taken is not None or over:
                     break
                 self._changed.wait()
-        if chunk is None:
+        if taken is None:
             return None
         self._report_take()
-        return self._finished(chunk)
+        return self._finished(*taken)
 
-    def _finished(self, chunk: AudioChunk) -> AudioChunk:
-        """Return a chunk with the effects of its request."""
-        if self.effects is None or chunk.finish_reason == "cancelled":
+    def _finished(self, chunk: AudioChunk, frames: AlignedFrames | None) -> AudioChunk:
+        """Return a chunk with the words and effects of its request."""
+        if chunk.finish_reason == "cancelled":
             return chunk
-        audio = self.effects.feed(chunk.audio, is_last=chunk.finish_reason is not None)
+        is_last = chunk.finish_reason is not None
+        if self.words is not None:
+            chunk = replace(chunk, words=self.words.feed(chunk.audio, frames, is_last=is_last))
+        if self.effects is None:
+            return chunk
+        audio = self.effects.feed(chunk.audio, is_last=is_last)
         return replace(chunk, audio=audio, sample_rate=self.effects.sample_rate)
 
     def _report_take(self) -> None:
         if self.reports_takes and self.on_take is not None and not self._ended:
             self.on_take()
 
-    def _take(self) -> tuple[AudioChunk | None, bool]:
+    def _take(self) -> tuple[tuple[AudioChunk, AlignedFrames | None] | None, bool]:
         if self._chunks:
-            chunk, details, self._details = self._chunks.popleft(), self._details, {}
+            chunk, frames = self._chunks.popleft()
+            details, self._details = self._details, {}
             self.unread_bytes -= chunk.audio.nbytes
-            return replace(chunk, **details) if details else chunk, False
+            return (replace(chunk, **details) if details else chunk, frames), False
         if self._ended and self._error is not None:
             raise self._error
         return None, self._ended

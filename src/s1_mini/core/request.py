@@ -36,6 +36,7 @@ class Utterance:
     # Input of the first stage if another process produces it step by step; None: the prompt.
     arriving: Items | None = None
     has_arrived: bool = True  # the input is complete
+    was_cut: bool = False  # it reached its step limit before its end
 
     @property
     def due(self) -> float:
@@ -53,7 +54,8 @@ class Utterance:
     @property
     def conditions(self) -> Conditions:
         request = self.request
-        return Conditions(request.sampling, request.seed, self.index, self.max_steps, self.prompt.voice)
+        text_start = self.prompt.num_shared if request.word_times else None
+        return Conditions(request.sampling, request.seed, self.index, self.max_steps, self.prompt.voice, text_start)
 
     @property
     def pending_s(self) -> float:
@@ -73,6 +75,7 @@ class StageSequence:
     def __init__(self, utterance: Utterance, stage: int, output: Spec) -> None:
         self.utterance, self.request, self.stage, self.output = utterance, utterance.request, stage, output
         self.items = Items(output)  # output so far; empty for the last stage
+        self.scores: Items | None = None  # attention scores of each output item, if the request wants word times
         self.available = self.consumed = self.produced = self.units = 0
         self.is_final = self.is_done = False
         self.asks_at = 0  # number of available items at which the policy is asked for the next unit
@@ -83,6 +86,11 @@ class StageSequence:
         self.num_read = self.num_launched = self.num_steps = 0
         self.has_looked = False  # whether the prefix cache was searched
         self.last_choice = 0  # number of the last choice that selected it
+
+    @property
+    def before(self) -> StageSequence | None:
+        """The same utterance at the previous stage."""
+        return self.utterance.sequences[self.stage - 1] if self.stage else None
 
     @property
     def progress(self) -> Progress:
@@ -97,6 +105,12 @@ class StageSequence:
             self.request.profile,
             utterance.prompt.facts,
         )
+
+    def add_scores(self, scores: np.ndarray) -> None:
+        """Keep the attention scores [text tokens] of the next output item."""
+        if self.scores is None:
+            self.scores = Items(Spec(scores.dtype.name, scores.shape))
+        self.scores.extend(scores[None])
 
     def begin(self) -> None:
         self.unit, self.next_unit = self.next_unit, None
@@ -115,6 +129,7 @@ class Request:
     deadline: float
     profile: ChunkProfile = "balanced"
     flow: tuple[str, str] = ("", "")  # client and group that take turns in the queue
+    word_times: bool = False
     utterances: list[Utterance] = field(default_factory=list)  # built and not finished, in order
     later: deque[Callable[[], Utterance]] = field(default_factory=deque)  # builders of the following utterances
     # Without a voice, later utterances use the output of the first as their voice, and are built only after it.

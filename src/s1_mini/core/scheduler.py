@@ -142,6 +142,8 @@ class Pipeline:
         sequence.num_steps += 1
         if count:
             sequence.produced += count
+            if (scores := result.scores.get(sequence.slot)) is not None:
+                sequence.add_scores(scores)
             if not queue.is_last or queue.policy.is_autoregressive:  # it may see its own last items
                 items = result.values[row]
                 sequence.items.extend(items if len(items) == count else items[:count])
@@ -151,7 +153,8 @@ class Pipeline:
                 if following.available >= following.asks_at:
                     self._consider(following)
         if is_over or sequence.num_steps == unit.steps:
-            sequence.request.was_cut |= queue.policy.stops and not is_over
+            sequence.utterance.was_cut |= queue.policy.stops and not is_over
+            sequence.request.was_cut |= sequence.utterance.was_cut
             self._end_unit(queue, sequence)
 
     def _end_unit(self, queue: StageQueue, sequence: StageSequence) -> None:
@@ -224,10 +227,16 @@ class Pipeline:
         request.utterances.remove(utterance)
         request.num_finished += utterance.sequences[self.counted].produced
         if request.has_more:
-            request.speech.end_utterance(now)
+            request.speech.end_utterance(now, was_cut=utterance.was_cut)
             self._wake(len(self.stages) - 1)
         else:
-            request.speech.finish(request.finish_reason, now, queue_s=request.queue_s, prefill_s=request.prefill_s)
+            request.speech.finish(
+                request.finish_reason,
+                now,
+                queue_s=request.queue_s,
+                prefill_s=request.prefill_s,
+                was_cut=utterance.was_cut,
+            )
             self.end(request)
 
     def end(self, request: Request, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
@@ -381,7 +390,11 @@ class Scheduler:
             unit = sequence.unit if sequence.units == units else None  # else it was launched ahead of a stop
             is_good = slot not in report.errors and slot not in report.skipped and result.valid[row]
             if is_good and unit is not None and not sequence.request.has_ended:
-                sequence.request.speech.push(result.values[row][: result.counts[row]], unit.consumes, now)
+                wave, before = result.values[row][: result.counts[row]], sequence.before
+                scores = None
+                if before is not None and before.scores is not None:
+                    scores = before.scores.cut(sequence.consumed, sequence.consumed + unit.consumes)
+                sequence.request.speech.push(wave, unit.consumes, now, scores)
 
     def report(self, plan: Plan, report: Report) -> list[Follow]:
         """Process the report of a plan; return work to be done without the lock."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from s1_mini.alignment.head import AlignedFrames
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.stage import Spec
 from s1_mini.types import AudioChunk, FinishReason, Timing
@@ -34,11 +35,16 @@ class Joiner:
         self._num_pushed = 0  # samples of the piece
         self._pause_is_due = False
 
+    @property
+    def num_before(self) -> int:
+        """Samples of the pause that will precede the next samples."""
+        return self._num_paused if self._pause_is_due else 0
+
     def push(self, wave: np.ndarray) -> np.ndarray:
         """Add samples of the piece; return those that can be played now, perhaps none."""
         if len(wave) == 0:
             return NOTHING
-        pause = self._num_paused if self._pause_is_due else 0
+        pause = self.num_before
         self._pause_is_due = False
 
         begins = pause + len(self._held)
@@ -83,6 +89,9 @@ class AudioOutput:
         self.runs_dry = NEVER  # when a client that plays a stream in real time has played everything
         self.underruns = 0  # chunks that came after the client had played everything before
         self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
+        self._num_sent = 0  # samples
+        self._utterance = 0
+        self._frames: AlignedFrames | None = None  # the last ones of the utterance
         self._bytes_per_s: float = NOTHING.itemsize * sample_rate
         self.set_window(WINDOW_S if is_streamed else NEVER)  # a whole response is read at its end
 
@@ -102,29 +111,47 @@ class AudioOutput:
     def is_full(self) -> bool:
         return self.queue.unread_bytes > self._window_bytes
 
-    def push(self, wave: np.ndarray, items: int, now: float) -> None:
-        """Send the audio of `items` items of the second-to-last stage."""
-        self._put(self._joiner.push(wave), items, now)
+    def push(self, wave: np.ndarray, items: int, now: float, scores: np.ndarray | None = None) -> None:
+        """Send the audio of `items` items of the second-to-last stage, and their attention scores, if there are any."""
+        frames = None
+        if scores is not None:
+            start = self._num_sent + self._joiner.num_before if self._frames is None else self._frames.start
+            frames = self._frames = AlignedFrames(scores, self._utterance, start)
+        self._put(self._joiner.push(wave), items, now, frames)
 
-    def end_utterance(self, now: float) -> None:
+    def end_utterance(self, now: float, *, was_cut: bool = False) -> None:
         """Send the audio held back for joining; another utterance follows."""
-        self._put(self._joiner.end_piece(), 0, now)
+        self._put(self._joiner.end_piece(), 0, now, self._end_frames(was_cut=was_cut))
 
-    def finish(self, reason: FinishReason, now: float, *, queue_s: float | None, prefill_s: float | None) -> None:
+    def finish(
+        self,
+        reason: FinishReason,
+        now: float,
+        *,
+        queue_s: float | None,
+        prefill_s: float | None,
+        was_cut: bool = False,
+    ) -> None:
         wave = NOTHING if reason == "cancelled" else self._joiner.finish()
         self._count(wave, now)
         first_s = None if self.first_sent is None else self.first_sent - self._arrived
         timing = Timing(queue_s, prefill_s, first_s)
-        self.queue.put(AudioChunk(wave, self._sample_rate, 0, reason, timing))
+        self.queue.put(AudioChunk(wave, self._sample_rate, 0, reason, timing), self._end_frames(was_cut=was_cut))
 
-    def _put(self, wave: np.ndarray, items: int, now: float) -> None:
+    def _end_frames(self, *, was_cut: bool) -> AlignedFrames | None:
+        last, self._frames = self._frames, None
+        self._utterance += 1
+        return None if last is None else last._replace(scores=last.scores[:0], is_last=True, was_cut=was_cut)
+
+    def _put(self, wave: np.ndarray, items: int, now: float, frames: AlignedFrames | None = None) -> None:
         self._count(wave, now)
-        self.queue.put(AudioChunk(wave, self._sample_rate, items))
+        self.queue.put(AudioChunk(wave, self._sample_rate, items), frames)
 
     def _count(self, wave: np.ndarray, now: float) -> None:
         """Count audio; after an underrun, playback goes on from now."""
         if not len(wave):
             return
+        self._num_sent += len(wave)
         seconds = len(wave) / self._sample_rate
         if self.first_sent is None:
             self.first_sent = now
@@ -144,9 +171,9 @@ class Outlet(AudioOutput):
         self._bytes_per_s = max(1.0, made.rate * np.dtype(made.dtype).itemsize * math.prod(made.shape))
         self.set_window(self.window_s)
 
-    def push(self, wave: np.ndarray, items: int, now: float) -> None:
+    def push(self, wave: np.ndarray, items: int, now: float, scores: np.ndarray | None = None) -> None:  # noqa: ARG002
         """Send a copy of a stage's output: the stage may reuse the memory."""
         self._put(np.array(wave), items, now)
 
-    def finish(self, reason: FinishReason, now: float, *, queue_s: float | None, prefill_s: float | None) -> None:  # noqa: ARG002
+    def finish(self, reason: FinishReason, *_: float, **__: float | None) -> None:
         self.queue.put(AudioChunk(self._nothing, self._sample_rate, 0, reason))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from torch import Tensor, nn
 
+    from s1_mini.alignment.words import Aligner
     from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.core.prompt import PromptTokens
     from s1_mini.core.stage import StagePolicy
@@ -42,6 +43,7 @@ class Description:
     voice: VoiceFormat  # tensors of a voice, and their encoder
     sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # supported parameters
     max_piece_bytes: int = 2**20  # limit of a text piece; longer ones are split
+    word_times: bool = False  # whether it names an attention head that follows the text
 
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raise `ParameterError` for a parameter that was changed although it has no effect."""
@@ -49,6 +51,14 @@ class Description:
             if name not in self.sampling and getattr(sampling, name) != getattr(DEFAULT_SAMPLING, name):
                 allowed = f"supports {', '.join(self.sampling)}" if self.sampling else "does not sample"
                 raise ParameterError(name, f"is not supported by this model, which {allowed}; omit it")
+
+    def check_word_times(self) -> None:
+        """Raise `ParameterError` if the checkpoint cannot report when words are spoken."""
+        if not self.word_times:
+            raise ParameterError(
+                "word_times",
+                "is not supported by this model: its config.json has no alignment head; omit it",
+            )
 
 
 @dataclass(frozen=True)
@@ -172,6 +182,7 @@ class StageChain:
     sample_rate: int
     # Maximum steps of an utterance after its prompt; below 1 the prompt is too long.
     room: Callable[[PromptTokens], int]
+    aligner: Aligner | None = None  # None: the stages report no scores for word times
 
 
 class LoadedModel(Protocol):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.kernels.common_attention import CommonPrefixes
+from s1_mini.kernels.head_scores import KeptHead
 from s1_mini.kernels.weight import cast_saturating
 
 # Stores new keys and values [B, H, T, D] of one layer, and returns all keys and values to attend to.
@@ -84,3 +85,4 @@ class CachePositions:
     mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all rows have `span` positions
     slots: Tensor | None = None  # [n] slot of each row; None: the first n slots
     common: CommonPrefixes | None = None  # shared prefixes of these rows
+    kept: KeptHead | None = None  # head whose scores are kept

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from s1_mini.kernels.backend import runs_triton
 from s1_mini.kernels.decode_attention import step_attention
+from s1_mini.kernels.head_scores import store_scores
 from s1_mini.kernels.linear import linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm, add_norm, rms_norm
 from s1_mini.kernels.rope import HeadNorms, apply_rope
@@ -118,7 +119,7 @@ class Attention(nn.Module):
         Returns the input of `wo`, [B, H D].
         """
         norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.config.qk_norm else None
-        return step_attention(
+        attended = step_attention(
             qkv,
             *cached,
             positions.target,
@@ -130,6 +131,9 @@ class Attention(nn.Module):
             slots=positions.slots,
             common=positions.common,
         )
+        if positions.kept is not None:
+            store_scores(qkv, cached[0], positions.position, positions.rope, norms, positions.span, positions.kept)
+        return attended
 
 
 class FeedForward(nn.Module):

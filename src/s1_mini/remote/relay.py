@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -349,7 +350,9 @@ class ClusterEngine(ProductionTTSEngine):
                     "the same checkpoint on all machines"
                 )
         first = self._facts[0]
-        chain = speaker.loaded.chain(first.slots, first.positions)
+        chain = replace(
+            speaker.loaded.chain(first.slots, first.positions), aligner=None
+        )  # scores stay in the processes
         core = RemoteCore(chain, names, self._call, config, slots=first.slots, max_open=self._max_open)
         return Backend(core, chain, first.positions)
 

@@ -95,6 +95,7 @@ class StageRunner:
                 values[row] = result.values[at]
                 joined.counts[row], joined.stops[row] = result.counts[at], result.stops[at]
                 joined.valid[row] = result.valid[at]
+            joined.scores = {**joined.scores, **result.scores}
         report.result = joined
 
     @staticmethod

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from s1_mini.alignment.words import WordTimes
 from s1_mini.audio.effects import Effects
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
+from s1_mini.exceptions import ParameterError
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.recordings import Prepared, Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
@@ -74,6 +76,7 @@ class EngineRuntime:
     ) -> OutputQueue:
         """Submit a request with the voices of its references, or the one that it names, or the default voice."""
         self.speaker.description.check_sampling(request.sampling)
+        words = self._words(request, prepared, is_live=streams) if request.word_times else None
         if request.voice is not None:
             voices = [self.voices.registry.find(request.voice).voice]
         elif not voices and (default := self.speaker.voices.default):
@@ -86,10 +89,28 @@ class EngineRuntime:
             profile=request.chunk_profile or "balanced",
             streams=streams,
             flow=request.flow,
+            word_times=request.word_times,
         )
+        queue.words = words
         queue.effects = self._effects(request)
         queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
         return queue
+
+    def _words(self, request: TTSRequest, prepared: Prepared, *, is_live: bool) -> WordTimes:
+        self.speaker.description.check_word_times()
+        aligner, form = self.synthesizer.aligner, self.speaker.text
+        if aligner is None:
+            raise ParameterError("word_times", "is not supported while stages run in other processes; omit it")
+        reads = (request.normalize or self.config.normalize) != "off"
+        return WordTimes(
+            aligner,
+            request.text,
+            prepared.pieces,
+            form.transcript if reads else lambda text: text,
+            self.speaker.description.sample_rate,
+            is_live=is_live,
+            speed=request.speed,
+        )
 
     def _effects(self, request: TTSRequest) -> Effects | None:
         rate = self.speaker.description.sample_rate

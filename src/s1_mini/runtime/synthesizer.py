@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.alignment.words import Aligner
 from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
@@ -148,6 +149,7 @@ class Synthesizer:
         profile: ChunkProfile = "balanced",
         streams: bool = True,
         flow: tuple[str, str] = ("", ""),
+        word_times: bool = False,
     ) -> OutputQueue:
         """Submit a request for the utterances `pieces`; the last chunk of the returned queue has the finish reason.
 
@@ -167,6 +169,7 @@ class Synthesizer:
             deadline=deadline,
             profile=profile,
             flow=flow,
+            word_times=word_times,
         )
         voices = list(voices)
         builds = [partial(self._utterance, request, index, text, voices) for index, text in enumerate(pieces)]
@@ -199,6 +202,10 @@ class Synthesizer:
     def prefix_bytes(self, prompt: PromptTokens) -> int:
         """Return the memory of a prompt's shared prefix in the cache."""
         return prompt.num_shared * self._loaded.position_bytes
+
+    @property
+    def aligner(self) -> Aligner | None:
+        return self._chain.aligner
 
     @property
     def num_slots(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.families.s1.kernels import frame
 from s1_mini.families.s1.kernels.sampling import SamplingTensors
 from s1_mini.families.s1.model import S1Model, S1State
@@ -49,6 +50,7 @@ class CompiledFrames:
             sampling.temperature,
             sampling.top_p,
             sampling.uniforms,
+            torch.zeros(1, 1) if state.kept is None else state.kept.scores,
         )
         self._state = frame.State(*(tensor.numpy() for tensor in shared))
 
@@ -122,7 +124,7 @@ def gather(model: S1Model) -> frame.Weights:
         token_table=_plain(network.embeddings.weight),
         code_table=_plain(network.codebook_embeddings.weight),
         rope=_plain(network.rope),
-        backbone=_layers(network, network.layers, config.backbone),
+        backbone=_layers(network, network.layers, config.backbone, config.alignment),
         norm=_plain(network.norm.weight),
         output=_product(network.output),
         project_in=_product(*[project] if isinstance(project, nn.Linear) else []),
@@ -151,7 +153,9 @@ def _product(*layers: nn.Module) -> Product:
     return pack([each.weight for each in linears], [each.bias for each in linears])
 
 
-def _layers(network: S1Network, layers: nn.ModuleList, config: BlockConfig) -> Layers:
+def _layers(
+    network: S1Network, layers: nn.ModuleList, config: BlockConfig, kept: AlignmentHead | None = None
+) -> Layers:
     blocks: list[TransformerBlock] = network.blocks(layers)
     attentions, feeds = [block.attention for block in blocks], [block.feed_forward for block in blocks]
     norms = [torch.stack((each.q_norm.weight, each.k_norm.weight)) for each in attentions] if config.qk_norm else []
@@ -165,4 +169,6 @@ def _layers(network: S1Network, layers: nn.ModuleList, config: BlockConfig) -> L
         down=_product(*(each.w2 for each in feeds)),
         num_heads=config.num_heads,
         eps=config.norm_eps,
+        kept_layer=-1 if kept is None else kept.layer,
+        kept_head=0 if kept is None else kept.head,
     )

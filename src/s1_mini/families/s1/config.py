@@ -9,10 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import Description
-from s1_mini.layers.json_config import MAX_LAYERS, flag, number, read_fields, read_flag, read_number, read_size, size
+from s1_mini.layers.json_config import (
+    MAX_LAYERS,
+    flag,
+    invalid,
+    number,
+    read_fields,
+    read_flag,
+    read_number,
+    read_size,
+    size,
+)
 from s1_mini.voices.format import TensorFormat, Tensors, VoiceFormat, fingerprint
 from s1_mini.weights.directory import find_tensors, read_json
 
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
 # Upstream slices the logits of residual codebooks to this number for any size of the depth transformer's head
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
+MAX_SHIFT_MS = 1000
 POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
 
 
@@ -41,6 +53,7 @@ class S1Config:
     tie_word_embeddings: bool = flag(True)
     scale_codebook_embeddings: bool = flag(False)
     norm_fastlayer_input: bool = flag(False)
+    alignment: AlignmentHead | None = None
     semantic_begin: int | None = None
     semantic_end: int | None = None
 
@@ -55,13 +68,14 @@ class S1Config:
 
         Raises `CheckpointMismatchError` for a missing or invalid value.
         """
-        backbone = _block(values, "", None)
+        backbone, sizes = _block(values, "", None), read_fields(cls, values)
         return cls(
             backbone=backbone,
             depth=_block(values, "fast_", backbone),
             semantic_begin=values.get("semantic_begin_id", values.get("semantic_start_token_id")),
             semantic_end=values.get("semantic_end_id", values.get("semantic_end_token_id")),
-            **read_fields(cls, values),
+            alignment=_alignment(values.get("alignment"), sizes["num_layers"], backbone.num_heads),
+            **sizes,
         )
 
 
@@ -102,6 +116,28 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
     )
 
 
+def _alignment(value: Any, num_layers: int, num_heads: int) -> AlignmentHead | None:
+    """Read the head that follows the text, if a checkpoint names one; `shift_ms` applies to all times by default."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise invalid("config.json: alignment", value, "an object with layer, head and shift_ms")
+
+    def shift(key: str, default: Any) -> float:
+        name = f"config.json: alignment.{key}"
+        return read_number(
+            name, value.get(key, default), lambda ms: abs(ms) <= MAX_SHIFT_MS, f"up to {MAX_SHIFT_MS} ms"
+        )
+
+    return AlignmentHead(
+        layer=read_size("config.json: alignment.layer", value.get("layer"), num_layers - 1, least=0),
+        head=read_size("config.json: alignment.head", value.get("head"), num_heads - 1, least=0),
+        shift_ms=shift("shift_ms", None),
+        pause_shift_ms=shift("pause_shift_ms", value.get("shift_ms")),
+        end_shift_ms=shift("end_shift_ms", value.get("pause_shift_ms", value.get("shift_ms"))),
+    )
+
+
 def read_configs(directory: Path) -> tuple[S1Config, DacConfig]:
     """Read both configs of a checkpoint, and no weights. Raises `CheckpointError`."""
     return S1Config.from_json(read_json(directory / "config.json")), read_dac_config(directory)
@@ -116,7 +152,8 @@ def describe(directory: Path) -> Description:
         seconds=lambda shapes: shapes["codes"][1] * codec.samples_per_frame / codec.sample_rate,
         fault=partial(_fault, codec),
     )
-    return Description(codec.sample_rate, voice)
+    config = read_json(directory / "config.json")
+    return Description(codec.sample_rate, voice, word_times=config.get("alignment") is not None)
 
 
 def _fault(codec: DacConfig, tensors: Tensors) -> str:

@@ -7,7 +7,7 @@ Shapes: B slots of a call, S positions, K codebooks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,10 @@ from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SharedPrefixes, SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
 
+Scores = dict[int | None, np.ndarray]  # of the alignment head [text tokens], by slot
+
 READS = (16, 32, 64, 128, 256)  # positions of captured prefills
+TINY = 1e-30
 
 
 class LanguageModel(Stage):
@@ -42,8 +45,9 @@ class LanguageModel(Stage):
         self.shares_prefixes = True  # read keys and values of a common prefix once; set before `make_graphs`
         self._shared = None if self.state.common is None else SharedPrefixes(self.state.common)
         self._ladder = ladder(slots)
-        self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
+        self._prompts: Scores = {}  # by slot, [S, K + 1]
         self._lengths = [0] * slots  # positions of prompt and frames
+        self._texts: dict[int, slice] = {}  # positions of the text, by slot whose scores are wanted
         self._stepping = SteppingSlots(self.state.active)
         self._compiled = CompiledSlots()
         self._steps: StepGraphs[tuple[int, bool]] | None = None  # key: rows, whether prefixes are shared
@@ -93,6 +97,9 @@ class LanguageModel(Stage):
             self._sampling.uniforms[slot, : begin.steps] = stage(table, self.device)
             self._model.begin(self.state, slot, torch.from_numpy(prompt[-1]), len(prompt) - 1)
             self._prompts[slot], self._lengths[slot] = prompt, len(prompt)
+            self._texts.pop(slot, None)
+            if begin.conditions.text_start is not None:
+                self._texts[slot] = slice(begin.conditions.text_start, len(prompt))
             self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
@@ -117,16 +124,45 @@ class LanguageModel(Stage):
         if self._steps is not None:
             self._stepping.choose(slots)
             wait = self._steps.launch(self._kind(fit(self._ladder, rows), self._positions))
-            return lambda: _result(slots, wait()[0])
+            copied = self._copy_scores(slots)
+            return lambda: _result(slots, wait()[0], copied())
         frames = np.zeros((rows, self._model.num_codebooks + 3), np.int64)
         if others := self._compiled.others(slots):
             self._stepping.choose(others)
             span = min(whole_spans(max(self._lengths[slot] for slot in others)), self._positions)
             frames[: 1 + max(others)] = self._run(self._kind(1 + max(others), span), span).cpu()
         self._compiled.fill(slots, frames)
+        scores = self._scores(slots, others)
         for slot in slots:
             self._lengths[slot] += 1
-        return lambda: _result(slots, frames)
+        return lambda: _result(slots, frames, scores)
+
+    def _scores(self, slots: Sequence[int], others: Sequence[int]) -> Scores:
+        """Return the scores of the text's tokens for those slots that want them; compiled steps store exponentials."""
+        found: Scores = {}
+        for slot in slots:
+            if slot in self._texts and self.state.kept is not None:
+                row = self.state.kept.scores[slot, self._texts[slot]].numpy()
+                found[slot] = row.copy() if slot in others else np.log(np.maximum(row, TINY))
+        return found
+
+    def _copy_scores(self, slots: Sequence[int]) -> Callable[[], Scores]:
+        """Begin to copy scores from a GPU; return a function that waits for them."""
+        kept, wanted = self.state.kept, [slot for slot in slots if slot in self._texts]
+        if kept is None or not wanted:
+            return dict
+        copies = {}
+        for slot in wanted:
+            row = kept.scores[slot, self._texts[slot]]
+            copies[slot] = torch.empty(row.shape, pin_memory=True).copy_(row, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+
+        def wait() -> Scores:
+            done.synchronize()
+            return {slot: copy.numpy() for slot, copy in copies.items()}
+
+        return wait
 
     def save(self, slot: int, positions: int) -> Saved:
         saved = self._model.save(self.state, slot, positions)
@@ -146,6 +182,8 @@ class LanguageModel(Stage):
     def _run(self, kind: tuple[int, bool], span: int) -> Tensor:
         rows, shares = kind
         state = self.state if shares else replace(self.state, common=None)
+        if self.device.type == "cpu" and not self._texts:  # graphs keep them always
+            state = replace(state, kept=None)
         return self._model.step(state, self._sampling, span, rows)
 
     def _kinds(self, rows: int) -> list[tuple[int, bool]]:
@@ -176,8 +214,9 @@ class LanguageModel(Stage):
         return []
 
 
-def _result(slots: Sequence[int], frames: np.ndarray) -> StepResult:
+def _result(slots: Sequence[int], frames: np.ndarray, scores: Scores) -> StepResult:
     """Split the frames of a step [rows, K + 3] among its slots."""
     rows = frames[list(slots)]
     stops = rows[:, -2] != 0
-    return StepResult(rows[:, None, 1:-2], (~stops).astype(int).tolist(), stops.tolist(), (rows[:, -1] != 0).tolist())
+    counts, valid = (~stops).astype(int).tolist(), (rows[:, -1] != 0).tolist()
+    return StepResult(rows[:, None, 1:-2], counts, stops.tolist(), valid, scores=scores)

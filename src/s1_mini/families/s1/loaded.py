@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.alignment.words import Aligner
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
@@ -64,7 +65,7 @@ class LoadedS1:
         return Voice({"codes": torch.from_numpy(outputs[0].T.copy())}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:
-        model, codec = self.model, self.codec
+        model, codec, head = self.model, self.codec, self.model.network.config.alignment
         positions = min(positions, model.max_positions)
         frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
         policies = (
@@ -98,6 +99,7 @@ class LoadedS1:
             stages=stages,
             sample_rate=codec.sample_rate,
             room=lambda prompt: min(positions - len(prompt.items), codec.max_frames),
+            aligner=None if head is None else Aligner(head, 1 / frames.rate, model.tokenizer.token_ends),
         )
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:

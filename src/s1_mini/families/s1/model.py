@@ -33,6 +33,7 @@ from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.kernels.backend import batch_invariance
 from s1_mini.kernels.common_attention import CommonPrefixes, allocate_common
 from s1_mini.kernels.decode_attention import reads_common, used_positions
+from s1_mini.kernels.head_scores import KeptHead
 from s1_mini.kernels.linear import branch_sum
 from s1_mini.layers.kv_cache import CachePositions, KVCache
 from s1_mini.layers.staging import stage
@@ -55,6 +56,7 @@ class S1State:
     count: Tensor  # [B] frames generated so far; set by `begin` and `step`
     active: Tensor  # [B] bool: rows that take part in a step; idle rows keep their state
     common: CommonPrefixes | None  # rows with the same prefix, set by the caller; None if no kernel supports it
+    kept: KeptHead | None  # scores of the alignment head at the last step; None if there is no such head
 
     @property
     def max_positions(self) -> int:
@@ -135,6 +137,10 @@ class S1Model:
         backbone, weight = config.backbone, self.network.norm.weight
         with batch_invariance(self.batch_invariant):
             common = allocate_common(slots, backbone.num_heads, backbone.num_kv_heads, backbone.head_dim, weight)
+        alignment, kept = config.alignment, None
+        if alignment is not None:
+            shape = slots, min(positions, self.max_positions) + 1
+            kept = KeptHead(alignment.layer, alignment.head, zeros(*shape, dtype=torch.float32))
         return S1State(
             cache=cache(config.num_layers, backbone, min(positions, self.max_positions) + 1, self.kv_dtype),
             depth_cache=cache(config.num_depth_layers, config.depth, config.num_codebooks, self.dtype),
@@ -147,6 +153,7 @@ class S1Model:
             count=zeros(slots),
             active=zeros(slots, dtype=torch.bool),
             common=common,
+            kept=kept,
         )
 
     def may_share(self, rows: int, span: int) -> bool:
@@ -230,7 +237,7 @@ class S1Model:
 
     def _backbone(self, state: S1State, span: int, rows: int) -> tuple[Tensor, Tensor | None]:
         x, where = self._embed(state, state.tokens[:rows], state.position[:rows], span, active=state.active[:rows])
-        return self.network.backbone_step(x, state.cache, replace(where, common=state.common))
+        return self.network.backbone_step(x, state.cache, replace(where, common=state.common, kept=state.kept))
 
     def _embed(
         self,

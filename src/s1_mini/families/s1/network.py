@@ -7,6 +7,7 @@ Shapes: B rows, T positions, K codebooks, S attended positions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -97,8 +98,10 @@ class S1Network(nn.Module):
     def backbone_step(self, x: Tensor, cache: KVCache, positions: CachePositions) -> tuple[Tensor, Tensor | None]:
         """Run one position of each row x [B, dim]. Return the output before the norm, as two summands."""
         branch: Tensor | None = None
+        kept, others = positions.kept, replace(positions, kept=None)
         for index, layer in enumerate(self.blocks(self.layers)):
-            x, branch = layer.step(x, branch, cache.rows(index), positions)
+            is_kept = kept is not None and kept.layer == index
+            x, branch = layer.step(x, branch, cache.rows(index), positions if is_kept else others)
         return x, branch
 
     @staticmethod

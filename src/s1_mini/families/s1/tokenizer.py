@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import tiktoken
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
@@ -79,6 +80,10 @@ class S1Tokenizer:
     def decode(self, tokens: list[int]) -> str:
         """Return the text of token ids, with control tokens spelled out."""
         return self._encoding.decode(tokens)
+
+    def token_ends(self, text: str) -> np.ndarray:
+        """Return the end of each token of a text in bytes of UTF-8."""
+        return np.cumsum([len(self._encoding.decode_single_token_bytes(token)) for token in self.encode(text)])
 
     def control(self, name: str) -> int:
         """Return the id of a control token such as `im_end`. Raises `CheckpointMismatchError` if there is none."""

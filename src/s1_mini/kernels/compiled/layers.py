@@ -34,6 +34,8 @@ class Layers(NamedTuple):
     down: Product
     num_heads: int
     eps: float
+    kept_layer: int = -1  # layer of the head whose scores are kept; -1: none
+    kept_head: int = 0
 
 
 def dequantize(_weight):
@@ -226,12 +228,13 @@ def attend(query, keys, values, length, scores, out):  # noqa: C901 - nested loo
 
 
 @in_order
-def step_layers(x, layers, keys, values, slots, positions, lengths, rope):
+def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
     """Run one token of each row, x [R, W], through the layers, in place.
 
     Its keys and values are stored at `positions` [R] of `slots` [R] in `keys` and `values` [L, slots, G, S, D]; it
     attends to the first `lengths` [R] positions, including its own. Rows may share a slot. `rope` [R, D / 2, 2] has the
-    rows' cos and sin.
+    rows' cos and sin. The attention weights of `kept_head`, not normalized, are stored in the slots' rows of `kept`
+    [slots, S].
     """
     rows = x.shape[0]
     num_layers, _, groups, _, size = keys.shape
@@ -265,6 +268,9 @@ def step_layers(x, layers, keys, values, slots, positions, lengths, rope):
             query = qkv[row, : heads * size].reshape((heads, size))
             slot = slots[row]
             attend(query, keys[layer, slot], values[layer, slot], lengths[row], scores, attended[row])
+            if layer == layers.kept_layer:
+                for column in range(lengths[row]):
+                    kept[slot, column] = scores[layers.kept_head, column]
         product(attended, layers.out.weight[layer], layers.out.scale[layer], layers.out.bias[layer], branch)
         add(x, branch)
         rms_norm(x, layers.ffn_norm[layer], layers.eps, normed)

@@ -58,6 +58,7 @@ class State(NamedTuple):
     temperature: np.ndarray
     top_p: np.ndarray
     uniforms: np.ndarray
+    kept: np.ndarray  # float32 [B, S] weights of the alignment head
 
 
 class Rules(NamedTuple):
@@ -248,7 +249,7 @@ def make_frame(slots, state, weights, rules, frames):  # noqa: C901, PLR0912 - e
         )
     rope = np.empty((rows, weights.rope.shape[1], 2), np.float32)
     _copy(weights.rope, positions, rope)
-    step_layers(hidden, weights.backbone, state.keys, state.values, slots, positions, lengths, rope)
+    step_layers(hidden, weights.backbone, state.keys, state.values, slots, positions, lengths, rope, state.kept)
     normed = np.empty_like(hidden)
     rms_norm(hidden, weights.norm, weights.eps, normed)
     logits = np.empty((rows, weights.output.weight.shape[2]), np.float32)
@@ -290,7 +291,7 @@ def make_frame(slots, state, weights, rules, frames):  # noqa: C901, PLR0912 - e
         first = 0 if codebook == 1 else rows
         step_layers(
             both[first:], weights.depth, state.depth_keys, state.depth_values, pair_slots[first:],
-            pair_positions[first:], pair_lengths[first:], rope[first:],
+            pair_positions[first:], pair_lengths[first:], rope[first:], state.kept,
         )  # fmt: skip
         rms_norm(x, weights.depth_norm, weights.depth_eps, normed)
         product(
@@ -325,7 +326,7 @@ def compile_for(formats):
         return Product(np.zeros((1, 1, 1), next(remaining)), one, one)
 
     def layers():
-        return Layers(one, product_of(), three, product_of(), one, product_of(), product_of(), 1, 1.0)
+        return Layers(one, product_of(), three, product_of(), one, product_of(), product_of(), 1, 1.0, 0, 0)
 
     weights = Weights(
         one, one, three, layers(), one[0], product_of(), product_of(), one, three, layers(), one[0], product_of(),
@@ -334,7 +335,7 @@ def compile_for(formats):
     whole, cache = np.zeros(1, np.int64), np.zeros((1, 1, 1, 1, 2), np.float32)
     state = State(
         cache, cache, cache, cache, np.zeros((1, 1, 1), np.int64), np.zeros((1, 1), np.int64), whole, whole,
-        one[0], one[0], one[0], three,
+        one[0], one[0], one[0], three, one,
     )  # fmt: skip
     arguments = (whole, state, weights, Rules(0, 0, 0, 1, False, False), np.zeros((1, 1), np.int64))
     make_frame.compile(tuple(numba.typeof(each) for each in arguments))

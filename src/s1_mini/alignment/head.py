@@ -1,0 +1,29 @@
+"""The attention head that follows the text, as a checkpoint's `config.json` names it, and its scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class AlignmentHead:
+    """Layer and head, counted from 0, and how much later than its attention speech is heard."""
+
+    layer: int
+    head: int
+    shift_ms: float  # starts of words
+    pause_shift_ms: float  # ends of words before a punctuation mark
+    end_shift_ms: float  # end of the last word
+
+
+class AlignedFrames(NamedTuple):
+    """Attention scores of the next frames of an utterance, sent with their audio."""
+
+    scores: np.ndarray  # [frames, tokens] logarithms, up to a constant of each frame
+    utterance: int
+    start: int  # first sample of the utterance in the request's audio
+    is_last: bool = False  # the utterance is complete
+    was_cut: bool = False  # it reached its step limit before the end

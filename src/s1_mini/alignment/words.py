@@ -1,0 +1,135 @@
+"""The words of one request, while its audio is read: times from attention, and places in the request's text."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from s1_mini.alignment.head import AlignedFrames, AlignmentHead
+from s1_mini.alignment.times import Interval, LiveTimes, find_spans, whole_times
+from s1_mini.alignment.written import Group, Read, divide, find_groups, find_written, keys
+from s1_mini.types import Word
+
+
+@dataclass(frozen=True)
+class Aligner:
+    """What a checkpoint's word times are computed with."""
+
+    head: AlignmentHead
+    frame_s: float  # duration of a frame
+    token_ends: Callable[[str], np.ndarray]  # ends of the tokens of a text, in bytes of UTF-8
+
+
+class WordTimes:
+    """Times of the words of one request, from its audio before any effect and the scores sent with it.
+
+    Live times do not depend on later frames or on the chunks. Otherwise the words of an utterance are reported at its
+    end, with times from the whole utterance and its audio.
+    """
+
+    def __init__(
+        self,
+        aligner: Aligner,
+        text: str,
+        pieces: Sequence[str],
+        read: Read,
+        sample_rate: int,
+        *,
+        is_live: bool,
+        speed: float = 1.0,
+    ) -> None:
+        """`pieces` are the texts of the utterances, and `read` returns the spoken form of parts of `text`."""
+        self._aligner, self._text, self._pieces, self._read = aligner, text, pieces, read
+        self._sample_rate, self._is_live, self._speed = sample_rate, is_live, speed
+        self._written = find_written(text)
+        each = [keys(piece) for piece in pieces]
+        self._spoken = [key for piece in each for key in piece]
+        self._firsts = np.concatenate(([0], np.cumsum([len(piece) for piece in each]))).tolist()
+        self._groups = deque(find_groups(text, self._written, self._spoken))
+        self._times: dict[int, Interval] = {}  # of spoken words, in seconds of the request
+        self._num_received = 0  # samples
+        self._utterance = -1
+        self._start = 0  # first sample of the utterance
+        self._num_frames = self._num_timed = 0  # frames and words of the utterance so far
+        self._live: LiveTimes | None = None
+        self._scores: list[np.ndarray] = []
+        self._audio: list[np.ndarray] = []
+
+    def feed(self, audio: np.ndarray, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:
+        """Add a chunk of the request's audio [samples]; return the words whose times are now known."""
+        if frames is not None:
+            if frames.utterance != self._utterance and len(frames.scores):
+                self._begin(frames)
+            if frames.utterance == self._utterance:
+                self._add(audio, frames)
+        self._num_received += len(audio)
+        return tuple(self._known(is_last=is_last))
+
+    def _begin(self, frames: AlignedFrames) -> None:
+        self._utterance, self._start, self._num_frames, self._num_timed = frames.utterance, frames.start, 0, 0
+        piece = self._pieces[frames.utterance]
+        self._spans = find_spans(piece, self._aligner.token_ends(piece))
+        self._scores, self._audio, self._live = [], [], None
+        if self._is_live:
+            self._live = LiveTimes(self._spans, frames.scores.shape[1], self._aligner.head, self._aligner.frame_s)
+
+    def _add(self, audio: np.ndarray, frames: AlignedFrames) -> None:
+        self._num_frames += len(frames.scores)
+        if self._live is not None:
+            for scores in frames.scores:
+                self._note(self._live.push(scores))
+            if frames.is_last:
+                duration_s = self._num_frames * self._aligner.frame_s
+                self._note(self._live.finish(duration_s, was_cut=frames.was_cut))
+            return
+        self._scores.append(frames.scores)
+        self._audio.append(audio[max(0, self._start - self._num_received) :])
+        if frames.is_last:
+            intervals = whole_times(
+                np.concatenate(self._scores),
+                self._spans,
+                np.concatenate(self._audio),
+                sample_rate=self._sample_rate,
+                head=self._aligner.head,
+                frame_s=self._aligner.frame_s,
+                was_cut=frames.was_cut,
+            )
+            self._note(intervals)
+
+    def _note(self, intervals: Sequence[Interval]) -> None:
+        start_s = self._start / self._sample_rate
+        for interval in intervals:
+            number = self._firsts[self._utterance] + self._num_timed
+            self._times[number] = Interval(start_s + interval.start_s, start_s + interval.end_s)
+            self._num_timed += 1
+
+    def _known(self, *, is_last: bool) -> list[Word]:
+        """Return the next words whose spoken words all have times; at the end, those of which any has."""
+        known: list[Word] = []
+        while self._groups:
+            group = self._groups[0]
+            timed = [number for number in range(group.first_spoken, group.stop_spoken) if number in self._times]
+            is_complete = len(timed) == group.stop_spoken - group.first_spoken
+            if not is_complete and not is_last and not self._is_passed(group):
+                break
+            self._groups.popleft()
+            if timed:
+                parts = divide(group, self._text, self._written, self._spoken, self._read)
+                known += [word for part in parts if (word := self._word(part)) is not None]
+        return known
+
+    def _is_passed(self, group: Group) -> bool:
+        """Return whether later words have times already, so that this one will get none: an utterance was cut."""
+        return bool(self._times) and max(self._times) >= group.stop_spoken
+
+    def _word(self, group: Group) -> Word | None:
+        numbers = [each for each in range(group.first_spoken, group.stop_spoken) if each in self._times]
+        if not numbers:
+            return None
+        start, stop = self._written[group.first].start, self._written[group.stop - 1].stop
+        start_s, end_s = self._times[numbers[0]].start_s, self._times[numbers[-1]].end_s
+        start_s, end_s = round(start_s / self._speed, 3), round(end_s / self._speed, 3)
+        return Word(self._text[start:stop], start, stop, start_s, end_s)
