@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError, S1MiniError
 from s1_mini.server.accounts import MAX_DELAY_S, Accounts, Holding, Metered, Resource
 from s1_mini.server.errors import (
+    ELEVENLABS_KEY,
     BodyError,
     BodyTooLargeError,
     BodyTooSlowError,
@@ -29,6 +30,7 @@ from s1_mini.server.errors import (
     TooManyRequestsError,
     UnauthorizedError,
     error_response,
+    is_from_elevenlabs,
 )
 from s1_mini.server.record import RequestLog, record_of
 
@@ -150,7 +152,9 @@ class AdmissionMiddleware:
         if is_public(scope["path"]):
             return None
         if self._keys and not has_key:
-            return UnauthorizedError("this path requires the header Authorization: Bearer KEY with the server's key")
+            return UnauthorizedError(
+                "this path requires the header Authorization: Bearer KEY, or xi-api-key: KEY, with the server's key"
+            )
         return self._foreign(headers)
 
     def _no_room(self, scope: Scope, headers: Headers, record: RequestLog) -> S1MiniError | None:
@@ -169,7 +173,7 @@ class AdmissionMiddleware:
         """Answer without the route, after reading the rest of the body for a moment; else close the connection."""
         record = record_of(HTTPConnection(scope))
         record.code = error.code
-        response = error_response(error, record.id)
+        response = error_response(error, record.id, for_elevenlabs=is_from_elevenlabs(scope))
         headers = Headers(scope=scope)
         sends = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if scope["type"] == "http" and sends and ("expect" in headers or not await _discard(receive)):
@@ -204,9 +208,7 @@ class AdmissionMiddleware:
     def _key_of(self, headers: Headers) -> int | None:
         """Return the index of the request's key among those of the settings; None without a valid key."""
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
-            return None
-        sent = given.strip().encode()
+        sent = (given if kind.lower() == "bearer" else headers.get(ELEVENLABS_KEY, "")).strip().encode()
         matches = [hmac.compare_digest(sent, key) for key in self._keys]  # all of them, in constant time
         return matches.index(True) if any(matches) else None
 
