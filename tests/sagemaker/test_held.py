@@ -166,7 +166,7 @@ SCENARIOS = {
     "recordings of WebSocket sessions": Scenario(
         (Resource.BODY_BYTES, Resource.SESSIONS),
         recordings_of_sessions,
-        ("session.config", "input.text", "input.done"),
+        ("session.config", "input.text", "input.clear", "input.done"),
     ),
     "sticky sessions": Scenario((Resource.STICKY_SESSIONS, Resource.STICKY_BYTES), sticky_sessions, outlives=True),
     "whole answers that are not read": Scenario((Resource.AUDIO_BYTES,), unread_whole_answers),

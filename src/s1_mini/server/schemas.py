@@ -307,6 +307,12 @@ class InputText(Strict):
     text: str
 
 
+class InputClear(Strict):
+    """Drops the text that is not spoken yet, and stops the audio."""
+
+    type: Literal["input.clear"]
+
+
 class InputDone(Strict):
     """The end of the text."""
 
