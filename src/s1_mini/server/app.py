@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
 from s1_mini.metrics import Histogram, MetricFamily
-from s1_mini.server import elevenlabs, elevenlabs_socket, routes, routes_public, session, websocket
+from s1_mini.server import deepgram, elevenlabs, elevenlabs_socket, routes, routes_public, session, websocket
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
 from s1_mini.server.errors import (
@@ -115,13 +115,8 @@ def create_app(
     app.state.accounts = accounts
     app.state.connections = Connections(settings, accounts)
     app.state.websockets = IdlePool(accounts, Resource.SESSIONS, session.Session.evict)
-    for router in (
-        *routes.routers,
-        elevenlabs.router,
-        *routes_public.routers,
-        websocket.router,
-        elevenlabs_socket.router,
-    ):
+    sockets = (websocket.router, elevenlabs_socket.router, deepgram.router)
+    for router in (*routes.routers, elevenlabs.router, *routes_public.routers, *sockets):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)

@@ -9,7 +9,6 @@ unless another context begins.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +28,9 @@ from s1_mini.server.elevenlabs import (
 )
 from s1_mini.server.errors import InvalidError, from_validation
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
-from s1_mini.server.session import Protocol, Session, Track, converse
+from s1_mini.server.session import Protocol, Session, Track, config_of, converse
 from s1_mini.server.speech import AudioResponse
-from s1_mini.server.voice_names import own_voice
-from s1_mini.types import AudioFormat, Word
+from s1_mini.types import Word
 
 router = APIRouter()
 
@@ -79,15 +77,6 @@ async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) 
         raise from_validation(error.errors(include_url=False)) from None
     config = await config_of(socket, voice, *parse_format(options.output_format))
     await converse(socket, partial(protocol, options=options, config=config))
-
-
-async def config_of(socket: WebSocket, voice: str | None, audio_format: AudioFormat, rate: int | None) -> SessionConfig:
-    """Return the configuration of a client that names its voice in the address. Raises `VoiceNotFoundError`."""
-    state = socket.app.state
-    name = await own_voice(state, voice)
-    if name is not None:
-        await asyncio.to_thread(state.engine.describe_voice, name)
-    return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate)
 
 
 @dataclass(eq=False)

@@ -43,6 +43,7 @@ PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key and accept an
 PUBLIC = (*PROBES, "/", "/docs", "/openapi.json", "/execution-parameters")  # need no key; all other paths do
 STATIC = "/static/"  # public, too
 UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs room in the queue
+KEY_KINDS = ("bearer", "token")  # of Authorization; Deepgram's clients send Token
 NEVER_DELAYED = ("/ping", "/ready")
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
@@ -208,7 +209,7 @@ class AdmissionMiddleware:
     def _key_of(self, headers: Headers) -> int | None:
         """Return the index of the request's key among those of the settings; None without a valid key."""
         kind, _, given = headers.get("authorization", "").partition(" ")
-        sent = (given if kind.lower() == "bearer" else headers.get(ELEVENLABS_KEY, "")).strip().encode()
+        sent = (given if kind.lower() in KEY_KINDS else headers.get(ELEVENLABS_KEY, "")).strip().encode()
         matches = [hmac.compare_digest(sent, key) for key in self._keys]  # all of them, in constant time
         return matches.index(True) if any(matches) else None
 

@@ -34,12 +34,14 @@ DESCRIPTION = """\
 Select an operation and **Try it out** to send a request from this page, or use the [web page](./).
 
 - An error has the JSON body `{"error": {"code", "message", "field", "request_id"}}`.
-- If the server has an API key, requests need the header `Authorization: Bearer KEY` or
-  `xi-api-key: KEY`. Enter the key with **Authorize**.
+- If the server has an API key, requests need the header `Authorization: Bearer KEY` or `xi-api-key: KEY`.
+  Enter the key with **Authorize**.
   Open without a key: `/`, `/docs`, `/static/`, `/openapi.json`, `/ping`, `/ready`, `/health`, `/metrics` and
   `/execution-parameters`.
 - The WebSocket `/v1/audio/speech/stream` accepts text piece by piece. OpenAPI cannot describe it; see
   [docs/http.md](https://github.com/s1-mini/s1-mini/blob/main/docs/http.md#send-text-piece-by-piece-websocket).
+  WebSockets with the messages of ElevenLabs and Deepgram are described in
+  [docs/clients.md](https://github.com/s1-mini/s1-mini/blob/main/docs/clients.md).
 """
 _FOREIGN = ("HTTPValidationError", "ValidationError")  # FastAPI's own refusal of parameters: ours cannot be wrong
 

@@ -38,9 +38,10 @@ from s1_mini.server.errors import (
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
 from s1_mini.server.speech import AudioResponse, speak
+from s1_mini.server.voice_names import own_voice
 from s1_mini.text.split import split_arriving
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import Word
+from s1_mini.types import AudioFormat, Word
 
 MAX_REST = 1000  # characters without the end of a sentence; then the text is cut at a space
 SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
@@ -94,7 +95,7 @@ class Protocol(ABC):
     async def finish(self, track: Track, seconds: float) -> None:  # noqa: B027
         """Announce the end of the audio of a stretch of text."""
 
-    def skip(self, error: NothingToSpeakError) -> None:  # noqa: B027
+    async def skip(self, error: NothingToSpeakError) -> None:  # noqa: B027
         """Note that a stretch of text has nothing to speak."""
 
     async def end(self) -> None:  # noqa: B027
@@ -103,6 +104,15 @@ class Protocol(ABC):
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:  # noqa: ARG002
         """Return the message for an error that ends the session."""
         return {"type": "error"} | description
+
+
+async def config_of(socket: WebSocket, voice: str | None, audio_format: AudioFormat, rate: int | None) -> SessionConfig:
+    """Return the configuration of a client that names its voice in the address. Raises `VoiceNotFoundError`."""
+    state = socket.app.state
+    name = await own_voice(state, voice)
+    if name is not None:
+        await asyncio.to_thread(state.engine.describe_voice, name)
+    return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate)
 
 
 async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
@@ -322,7 +332,7 @@ class Session:
                 if not speaking.cancelled():  # by `clear`
                     speaking.result()
             except NothingToSpeakError as error:
-                self.protocol.skip(error)
+                await self.protocol.skip(error)
             finally:
                 speaking.cancel()
                 await asyncio.wait({speaking})

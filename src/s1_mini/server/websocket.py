@@ -1,4 +1,4 @@
-"""The WebSocket `/v1/audio/speech/stream`, and the route of SageMaker's bidirectional streams.
+"""The WebSocket `/v1/audio/speech/stream`; SageMaker's route takes the same messages (`deepgram.py`).
 
 Client: `session.config` (optional), any number of `input.text` and `input.clear`, `input.done`. Server, for each
 stretch of whole sentences: `audio.start`, binary messages, `audio.done`; at the end `session.done`. An error is sent as
@@ -33,7 +33,6 @@ MESSAGES: dict[str, type[BaseModel]] = {
 
 
 @router.websocket("/v1/audio/speech/stream")
-@router.websocket("/invocations-bidirectional-stream")
 async def speak_stream(socket: WebSocket) -> None:
     await converse(socket, OwnProtocol)
 
@@ -94,7 +93,7 @@ class OwnProtocol(Protocol):
     async def finish(self, track: Track, seconds: float) -> None:  # noqa: ARG002
         await self.session.send({"type": "audio.done", "index": self.session.num_spoken - 1, "seconds": seconds})
 
-    def skip(self, error: NothingToSpeakError) -> None:
+    async def skip(self, error: NothingToSpeakError) -> None:
         self._unspeakable = self._unspeakable or error
         self._warnings += [error.warning] if error.warning else []
 
