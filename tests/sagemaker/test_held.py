@@ -28,6 +28,7 @@ from s1_mini.audio.container import encode
 from s1_mini.runtime.running import EngineRuntime
 from s1_mini.server.accounts import Resource
 from s1_mini.server.websocket import MESSAGES
+from tests.server.test_openapi import ELEVENLABS
 from waiting import wait_until
 
 NUM_BYTES = 1_500_000  # of each body and recording
@@ -101,6 +102,8 @@ def spoken_json(rig: Rig) -> None:
     rig.post("/invocations", with_reference(text="Hi."))
     rig.post(f"/endpoints/{ENDPOINT}/invocations", with_reference(text="Hi."))
     rig.post("/v1/audio/speech", json.dumps({"input": "Hi.", "voice": "alloy"}).encode())
+    for path in ELEVENLABS:
+        rig.post(path.format(voice="default"), json.dumps({"text": "Hi."}).encode())
 
 
 def spoken_form(rig: Rig) -> None:
@@ -153,7 +156,7 @@ SCENARIOS = {
     "JSON bodies and the recordings in them": Scenario(
         (Resource.BODY_BYTES, Resource.REQUESTS),
         spoken_json,
-        ("/v1/tts", "/v1/audio/speech", "/invocations"),
+        ("/v1/tts", "/v1/audio/speech", *ELEVENLABS, "/invocations"),
     ),
     "forms and the recordings in them": Scenario((Resource.BODY_BYTES,), spoken_form, ("/v1/voices",)),
     "batches": Scenario((Resource.BODY_BYTES, Resource.REQUESTS), spoken_batch, ("/v1/tts/batch",)),
@@ -163,7 +166,7 @@ SCENARIOS = {
     "recordings of WebSocket sessions": Scenario(
         (Resource.BODY_BYTES, Resource.SESSIONS),
         recordings_of_sessions,
-        ("session.config", "input.text", "input.done"),
+        ("session.config", "input.text", "input.clear", "input.done"),
     ),
     "sticky sessions": Scenario((Resource.STICKY_SESSIONS, Resource.STICKY_BYTES), sticky_sessions, outlives=True),
     "whole answers that are not read": Scenario((Resource.AUDIO_BYTES,), unread_whole_answers),

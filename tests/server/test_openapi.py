@@ -16,11 +16,14 @@ from s1_mini.server.settings import ServerSettings
 
 JSON, FORM = "application/json", "multipart/form-data"
 SPEECH = {"max_new_tokens": 8}
+ELEVENLABS = [f"/v1/text-to-speech/{{voice}}{end}" for end in ("", "/stream", "/with-timestamps")]
+ELEVENLABS += ["/v1/text-to-speech/{voice}/stream/with-timestamps"]
 BODIES = {
     ("/v1/tts", JSON): SPEECH | {"text": "Hi.", "stream": True},
     ("/v1/tts", FORM): SPEECH | {"text": "Hi.", "stream": "true"},
     ("/v1/tts/batch", JSON): SPEECH | {"items": [{"text": " "}]},  # cheap: the item fails, the batch does not
     ("/v1/audio/speech", JSON): SPEECH | {"input": "Hi."},
+    **{(path, JSON): SPEECH | {"text": "Hi."} for path in ELEVENLABS},
     ("/v1/voices", FORM): {"name": "carl", "text": "Ah.", "audio": b"no audio"},
 }
 KEYWORDS = {
@@ -102,7 +105,7 @@ def ask(client: httpx2.Client, path: str, kind: str, body: dict[str, Any]) -> tu
     """Return the status and the field at fault, without waiting for the audio."""
     parts = {name: value if isinstance(value, bytes) else (None, str(value)) for name, value in body.items()}
     sent: dict[str, Any] = {"json": body} if kind == JSON else {"files": parts}
-    with client.stream("POST", path, **sent) as answer:
+    with client.stream("POST", path.format(voice="default"), **sent) as answer:
         if answer.status_code == 200:
             return 200, None
         return answer.status_code, json.loads(answer.read())["error"]["field"]

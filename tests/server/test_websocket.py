@@ -232,6 +232,42 @@ def test_an_evicted_session_ends_even_after_its_text_is_complete(small_engine: P
     assert code == 1013
 
 
+def test_clearing_stops_the_audio_at_once_and_reports_how_much_was_sent(door: Door) -> None:
+    before = door.engine.metrics.ends["cancelled"]
+    with session(door) as socket:
+        with held_generation(SOUNDS):
+            say(socket, **CONFIG | {"max_new_tokens": 200})
+            say(socket, type="input.text", text="A sentence that goes on and on. " * 30)
+            start, sound = json.loads(socket.recv(timeout=EVENTUALLY_S)), socket.recv(timeout=EVENTUALLY_S)
+            say(socket, type="input.clear")
+            while isinstance(cleared := socket.recv(timeout=EVENTUALLY_S), bytes):
+                sound += cleared
+            wait_until(lambda: door.engine.health_check()["requests"] == 0)
+        say(socket, type="input.text", text="Well?")
+        say(socket, type="input.done")
+        rest, _, code = hear(socket)
+
+    assert json.loads(cleared) == {
+        "type": "input.cleared",
+        "seconds": round(len(sound) / 2 / start["sample_rate"], 3),
+    }
+    assert door.engine.metrics.ends["cancelled"] == before + 1
+    assert [message["type"] for message in rest] == ["audio.start", "audio.done", "session.done"]
+    assert (rest[0]["text"], rest[2]["sentences"], code) == ("Well?", 1, 1000)
+
+
+def test_clearing_after_the_end_of_the_text_ends_the_session(door: Door) -> None:
+    with held_generation(), session(door) as socket:
+        say(socket, type="input.text", text="A sentence that goes on and on. " * 30)
+        say(socket, type="input.done")
+        say(socket, type="input.text")
+        say(socket, type="input.clear")
+        messages, sound, code = hear(socket)
+
+    assert messages == [{"type": "input.cleared", "seconds": 0.0}, {"type": "session.done", "sentences": 0}]
+    assert (sound, code) == (b"", 1000)
+
+
 def test_a_flood_of_text_ends_the_session(door: Door) -> None:
     with held_generation(), session(door) as socket:
         with suppress(ConnectionClosed):  # possibly before everything is sent

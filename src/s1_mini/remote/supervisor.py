@@ -57,7 +57,7 @@ PROBE_S = 0.5  # timeout of counting the open requests for the log
 HEALTH_S = 2.0  # timeout of a replica's `/health` and `/metrics`
 LOAD_S = 900.0  # timeout of loading a model
 MAX_BODY_BYTES = 64 * 1024  # limit of a body with the name and path of a model
-FORWARDED = (b"authorization", b"content-encoding", b"content-type", b"host", b"origin", b"x-request-id")
+FORWARDED = (b"authorization", b"content-encoding", b"content-type", b"host", b"origin", b"x-request-id", b"xi-api-key")
 SUMS = {"queue": None, "slots": ("free", "total"), "recordings": None}  # fields of /health to add up; None: all numbers
 LABEL = "replica"
 

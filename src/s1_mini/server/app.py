@@ -32,10 +32,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
 from s1_mini.metrics import Histogram, MetricFamily
-from s1_mini.server import routes, routes_public, websocket
+from s1_mini.server import deepgram, elevenlabs, elevenlabs_socket, routes, routes_public, session, websocket
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
-from s1_mini.server.errors import BodyError, ClientGoneError, code_of, error_response, from_validation, misaddressed
+from s1_mini.server.errors import (
+    ELEVENLABS_KEY,
+    BodyError,
+    ClientGoneError,
+    code_of,
+    error_response,
+    from_validation,
+    is_from_elevenlabs,
+    misaddressed,
+)
 from s1_mini.server.limits import AdmissionController, AdmissionMiddleware, EngineDied
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.openapi import DescribedApp
@@ -105,8 +114,9 @@ def create_app(
     app.state.meter = ServerMetrics(engine, gate)
     app.state.accounts = accounts
     app.state.connections = Connections(settings, accounts)
-    app.state.websockets = IdlePool(accounts, Resource.SESSIONS, websocket.Session.evict)
-    for router in (*routes.routers, *routes_public.routers, websocket.router):
+    app.state.websockets = IdlePool(accounts, Resource.SESSIONS, session.Session.evict)
+    sockets = (websocket.router, elevenlabs_socket.router, deepgram.router)
+    for router in (*routes.routers, elevenlabs.router, *routes_public.routers, *sockets):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
@@ -117,7 +127,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id", ELEVENLABS_KEY],
             expose_headers=["X-Request-Id", "X-Sample-Rate", "X-Audio-Seconds", "X-Generation-Seconds", "X-Warning"],
         )
     return app
@@ -244,7 +254,8 @@ class AccessLogMiddleware:
             access_logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
         record.code = code_of(error)
         if record.status == 0:
-            await error_response(error, record.id)(scope, receive, send)
+            response = error_response(error, record.id, for_elevenlabs=is_from_elevenlabs(scope))
+            await response(scope, receive, send)
 
     def _log(self, record: RequestLog) -> None:
         if record.path.startswith(QUIET) and (record.status < 400 or record.status == 503):

@@ -11,7 +11,9 @@ from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from s1_mini.exceptions import (
     CapacityError,
@@ -31,6 +33,7 @@ MAX_FIELD = 100  # characters; a field that we do not know is named as the clien
 MAX_NAMED = 3  # further fields that one error names
 SIMILAR = 0.8  # ratio of difflib from which a known field is suggested for an unknown one
 INTERNAL_CODE = "internal_error"
+ELEVENLABS_KEY = "xi-api-key"  # header with the API key
 
 
 class ErrorKind(NamedTuple):
@@ -61,7 +64,7 @@ class HttpError(ServerError, code="http_invalid", status=400):
 
 
 class UnauthorizedError(ServerError, code="unauthorized", status=401):
-    """Missing or wrong bearer key."""
+    """Missing or wrong API key."""
 
 
 class OriginError(ServerError, code="origin_not_allowed", status=403):
@@ -184,8 +187,13 @@ def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
     return {"error": {"code": code_of(error), "message": message_of(error), "field": field, "request_id": request_id}}
 
 
-def error_response(error: BaseException, request_id: str | None) -> JSONResponse:
-    """Return the HTTP response for an error."""
+def is_from_elevenlabs(scope: Scope) -> bool:
+    """Return whether a request comes from a client of ElevenLabs' API."""
+    return scope["path"].startswith("/v1/text-to-speech/") or ELEVENLABS_KEY in Headers(scope=scope)
+
+
+def error_response(error: BaseException, request_id: str | None, *, for_elevenlabs: bool = False) -> JSONResponse:
+    """Return the HTTP response for an error, with `detail` for clients of ElevenLabs' API."""
     row = row_of(error)
     headers = {}
     retry_after_s = error.retry_after_s if isinstance(error, QueueFullError) else row.retry_after_s
@@ -197,7 +205,10 @@ def error_response(error: BaseException, request_id: str | None) -> JSONResponse
         headers["Allow"] = error.allowed
     if row.status in (408, 413):
         headers["Connection"] = "close"  # the rest of the body is not wanted
-    return JSONResponse(describe(error, request_id), row.status, headers)
+    content = describe(error, request_id)
+    if for_elevenlabs:
+        content["detail"] = {"status": content["error"]["code"], "message": content["error"]["message"]}
+    return JSONResponse(content, row.status, headers)
 
 
 def misaddressed(method: str, path: str, allowed: str) -> ServerError:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError, S1MiniError
 from s1_mini.server.accounts import MAX_DELAY_S, Accounts, Holding, Metered, Resource
 from s1_mini.server.errors import (
+    ELEVENLABS_KEY,
     BodyError,
     BodyTooLargeError,
     BodyTooSlowError,
@@ -30,6 +31,7 @@ from s1_mini.server.errors import (
     TooManyRequestsError,
     UnauthorizedError,
     error_response,
+    is_from_elevenlabs,
 )
 from s1_mini.server.record import RequestLog, record_of
 
@@ -42,6 +44,7 @@ PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key and accept an
 PUBLIC = (*PROBES, "/", "/docs", "/openapi.json", "/execution-parameters")  # need no key; all other paths do
 STATIC = "/static/"  # public, too
 UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs room in the queue
+KEY_KINDS = ("bearer", "token")  # of Authorization; Deepgram's clients send Token
 NEVER_DELAYED = ("/ping", "/ready")
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
@@ -192,7 +195,9 @@ class AdmissionMiddleware:
         if is_public(scope["path"]):
             return None
         if self._keys and not has_key:
-            return UnauthorizedError("this path requires the header Authorization: Bearer KEY with the server's key")
+            return UnauthorizedError(
+                "this path requires the header Authorization: Bearer KEY, or xi-api-key: KEY, with the server's key"
+            )
         return self._foreign(headers)
 
     def _no_room(self, scope: Scope, headers: Headers, record: RequestLog) -> S1MiniError | None:
@@ -211,7 +216,7 @@ class AdmissionMiddleware:
         """Answer without the route, after reading the rest of the body for a moment; else close the connection."""
         record = record_of(HTTPConnection(scope))
         record.code = error.code
-        response = error_response(error, record.id)
+        response = error_response(error, record.id, for_elevenlabs=is_from_elevenlabs(scope))
         headers = Headers(scope=scope)
         sends = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if scope["type"] == "http" and sends and ("expect" in headers or not await _discard(receive)):
@@ -246,9 +251,7 @@ class AdmissionMiddleware:
     def _key_of(self, headers: Headers) -> int | None:
         """Return the index of the request's key among those of the settings; None without a valid key."""
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
-            return None
-        sent = given.strip().encode()
+        sent = (given if kind.lower() in KEY_KINDS else headers.get(ELEVENLABS_KEY, "")).strip().encode()
         matches = [hmac.compare_digest(sent, key) for key in self._keys]  # all of them, in constant time
         return matches.index(True) if any(matches) else None
 

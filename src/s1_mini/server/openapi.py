@@ -13,7 +13,7 @@ from s1_mini.server.schemas import ErrorAnswer
 
 _REASONS = {
     400: "Malformed body",
-    401: "The bearer key is missing or wrong",
+    401: "The API key is missing or wrong",
     403: "A page of another site, or a Host that is not a name of this server",
     404: "Not found",
     405: "Method not allowed",
@@ -34,11 +34,14 @@ DESCRIPTION = """\
 Select an operation and **Try it out** to send a request from this page, or use the [web page](./).
 
 - An error has the JSON body `{"error": {"code", "message", "field", "request_id"}}`.
-- If the server has an API key, requests need the header `Authorization: Bearer KEY`. Enter the key with **Authorize**.
+- If the server has an API key, requests need the header `Authorization: Bearer KEY` or `xi-api-key: KEY`.
+  Enter the key with **Authorize**.
   Open without a key: `/`, `/docs`, `/static/`, `/openapi.json`, `/ping`, `/ready`, `/health`, `/metrics` and
   `/execution-parameters`.
 - The WebSocket `/v1/audio/speech/stream` accepts text piece by piece. OpenAPI cannot describe it; see
   [docs/http.md](https://github.com/s1-mini/s1-mini/blob/main/docs/http.md#send-text-piece-by-piece-websocket).
+  WebSockets with the messages of ElevenLabs and Deepgram are described in
+  [docs/clients.md](https://github.com/s1-mini/s1-mini/blob/main/docs/clients.md).
 """
 _FOREIGN = (
     "HTTPValidationError",
@@ -80,7 +83,7 @@ class DescribedApp(FastAPI):
         return super().openapi()
 
     def _require_key(self, document: dict[str, Any]) -> None:
-        """Declare the bearer key on the routes that require it, for the Authorize button of `/docs`."""
+        """Declare the key on the routes that require it, for the Authorize button of `/docs`."""
         document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, operations in document["paths"].items():
             if not is_public(path):
@@ -112,7 +115,7 @@ def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str,
 
 def body_of(model: type[BaseModel], *, form_files: tuple[str, ...] = (), is_json: bool = True) -> dict[str, Any]:
     """Declare the body of a route that parses it itself: JSON, and a form with `form_files`."""
-    schema = _inlined(model.model_json_schema())
+    schema = inlined(model.model_json_schema())
     examples = schema.pop("examples", [])
     content: dict[str, Any] = {}
     if is_json:
@@ -142,7 +145,7 @@ def _without_null(field: dict[str, Any]) -> dict[str, Any]:
     return rest | (kinds[0] if len(kinds) == 1 else {"anyOf": kinds})
 
 
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+def inlined(schema: dict[str, Any]) -> dict[str, Any]:
     """Replace references by their definitions, which are small and never recursive."""
     definitions = schema.pop("$defs", {})
 

@@ -311,6 +311,12 @@ class InputText(Strict):
     text: str
 
 
+class InputClear(Strict):
+    """Drops the text that is not spoken yet, and stops the audio."""
+
+    type: Literal["input.clear"]
+
+
 class InputDone(Strict):
     """The end of the text."""
 
@@ -318,9 +324,11 @@ class InputDone(Strict):
 
 
 class VoiceAnswer(BaseModel):
-    """One named voice."""
+    """One named voice, with the fields that clients of ElevenLabs' API read."""
 
     name: str
+    voice_id: str = Field(description="The name.")
+    category: Literal["premade", "cloned"] = Field(description="cloned: an added voice.")
     description: str
     is_default: bool
     source: Literal["checkpoint", "added"]
@@ -329,8 +337,15 @@ class VoiceAnswer(BaseModel):
     @classmethod
     def of(cls, voice: VoiceInfo) -> VoiceAnswer:
         """Return the answer for a voice."""
-        fields = {name: getattr(voice, name) for name in cls.model_fields}
-        return cls(**fields | {"seconds": round(voice.seconds, 3)})
+        return cls(
+            name=voice.name,
+            voice_id=voice.name,
+            category="premade" if voice.source == "checkpoint" else "cloned",
+            description=voice.description,
+            is_default=voice.is_default,
+            source=voice.source,
+            seconds=round(voice.seconds, 3),
+        )
 
 
 class VoicesAnswer(BaseModel):

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, ExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
@@ -29,7 +29,7 @@ from s1_mini.server.schemas import SpeechRequest
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.server.settings import ServerSettings
-    from s1_mini.types import AudioChunk
+    from s1_mini.types import AudioChunk, Word
 
 T = TypeVar("T")
 
@@ -66,6 +66,13 @@ class AudioResponse:
     content: bytes | None = None  # the whole of it, if it is whole; `body` yields the same
     audio_seconds: float = 0.0  # duration; set for responses that are not streamed
     finish_reason: str = "stop"
+    words: list[Word] = field(default_factory=list)  # whose times are known by now, until they are taken
+
+    def take_words(self) -> list[Word]:
+        """Return the words whose times became known since the last call."""
+        words = self.words.copy()
+        self.words.clear()
+        return words
 
     def release(self) -> None:
         """Stop charging its client for it."""
@@ -97,7 +104,8 @@ async def speak(
         cleanup.callback(holding.release)
         holding.set(Resource.REQUESTS, 1)
         holding.set(Resource.BODY_BYTES, len(request.reference))
-        chunks = _generate(engine, request, record, holding)
+        words: list[Word] = []
+        chunks = _generate(engine, request, record, holding, words)
         deadline = _Deadline.after(settings.request_timeout_s)
         if request.streams:
             end = _Deadline.after(settings.stream_timeout_s)
@@ -105,13 +113,13 @@ async def speak(
         else:
             response = await _whole(chunks, request, deadline, record, holding)
         cleanup.pop_all()
-    return response
+    return replace(response, words=words)
 
 
 async def _generate(
-    engine: ProductionTTSEngine, request: SpeechRequest, record: RequestLog, holding: Holding
+    engine: ProductionTTSEngine, request: SpeechRequest, record: RequestLog, holding: Holding, words: list[Word]
 ) -> AsyncIterator[AudioChunk]:
-    """Yield the engine's chunks and note each in the record. Closing it cancels the request."""
+    """Yield the engine's chunks; note each in the record, and its words. Closing it cancels the request."""
     profile = request.speech.chunk_profile or ("ttfa" if request.streams else "throughput")
     flow = (record.client, record.id)  # clients take turns in the queue, and so do their requests
     chunks = engine.speak_async(replace(request.speech, chunk_profile=profile, flow=flow), streams=request.streams)
@@ -125,6 +133,7 @@ async def _generate(
         async with aclosing(chunks):
             async for chunk in chunks:
                 record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
+                words += chunk.words
                 if request.streams and holding.get(Resource.AUDIO_BYTES):
                     charge_unread()
                 yield chunk

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+
+from starlette.datastructures import State
 
 from s1_mini.types import VoiceInfo
 
@@ -25,6 +28,17 @@ OPENAI_VOICES = {
     "shimmer": ("woman", "British"),
     "verse": ("man", "American"),
 }
+
+
+async def own_voice(state: State, name: str | None) -> str | None:
+    """Return the name of the voice that a request means: a voice here, or the one that stands for another service's."""
+    if name is None or name in state.engine.voice_names():
+        return name
+    if (mapped := state.settings.voice_names.get(name)) is not None:
+        return str(mapped)
+    if name not in OPENAI_VOICES:
+        return name
+    return assign_voices(OPENAI_VOICES, await asyncio.to_thread(state.engine.voices))[name]
 
 
 def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceInfo]) -> dict[str, str | None]:

@@ -1,0 +1,145 @@
+"""Deepgram's WebSocket: `/v1/speak`, and the route of SageMaker's bidirectional streams.
+
+Client: `Speak`, `Flush`, `Clear`, `Close`. Server: binary audio, `Flushed`, `Cleared`, `Metadata`, `Warning`, `Error`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, WebSocket
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from s1_mini.exceptions import NothingToSpeakError
+from s1_mini.server.errors import InvalidError, from_validation
+from s1_mini.server.schemas import SessionConfig, SpeechRequest
+from s1_mini.server.session import Protocol, Session, Track, config_of, converse
+from s1_mini.server.speech import AudioResponse
+from s1_mini.server.websocket import MESSAGES, Input, OwnProtocol
+from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat, Word
+
+router = APIRouter()
+
+MODEL = "s1-mini"
+TELEPHONE_RATE = 8_000  # Hz of mulaw and alaw
+_FORMATS: dict[str, AudioFormat] = {"linear16": "pcm", "mulaw": "mulaw", "alaw": "alaw"}
+
+
+class Options(BaseModel):
+    """Query parameters; others are ignored."""
+
+    model: str | None = None  # the voice
+    encoding: Literal["linear16", "mulaw", "alaw"] = "linear16"
+    sample_rate: int | None = Field(None, ge=MIN_RATE, le=MAX_RATE)  # Hz
+
+
+class Speak(BaseModel):
+    """A piece of text."""
+
+    type: Literal["Speak"]
+    text: str
+
+
+class Control(BaseModel):
+    """Flush: speak all text; Clear: drop it and stop the audio; Close: speak it and end the session."""
+
+    type: Literal["Flush", "Clear", "Close"]
+
+
+_TAGS: dict[str, type[BaseModel]] = {"Speak": Speak, "Flush": Control, "Clear": Control, "Close": Control}
+
+
+@router.websocket("/v1/speak")
+async def speak_as_deepgram(socket: WebSocket) -> None:
+    await converse(socket, partial(Deepgram, config=await _config(socket)))
+
+
+@router.websocket("/invocations-bidirectional-stream")
+async def speak_on_sagemaker(socket: WebSocket) -> None:
+    await converse(socket, partial(Recognizing, config=await _config(socket)))
+
+
+async def _config(socket: WebSocket) -> SessionConfig:
+    """Return the configuration that an address names. Raises `InvalidError` and `VoiceNotFoundError`."""
+    try:
+        options = Options.model_validate(dict(socket.query_params))
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+    rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
+    if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):
+        raise InvalidError("sample_rate", f"{rate} is not possible with {options.encoding}; give {TELEPHONE_RATE}")
+    return await config_of(socket, options.model, _FORMATS[options.encoding], rate or default_rate)
+
+
+class Deepgram(Protocol):
+    """Deepgram's messages."""
+
+    messages = TypeAdapter(Annotated[Speak | Control, Field(discriminator="type")])
+    tags = _TAGS
+
+    def __init__(self, session: Session, config: SessionConfig) -> None:
+        super().__init__(session)
+        self._track = Track(config)
+        self._num_answers = 0
+        self._has_begun = False
+
+    async def act(self, message: Speak | Control) -> None:
+        session, track = self.session, self._track
+        if not self._has_begun:
+            self._has_begun = True
+            name = {"model_name": track.config.voice or "default", "model_version": MODEL}
+            await session.send({"type": "Metadata", "request_id": session.record.id} | name)
+        if isinstance(message, Speak):
+            if not session.is_ending:
+                await session.add(track, message.text)
+        elif message.type == "Clear":
+            await session.clear(track)
+            await self._answer("Cleared")
+        elif not session.is_ending:
+            session.flush(track)
+            if message.type == "Flush":
+                session.then(track, partial(self._answer, "Flushed"))
+            else:
+                session.end()
+
+    async def _answer(self, kind: str) -> None:
+        await self.session.send({"type": kind, "sequence_id": self._num_answers})
+        self._num_answers += 1
+
+    async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
+        await self._warn(speech.warning)
+
+    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:  # noqa: ARG002
+        await self.session.send_bytes(piece)
+
+    async def skip(self, error: NothingToSpeakError) -> None:
+        await self._warn(error.warning)
+
+    async def _warn(self, warning: str | None) -> None:
+        if warning:
+            await self.session.send({"type": "Warning", "description": warning, "code": "text_warning"})
+
+    def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:  # noqa: ARG002
+        error = description["error"]
+        return {"type": "Error", "description": error["message"], "code": error["code"]}
+
+
+class Recognizing(Protocol):
+    """The protocol of the first message, ours or Deepgram's, which replaces this one."""
+
+    messages = TypeAdapter(Annotated[Input | Speak | Control, Field(discriminator="type")])
+    tags = MESSAGES | _TAGS
+
+    def __init__(self, session: Session, config: SessionConfig) -> None:
+        super().__init__(session)
+        self._config = config
+
+    async def act(self, message: Any) -> None:
+        session = self.session
+        is_deepgram = isinstance(message, Speak | Control)
+        session.protocol = Deepgram(session, self._config) if is_deepgram else OwnProtocol(session)
+        await session.protocol.act(message)
+
+    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:  # noqa: ARG002
+        raise AssertionError("audio before the first message")

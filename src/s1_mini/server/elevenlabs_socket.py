@@ -1,0 +1,238 @@
+"""ElevenLabs' WebSockets: `/v1/text-to-speech/{voice}/stream-input` for one text, `multi-stream-input` for several.
+
+The texts of `multi-stream-input` are contexts, which are spoken one after the other. A client closes a context at the
+normal end of its text, while audio is due, and to interrupt it, with the same message. A context that was flushed and
+got no text since is finished; any other one, and one that is closed again, stops at once. LiveKit flushes each sentence
+with its text and ends with a flush alone. A context closed after a flush with text may be either, so it is finished
+unless another context begins.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, WebSocket
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from s1_mini.server.elevenlabs import (
+    DEFAULT_FORMAT,
+    Alignment,
+    Character,
+    StreamedFormat,
+    VoiceSettings,
+    parse_format,
+    reports_word_times,
+)
+from s1_mini.server.errors import InvalidError, from_validation
+from s1_mini.server.schemas import SessionConfig, SpeechRequest
+from s1_mini.server.session import Protocol, Session, Track, config_of, converse
+from s1_mini.server.speech import AudioResponse
+from s1_mini.types import Word
+
+router = APIRouter()
+
+MAX_CONTEXTS = 32  # open at once
+
+
+class Options(BaseModel):
+    """Query parameters of both routes; others are ignored."""
+
+    output_format: StreamedFormat = DEFAULT_FORMAT
+    inactivity_timeout: float | None = Field(None, gt=0)  # seconds, at most the server's own limit
+    auto_mode: bool = False  # each message is a whole sentence
+    sync_alignment: bool = False  # times count from the start of the context instead of the previous message
+
+
+class Message(BaseModel):
+    """A message of a client; other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    text: str | None = None
+    context_id: str | None = Field(None, max_length=256)
+    flush: bool | None = None
+    voice_settings: VoiceSettings | None = None
+    close_context: bool | None = None
+    close_socket: bool | None = None
+
+
+@router.websocket("/v1/text-to-speech/{voice}/stream-input")
+async def stream_input(socket: WebSocket, voice: str) -> None:
+    await _converse(socket, voice, SingleText)
+
+
+@router.websocket("/v1/text-to-speech/{voice}/multi-stream-input")
+async def multi_stream_input(socket: WebSocket, voice: str) -> None:
+    await _converse(socket, voice, SeveralTexts)
+
+
+async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) -> None:
+    """Run a session. Raises `InvalidError` for a parameter, and `VoiceNotFoundError`."""
+    try:
+        options = Options.model_validate(dict(socket.query_params))
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+    config = await config_of(socket, voice, *parse_format(options.output_format))
+    await converse(socket, partial(protocol, options=options, config=config))
+
+
+@dataclass(eq=False)
+class Context(Track):
+    """One text, and the times of its characters."""
+
+    id: str | None = None
+    audio_s: float = 0.0  # of the stretches that are finished
+    alignment: Alignment | None = None  # of the stretch that is being spoken
+    aligned_ms: int = 0  # end of the last character that was sent
+    is_flushed: bool = False  # and got no text since
+    is_sentence: bool = False  # the last flush came with text
+    is_closing: bool = False
+
+
+class _ElevenLabs(Protocol):
+    """What both routes have in common: audio is base64 in JSON, with the times of its characters."""
+
+    messages = TypeAdapter(Message)
+
+    def __init__(self, session: Session, options: Options, config: SessionConfig) -> None:
+        super().__init__(session)
+        self._options, self._config = options, config
+        self.idle_s = min(self.idle_s, options.inactivity_timeout or self.idle_s)
+        self.options = {"word_times": reports_word_times(session.state.engine)}
+
+    def _open(self, name: str | None = None) -> Context:
+        return Context(self._config.model_copy(), id=name)
+
+    async def _add(self, context: Context, message: Message) -> None:
+        """Take the text and the settings of a message."""
+        if message.voice_settings is not None and message.voice_settings.speed is not None:
+            context.config.speed = message.voice_settings.speed
+        text = message.text or ""
+        await self.session.add(context, text)
+        has_text = bool(text.strip())
+        if message.flush or (self._options.auto_mode and has_text):
+            self.session.flush(context)
+        if message.flush:
+            context.is_flushed, context.is_sentence = True, has_text
+        elif has_text:
+            context.is_flushed = False
+
+    async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
+        assert isinstance(track, Context)
+        text = request.speech.text  # clients end a word at a space
+        track.alignment = Alignment(text if text.endswith(" ") else text + " ", track.audio_s)
+
+    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:
+        assert isinstance(track, Context)
+        assert track.alignment is not None
+        await self._send(track, base64.b64encode(piece).decode(), track.alignment.add(words))
+
+    async def finish(self, track: Track, seconds: float) -> None:
+        assert isinstance(track, Context)
+        assert track.alignment is not None
+        track.audio_s += seconds
+        if characters := track.alignment.finish():
+            await self._send(track, None, characters)
+
+    async def _send(self, context: Context, audio: str | None, characters: list[Character]) -> None:
+        times = self._times(context, characters) if characters else None
+        content = {"audio": audio, "isFinal": None, "alignment": times, "normalizedAlignment": times}
+        await self.session.send(content | _named(context))
+
+    def _times(self, context: Context, characters: list[Character]) -> dict[str, Any]:
+        starts = [round(each.start_s * 1000) for each in characters]
+        ends = [round(each.end_s * 1000) for each in characters]
+        base = 0 if self._options.sync_alignment else context.aligned_ms
+        context.aligned_ms = ends[-1]
+        return {
+            "chars": [each.text for each in characters],
+            "charStartTimesMs": [start - base for start in starts],
+            "charDurationsMs": [end - start for start, end in zip(starts, ends, strict=True)],
+        }
+
+    def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:
+        error = description["error"]
+        content = {"message": error["message"], "error": error["code"], "code": close_code}
+        current = self.session.current
+        return content | (_named(current) if isinstance(current, Context) else {})
+
+
+class SingleText(_ElevenLabs):
+    """`stream-input`: one text, which an empty one ends."""
+
+    def __init__(self, session: Session, options: Options, config: SessionConfig) -> None:
+        super().__init__(session, options, config)
+        self._context = self._open()
+
+    async def act(self, message: Message) -> None:
+        if self.session.is_ending:
+            return
+        await self._add(self._context, message)
+        if message.text == "" and not message.flush:
+            self.session.flush(self._context)
+            self.session.end()
+
+    async def end(self) -> None:
+        await self.session.send({"audio": None, "isFinal": True})
+
+
+class SeveralTexts(_ElevenLabs):
+    """`multi-stream-input`: contexts."""
+
+    def __init__(self, session: Session, options: Options, config: SessionConfig) -> None:
+        super().__init__(session, options, config)
+        self._contexts: dict[str | None, Context] = {}
+
+    async def act(self, message: Message) -> None:
+        context = self._contexts.get(message.context_id)
+        if self.session.is_ending:
+            return
+        if message.close_socket:
+            for each in list(self._contexts.values()):
+                if not each.is_closing:
+                    await self._close(each)
+            self.session.end()
+        elif message.close_context:
+            if context is not None:
+                await self._close(context)
+        elif not message.text:  # a flush, or a message that keeps the connection open
+            if context is not None and message.flush:
+                await self._add(context, message)
+        else:
+            if context is None or context.is_closing:
+                context = await self._begin(message.context_id)
+            await self._add(context, message)
+
+    async def _begin(self, name: str | None) -> Context:
+        for other in list(self._contexts.values()):
+            if other.is_closing and other.is_sentence:
+                await self._stop(other)
+        if len(self._contexts) >= MAX_CONTEXTS:
+            raise InvalidError(
+                "context_id", f"{name!r} is one too many: {MAX_CONTEXTS} contexts are open; close one of them"
+            )
+        context = self._contexts[name] = self._open(name)
+        return context
+
+    async def _close(self, context: Context) -> None:
+        if context.is_closing or not context.is_flushed:
+            await self._stop(context)
+        else:
+            context.is_closing = True
+            self.session.then(context, partial(self._finalize, context))
+
+    async def _stop(self, context: Context) -> None:
+        await self.session.clear(context)
+        await self._finalize(context)
+
+    async def _finalize(self, context: Context) -> None:
+        if self._contexts.get(context.id) is context:
+            del self._contexts[context.id]
+        await self.session.send({"isFinal": True} | _named(context))
+
+
+def _named(context: Context) -> dict[str, str]:
+    return {} if context.id is None else {"contextId": context.id}

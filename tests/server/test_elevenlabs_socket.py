@@ -1,0 +1,288 @@
+"""ElevenLabs' WebSockets, with its own client and with the messages that the plugins of LiveKit and Pipecat send."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection
+
+from held_generation import SOUNDS, held_generation
+from s1_mini import ProductionTTSEngine
+from s1_mini.server import elevenlabs_socket
+from s1_mini.types import Word
+from tests.server.conftest import Clock, Door, serving
+from tests.server.test_websocket import hear, session
+from waiting import EVENTUALLY_S, wait_until
+
+VOICE = "/v1/text-to-speech/default"
+SINGLE = f"{VOICE}/stream-input?model_id=eleven_flash_v2_5&output_format=pcm_24000"
+MULTI = f"{VOICE}/multi-stream-input?model_id=eleven_flash_v2_5&output_format=pcm_24000"
+LIVEKIT = (
+    f"{MULTI}&enable_ssml_parsing=false&enable_logging=true&inactivity_timeout=180&apply_text_normalization=auto"
+    "&sync_alignment=true&auto_mode=true"
+)
+PIPECAT = f"{MULTI}&auto_mode=true"
+LONG = "A sentence that goes on and on. " * 20
+
+
+def say(socket: ClientConnection, **content: object) -> None:
+    socket.send(json.dumps(content))
+
+
+def receive(socket: ClientConnection) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(socket.recv(timeout=EVENTUALLY_S))
+    return message
+
+
+def until_final(socket: ClientConnection) -> list[dict[str, Any]]:
+    """Return the messages up to the end of the next context."""
+    messages = [receive(socket)]
+    while not messages[-1].get("isFinal"):
+        messages.append(receive(socket))
+    return messages
+
+
+def seconds(messages: list[dict[str, Any]]) -> float:
+    return sum(len(base64.b64decode(message.get("audio") or "")) for message in messages) / 2 / 24_000
+
+
+def begin_of_livekit(socket: ClientConnection, context: str) -> None:
+    say(socket, text=" ", voice_settings={}, context_id=context)
+
+
+def end_of_livekit(socket: ClientConnection, context: str) -> None:
+    say(socket, text="", context_id=context, flush=True)
+    say(socket, context_id=context, close_context=True)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences of at most 20 frames: these clients cannot limit them."""
+    config_of = elevenlabs_socket.config_of
+
+    async def short_config(*arguments: Any) -> Any:
+        return (await config_of(*arguments)).model_copy(update={"seed": 1, "max_new_tokens": 20})
+
+    monkeypatch.setattr(elevenlabs_socket, "config_of", short_config)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses whose first audio has two words, as a checkpoint that reports times would."""
+    start, send = elevenlabs_socket.SeveralTexts.start, elevenlabs_socket.SeveralTexts.send_audio
+    waiting: list[list[Word]] = []
+
+    async def start_timed(protocol: Any, track: Any, request: Any, speech: Any) -> None:
+        await start(protocol, track, request, speech)
+        waiting.append([Word("Oh,", 0, 3, 0.0, 0.09), Word("dear.", 4, 9, 0.1, 0.2)])
+
+    async def send_timed(protocol: Any, track: Any, piece: bytes, words: list[Word]) -> None:
+        await send(protocol, track, piece, waiting.pop() if waiting else words)
+
+    monkeypatch.setattr(elevenlabs_socket.SeveralTexts, "start", start_timed)
+    monkeypatch.setattr(elevenlabs_socket.SeveralTexts, "send_audio", send_timed)
+
+
+def test_one_text_is_spoken_sentence_by_sentence_until_an_empty_message(door: Door) -> None:
+    with session(door, SINGLE) as socket:
+        say(socket, text=" ", voice_settings=None, generation_config={"chunk_length_schedule": [50]})
+        say(socket, text="Good morning. How ", try_trigger_generation=True)
+        first = receive(socket)
+        say(socket, text="are you? ", try_trigger_generation=True)
+        say(socket, text="")
+        messages, _, code = hear(socket)
+
+    assert first["audio"]
+    assert (first["isFinal"], first["alignment"]) == (None, None)
+    assert messages[-1] == {"audio": None, "isFinal": True}
+    assert seconds([first, *messages]) > 1
+    assert code == 1000
+
+
+def test_the_speed_of_the_first_message_applies(door: Door) -> None:
+    durations = []
+    for speed in (1.0, 2.0):
+        with session(door, SINGLE) as socket:
+            say(socket, text=" ", voice_settings={"stability": 0.5, "speed": speed})
+            say(socket, text="Good morning. ", flush=True)
+            say(socket, text="")
+            durations.append(seconds(hear(socket)[0]))
+
+    assert durations[1] == pytest.approx(durations[0] / 2, rel=0.1)
+
+
+def test_a_turn_of_livekit_is_finished_although_its_context_is_closed_at_once(door: Door) -> None:
+    with session(door, LIVEKIT) as socket:
+        begin_of_livekit(socket, "a")
+        for sentence in ("Good morning. ", "How are you? "):
+            say(socket, text=sentence, context_id="a", flush=True)
+        end_of_livekit(socket, "a")
+        messages = until_final(socket)
+
+    assert {message["contextId"] for message in messages} == {"a"}
+    assert messages[-1] == {"isFinal": True, "contextId": "a"}
+    assert seconds(messages) > 1.5
+
+
+def test_the_next_context_of_livekit_stops_one_that_was_interrupted(door: Door) -> None:
+    before = door.engine.metrics.ends["cancelled"]
+    with session(door, LIVEKIT) as socket:
+        with held_generation(SOUNDS):
+            begin_of_livekit(socket, "a")
+            say(socket, text=LONG, context_id="a", flush=True)
+            assert receive(socket)["audio"]
+            say(socket, context_id="a", close_context=True)
+            begin_of_livekit(socket, "b")
+            interrupted = until_final(socket)
+            wait_until(lambda: door.engine.metrics.ends["cancelled"] == before + 1)
+        say(socket, text="Yes? ", context_id="b", flush=True)
+        end_of_livekit(socket, "b")
+        messages = until_final(socket)
+
+    assert interrupted[-1]["contextId"] == "a"
+    assert {message["contextId"] for message in messages} == {"b"}
+    assert seconds(messages) > 0.5
+
+
+def test_a_turn_of_pipecat_is_finished_and_its_messages_that_keep_alive_end_nothing(door: Door) -> None:
+    with session(door, PIPECAT) as socket:
+        say(socket, text="")
+        say(socket, text=" ", context_id="a", voice_settings={"speed": 1.0})
+        say(socket, text="Good morning.", context_id="a")
+        first = receive(socket)  # before more text: with auto_mode each message is a sentence
+        say(socket, text="", context_id="a")
+        say(socket, text="How are you?", context_id="a")
+        say(socket, context_id="a", flush=True)
+        say(socket, context_id="a", close_context=True)
+        messages = [first, *until_final(socket)]
+        say(socket, context_id="a", close_context=True)
+        say(socket, close_socket=True)
+        rest, _, code = hear(socket)
+
+    assert seconds(messages) > 1.5
+    assert "audio" not in messages[-1]
+    assert (rest, code) == ([], 1000)
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_an_interruption_of_pipecat_stops_the_audio_at_once(door: Door, is_flushed: bool) -> None:
+    before = door.engine.metrics.ends["cancelled"]
+    with session(door, PIPECAT) as socket, held_generation(SOUNDS):
+        say(socket, text=" ", context_id="a")
+        say(socket, text=LONG, context_id="a")
+        assert receive(socket)["audio"]
+        if is_flushed:  # then the normal end of the turn came before, and the second one is the interruption
+            say(socket, context_id="a", flush=True)
+            say(socket, context_id="a", close_context=True)
+        say(socket, context_id="a", close_context=True)
+        messages = until_final(socket)
+        wait_until(lambda: door.engine.metrics.ends["cancelled"] == before + 1)
+        wait_until(lambda: door.engine.health_check()["requests"] == 0)
+
+    assert seconds(messages) < 1
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize(("path", "is_absolute"), [(LIVEKIT, True), (PIPECAT, False)])
+def test_times_count_from_the_start_of_the_context_or_from_the_previous_message(
+    door: Door, path: str, is_absolute: bool
+) -> None:
+    with session(door, path) as socket:
+        for _ in range(2):
+            say(socket, text="Oh, dear.", context_id="a")
+        say(socket, context_id="a", flush=True)
+        say(socket, context_id="a", close_context=True)
+        messages = until_final(socket)
+
+    timed = [message["alignment"] for message in messages if message.get("alignment")]
+    assert [message["normalizedAlignment"] for message in messages if message.get("alignment")] == timed
+    starts = [start for times in timed for start in times["charStartTimesMs"]]
+    if not is_absolute:
+        bases = np.cumsum([0, *(times["charStartTimesMs"][-1] + times["charDurationsMs"][-1] for times in timed)])
+        assert all(times["charStartTimesMs"][0] >= 0 for times in timed)
+        starts = [
+            base + start for base, times in zip(bases, timed, strict=False) for start in times["charStartTimesMs"]
+        ]
+    assert "".join(char for times in timed for char in times["chars"]) == "Oh, dear. " * 2
+    assert starts[:5] == [0, 30, 60, 90, 100]
+    second_s = seconds(messages) / 2  # both sentences have the same audio
+    assert starts[10] == pytest.approx(second_s * 1000, abs=2)
+    assert starts == sorted(starts)
+
+
+def test_contexts_have_a_limit(door: Door) -> None:
+    with session(door, PIPECAT) as socket:
+        for number in range(elevenlabs_socket.MAX_CONTEXTS + 1):
+            say(socket, text=" ", context_id=str(number))
+        messages, _, code = hear(socket)
+
+    assert messages[-1]["error"] == "request_invalid"
+    assert f"{elevenlabs_socket.MAX_CONTEXTS} contexts are open" in messages[-1]["message"]
+    assert (messages[-1]["code"], code) == (1008, 1008)
+
+
+def test_an_error_names_the_context_that_was_spoken(door: Door) -> None:
+    with held_generation(), session(door, PIPECAT) as socket:
+        say(socket, text=LONG, context_id="a")
+        say(socket, text="a" * 20_001, context_id="a")
+        messages, _, code = hear(socket)
+
+    assert (messages[-1]["error"], messages[-1]["contextId"], code) == ("text_invalid", "a", 1008)
+    assert "characters ahead of the audio" in messages[-1]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        (MULTI.replace("default", "hpp4J3VqNfWAUOO0d1Us"), 404, "hpp4J3VqNfWAUOO0d1Us"),
+        (MULTI.replace("pcm_24000", "wav_24000"), 422, "'mp3_44100_128'"),
+        (f"{SINGLE}&inactivity_timeout=never", 422, "inactivity_timeout"),
+    ],
+)
+def test_a_wrong_address_is_refused_before_the_session(door: Door, path: str, status: int, message: str) -> None:
+    with pytest.raises(InvalidStatus) as refused, session(door, path):
+        pass
+
+    assert refused.value.response.status_code == status
+    assert message in json.loads(refused.value.response.body)["detail"]["message"]
+
+
+def test_an_idle_session_ends_after_the_clients_timeout(small_engine: ProductionTTSEngine, clock: Clock) -> None:
+    with serving(small_engine, websocket_idle_s=600) as door, session(door, f"{MULTI}&inactivity_timeout=20") as socket:
+        say(socket, text="")
+        wait_until(lambda: len(door.app.state.websockets) == 1)
+        clock.advance(door, 21)
+        messages, _, code = hear(socket)
+
+    assert (messages[0]["error"], code) == ("session_timeout", 1008)
+    assert "20 s" in messages[0]["message"]
+
+
+def test_the_key_is_required(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine, api_key="sesame") as door:
+        with pytest.raises(InvalidStatus, match="401"), session(door, MULTI):
+            pass
+        with session(door, MULTI, additional_headers={"xi-api-key": "sesame"}) as socket:
+            say(socket, close_socket=True)
+            _, _, code = hear(socket)
+
+    assert code == 1000
+
+
+@pytest.mark.filterwarnings("ignore:ConnectionClosed.code is deprecated:DeprecationWarning")  # which the client reads
+def test_elevenlabs_client_streams_text(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = pytest.importorskip("elevenlabs", reason="pip install elevenlabs==2.78.0")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    speech = package.ElevenLabs(base_url=door.url, api_key="none").text_to_speech
+    speech._ws_base_url = door.url.replace("http", "ws")  # the client would use TLS
+
+    pieces = list(
+        speech.convert_realtime("default", text=iter(["Good morning. How ", "are you?"]), output_format="pcm_24000")
+    )
+
+    assert len(b"".join(pieces)) / 2 / 24_000 > 1
