@@ -145,6 +145,11 @@ class _Lifecycle:
         return self._ready().speaker.description.sample_rate
 
     @property
+    def has_word_times(self) -> bool:
+        """Whether the loaded checkpoint reports when words are spoken (`TTSRequest.word_times`)."""
+        return self._ready().has_word_times
+
+    @property
     def num_slots(self) -> int:
         """Sentences that are generated at once; before the start, the configured number, or 1."""
         running = self._running

@@ -49,6 +49,26 @@ def test_say_writes_a_file_and_names_it_on_stderr(tiny: Path, tmp_path: Path) ->
     assert len(wave) > 0
 
 
+def test_say_writes_subtitles_with_all_of_the_text(call: Call, tmp_path: Path) -> None:
+    result = call(
+        "say", "We left. Then it rained.", "--seed", "1", "-o", tmp_path / "a.wav", "--subtitles", tmp_path / "a.srt"
+    )
+
+    assert result.code == 0
+    blocks = (tmp_path / "a.srt").read_text(encoding="utf-8").strip().split("\n\n")
+    assert " ".join(block.split("\n", 2)[2] for block in blocks) == "We left. Then it rained."
+
+
+def test_subtitles_need_a_known_suffix_and_an_alignment_head(call: Call, tiny: Path, tmp_path: Path) -> None:
+    unknown = call("say", "Hello.", "--subtitles", tmp_path / "a.txt")
+    unsupported = call("say", "Hello.", "--checkpoint", tiny, "--subtitles", tmp_path / "a.srt")
+
+    assert "must end in .srt or .vtt" in unknown.err
+    assert "word_times" in unsupported.err
+    assert unknown.code == unsupported.code == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_text_comes_from_stdin_and_sound_goes_to_stdout(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

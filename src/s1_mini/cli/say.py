@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -30,7 +30,8 @@ from s1_mini.types import DEFAULT_SAMPLING, Normalize, OnUnsupported, SpeechOpti
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
-    from s1_mini.types import AudioChunk, AudioFormat
+    from s1_mini.responses import GenerationResponse
+    from s1_mini.types import AudioChunk, AudioFormat, Word
 
 PIPE = "-"
 ONE_PIECE_BYTES = 200  # a text that is not split
@@ -97,6 +98,9 @@ def say(
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send audio while it is generated (wav or pcm).")
     ] = False,
+    subtitles: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write subtitles with the times of words: .srt or .vtt.")
+    ] = None,
     play: Annotated[
         bool, typer.Option("--play", help="Play the audio while it is generated; needs s1-mini[play].")
     ] = False,
@@ -127,7 +131,10 @@ def say(
         "speed": speed,
         "gain_db": gain_db,
         "sample_rate": sample_rate,
+        "word_times": subtitles is not None,
     }
+    if subtitles is not None:
+        _check_subtitles(subtitles)
     TTSRequest.of("", **options)
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)
     path = path or (None if play else "out.wav")
@@ -148,7 +155,9 @@ def say(
     with ProductionTTSEngine(_for_one(words, config)) as engine:
         loaded_s = time.perf_counter() - started
         started = time.perf_counter()
-        chunks = _with_progress(_noted(engine.stream(text, **options), verbose=verbose), engine.sample_rate)
+        is_live = subtitles is None or stream or play  # times of words are more exact for the whole audio
+        spoken = engine.stream(text, **options) if is_live else iter([_chunk_of(engine.generate(text, **options))])
+        chunks = _with_progress(_noted(spoken, verbose=verbose), engine.sample_rate)
         if loudspeaker is not None:
             chunks = played(chunks, engine.sample_rate, loudspeaker)
         if stream:
@@ -158,6 +167,8 @@ def say(
             _write_stdout(response.audio_bytes)
         elif path is not None and not stream:
             write(path, response.audio, response.sample_rate, format_)
+        if subtitles is not None:
+            _write_subtitles(subtitles, text, response.words)
         took_s = time.perf_counter() - started
     if response.finish_reason == "length":
         typer.echo("s1-mini: warning: a sentence reached --max-new-tokens or the model's limit and was cut", err=True)
@@ -165,6 +176,39 @@ def say(
         _report(path, response.audio_seconds, None if play else took_s, loaded_s)
     elif path not in (None, PIPE):
         typer.echo(f"wrote {path}", err=True)
+
+
+def _check_subtitles(path: Path) -> None:
+    from s1_mini.alignment.subtitles import check_suffix
+    from s1_mini.audio.container import check_writable
+
+    check_suffix(path)
+    check_writable(path)
+
+
+def _write_subtitles(path: Path, text: str, words: Sequence[Word]) -> None:
+    from s1_mini.alignment.subtitles import find_cues, format_subtitles
+
+    content = format_subtitles(find_cues(text, words), path.suffix)
+    try:
+        path.write_text(content, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ParameterError("subtitles", f"cannot write {str(path)!r}: {error.strerror}") from None
+
+
+def _chunk_of(response: GenerationResponse) -> AudioChunk:
+    """Return a whole response as one chunk."""
+    from s1_mini.types import AudioChunk
+
+    return AudioChunk(
+        response.audio,
+        response.sample_rate,
+        response.frames,
+        response.finish_reason,
+        spoken_text=response.spoken_text,
+        warning=response.warning,
+        words=response.words,
+    )
 
 
 def _report(output: str | None, said_s: float, took_s: float | None, loaded_s: float) -> None:

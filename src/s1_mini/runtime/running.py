@@ -96,6 +96,10 @@ class EngineRuntime:
         queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
         return queue
 
+    @property
+    def has_word_times(self) -> bool:
+        return self.speaker.description.word_times and self.synthesizer.aligner is not None
+
     def _words(self, request: TTSRequest, prepared: Prepared, *, is_live: bool) -> WordTimes:
         self.speaker.description.check_word_times()
         aligner, form = self.synthesizer.aligner, self.speaker.text

@@ -175,7 +175,7 @@ async def _speak(request: Request, voice: str, output_format: str, *, streams: b
         voice=await own_voice(request.app.state, voice),
         sample_rate=rate,
         speed=body.speed if speed is None else speed,
-        word_times=reports_word_times(engine),
+        word_times=engine.has_word_times,
     )
     return await speak_to_client(request, engine, speech_request), Alignment(body.text)
 
@@ -203,11 +203,6 @@ def parse_format(name: str) -> tuple[AudioFormat, int]:
     """Return our format and the sample rate in Hz of one of `WholeFormat`."""
     codec, rate, *_ = name.split("_")
     return _FORMATS.get(codec, cast("AudioFormat", codec)), int(rate)
-
-
-def reports_word_times(engine: ProductionTTSEngine) -> bool:  # noqa: ARG001 - the loaded checkpoint will decide
-    """Return whether the loaded checkpoint reports when each word is spoken; none does yet."""
-    return False
 
 
 class Character(NamedTuple):

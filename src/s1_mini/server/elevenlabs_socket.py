@@ -24,7 +24,6 @@ from s1_mini.server.elevenlabs import (
     StreamedFormat,
     VoiceSettings,
     parse_format,
-    reports_word_times,
 )
 from s1_mini.server.errors import InvalidError, from_validation
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
@@ -101,7 +100,7 @@ class _ElevenLabs(Protocol):
         super().__init__(session)
         self._options, self._config = options, config
         self.idle_s = min(self.idle_s, options.inactivity_timeout or self.idle_s)
-        self.options = {"word_times": reports_word_times(session.state.engine)}
+        self.options = {"word_times": session.state.engine.has_word_times}
 
     def _open(self, name: str | None = None) -> Context:
         return Context(self._config.model_copy(), id=name)

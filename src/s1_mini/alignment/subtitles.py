@@ -1,0 +1,80 @@
+"""Subtitles from the times of words: SubRip (.srt) and WebVTT (.vtt)."""
+
+from __future__ import annotations
+
+import html
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from s1_mini.exceptions import ParameterError
+from s1_mini.types import Word
+
+LINE_LENGTH, MAX_LINES = 42, 2  # as Netflix's and the BBC's guidelines have them
+MAX_CUE_S = 7.0
+PAUSE_S = 0.6  # a longer pause ends a cue
+SENTENCE_END = re.compile(r"[.!?…]")
+SUFFIXES = (".srt", ".vtt")
+
+
+class Cue(NamedTuple):
+    """A text on the screen from start to end, in seconds."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
+def check_suffix(path: Path) -> None:
+    """Raise `ParameterError` for a file that is neither .srt nor .vtt."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ParameterError("subtitles", f"{path} must end in .srt or .vtt")
+
+
+def find_cues(text: str, words: Sequence[Word]) -> list[Cue]:
+    """Divide a text into cues: at the ends of sentences, at pauses, and where two lines or seven seconds are full."""
+    cues: list[Cue] = []
+    first = 0
+    for number, word in enumerate(words):
+        following = words[number + 1] if number + 1 < len(words) else None
+        if following is None or _ends(text, words[first], word, following):
+            start = _with_signs_before(text, words[first].start)
+            stop = len(text) if following is None else _with_signs_before(text, following.start)
+            cues.append(Cue(" ".join(text[start:stop].split()), words[first].start_s, word.end_s))
+            first = number + 1
+    return cues
+
+
+def format_subtitles(cues: Iterable[Cue], suffix: str) -> str:
+    """Return the content of a file with this suffix."""
+    is_vtt = suffix.lower() == ".vtt"
+    blocks = ["WEBVTT\n"] if is_vtt else []
+    for number, cue in enumerate(cues, 1):
+        text = "\n".join(textwrap.wrap(cue.text, LINE_LENGTH))
+        start, end = (_clock(seconds, "." if is_vtt else ",") for seconds in (cue.start_s, cue.end_s))
+        blocks.append(f"{number}\n{start} --> {end}\n{html.escape(text, quote=False) if is_vtt else text}\n")
+    return "\n".join(blocks)
+
+
+def _ends(text: str, first: Word, word: Word, following: Word) -> bool:
+    """Return whether a cue that begins with `first` ends after `word`."""
+    if following.start_s - word.end_s > PAUSE_S or following.end_s - first.start_s > MAX_CUE_S:
+        return True
+    if SENTENCE_END.search(text[word.stop : following.start]) and following.start_s > word.end_s:
+        return True
+    longer = " ".join(text[first.start : following.stop].split())
+    return len(textwrap.wrap(longer, LINE_LENGTH)) > MAX_LINES
+
+
+def _with_signs_before(text: str, start: int) -> int:
+    """Return where the signs before a word begin that no space separates from it, such as an opening quote."""
+    while start and not text[start - 1].isspace():
+        start -= 1
+    return start
+
+
+def _clock(seconds: float, mark: str) -> str:
+    ms = round(seconds * 1000)
+    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{mark}{ms % 1000:03}"

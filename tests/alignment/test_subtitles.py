@@ -1,0 +1,60 @@
+"""Subtitles have all of the text, in cues that fit a screen."""
+
+from __future__ import annotations
+
+import pytest
+
+from s1_mini.alignment.subtitles import LINE_LENGTH, find_cues, format_subtitles
+from s1_mini.alignment.written import find_written
+from s1_mini.types import Word
+
+
+def spoken_at(text: str, *, word_s: float = 0.3, pause_s: float = 0.2) -> list[Word]:
+    """Return the words of a text, each as long, with a pause after each sentence."""
+    words, now = [], 0.0
+    for place in find_written(text):
+        words.append(Word(text[place.start : place.stop], place.start, place.stop, now, now + word_s))
+        now += word_s + (pause_s if text[place.stop : place.stop + 1] in (".", "!", "?") else 0)
+    return words
+
+
+def test_each_sentence_has_a_cue_with_its_punctuation() -> None:
+    text = 'Good morning!  "How are\nyou?" Fine.'
+
+    assert find_cues(text, spoken_at(text)) == [
+        ("Good morning!", 0.0, 0.6),
+        ('"How are you?"', pytest.approx(0.8), pytest.approx(1.7)),
+        ("Fine.", pytest.approx(1.9), pytest.approx(2.2)),
+    ]
+
+
+def test_long_sentences_are_divided_into_two_lines_each_and_lose_nothing() -> None:
+    text = "word " * 60 + "end."
+
+    cues = find_cues(text, spoken_at(text))
+
+    assert " ".join(cue.text for cue in cues) == " ".join(text.split())
+    lines = [block.split("\n")[2:] for block in format_subtitles(cues, ".srt").strip().split("\n\n")]
+    assert max(len(each) for each in lines) == 2
+    assert max(len(line) for each in lines for line in each) <= LINE_LENGTH
+
+
+def test_a_long_pause_and_a_long_time_end_a_cue() -> None:
+    text = "one two three"
+
+    assert len(find_cues(text, spoken_at(text, word_s=4.0))) == 3
+    words = [Word("one", 0, 3, 0.0, 0.5), Word("two", 4, 7, 2.0, 2.5), Word("three", 8, 13, 2.5, 3.0)]
+    assert [cue.text for cue in find_cues(text, words)] == ["one", "two three"]
+
+
+def test_the_formats_differ_in_header_clock_and_escapes() -> None:
+    text = "R&D costs <5%"
+    cues = find_cues(text, [Word(text, 0, len(text), 3661.5, 3662.0625)])
+
+    assert format_subtitles(cues, ".srt") == "1\n01:01:01,500 --> 01:01:02,062\nR&D costs <5%\n"
+    assert format_subtitles(cues, ".vtt") == ("WEBVTT\n\n1\n01:01:01.500 --> 01:01:02.062\nR&amp;D costs &lt;5%\n")
+
+
+def test_no_words_have_no_cues() -> None:
+    assert find_cues("...", []) == []
+    assert format_subtitles([], ".vtt") == "WEBVTT\n"
