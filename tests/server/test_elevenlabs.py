@@ -15,7 +15,6 @@ import pytest
 import soundfile
 
 from s1_mini import ProductionTTSEngine
-from s1_mini.server import elevenlabs
 from s1_mini.server.elevenlabs import Alignment
 from s1_mini.types import Word
 from tests.server.conftest import Door, serving
@@ -32,10 +31,10 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def speak_with_words(engine: ProductionTTSEngine, request: Any, **options: Any) -> Any:
         assert request.word_times
-        return _WithWords(speak(engine, request, **options))
+        return _WithWords(speak(engine, replace(request, word_times=False), **options))
 
     monkeypatch.setattr(ProductionTTSEngine, "speak_async", speak_with_words)
-    monkeypatch.setattr(elevenlabs, "reports_word_times", lambda _: True)
+    monkeypatch.setattr(ProductionTTSEngine, "has_word_times", True)
 
 
 class _WithWords:

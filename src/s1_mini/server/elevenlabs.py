@@ -19,7 +19,7 @@ from s1_mini.server.voice_names import own_voice
 from s1_mini.types import MAX_SPEED, MIN_SPEED, AudioFormat, OnUnsupported, Word
 
 if TYPE_CHECKING:
-    from s1_mini.engine import ProductionTTSEngine
+    pass
 
 router = APIRouter(tags=["elevenlabs"])
 
