@@ -204,9 +204,9 @@ def _lines(http: httpx2.Client, path: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def client(door: Door) -> Iterator[Any]:
+def eleven(door: Door) -> Iterator[Any]:
     """ElevenLabs' own client."""
-    package = pytest.importorskip("elevenlabs", reason="pip install elevenlabs==2.78.0")
+    package = pytest.importorskip("elevenlabs", reason="pip install -r requirements-test.lock.txt")
     with httpx_client() as plain:
         yield package.ElevenLabs(base_url=door.url, api_key="none", httpx_client=plain)
 
@@ -215,24 +215,24 @@ def httpx_client() -> Any:
     return pytest.importorskip("httpx").Client(trust_env=False, verify=False, timeout=60)
 
 
-def test_elevenlabs_client_speaks_streams_and_lists_voices(client: Any) -> None:
+def test_elevenlabs_client_speaks_streams_and_lists_voices(eleven: Any) -> None:
     options = {"text": "Good morning.", "output_format": "pcm_24000", "seed": 1}
 
-    whole = b"".join(client.text_to_speech.convert("default", **options))
-    streamed = b"".join(client.text_to_speech.stream("default", **options))
-    timed = client.text_to_speech.convert_with_timestamps("default", **options)
-    lines = list(client.text_to_speech.stream_with_timestamps("default", **options))
+    whole = b"".join(eleven.text_to_speech.convert("default", **options))
+    streamed = b"".join(eleven.text_to_speech.stream("default", **options))
+    timed = eleven.text_to_speech.convert_with_timestamps("default", **options)
+    lines = list(eleven.text_to_speech.stream_with_timestamps("default", **options))
 
     assert whole == base64.b64decode(timed.audio_base_64)
     assert streamed == b"".join(base64.b64decode(line.audio_base_64) for line in lines)
     assert samples(streamed) == pytest.approx(samples(whole), abs=1)
-    assert [voice.category for voice in client.voices.get_all().voices] == []
+    assert [voice.category for voice in eleven.voices.get_all().voices] == []
 
 
-def test_elevenlabs_client_receives_our_message(client: Any) -> None:
+def test_elevenlabs_client_receives_our_message(eleven: Any) -> None:
     api_error = pytest.importorskip("elevenlabs.core.api_error").ApiError
     with pytest.raises(api_error) as refused:
-        list(client.text_to_speech.convert("nobody", text="Good morning."))
+        list(eleven.text_to_speech.convert("nobody", text="Good morning."))
 
     assert refused.value.status_code == 404
     assert "'nobody'" in refused.value.body["detail"]["message"]

@@ -19,6 +19,9 @@ from replica_room import Replicas, needs_proxy, replicated
 from tests.sagemaker import test_bidirectional, test_invocations, test_local_endpoint, test_models, test_sessions
 from tests.sagemaker.conftest import runtime as runtime  # noqa: PLC0414 - a fixture of these tests, too
 from tests.server import (
+    test_deepgram,
+    test_elevenlabs,
+    test_elevenlabs_socket,
     test_errors,
     test_health,
     test_hostile,
@@ -35,6 +38,7 @@ pytestmark = [needs_proxy, pytest.mark.slow]  # some 250 tests: two minutes on o
 
 MODULES: tuple[ModuleType, ...] = (
     *(test_tts, test_openai, test_errors, test_openapi, test_websocket, test_voices, test_limits, test_hostile),
+    *(test_elevenlabs, test_elevenlabs_socket, test_deepgram),
     *(test_health, test_invocations, test_sessions, test_models, test_bidirectional, test_local_endpoint),
 )
 # Fixtures that work from outside. Other tests have their own engine, or patch one.
@@ -51,6 +55,16 @@ EXCEPT = {
     "test_a_client_that_disconnects_from_json_lines_leaves_nothing_behind",
     "test_a_name_that_sagemaker_would_not_take_is_refused",
     "test_a_client_that_closes_a_response_stream_frees_its_slot",
+    "test_clearing_stops_the_audio_at_once_and_reports_how_much_was_sent",
+    "test_voices_have_the_fields_that_elevenlabs_clients_read",
+    "test_the_next_context_of_livekit_stops_one_that_was_interrupted",
+    "test_an_interruption_of_pipecat_stops_the_audio_at_once",
+    "test_clear_stops_the_audio_at_once_and_nothing_is_flushed",
+    # these change the process: words with times, sentences of limited length
+    "test_each_character_has_a_time_interpolated_within_its_word",
+    "test_times_count_from_the_start_of_the_context_or_from_the_previous_message",
+    "test_the_speed_of_the_first_message_applies",
+    "test_a_turn_of_pipecat_is_spoken_and_flushed",
     # these need a checkpoint with voices
     "test_all_voices_are_listed_and_each_can_be_queried",
     "test_a_voice_speaks_by_its_name",
