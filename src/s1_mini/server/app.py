@@ -32,10 +32,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
 from s1_mini.metrics import Histogram, MetricFamily
-from s1_mini.server import routes, routes_public, websocket
+from s1_mini.server import polly, routes, routes_polly, routes_public, websocket
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
-from s1_mini.server.errors import BodyError, ClientGoneError, code_of, error_response, from_validation, misaddressed
+from s1_mini.server.errors import BodyError, ClientGoneError, code_of, from_validation, misaddressed
 from s1_mini.server.limits import AdmissionController, AdmissionMiddleware, EngineDied
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.openapi import DescribedApp
@@ -106,7 +106,7 @@ def create_app(
     app.state.accounts = accounts
     app.state.connections = Connections(settings, accounts)
     app.state.websockets = IdlePool(accounts, Resource.SESSIONS, websocket.Session.evict)
-    for router in (*routes.routers, *routes_public.routers, websocket.router):
+    for router in (*routes_polly.routers, *routes.routers, *routes_public.routers, websocket.router):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
@@ -213,6 +213,8 @@ class AccessLogMiddleware:
         headers = Headers(scope=scope)
         record = RequestLog(sane_id(headers.get("x-request-id")), scope.get("method", "WEBSOCKET"), scope["path"])
         scope.setdefault("state", {})["record"] = record
+        if polly.is_polly(scope["path"], headers):
+            record.error_response = polly.error_response
 
         async def note(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
@@ -241,7 +243,7 @@ class AccessLogMiddleware:
             access_logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
         record.code = code_of(error)
         if record.status == 0:
-            await error_response(error, record.id)(scope, receive, send)
+            await record.error_response(error, record.id)(scope, receive, send)
 
     def _log(self, record: RequestLog) -> None:
         if record.path.startswith(QUIET) and (record.status < 400 or record.status == 503):

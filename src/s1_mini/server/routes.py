@@ -42,7 +42,7 @@ from s1_mini.server.schemas import (
     decode_base64,
 )
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak, speak_to_client, while_listened
-from s1_mini.server.voice_names import OPENAI_VOICES, assign_voices
+from s1_mini.server.voice_names import OPENAI_VOICES, own_voice
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
@@ -151,7 +151,7 @@ def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
 async def create_speech(request: Request) -> Response:
     """Speak a text; the answer is sent while it is generated."""
     body, engine = await read_json(request, OpenAISpeechBody), request.app.state.engine
-    voice = await _own_voice(request, body.voice)
+    voice = await own_voice(request.app.state, body.voice, OPENAI_VOICES)
     try:
         rate = body.sample_rate or (OPENAI_PCM_RATE if body.response_format == "pcm" else None)
         speech_request = body.build(body.input, body.response_format, streams=True, voice=voice, sample_rate=rate)
@@ -164,18 +164,6 @@ async def create_speech(request: Request) -> Response:
     num_read = await asyncio.to_thread(count, body.input)
     more = {"spoken_text": speech.spoken_text} if body.return_spoken_text else {}
     return StreamedAnswer(_events(speech, num_read, record_of(request), more), "text/event-stream", speech.headers)
-
-
-async def _own_voice(request: Request, name: str | None) -> str | None:
-    """Return the name of the voice that a request means: a voice here, or the one that stands for OpenAI's."""
-    state = request.app.state
-    if name is None or name in state.engine.voice_names():
-        return name
-    if (mapped := state.settings.voice_names.get(name)) is not None:
-        return str(mapped)
-    if name not in OPENAI_VOICES:
-        return name
-    return assign_voices(OPENAI_VOICES, await asyncio.to_thread(state.engine.voices))[name]
 
 
 async def _events(

@@ -29,7 +29,7 @@ from s1_mini.server.schemas import SpeechRequest
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.server.settings import ServerSettings
-    from s1_mini.types import AudioChunk
+    from s1_mini.types import AudioChunk, Word
 
 T = TypeVar("T")
 
@@ -66,6 +66,7 @@ class AudioResponse:
     content: bytes | None = None  # the whole of it, if it is whole; `body` yields the same
     audio_seconds: float = 0.0  # duration; set for responses that are not streamed
     finish_reason: str = "stop"
+    words: tuple[Word, ...] = ()  # set for responses that are not streamed, if requested
 
     def release(self) -> None:
         """Stop charging its client for it."""
@@ -157,7 +158,8 @@ async def _whole(
     response.headers["X-Audio-Seconds"] = f"{seconds:.3f}"
     response.headers["X-Generation-Seconds"] = f"{record.generation_s:.3f}"
     response.headers["X-Finish-Reason"] = reason
-    return replace(response, content=content, audio_seconds=seconds, finish_reason=reason)
+    words = tuple(word for chunk in received for word in chunk.words)
+    return replace(response, content=content, audio_seconds=seconds, finish_reason=reason, words=words)
 
 
 async def _stream(
