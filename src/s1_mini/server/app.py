@@ -31,6 +31,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
+from s1_mini.extras import require
 from s1_mini.metrics import Histogram, MetricFamily
 from s1_mini.server import polly, routes, routes_polly, routes_public, websocket
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
@@ -133,7 +134,8 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
     is_ours = state.engine.state().status == "stopped"
     watching = asyncio.ensure_future(_start_and_watch(state, is_ours=is_ours))
     try:
-        yield
+        async with _wyoming(state):
+            yield
     finally:
         state.gate.is_draining = True
         watching.cancel()
@@ -142,6 +144,23 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
         if is_ours:
             await end_all(state)
         state.lifecycle.shutdown(wait=False)
+
+
+@asynccontextmanager
+async def _wyoming(state: State) -> AsyncIterator[None]:
+    """Serve the Wyoming protocol, if the settings have a port for it."""
+    if state.settings.wyoming_port is None:
+        yield
+        return
+    require("wyoming", "S1_MINI_SERVER_WYOMING_PORT")
+    from s1_mini.server.wyoming import WyomingServer
+
+    state.wyoming = WyomingServer(state)
+    await state.wyoming.start()
+    try:
+        yield
+    finally:
+        await state.wyoming.close()
 
 
 async def end_all(state: State) -> None:
