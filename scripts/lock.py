@@ -48,6 +48,7 @@ LOCKS = (
             "requirements-play.txt",
             "requirements-replicas.txt",
             "requirements-corpus.txt",
+            "requirements-wyoming.txt",
             "requirements-test.txt",
         ),
         ("requirements.lock.txt",),

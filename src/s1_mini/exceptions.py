@@ -86,6 +86,10 @@ class TextError(RequestError):
     code = "text_invalid"
 
 
+class TextTooLongError(TextError):
+    """The text has more characters than the limit."""
+
+
 class NothingToSpeakError(TextError):
     """Nothing of the text can be spoken; `warning` names characters that were skipped, if any were."""
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from s1_mini.exceptions import ConfigurationError
 
-Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm"]
+Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming"]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.txt has the versions
     "server": (
@@ -30,6 +30,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
     "corpus": ("pyarrow",),
     "ray": ("ray",),
     "vllm": ("vllm",),
+    "wyoming": ("wyoming",),
 }
 
 

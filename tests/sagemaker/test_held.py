@@ -104,6 +104,8 @@ def spoken_json(rig: Rig) -> None:
     rig.post("/v1/audio/speech", json.dumps({"input": "Hi.", "voice": "alloy"}).encode())
     for path in ELEVENLABS:
         rig.post(path.format(voice="default"), json.dumps({"text": "Hi."}).encode())
+    polly = {"Text": "Hi.", "VoiceId": "Amy", "OutputFormat": "mp3"}
+    rig.post("/v1/speech", json.dumps(polly).encode())
 
 
 def spoken_form(rig: Rig) -> None:
@@ -156,7 +158,7 @@ SCENARIOS = {
     "JSON bodies and the recordings in them": Scenario(
         (Resource.BODY_BYTES, Resource.REQUESTS),
         spoken_json,
-        ("/v1/tts", "/v1/audio/speech", *ELEVENLABS, "/invocations"),
+        ("/v1/tts", "/v1/audio/speech", *ELEVENLABS, "/v1/speech", "/invocations"),
     ),
     "forms and the recordings in them": Scenario((Resource.BODY_BYTES,), spoken_form, ("/v1/voices",)),
     "batches": Scenario((Resource.BODY_BYTES, Resource.REQUESTS), spoken_batch, ("/v1/tts/batch",)),

@@ -173,7 +173,7 @@ def test_a_small_file_of_hours_is_refused_quickly(http: httpx2.Client) -> None:
     assert answer.elapsed.total_seconds() < 5
 
 
-@pytest.mark.parametrize("path", ["/v1/tts", "/v1/tts/batch", "/v1/audio/speech", "/v1/voices"])
+@pytest.mark.parametrize("path", ["/v1/tts", "/v1/tts/batch", "/v1/audio/speech", "/v1/speech", "/v1/voices"])
 @pytest.mark.parametrize("given", [["deflate"], ["gzip", "identity"], ["Identity, BR"], ["utf-8"]], ids=str)
 def test_a_body_with_a_content_encoding_is_refused(http: httpx2.Client, path: str, given: list[str]) -> None:
     packed = zlib.compress(b'{"text": "Hi."}')

@@ -83,13 +83,15 @@ def test_openapi_declares_every_route_with_examples_and_its_failures(http: httpx
     assert {"application/json", "multipart/form-data"} == set(speak["requestBody"]["content"])
     assert speak["requestBody"]["content"]["application/json"]["examples"]
     assert {"audio/wav", "audio/pcm", "audio/mpeg"} <= set(speak["responses"]["200"]["content"])
-    assert {"/v1/tts/batch", "/v1/audio/speech", "/v1/voices", "/v1/voices/{name}", "/ping"} <= set(output["paths"])
+    assert {"/v1/tts/batch", "/v1/audio/speech", "/v1/speech", "/v1/voices", "/v1/voices/{name}", "/ping"} <= set(
+        output["paths"]
+    )
     assert "$defs" not in json.dumps(output)
 
 
 def test_examples_of_openapi_work(http: httpx2.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
-    for path in ("/v1/tts", "/v1/tts/batch", "/v1/audio/speech"):
+    for path in ("/v1/tts", "/v1/tts/batch", "/v1/audio/speech", "/v1/speech"):
         for example in paths[path]["post"]["requestBody"]["content"]["application/json"]["examples"].values():
             body = {name: value for name, value in example["value"].items() if name != "voice"}
             body["max_new_tokens"] = 8

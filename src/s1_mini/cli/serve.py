@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from s1_mini.cli.verb import Checkpoint, Device, Precision, VoicesPath, completing, engine_config, named_checkpoint
+from s1_mini.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
@@ -37,6 +38,9 @@ def serve(
             autocompletion=completing("auto", "1", "2", "4", "8"),
         ),
     ] = None,
+    wyoming: Annotated[
+        int | None, typer.Option(min=0, max=65_535, metavar="PORT", help="Also serve Home Assistant (Wyoming).")
+    ] = None,
     local_endpoint: Annotated[
         str | None, typer.Option(metavar="NAME", help="Act as a SageMaker endpoint of this name for boto3.")
     ] = None,
@@ -56,7 +60,7 @@ def serve(
     from s1_mini.server.settings import ServerSettings
 
     # Mistakes are reported before torch is loaded, which takes seconds, and before the server listens.
-    given = {"host": host, "port": port, "replicas": replicas}
+    given = {"host": host, "port": port, "replicas": replicas, "wyoming_port": wyoming}
     settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
     config = engine_config(
         checkpoint_path=checkpoint_path,
@@ -70,6 +74,9 @@ def serve(
     from s1_mini.server.run import check_address, run
 
     check_address(settings.host, settings.port)
+    if settings.wyoming_port is not None:
+        require("wyoming", "`s1-mini serve --wyoming`")
+        check_address(settings.wyoming_host, settings.wyoming_port, "--wyoming", "S1_MINI_SERVER_WYOMING_HOST")
     checkpoint = named_checkpoint(config.checkpoint_path, checks=False).directory  # the engine checks it
     if settings.replicas != 1:
         plan = _plan_replicas(settings, config, checkpoint, local_endpoint, async_store)
@@ -104,6 +111,8 @@ def _plan_replicas(
     count = count_replicas(settings.replicas, config, machine, measure(checkpoint))
     if count == 1:
         return None
+    if settings.wyoming_port is not None:
+        raise ConfigurationError(f"--wyoming needs one engine process, not {count}; add `--replicas 1` or leave it out")
 
     from s1_mini.remote.proxy import find_proxy
     from s1_mini.remote.supervisor import ServePlan

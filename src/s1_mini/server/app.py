@@ -31,8 +31,19 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
+from s1_mini.extras import require
 from s1_mini.metrics import Histogram, MetricFamily
-from s1_mini.server import deepgram, elevenlabs, elevenlabs_socket, routes, routes_public, session, websocket
+from s1_mini.server import (
+    deepgram,
+    elevenlabs,
+    elevenlabs_socket,
+    polly,
+    routes,
+    routes_polly,
+    routes_public,
+    session,
+    websocket,
+)
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
 from s1_mini.server.errors import (
@@ -116,7 +127,8 @@ def create_app(
     app.state.connections = Connections(settings, accounts)
     app.state.websockets = IdlePool(accounts, Resource.SESSIONS, session.Session.evict)
     sockets = (websocket.router, elevenlabs_socket.router, deepgram.router)
-    for router in (*routes.routers, elevenlabs.router, *routes_public.routers, *sockets):
+    https = (*routes_polly.routers, *routes.routers, elevenlabs.router, *routes_public.routers)
+    for router in (*https, *sockets):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
@@ -143,7 +155,8 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
     is_ours = state.engine.state().status == "stopped"
     watching = asyncio.ensure_future(_start_and_watch(state, is_ours=is_ours))
     try:
-        yield
+        async with _wyoming(state):
+            yield
     finally:
         state.gate.is_draining = True
         watching.cancel()
@@ -152,6 +165,23 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
         if is_ours:
             await end_all(state)
         state.lifecycle.shutdown(wait=False)
+
+
+@asynccontextmanager
+async def _wyoming(state: State) -> AsyncIterator[None]:
+    """Serve the Wyoming protocol, if the settings have a port for it."""
+    if state.settings.wyoming_port is None:
+        yield
+        return
+    require("wyoming", "S1_MINI_SERVER_WYOMING_PORT")
+    from s1_mini.server.wyoming import WyomingServer
+
+    state.wyoming = WyomingServer(state)
+    await state.wyoming.start()
+    try:
+        yield
+    finally:
+        await state.wyoming.close()
 
 
 async def end_all(state: State) -> None:
@@ -226,6 +256,10 @@ class AccessLogMiddleware:
         headers = Headers(scope=scope)
         record = RequestLog(sane_id(headers.get("x-request-id")), scope.get("method", "WEBSOCKET"), scope["path"])
         scope.setdefault("state", {})["record"] = record
+        if polly.is_polly(scope["path"], headers):
+            record.error_response = polly.error_response
+        elif is_from_elevenlabs(scope):
+            record.error_response = partial(error_response, for_elevenlabs=True)
 
         async def note(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
@@ -254,8 +288,7 @@ class AccessLogMiddleware:
             access_logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
         record.code = code_of(error)
         if record.status == 0:
-            response = error_response(error, record.id, for_elevenlabs=is_from_elevenlabs(scope))
-            await response(scope, receive, send)
+            await record.error_response(error, record.id)(scope, receive, send)
 
     def _log(self, record: RequestLog) -> None:
         if record.path.startswith(QUIET) and (record.status < 400 or record.status == 503):

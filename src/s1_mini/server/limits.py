@@ -30,9 +30,8 @@ from s1_mini.server.errors import (
     OriginError,
     TooManyRequestsError,
     UnauthorizedError,
-    error_response,
-    is_from_elevenlabs,
 )
+from s1_mini.server.polly import access_key
 from s1_mini.server.record import RequestLog, record_of
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ class AdmissionMiddleware:
         """Answer without the route, after reading the rest of the body for a moment; else close the connection."""
         record = record_of(HTTPConnection(scope))
         record.code = error.code
-        response = error_response(error, record.id, for_elevenlabs=is_from_elevenlabs(scope))
+        response = record.error_response(error, record.id)
         headers = Headers(scope=scope)
         sends = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if scope["type"] == "http" and sends and ("expect" in headers or not await _discard(receive)):
@@ -251,7 +250,14 @@ class AdmissionMiddleware:
     def _key_of(self, headers: Headers) -> int | None:
         """Return the index of the request's key among those of the settings; None without a valid key."""
         kind, _, given = headers.get("authorization", "").partition(" ")
-        sent = (given if kind.lower() in KEY_KINDS else headers.get(ELEVENLABS_KEY, "")).strip().encode()
+        key = (
+            given.strip()
+            if kind.lower() in KEY_KINDS
+            else access_key(headers) or headers.get(ELEVENLABS_KEY, "").strip()
+        )
+        if not key:
+            return None
+        sent = key.encode()
         matches = [hmac.compare_digest(sent, key) for key in self._keys]  # all of them, in constant time
         return matches.index(True) if any(matches) else None
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from s1_mini.server.errors import error_response
 
 if TYPE_CHECKING:
     from s1_mini.server.accounts import Holding
@@ -31,6 +34,7 @@ class RequestLog:
     charge_unread: Callable[[], None] | None = None  # charges the audio of a stream that the client is not reading
     route: str | None = None  # path template, such as /v1/voices/{name}
     status: int = 0
+    error_response: Callable[[BaseException, str | None], Response] = error_response  # the client's shape of errors
     code: str | None = None  # error code, including errors after the status was sent
     voice: str | None = None
     audio_format: str | None = None

@@ -44,18 +44,21 @@ ABORT = 0.08  # stalled connections are aborted
 EXIT = 0.04  # the server exits
 
 
-def check_address(host: str, port: int) -> None:
-    """Check, before anything is loaded, that the server can listen there. Raises `ConfigurationError`."""
+def check_address(host: str, port: int, port_option: str = "--port", host_option: str = "--host") -> None:
+    """Check, before anything is loaded, that the server can listen there.
+
+    Raises `ConfigurationError`, which names the options.
+    """
     sentences = {
-        errno.EADDRINUSE: f"port {port} is taken; choose another with `--port`",
-        errno.EACCES: f"port {port} needs other permissions; choose another with `--port`",
-        errno.EADDRNOTAVAIL: f"host {host!r} is not an address of this machine; choose another with `--host`",
+        errno.EADDRINUSE: f"port {port} is taken; choose another with `{port_option}`",
+        errno.EACCES: f"port {port} needs other permissions; choose another with `{port_option}`",
+        errno.EADDRNOTAVAIL: f"host {host!r} is not an address of this machine; choose another with `{host_option}`",
     }
     try:
         for listener in bind(host, port):
             listener.close()
     except (socket.gaierror, UnicodeError):
-        raise ConfigurationError(f"host {host!r} cannot be resolved; choose another with `--host`") from None
+        raise ConfigurationError(f"host {host!r} cannot be resolved; choose another with `{host_option}`") from None
     except OSError as error:
         other = f"cannot listen at host {host!r}, port {port}: {error.strerror}"
         raise ConfigurationError(sentences.get(error.errno or 0, other)) from None

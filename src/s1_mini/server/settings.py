@@ -24,6 +24,10 @@ class ServerSettings(Settings):
 
     host: str = Field("127.0.0.1", description="address to listen on; the container uses 0.0.0.0 (all addresses)")
     port: int = Field(8080, ge=0, le=65_535, description="port to listen on; 0 picks a free one")
+    wyoming_port: int | None = Field(
+        None, ge=0, le=65_535, description="port for the Wyoming protocol of Home Assistant; unset: none"
+    )
+    wyoming_host: str = Field("127.0.0.1", description="address for the Wyoming protocol, which has no authentication")
     replicas: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="engine processes behind the port; auto, the container's default: one for each GPU"
     )

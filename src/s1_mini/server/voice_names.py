@@ -29,16 +29,37 @@ OPENAI_VOICES = {
     "verse": ("man", "American"),
 }
 
-
-async def own_voice(state: State, name: str | None) -> str | None:
-    """Return the name of the voice that a request means: a voice here, or the one that stands for another service's."""
-    if name is None or name in state.engine.voice_names():
-        return name
-    if (mapped := state.settings.voice_names.get(name)) is not None:
-        return str(mapped)
-    if name not in OPENAI_VOICES:
-        return name
-    return assign_voices(OPENAI_VOICES, await asyncio.to_thread(state.engine.voices))[name]
+# Polly's English names with the gender and accent of its documentation
+POLLY_VOICES = {
+    "Aditi": ("woman", "Indian"),
+    "Amy": ("woman", "British"),
+    "Aria": ("woman", "New Zealand"),
+    "Arthur": ("man", "British"),
+    "Ayanda": ("woman", "South African"),
+    "Brian": ("man", "British"),
+    "Danielle": ("woman", "American"),
+    "Emma": ("woman", "British"),
+    "Geraint": ("man", "Welsh"),
+    "Gregory": ("man", "American"),
+    "Ivy": ("woman", "American"),
+    "Jasmine": ("woman", "Singaporean"),
+    "Joanna": ("woman", "American"),
+    "Joey": ("man", "American"),
+    "Justin": ("man", "American"),
+    "Kajal": ("woman", "Indian"),
+    "Kendra": ("woman", "American"),
+    "Kevin": ("man", "American"),
+    "Kimberly": ("woman", "American"),
+    "Matthew": ("man", "American"),
+    "Niamh": ("woman", "Irish"),
+    "Nicole": ("woman", "Australian"),
+    "Olivia": ("woman", "Australian"),
+    "Raveena": ("woman", "Indian"),
+    "Russell": ("man", "Australian"),
+    "Ruth": ("woman", "American"),
+    "Salli": ("woman", "American"),
+    "Stephen": ("man", "American"),
+}
 
 
 def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceInfo]) -> dict[str, str | None]:
@@ -57,3 +78,17 @@ def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceIn
             used[best] += 1
         assigned[name] = best
     return assigned
+
+
+async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[str, str]] = OPENAI_VOICES) -> str | None:
+    """Return the voice that a request means: a voice here, or the one that stands for one of another service's `names`.
+
+    `state` is the application's. An unknown name is returned as it is; the engine refuses it.
+    """
+    if name is None or name in state.engine.voice_names():
+        return name
+    if (mapped := state.settings.voice_names.get(name)) is not None:
+        return str(mapped)
+    if name not in names:
+        return name
+    return assign_voices(names, await asyncio.to_thread(state.engine.voices))[name]

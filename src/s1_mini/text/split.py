@@ -104,6 +104,17 @@ def split_arriving(text: str) -> tuple[str, str]:
     return "".join(whole).strip(), rest.rstrip() + (" " if text[-1:].isspace() else "")
 
 
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Return start and stop of each sentence in `text`, which need not be tidy, without the white space around it."""
+    spans, position = [], 0
+    for sentence in _sentences_of(text):
+        found = re.compile(r"\s+".join(map(re.escape, sentence.split()))).search(text, position)
+        assert found is not None
+        position = found.end()
+        spans.append(found.span())
+    return spans
+
+
 def _num_bytes(text: str) -> int:
     return len(text.rstrip().encode())
 

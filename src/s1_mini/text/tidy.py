@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from s1_mini.exceptions import TextError
+from s1_mini.exceptions import TextError, TextTooLongError
 
 MAX_MARKS = 30  # on one letter, as in Unicode's stream-safe text (UAX #15); sorting more of them takes seconds
 PARAGRAPH_BREAK = "\n\n"
@@ -35,7 +35,7 @@ def tidied(text: str, max_length: int) -> str:
         raise TextError("text", f"must be a str, not {type(text).__name__}")
     if len(text) > max_length:
         allowed = f"the limit is {max_length}. Split the text or raise S1_MINI_MAX_TEXT_LENGTH."
-        raise TextError("text", f"has {len(text)} characters; {allowed}")
+        raise TextTooLongError("text", f"has {len(text)} characters; {allowed}")
     _check_characters(text)
     _check_marks(text)
 

@@ -1,0 +1,177 @@
+"""What Amazon Polly's clients send and expect: the key in their signature, formats, voices, speech marks and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+from s1_mini.exceptions import ParameterError, RequestError, TextTooLongError
+from s1_mini.server.errors import InvalidError, UnauthorizedError, describe, message_of, quoted, row_of
+from s1_mini.server.errors import error_response as plain_error_response
+from s1_mini.server.voice_names import POLLY_VOICES
+from s1_mini.text.split import sentence_spans
+from s1_mini.types import AudioFormat, VoiceInfo, Word
+
+PATH = "/v1/speech"
+_CREDENTIAL = re.compile(r"AWS4-HMAC-SHA256 +(?:.*, *)?Credential=([^/, ]+)/[^/]+/[^/]+/polly/aws4_request", re.ASCII)
+
+
+class _Output(NamedTuple):
+    audio_format: AudioFormat
+    content_type: str
+    rates: tuple[int, ...]
+    default_rate: int | None = None  # None: the model's own
+
+
+_RATES = (8000, 16000, 22050, 24000, 44100, 48000)
+OUTPUTS = {
+    "mp3": _Output("mp3", "audio/mpeg", _RATES),
+    "ogg_opus": _Output("opus", "audio/ogg", (8000, 16000, 24000, 48000)),
+    "pcm": _Output("pcm", "audio/pcm", _RATES, 16000),
+    "mulaw": _Output("mulaw", "audio/mulaw", (8000,)),
+    "alaw": _Output("alaw", "audio/alaw", (8000,)),
+    "json": _Output("pcm", "application/x-json-stream", ()),  # speech marks; the audio is only measured
+}
+
+LANGUAGES = {  # of Polly, by the accents of `POLLY_VOICES` and of descriptions
+    "American": ("en-US", "US English"),
+    "British": ("en-GB", "British English"),
+    "Australian": ("en-AU", "Australian English"),
+    "Indian": ("en-IN", "Indian English"),
+    "Irish": ("en-IE", "Irish English"),
+    "New Zealand": ("en-NZ", "New Zealand English"),
+    "Singaporean": ("en-SG", "Singaporean English"),
+    "South African": ("en-ZA", "South African English"),
+    "Welsh": ("en-GB-WLS", "Welsh English"),
+}
+GENDERS = {"man": "Male", "woman": "Female"}
+ENGINES = ["standard", "neural", "long-form", "generative"]
+
+# Names of Polly's errors by our codes; other errors are `ValidationException` or `ServiceFailureException`.
+_ERROR_TYPES = {
+    "content_type_unsupported": "SerializationException",
+    "body_invalid": "SerializationException",
+    "too_many_requests": "ThrottlingException",
+    "unauthorized": "UnrecognizedClientException",
+    "request_timeout": "ServiceUnavailableException",
+    "queue_full": "ServiceUnavailableException",
+    "server_busy": "ServiceUnavailableException",
+    "engine_not_ready": "ServiceUnavailableException",
+    "shutting_down": "ServiceUnavailableException",
+}
+_FIELD_TYPES = {
+    "SampleRate": "InvalidSampleRateException",
+    "LexiconNames": "LexiconNotFoundException",
+    "LanguageCode": "LanguageNotSupportedException",
+}
+
+
+def access_key(headers: Headers) -> str | None:
+    """Return the access key id of a request that is signed for Polly, None for others. Signatures are not verified."""
+    found = _CREDENTIAL.match(headers.get("authorization", ""))
+    return found and found[1]
+
+
+def is_polly(path: str, headers: Headers) -> bool:
+    """Return whether a request is from a Polly client and gets errors in Polly's shape."""
+    return path == PATH or access_key(headers) is not None
+
+
+def error_response(error: BaseException, request_id: str | None) -> JSONResponse:
+    """Return an error as Polly's clients read it: its name in a header, `message` in the body, 400 for bad requests."""
+    status, kind = row_of(error).status, _ERROR_TYPES.get(error.code) if hasattr(error, "code") else None
+    if isinstance(error, RequestError):
+        kind = _FIELD_TYPES.get(error.field, "ValidationException")
+        kind = "TextLengthExceededException" if isinstance(error, TextTooLongError) else kind
+    kind = kind or ("ValidationException" if status < 500 else "ServiceFailureException")
+    status = 403 if isinstance(error, UnauthorizedError) else 400 if status in (404, 409, 422) else status
+    headers = {"x-amzn-ErrorType": kind, "x-amzn-RequestId": request_id or ""}
+    if (retry := plain_error_response(error, request_id).headers.get("retry-after")) is not None:
+        headers["Retry-After"] = retry
+    return JSONResponse({"message": message_of(error)} | describe(error, request_id), status, headers)
+
+
+def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> tuple[_Output, int | None]:
+    """Return a format and its sample rate, None for the model's own. Raises `InvalidError`."""
+    if name == "ogg_vorbis":
+        raise InvalidError("OutputFormat", "ogg_vorbis is not supported; use ogg_opus, mp3, pcm, mulaw or alaw")
+    output = OUTPUTS[name]
+    if name == "json" and not mark_types:
+        raise InvalidError("SpeechMarkTypes", "is missing; OutputFormat json needs sentence, word or both")
+    if name != "json" and mark_types:
+        raise InvalidError("SpeechMarkTypes", f"needs OutputFormat json, not {name}; request the audio separately")
+    for kind in mark_types:
+        if kind not in ("sentence", "word"):
+            raise InvalidError("SpeechMarkTypes", f"{kind!r} is not supported; allowed are sentence and word")
+    if sample_rate is None or name == "json":  # Polly's json accepts a rate, which changes no mark
+        return output, output.default_rate
+    if sample_rate not in map(str, output.rates):
+        allowed = ", ".join(map(str, output.rates))
+        raise InvalidError("SampleRate", f"{quoted(sample_rate)} is not supported for {name}; allowed are {allowed}")
+    return output, int(sample_rate)
+
+
+def speech_marks(text: str, mark_types: Sequence[str], words: Sequence[Word], seconds: float) -> bytes:
+    """Return Polly's speech marks: a JSON object a line, by time, with byte offsets into `text`.
+
+    A sentence begins with its first word. Without times of words, its start is estimated from the lengths of the
+    sentences before it. Raises `ParameterError` for word marks without times of words.
+    """
+    if "word" in mark_types and not words:
+        raise ParameterError("SpeechMarkTypes", "this checkpoint reports no times of words; request sentence only")
+    offsets = [0, *accumulate(len(character.encode()) for character in text)]
+    spans = sentence_spans(text)
+    marks = list(_sentence_marks(spans, words, seconds)) if "sentence" in mark_types else []
+    if "word" in mark_types:
+        marks += [(word.start_s, "word", word.start, word.stop) for word in words]
+    lines = []
+    for start_s, kind, start, stop in sorted(marks, key=lambda mark: (mark[0], mark[1])):  # sentence before word
+        mark = {"time": round(1000 * start_s), "type": kind, "start": offsets[start], "end": offsets[stop]}
+        lines.append(json.dumps(mark | {"value": text[start:stop]}, ensure_ascii=False, separators=(",", ":")) + "\n")
+    return "".join(lines).encode()
+
+
+def _sentence_marks(
+    spans: Sequence[tuple[int, int]], words: Sequence[Word], seconds: float
+) -> Iterator[tuple[float, str, int, int]]:
+    total, before = sum(stop - start for start, stop in spans), 0
+    for start, stop in spans:
+        first = bisect_left(words, start, key=lambda word: word.start)
+        is_spoken = first < len(words) and words[first].start < stop
+        start_s = words[first].start_s if is_spoken else seconds * before / total
+        yield start_s, "sentence", start, stop
+        before += stop - start
+
+
+def describe_voices(voices: Sequence[VoiceInfo], language: str | None) -> dict[str, Any]:
+    """Return `DescribeVoices`: our voices, then Polly's names that stand for one of them; of one language if given."""
+    described = [_described(voice.name, *_heard(voice.description)) for voice in voices]
+    own = {voice.name for voice in voices}
+    described += [_described(name, *traits) for name, traits in POLLY_VOICES.items() if name not in own]
+    return {"Voices": [voice for voice in described if language in (None, voice["LanguageCode"])]}
+
+
+def _heard(description: str) -> tuple[str, str]:
+    """Return gender and accent from a description; empty where it names none."""
+    words = re.findall(r"\w+", description)
+    return next((word for word in words if word in GENDERS), ""), next((w for w in words if w in LANGUAGES), "")
+
+
+def _described(name: str, gender: str, accent: str) -> Mapping[str, Any]:
+    code, language = LANGUAGES.get(accent, LANGUAGES["American"])
+    known = {"Gender": GENDERS[gender]} if gender else {}
+    title = name[:1].upper() + name[1:]
+    return known | {
+        "Id": name,
+        "Name": title,
+        "LanguageCode": code,
+        "LanguageName": language,
+        "SupportedEngines": ENGINES,
+    }

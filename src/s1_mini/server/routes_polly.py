@@ -1,0 +1,136 @@
+"""Amazon Polly's routes: `POST /v1/speech` and, for requests that are signed for Polly, `GET /v1/voices`.
+
+The access key id of a signature counts as the API key; signatures are not verified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.routing import Match
+from starlette.types import Scope
+
+from s1_mini.exceptions import RequestError
+from s1_mini.server import polly
+from s1_mini.server.bodies import read_json
+from s1_mini.server.errors import InvalidError, quoted, renamed
+from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
+from s1_mini.server.record import record_of
+from s1_mini.server.schemas import SpeechRequest
+from s1_mini.server.speech import AudioResponse, respond, speak_to_client
+from s1_mini.server.voice_names import POLLY_VOICES, own_voice
+from s1_mini.types import OPTIONS, TTSRequest
+
+FIELDS = {"text": "Text", "voice": "VoiceId", "sample_rate": "SampleRate", "text_type": "TextType"}
+SEED = 0  # clients request audio and speech marks separately, so each text always has the same audio
+
+
+class PollyBody(BaseModel):
+    """Body of `POST /v1/speech`; other fields are ignored."""
+
+    model_config = ConfigDict(
+        extra="ignore",
+        json_schema_extra={"examples": [{"Text": "Good morning.", "VoiceId": "Joanna", "OutputFormat": "mp3"}]},
+    )
+
+    Text: str = Field(description="Text to speak.", json_schema_extra={"minLength": 1})
+    VoiceId: str = Field(description="A voice of GET /v1/voices; Polly's English names stand for similar voices.")
+    OutputFormat: Literal["json", "mp3", "ogg_opus", "ogg_vorbis", "pcm", "mulaw", "alaw"]
+    TextType: Literal["text", "ssml"] = "text"
+    SampleRate: str | None = Field(None, description="In Hz. Default: the model's; pcm has 16000, mulaw and alaw 8000.")
+    SpeechMarkTypes: list[Literal["sentence", "ssml", "viseme", "word"]] = Field([], max_length=4)
+    LexiconNames: list[str] = Field([], max_length=5, description="Not supported.")
+    Engine: str | None = Field(None, description="Ignored.")
+    LanguageCode: str | None = Field(None, description="Ignored.")
+
+
+class PollyRoute(APIRoute):
+    """A route that only requests signed for Polly reach; others go on to the next route of the path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] == "http" and polly.access_key(Headers(scope=scope)) is None:
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+router, voices_router = APIRouter(tags=["polly"]), APIRouter(route_class=PollyRoute, include_in_schema=False)
+routers = (router, voices_router)  # before the other routers, whose `GET /v1/voices` takes every request
+
+
+@voices_router.get("/v1/voices")
+async def describe_voices(request: Request) -> JSONResponse:
+    """List the voices as Polly does."""
+    if (refused := request.app.state.gate.refusal()) is not None:
+        raise refused
+    voices = await asyncio.to_thread(request.app.state.engine.voices)
+    headers = {"x-amzn-RequestId": record_of(request).id}
+    return JSONResponse(polly.describe_voices(voices, request.query_params.get("LanguageCode")), headers=headers)
+
+
+@router.post(
+    polly.PATH,
+    response_class=Response,
+    summary="Speak a text, as Amazon Polly does",
+    responses=SPEECH_ANSWER | failures(500, 504),
+    openapi_extra=body_of(PollyBody),
+)
+async def synthesize_speech(request: Request) -> Response:
+    """Speak a text; the audio is sent while it is generated. `OutputFormat` json returns speech marks."""
+    body, state = await read_json(request, PollyBody), request.app.state
+    try:
+        output, rate = polly.output_of(body.OutputFormat, body.SampleRate, body.SpeechMarkTypes)
+        options = _text_type(body) | {"sample_rate": rate, "voice": await own_voice(state, body.VoiceId, POLLY_VOICES)}
+        is_json = body.OutputFormat == "json"
+        speech_request = SpeechRequest(
+            TTSRequest.of(body.Text, on_unsupported="skip", seed=SEED, **options),
+            output.audio_format,
+            streams=not is_json,
+        )
+        speech = await (_marked(request, body, speech_request) if is_json else _spoken(request, speech_request))
+        if is_json:
+            marks = polly.speech_marks(body.Text, body.SpeechMarkTypes, speech.take_words(), speech.audio_seconds)
+            speech.release()
+            response = Response(marks)
+        else:
+            response = respond(speech)
+    except RequestError as error:
+        raise renamed(error, FIELDS) from None
+    response.headers["Content-Type"] = output.content_type
+    response.headers["x-amzn-RequestCharacters"] = str(len(body.Text))
+    response.headers["x-amzn-RequestId"] = record_of(request).id
+    return response
+
+
+def _text_type(body: PollyBody) -> dict[str, Any]:
+    """Return the options for `TextType` and refuse lexicons. Raises `InvalidError`."""
+    if body.LexiconNames:
+        raise InvalidError("LexiconNames", f"{quoted(body.LexiconNames)} are not supported; leave the field out")
+    if body.TextType == "text":
+        return {}
+    if "text_type" not in OPTIONS:
+        raise InvalidError("TextType", "'ssml' is not supported; send text without tags and TextType text")
+    if body.SpeechMarkTypes:
+        raise InvalidError("SpeechMarkTypes", "is not supported for TextType ssml; send text without tags")
+    return {"text_type": "ssml"}
+
+
+async def _spoken(request: Request, speech_request: SpeechRequest) -> AudioResponse:
+    return await speak_to_client(request, request.app.state.engine, speech_request)
+
+
+async def _marked(request: Request, body: PollyBody, speech_request: SpeechRequest) -> AudioResponse:
+    """Speak with times of words; without them if the checkpoint has none and only sentences are marked."""
+    try:
+        timed = replace(speech_request, speech=replace(speech_request.speech, word_times=True))
+        return await _spoken(request, timed)
+    except RequestError as error:
+        if error.field != "word_times" or "word" in body.SpeechMarkTypes:
+            raise
+    return await _spoken(request, speech_request)

@@ -1,0 +1,341 @@
+"""Text to speech over the Wyoming protocol, as Home Assistant's voice assistants use it, on a TCP port of its own.
+
+The protocol has no authentication. Limits, shares of clients, timeouts and logs are those of the HTTP routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, cast
+
+from starlette.datastructures import State
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.error import Error
+from wyoming.event import Event, async_write_event
+from wyoming.info import Attribution, Describe, Info, TtsProgram, TtsVoice
+from wyoming.ping import Ping, Pong
+from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
+
+from s1_mini.exceptions import NothingToSpeakError, S1MiniError, TextError
+from s1_mini.server.accounts import Metered, Resource
+from s1_mini.server.bodies import check_structure
+from s1_mini.server.errors import BodyError, ClientGoneError, IdleError, InvalidError, code_of, message_of, row_of
+from s1_mini.server.limits import UNREAD_CHECK_S
+from s1_mini.server.record import RequestLog, sane_id
+from s1_mini.server.schemas import SpeechRequest
+from s1_mini.server.speech import speak
+from s1_mini.server.voice_names import own_voice
+from s1_mini.text.split import split_arriving
+from s1_mini.text.tidy import is_speakable
+from s1_mini.types import OPTIONS, TTSRequest, VoiceInfo
+from s1_mini.version import __version__
+
+access_logger = logging.getLogger("s1_mini.server.access")
+logger = logging.getLogger(__name__)
+
+PROJECT = Attribution("s1_mini", "https://github.com/s1-mini/s1-mini")
+MAX_REST = 1000  # characters without the end of a sentence; then the text is cut at a space
+MAX_AHEAD = 64  # events read ahead of the one that is handled
+EVENT_BYTES = 4096  # of an event besides its text
+CHARACTER_BYTES = 12  # the most that JSON needs for one
+WIDTH, CHANNELS = 2, 1
+SPEAKS = (Synthesize, SynthesizeStart)
+
+
+class WyomingServer:
+    """Listens on the Wyoming port of an application; `state` is the application's."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen. Raises `OSError`."""
+        settings, config = self._state.settings, self._state.engine.config
+        limit = EVENT_BYTES + CHARACTER_BYTES * config.max_text_length
+        serve = partial(self._serve, limit=limit)
+        self._server = await asyncio.start_server(serve, settings.wyoming_host, settings.wyoming_port, limit=limit)
+        fields = {"event": "listening_wyoming", "url": f"tcp://{settings.wyoming_host}:{self.port}"}
+        logger.info("listening for Wyoming", extra={"fields": fields})
+
+    @property
+    def port(self) -> int:
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop listening and close all connections."""
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, limit: int) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        transport = cast("asyncio.Transport", writer.transport)
+        self._tasks.add(task)
+        try:
+            if self._state.connections.accept(transport):
+                await _Connection(self._state, reader, writer, limit).run()
+        except (asyncio.CancelledError, ClientGoneError, ConnectionError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            self._state.connections.remove(transport)
+            writer.close()
+
+
+class _Connection:
+    """One connection: a reader of events, and a speaker that answers them in order."""
+
+    def __init__(
+        self, state: State, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_event_bytes: int
+    ) -> None:
+        self._state, self._reader, self._writer, self._limit = state, reader, writer, max_event_bytes
+        self._client = state.accounts.client(writer.get_extra_info("peername")[0])
+        self._holding = state.accounts.hold(self._client)
+        self._events: asyncio.Queue[tuple[Event, int] | S1MiniError] = asyncio.Queue(MAX_AHEAD)
+
+    async def run(self) -> None:
+        """Answer events until the client disconnects or an error ends the connection."""
+        tasks = [
+            asyncio.ensure_future(self._read()),
+            asyncio.ensure_future(Metered(self._answer(), self._state.accounts, self._client)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            self._holding.release()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _read(self) -> None:
+        """Read events until the client disconnects; a malformed one is the last."""
+        while True:
+            try:
+                event, num_bytes = await self._read_event()
+                self._holding.add(Resource.BODY_BYTES, num_bytes)
+            except asyncio.IncompleteReadError:
+                return
+            except S1MiniError as error:
+                await self._events.put(error)
+                await asyncio.Event().wait()  # `_answer` ends the connection
+            else:
+                await self._events.put((event, num_bytes))
+
+    async def _read_event(self) -> tuple[Event, int]:
+        """Return the next event and its size. The wyoming package's own reader has no limits."""
+        try:
+            head = await self._reader.readuntil()
+            fields = _parse(head)
+            sizes = [fields.get(name) or 0 for name in ("data_length", "payload_length")]
+            if not all(isinstance(size, int) and 0 <= size <= self._limit for size in sizes):
+                raise BodyError(f"data_length and payload_length must be whole numbers up to {self._limit}")
+            data = fields.get("data") or {}
+            if sizes[0]:
+                data |= _parse(await self._reader.readexactly(sizes[0]))
+            await self._reader.readexactly(sizes[1])  # text to speech needs no payload
+            if not isinstance(fields.get("type"), str) or not isinstance(data, dict):
+                raise BodyError("an event needs a type, which is a string, and data, which is an object")
+        except (asyncio.LimitOverrunError, ValueError, TypeError, RecursionError) as error:
+            raise BodyError(f"malformed Wyoming event: {error}") from None
+        return Event(fields["type"], data), len(head) + sum(sizes)
+
+    async def _next(self) -> Event:
+        """Return the next event. Raises `IdleError` if none arrives."""
+        idle_s = self._state.settings.websocket_idle_s
+        try:
+            async with asyncio.timeout(idle_s):
+                item = await self._events.get()
+        except TimeoutError:
+            raise IdleError(f"no event arrived for {idle_s:g} s") from None
+        if isinstance(item, S1MiniError):
+            raise item
+        event, num_bytes = item
+        self._holding.add(Resource.BODY_BYTES, -num_bytes)
+        if delay_s := self._state.accounts.delay_s(self._client):
+            await asyncio.sleep(delay_s)
+        return event
+
+    async def _answer(self) -> None:
+        transport, connections = cast("asyncio.Transport", self._writer.transport), self._state.connections
+        record = RequestLog(sane_id(None), "WYOMING", "/", client=self._client)
+        try:
+            while True:
+                connections.mark_idle(transport)
+                event = await self._next()
+                connections.mark_busy(transport)
+                if Describe.is_type(event.type):
+                    await self._describe()
+                elif Ping.is_type(event.type):
+                    await self._send(Pong(event.data.get("text")))
+                elif any(kind.is_type(event.type) for kind in SPEAKS):
+                    record = RequestLog(sane_id(None), "WYOMING", event.type, client=self._client)
+                    await self._speak(event, record)
+        except (ConnectionError, ClientGoneError):
+            raise
+        except Exception as error:  # answered, then the connection ends
+            if not isinstance(error, S1MiniError):
+                access_logger.exception("request failed", extra={"fields": {"request_id": record.id}})
+            with suppress(ConnectionError, ClientGoneError):
+                await self._send(Error(message_of(error), code_of(error)))
+
+    async def _describe(self) -> None:
+        if (refused := self._state.gate.refusal()) is not None:
+            raise refused
+        await self._send(info_of(await asyncio.to_thread(self._state.engine.voices)))
+
+    async def _speak(self, event: Event, record: RequestLog) -> None:
+        """Speak one text, or the texts that follow, as one stream of audio; log and count it as a request."""
+        gate, is_stream = self._state.gate, SynthesizeStart.is_type(event.type)
+        record.route, record.status, record.streams = f"wyoming/{event.type}", 200, True
+        record.holding = self._holding.part()
+        gate.enter()
+        try:
+            self._admit(record)
+            options = await self._options(event.data)
+            texts = self._texts(cuts="text_type" not in options) if is_stream else _single(_text_of(event))
+            async with aclosing(cast("Any", texts)), asyncio.timeout(self._state.settings.max_websocket_s):
+                await self._say(texts, options, record)
+            if is_stream:
+                await self._send(SynthesizeStopped())
+        except TimeoutError:
+            raise IdleError(f"the text took longer than {self._state.settings.max_websocket_s:g} s") from None
+        except (ConnectionError, ClientGoneError):
+            record.status, record.code = 499, "client_gone"
+            raise
+        except Exception as error:
+            record.status, record.code = row_of(error).status, code_of(error)
+            raise
+        finally:
+            record.holding.release()
+            gate.leave()
+            self._state.meter.count(record, time.perf_counter() - record.started)
+            access_logger.info("request", extra={"fields": record.fields()})
+
+    def _admit(self, record: RequestLog) -> None:
+        if (refused := self._state.gate.admission(record)) is not None:
+            raise refused
+
+    async def _say(self, texts: AsyncIterator[str], options: dict[str, Any], record: RequestLog) -> None:
+        state, rate = self._state, 0
+        refused: S1MiniError = TextError("text", "is empty; send at least one letter, number or symbol")
+        async for text in texts:
+            if not is_speakable(text):
+                continue
+            request = SpeechRequest(TTSRequest.of(text, on_unsupported="skip", **options), "pcm", streams=True)
+            try:
+                speech = await speak(state.engine, request, settings=state.settings, record=record)
+            except NothingToSpeakError as error:  # an error only if there is nothing else to speak
+                refused = error
+                continue
+            if not rate:
+                rate = speech.sample_rate
+                await self._send(AudioStart(rate, WIDTH, CHANNELS))
+            async with aclosing(cast("Any", speech.body)) as body:
+                async for piece in body:
+                    await self._send(AudioChunk(rate, WIDTH, CHANNELS, piece), record)
+        if not rate:
+            raise refused
+        await self._send(AudioStop())
+
+    async def _texts(self, *, cuts: bool) -> AsyncIterator[str]:
+        """Yield whole sentences as the text arrives; without `cuts`, all of it at its end."""
+        rest = ""
+        while not SynthesizeStop.is_type((event := await self._next()).type):
+            # Home Assistant also sends all of the text as `synthesize`, for servers that do not stream.
+            if not SynthesizeChunk.is_type(event.type):
+                continue
+            rest += _text_of(event)
+            if (allowed := self._state.engine.config.max_text_length) < len(rest):
+                raise TextError("text", f"has over {allowed} characters that are not spoken yet; send it more slowly")
+            if not cuts:
+                continue
+            whole, rest = split_arriving(rest)
+            while len(rest) > MAX_REST:
+                cut = rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
+                whole, rest = f"{whole} {rest[:cut]}", rest[cut:]
+            yield whole
+        yield rest
+
+    async def _options(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a request: its voice and the format of its text. Raises `InvalidError`."""
+        voice, text_format = data.get("voice") or {}, data.get("text_format") or "text"
+        name = voice.get("name") if isinstance(voice, dict) else voice
+        if not isinstance(name, str | None):
+            raise InvalidError("voice", "must be an object with a name")
+        options: dict[str, Any] = {"voice": await own_voice(self._state, name, {})}
+        if text_format == "text":
+            return options
+        if text_format != "ssml" or "text_type" not in OPTIONS:
+            raise InvalidError("text_format", f"{str(text_format)[:40]!r} is not supported; send text")
+        return options | {"text_type": "ssml"}
+
+    async def _send(self, message: Any, record: RequestLog | None = None) -> None:
+        """Send an event once the client has read enough of the earlier ones; charge audio that waits meanwhile."""
+        sending = asyncio.ensure_future(async_write_event(message.event(), self._writer))
+        try:
+            while not (await asyncio.wait({sending}, timeout=UNREAD_CHECK_S))[0]:
+                if record is not None and record.charge_unread is not None:
+                    record.charge_unread()
+            await sending
+        finally:
+            sending.cancel()
+
+
+def info_of(voices: Sequence[VoiceInfo]) -> Info:
+    """Return what the server offers: one program with a voice for each of `voices`, the default one first."""
+    described = [
+        TtsVoice(
+            name=voice.name,
+            attribution=PROJECT,
+            installed=True,
+            description=voice.description or voice.name,
+            version=None,
+            languages=[_language(voice.description)],
+        )
+        for voice in sorted(voices, key=lambda voice: not voice.is_default)
+    ]
+    program = TtsProgram(
+        name="s1_mini",
+        attribution=PROJECT,
+        installed=True,
+        description="s1_mini",
+        version=__version__,
+        voices=described,
+        supports_synthesize_streaming=True,
+    )
+    return Info(tts=[program])
+
+
+def _language(description: str) -> str:
+    return "en_GB" if re.search(r"\bBritish\b", description) else "en_US"
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    check_structure(content)
+    parsed = json.loads(content)
+    if not isinstance(parsed, dict):
+        raise BodyError("a Wyoming event is not a JSON object")
+    return parsed
+
+
+def _text_of(event: Event) -> str:
+    text = event.data.get("text")
+    if not isinstance(text, str):
+        raise InvalidError("text", "is missing or not a string")
+    return text
+
+
+async def _single(text: str) -> AsyncIterator[str]:
+    yield text

@@ -1,0 +1,191 @@
+"""`POST /v1/speech` and `GET /v1/voices` with AWS's own client of Amazon Polly."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+import soundfile
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from s1_mini import ProductionTTSEngine
+from s1_mini.checkpoint.requests import list_voices
+from s1_mini.cli.verb import named_checkpoint
+from s1_mini.exceptions import ParameterError
+from s1_mini.server.polly import describe_voices, speech_marks
+from s1_mini.server.voice_names import POLLY_VOICES, assign_voices
+from s1_mini.text.split import sentence_spans
+from s1_mini.types import Word
+from tests.server.conftest import Door, serving
+
+TEXT = {"Text": "Good morning.", "VoiceId": "Joanna"}
+
+
+def client_of(door: Door, key: str = "any") -> Any:
+    return boto3.client(
+        "polly",
+        endpoint_url=door.url,
+        region_name="us-east-1",
+        aws_access_key_id=key,
+        aws_secret_access_key="secret",
+        config=Config(retries={"max_attempts": 0}),
+    )
+
+
+@pytest.fixture
+def polly(door: Door) -> Any:
+    return client_of(door)
+
+
+@pytest.fixture
+def robin(door: Door, tone: np.ndarray) -> Iterator[str]:
+    """The name of an added voice."""
+    yield door.engine.add_voice("robin", tone, "Ah.").name
+    door.engine.delete_voice("robin")
+
+
+def error_of(polly: Any, **fields: object) -> tuple[str, int, str]:
+    """Return name, status and message of a refused request."""
+    with pytest.raises(ClientError) as caught:
+        polly.synthesize_speech(**TEXT | {"OutputFormat": "mp3"} | fields)
+    response = caught.value.response
+    assert response["ResponseMetadata"]["RequestId"]
+    return response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Message"]
+
+
+@pytest.mark.parametrize(
+    ("form", "rate", "content_type"),
+    [("mp3", None, "audio/mpeg"), ("mp3", "22050", "audio/mpeg"), ("ogg_opus", "48000", "audio/ogg")],
+)
+def test_boto3_gets_compressed_audio_at_the_rate_it_requests(
+    polly: Any, form: str, rate: str | None, content_type: str
+) -> None:
+    sample_rate = {} if rate is None else {"SampleRate": rate}
+
+    answer = polly.synthesize_speech(**TEXT, OutputFormat=form, Engine="neural", LanguageCode="en-US", **sample_rate)
+
+    assert (answer["ContentType"], answer["RequestCharacters"]) == (content_type, 13)
+    with soundfile.SoundFile(io.BytesIO(answer["AudioStream"].read())) as sound:
+        assert sound.samplerate == int(rate or 44_100)
+
+
+def test_raw_audio_has_the_rates_of_polly(polly: Any) -> None:
+    def num_bytes(form: str, **fields: str) -> int:
+        return len(polly.synthesize_speech(**TEXT, OutputFormat=form, **fields)["AudioStream"].read())
+
+    size = num_bytes("pcm", SampleRate="8000")
+
+    assert num_bytes("pcm") == pytest.approx(2 * size, abs=100)  # 16 kHz
+    assert num_bytes("mulaw") == pytest.approx(size / 2, abs=100)  # 8 kHz, one byte a sample
+    assert num_bytes("alaw", SampleRate="8000") == pytest.approx(size / 2, abs=100)
+
+
+def test_audio_is_streamed_and_the_same_for_each_request(polly: Any) -> None:
+    first = polly.synthesize_speech(**TEXT, OutputFormat="pcm")
+    second = polly.synthesize_speech(**TEXT, OutputFormat="pcm")["AudioStream"].read()
+
+    assert first["ResponseMetadata"]["HTTPHeaders"]["transfer-encoding"] == "chunked"
+    assert first["AudioStream"].read() == second
+
+
+def test_sentence_marks_are_json_lines_with_byte_offsets_and_need_no_times_of_words(polly: Any) -> None:
+    text = "Ünder  the roof.\nHe said “no”. Really?"
+
+    answer = polly.synthesize_speech(Text=text, VoiceId="Amy", OutputFormat="json", SpeechMarkTypes=["sentence"])
+    marks = [json.loads(line) for line in answer["AudioStream"].read().splitlines()]
+
+    assert answer["ContentType"] == "application/x-json-stream"
+    assert [mark["value"] for mark in marks] == ["Ünder  the roof.", "He said “no”.", "Really?"]
+    assert [text.encode()[mark["start"] : mark["end"]].decode() for mark in marks] == [mark["value"] for mark in marks]
+    times = [mark["time"] for mark in marks]
+    assert times[0] == 0
+    assert times == sorted(set(times))
+
+
+def test_words_mark_their_times_and_the_start_of_their_sentence() -> None:
+    words = [Word("Oh", 0, 2, 0.1, 0.2), Word("Über", 4, 8, 0.75, 1.0)]
+
+    lines = speech_marks("Oh! Über uns.", ["word", "sentence"], words, 1.0).decode().splitlines()
+
+    assert lines == [
+        '{"time":100,"type":"sentence","start":0,"end":3,"value":"Oh!"}',
+        '{"time":100,"type":"word","start":0,"end":2,"value":"Oh"}',
+        '{"time":750,"type":"sentence","start":4,"end":14,"value":"Über uns."}',
+        '{"time":750,"type":"word","start":4,"end":9,"value":"Über"}',
+    ]
+    with pytest.raises(ParameterError, match="request sentence only"):
+        speech_marks("Hi.", ["word"], [], 1.0)
+
+
+def test_sentences_are_found_in_text_with_any_white_space() -> None:
+    text = "  A heading\n\nDr. No \t came.  He left! "
+
+    assert [text[start:stop] for start, stop in sentence_spans(text)] == ["A heading", "Dr. No \t came.", "He left!"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"Text": ""}, ("ValidationException", 400, "Text: is empty")),
+        ({"Text": "a" * 20_001}, ("TextLengthExceededException", 400, "Text: has 20001 characters; the limit is")),
+        ({"VoiceId": "Nobody"}, ("ValidationException", 400, "VoiceId: ")),
+        ({"SampleRate": "12345"}, ("InvalidSampleRateException", 400, "'12345' is not supported for mp3")),
+        ({"OutputFormat": "ogg_vorbis"}, ("ValidationException", 400, "ogg_vorbis is not supported; use ogg_opus")),
+        ({"OutputFormat": "wav"}, ("ValidationException", 400, "OutputFormat: 'wav'")),
+        ({"OutputFormat": "json"}, ("ValidationException", 400, "SpeechMarkTypes: is missing")),
+        ({"SpeechMarkTypes": ["word"]}, ("ValidationException", 400, "needs OutputFormat json")),
+        ({"OutputFormat": "json", "SpeechMarkTypes": ["viseme"]}, ("ValidationException", 400, "'viseme' is not")),
+        ({"LexiconNames": ["w3c"]}, ("LexiconNotFoundException", 400, "LexiconNames: ['w3c'] are not supported")),
+    ],
+)
+def test_refusals_have_the_names_of_polly_and_our_messages(
+    polly: Any, fields: dict[str, Any], expected: tuple[str, int, str]
+) -> None:
+    kind, status, message = error_of(polly, **fields)
+
+    assert (kind, status) == expected[:2]
+    assert expected[2] in message
+
+
+def test_the_access_key_id_is_the_api_key(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine, api_key="opensesame") as door:
+        spoken = client_of(door, "opensesame").synthesize_speech(**TEXT, OutputFormat="pcm")["AudioStream"].read()
+        refused = error_of(client_of(door, "guess"), OutputFormat="pcm")
+        other = "AWS4-HMAC-SHA256 Credential=opensesame/20261125/us-east-1/s3/aws4_request, SignedHeaders=host"
+        with door.client() as http:
+            assert http.get("/v1/voices", headers={"Authorization": other}).status_code == 401
+
+    assert spoken
+    assert refused[:2] == ("UnrecognizedClientException", 403)
+
+
+def test_voices_have_polly_s_shape_for_its_client_only(polly: Any, door: Door, robin: str) -> None:
+    voices = {voice["Id"]: voice for voice in polly.describe_voices()["Voices"]}
+    british = polly.describe_voices(LanguageCode="en-GB", Engine="neural")["Voices"]
+    with door.client() as http:
+        plain = http.get("/v1/voices").json()
+
+    assert robin in voices
+    assert voices["Joanna"] | {"Gender": "Female", "LanguageCode": "en-US"} == voices["Joanna"]
+    assert {voice["Id"] for voice in british} == {"Amy", "Arthur", "Brian", "Emma"}
+    assert [voice["name"] for voice in plain["voices"]] == [robin]
+
+
+def test_polly_s_names_are_built_in_voices_of_the_same_gender_and_accent_where_there_is_one() -> None:
+    voices = list_voices(named_checkpoint(None), None).infos()
+    descriptions = {voice.name: voice.description for voice in voices}
+
+    assigned = assign_voices(POLLY_VOICES, voices)
+    described = {voice["Id"]: voice for voice in describe_voices(voices, None)["Voices"]}
+
+    assert all(f" {POLLY_VOICES[name][0]}," in descriptions[voice or ""] for name, voice in assigned.items())
+    assert "American" in descriptions[assigned["Matthew"] or ""]
+    assert "British" in descriptions[assigned["Brian"] or ""]
+    assert described["alan"]["Gender"] == "Male"
+    assert described["alan"]["LanguageCode"] == "en-GB"

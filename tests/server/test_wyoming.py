@@ -1,0 +1,224 @@
+"""The Wyoming port with the wyoming package's own client, and with what Home Assistant sends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("wyoming")
+
+from wyoming.audio import AudioStart, AudioStop
+from wyoming.client import AsyncTcpClient
+from wyoming.error import Error
+from wyoming.event import Event
+from wyoming.info import Describe, Info
+from wyoming.ping import Ping, Pong
+from wyoming.tts import (
+    Synthesize,
+    SynthesizeChunk,
+    SynthesizeStart,
+    SynthesizeStop,
+    SynthesizeStopped,
+    SynthesizeVoice,
+)
+
+from s1_mini import ProductionTTSEngine
+from s1_mini.server.settings import ServerSettings
+from s1_mini.server.wyoming import info_of
+from s1_mini.types import VoiceInfo
+from tests.cli.conftest import Call
+from tests.cli.conftest import call as call  # noqa: PLC0414 - a fixture of these tests, too
+from tests.server.conftest import Door, serving
+from waiting import wait_until
+
+ENDS = (AudioStop, SynthesizeStopped, Error)
+
+
+@contextmanager
+def home(engine: ProductionTTSEngine, **settings: object) -> Iterator[tuple[Door, int]]:
+    """Serve with a Wyoming port; yield the server and that port."""
+    with serving(engine, wyoming_port=0, **settings) as door:
+        yield door, door.app.state.wyoming.port
+
+
+@pytest.fixture
+def port(small_engine: ProductionTTSEngine) -> Iterator[int]:
+    with home(small_engine) as (_, port):
+        yield port
+
+
+def exchange(port: int, *sent: Any, end: Any = AudioStop) -> list[Event]:
+    """Send events, and return those that come, until `end` or the end of the connection."""
+
+    async def run() -> list[Event]:
+        received: list[Event] = []
+        async with AsyncTcpClient("127.0.0.1", port) as client:
+            for each in sent:
+                await client.write_event(each.event())
+            while (event := await client.read_event()) is not None:
+                received.append(event)
+                if end.is_type(event.type):
+                    break
+        return received
+
+    return asyncio.run(run())
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """Return the types of events, without repetitions."""
+    types = [event.type for event in events]
+    return [kind for number, kind in enumerate(types) if number == 0 or kind != types[number - 1]]
+
+
+def num_samples(events: list[Event]) -> int:
+    return sum(len(event.payload or b"") for event in events) // 2
+
+
+def test_a_text_is_one_stream_of_audio(port: int) -> None:
+    events = exchange(port, Synthesize("Good morning.", voice=SynthesizeVoice(language="en")))
+
+    assert kinds(events) == ["audio-start", "audio-chunk", "audio-stop"]
+    start = AudioStart.from_event(events[0])
+    assert (start.rate, start.width, start.channels) == (44_100, 2, 1)
+    assert len(events) > 3
+    assert num_samples(events) > 10_000
+
+
+def test_the_server_describes_its_voices_and_that_it_streams(
+    small_engine: ProductionTTSEngine, port: int, tone: Any
+) -> None:
+    small_engine.add_voice("robin", tone, "Ah.")
+    try:
+        events = exchange(port, Describe(), end=Info)
+        spoken = exchange(port, Synthesize("Hi.", voice=SynthesizeVoice(name="robin")))
+    finally:
+        small_engine.delete_voice("robin")
+
+    (program,) = Info.from_event(events[-1]).tts
+    assert program.supports_synthesize_streaming
+    assert [voice.name for voice in program.voices] == ["robin"]
+    assert num_samples(spoken)
+
+
+def test_voices_have_the_language_of_their_description_and_the_default_one_is_first() -> None:
+    def voice(name: str, description: str, *, is_default: bool = False) -> VoiceInfo:
+        return VoiceInfo(name, description, is_default, "checkpoint", 3.0, "", pinned=False)
+
+    (program,) = info_of([voice("alan", "a man, British, calm"), voice("anna", "", is_default=True)]).tts
+
+    assert [(each.name, each.languages) for each in program.voices] == [("anna", ["en_US"]), ("alan", ["en_GB"])]
+
+
+def test_text_that_arrives_in_pieces_is_spoken_before_its_end_and_once(port: int) -> None:
+    async def run() -> tuple[list[Event], list[Event]]:
+        before: list[Event] = []
+        async with AsyncTcpClient("127.0.0.1", port) as client:
+            await client.write_event(SynthesizeStart().event())
+            await client.write_event(SynthesizeChunk("Good mor").event())
+            await client.write_event(SynthesizeChunk("ning. How are ").event())
+            while not before or before[-1].type != "audio-chunk":  # the text has not ended
+                before.append(await client.read_event())
+            # Home Assistant repeats the whole text for servers that do not stream
+            for each in (SynthesizeChunk("you?"), Synthesize("Good morning. How are you?"), SynthesizeStop()):
+                await client.write_event(each.event())
+            after: list[Event] = []
+            while not after or after[-1].type not in ("synthesize-stopped", "error"):
+                after.append(await client.read_event())
+        return before, after
+
+    before, after = asyncio.run(run())
+
+    assert kinds(before) == ["audio-start", "audio-chunk"]
+    assert kinds(after) == ["audio-chunk", "audio-stop", "synthesize-stopped"]
+
+
+def test_one_connection_speaks_several_texts_and_answers_a_ping(port: int) -> None:
+    texts = [Synthesize("One."), SynthesizeStart(), SynthesizeChunk("Two"), SynthesizeStop(), Ping("alive")]
+
+    events = exchange(port, *texts, end=Pong)
+
+    audio = ["audio-start", "audio-chunk", "audio-stop"]
+    assert kinds(events) == [*audio, *audio, "synthesize-stopped", "pong"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "message"),
+    [
+        (Synthesize("..."), "text_invalid", "is empty"),
+        (Synthesize("Hi.", voice=SynthesizeVoice(name="nobody")), "voice_not_found", "nobody"),
+        (Synthesize("Hi.", text_format="midi"), "request_invalid", "'midi' is not supported"),
+        (Synthesize("a" * 20_001), "text_invalid", "20001 characters"),
+        (Event("synthesize", {"text": 7}), "request_invalid", "text: is missing or not a string"),
+        (Event("x", {"text": "a" * 300_000}), "body_invalid", "data_length"),
+    ],
+)
+def test_an_error_is_an_event_and_ends_the_connection(port: int, sent: Any, code: str, message: str) -> None:
+    wrapped = type("Raw", (), {"event": lambda _: sent})() if isinstance(sent, Event) else sent
+
+    error = Error.from_event(exchange(port, wrapped)[-1])
+
+    assert error.code == code
+    assert message in error.text
+
+
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b"[]\n", b'{"type":"x","data_length":-1}\n', b"a" * 500_000])
+def test_a_malformed_event_is_refused(port: int, line: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as plug:
+        plug.sendall(line)
+        assert b'"error"' in plug.recv(4096)
+
+
+def test_several_clients_are_served_at_once(port: int) -> None:
+    async def run() -> list[list[Event]]:
+        return await asyncio.gather(*(asyncio.to_thread(exchange, port, Synthesize("Good morning.")) for _ in range(4)))
+
+    assert all(kinds(events)[-1] == "audio-stop" for events in asyncio.run(run()))
+
+
+def test_what_a_client_holds_is_released_when_it_disconnects(small_engine: ProductionTTSEngine) -> None:
+    with home(small_engine) as (door, port):
+        state = door.app.state
+        with socket.create_connection(("127.0.0.1", port)) as plug:
+            plug.sendall(b'{"type":"synthesize","data":{"text":"' + b"A sentence that goes on. " * 100 + b'"}}\n')
+            wait_until(lambda: state.gate.num_inside == 1 and bool(state.accounts.clients))
+        wait_until(lambda: state.gate.num_inside == 0 and not state.accounts.clients)
+
+
+def test_a_silent_client_is_disconnected(small_engine: ProductionTTSEngine) -> None:
+    with home(small_engine, websocket_idle_s=0.2) as (_, port):
+        (event,) = exchange(port, SynthesizeStart())
+
+    assert Error.from_event(event).code == "session_timeout"
+
+
+def test_a_full_server_and_one_that_shuts_down_refuse_new_texts(small_engine: ProductionTTSEngine) -> None:
+    with home(small_engine) as (door, port):
+        door.app.state.gate.is_draining = True
+        error = Error.from_event(exchange(port, Synthesize("Hi."))[-1])
+
+    assert error.code == "shutting_down"
+
+
+def test_an_open_connection_does_not_delay_the_shutdown(small_engine: ProductionTTSEngine) -> None:
+    with home(small_engine) as (_, port):
+        plug = socket.create_connection(("127.0.0.1", port), timeout=60)
+    assert plug.recv(1) == b""
+    plug.close()
+
+
+def test_the_port_is_open_to_this_machine_only_unless_an_address_is_given() -> None:
+    assert ServerSettings(wyoming_port=10_200).wyoming_host == "127.0.0.1"
+
+
+def test_several_replicas_refuse_the_port(call: Call) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    result = call("serve", "--replicas", "2", "--wyoming", str(port), "--port", "0")
+
+    assert result.code == 1
+    assert "--wyoming needs one engine process, not 2" in result.err
