@@ -1,0 +1,74 @@
+"""Every example works against a real server, and the Compose file names variables and volumes that exist."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import soundfile
+from websockets.sync.client import connect
+
+from container_room import running
+from door_room import Door
+from s1_mini import EngineConfig, ProductionTTSEngine
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+OUTPUTS = {
+    "openai_client.py": "openai.mp3",
+    "elevenlabs_http.py": "elevenlabs.mp3",
+    "polly.py": "polly.mp3",
+    "sagemaker.py": "sagemaker.mp3",
+    "websocket.py": "websocket.wav",
+}
+
+
+@pytest.fixture(scope="module")
+def door(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4)
+    with ProductionTTSEngine(config) as engine:
+        with running(engine, tmp_path_factory.mktemp("store"), endpoint="speech") as door:
+            yield door
+        engine.stop(drain=False)
+
+
+def environment(door: Door) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    return kept | {"S1_MINI_URL": door.url, "PYTHONUTF8": "1"}
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OUTPUTS, "twilio.py"}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_example_writes_audio(name: str, door: Door, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, EXAMPLES / name], cwd=tmp_path, env=environment(door), check=True, timeout=120)
+
+    audio, _ = soundfile.read(tmp_path / OUTPUTS[name])
+    assert len(audio) > 1000
+
+
+def test_a_twilio_caller_hears_the_greeting_as_mulaw(door: Door) -> None:
+    command = [sys.executable, EXAMPLES / "twilio.py", "0"]
+    with subprocess.Popen(command, env=environment(door), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().split()[-1]
+        try:
+            with connect(f"ws://127.0.0.1:{port}", proxy=None) as socket:
+                socket.send(json.dumps({"event": "connected", "protocol": "Call", "version": "1.0.0"}))
+                socket.send(json.dumps({"event": "start", "streamSid": "MZ1", "start": {"streamSid": "MZ1"}}))
+                audio = b""
+                while (event := json.loads(socket.recv(timeout=120)))["event"] == "media":
+                    assert event["streamSid"] == "MZ1"
+                    audio += base64.b64decode(event["media"]["payload"])
+                assert event == {"event": "mark", "streamSid": "MZ1", "mark": {"name": "greeting"}}
+                socket.send(json.dumps(event))
+            assert len(audio) > 1000
+        finally:
+            server.terminate()
