@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from s1_mini.alignment.head import AlignmentHead
-from s1_mini.alignment.times import Interval, LiveTimes, Span, find_sounds, find_spans, whole_times
+from s1_mini.alignment.times import Interval, LiveTimes, Span, after_silences, find_sounds, find_spans, whole_times
 
 HEAD = AlignmentHead(0, 0, shift_ms=20, pause_shift_ms=100, end_shift_ms=150)
 FRAME_S, RATE = 0.05, 8000
@@ -90,6 +90,19 @@ def test_intervals_are_in_order_and_within_the_audio_whatever_the_scores_are() -
             assert edges == sorted(edges)
             assert edges[0] >= 0
             assert edges[-1] <= num_frames * FRAME_S + 1e-9
+
+
+def test_words_that_begin_in_a_silence_begin_after_it() -> None:
+    sounds = [Interval(0.0, 0.0), Interval(0.1, 0.5), Interval(0.8, 1.0)]
+    words = [Interval(0.02, 0.3), Interval(0.3, 0.4), Interval(0.46, 0.9), Interval(0.7, 0.75), Interval(0.9, 1.0)]
+
+    assert after_silences(words, sounds) == [
+        Interval(0.1, 0.3),
+        Interval(0.3, 0.4),
+        Interval(0.8, 0.9),
+        Interval(0.75, 0.75),
+        Interval(0.9, 1.0),
+    ]
 
 
 def test_silence_has_no_sounds() -> None:

@@ -151,6 +151,16 @@ def whole_times(
     return [Interval(float(start), float(end)) for start, end in zip(starts, ends, strict=True)]
 
 
+def after_silences(intervals: Sequence[Interval], sounds: Sequence[Interval]) -> list[Interval]:
+    """Return words of which those that begin in a silence, or shortly before one, begin at its end."""
+    moved = []
+    for word in intervals:
+        silences = ((before.end_s - NEAR_S, after.start_s) for before, after in pairwise(sounds))
+        end_s = next((end_s for start_s, end_s in silences if start_s < word.start_s < end_s), word.start_s)
+        moved.append(Interval(min(end_s, word.end_s), word.end_s))
+    return moved
+
+
 def find_sounds(wave: np.ndarray, sample_rate: int) -> list[Interval]:
     """Return the parts of a wave [samples] between its silences, in seconds."""
     hop, window = max(1, round(sample_rate * HOP_S)), round(sample_rate * WINDOW_S)

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from s1_mini.alignment.head import AlignedFrames, AlignmentHead
-from s1_mini.alignment.times import Interval, LiveTimes, find_spans, whole_times
+from s1_mini.alignment.times import Interval, LiveTimes, after_silences, find_sounds, find_spans, whole_times
 from s1_mini.alignment.written import Group, Read, divide, find_groups, find_written, keys
 from s1_mini.types import Word
+
+WINDOW_S = 4.0  # audio before a word's end in which silences are looked for
+HELD_S = 0.01  # more than the audio of a frame that may be sent later, for joining utterances
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Aligner:
 class WordTimes:
     """Times of the words of one request, from its audio before any effect and the scores sent with it.
 
-    Live times do not depend on later frames or on the chunks. Otherwise the words of an utterance are reported at its
+    Live times do not depend on later audio or on the chunks. Otherwise the words of an utterance are reported at its
     end, with times from the whole utterance and its audio.
     """
 
@@ -77,16 +80,16 @@ class WordTimes:
             self._live = LiveTimes(self._spans, frames.scores.shape[1], self._aligner.head, self._aligner.frame_s)
 
     def _add(self, audio: np.ndarray, frames: AlignedFrames) -> None:
-        self._num_frames += len(frames.scores)
+        self._audio.append(audio[max(0, self._start - self._num_received) :])
         if self._live is not None:
             for scores in frames.scores:
-                self._note(self._live.push(scores))
+                self._num_frames += 1
+                self._note(self._after_silences(self._live.push(scores)))
             if frames.is_last:
                 duration_s = self._num_frames * self._aligner.frame_s
-                self._note(self._live.finish(duration_s, was_cut=frames.was_cut))
+                self._note(self._after_silences(self._live.finish(duration_s, was_cut=frames.was_cut)))
             return
         self._scores.append(frames.scores)
-        self._audio.append(audio[max(0, self._start - self._num_received) :])
         if frames.is_last:
             intervals = whole_times(
                 np.concatenate(self._scores),
@@ -98,6 +101,20 @@ class WordTimes:
                 was_cut=frames.was_cut,
             )
             self._note(intervals)
+
+    def _after_silences(self, intervals: Sequence[Interval]) -> list[Interval]:
+        """Move starts to the ends of silences, as far as the audio of the frames so far shows them."""
+        if not intervals:
+            return []
+        self._audio = [np.concatenate(self._audio)]
+        stop = max(0, round((self._num_frames * self._aligner.frame_s - HELD_S) * self._sample_rate))
+        start = max(0, stop - round(WINDOW_S * self._sample_rate))
+        offset_s = start / self._sample_rate
+        sounds = [
+            Interval(offset_s + start_s, offset_s + end_s)
+            for start_s, end_s in find_sounds(self._audio[0][start:stop], self._sample_rate)
+        ]
+        return after_silences(intervals, sounds if start else [Interval(0.0, 0.0), *sounds])
 
     def _note(self, intervals: Sequence[Interval]) -> None:
         start_s = self._start / self._sample_rate
