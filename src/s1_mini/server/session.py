@@ -353,15 +353,18 @@ class Session:
     async def _say(self, track: Track, request: SpeechRequest) -> None:
         state, before_s = self.state, self.record.audio_s
         speech = await speak(state.engine, request, settings=state.settings, record=self.record)
-        async with aclosing(cast("Any", speech.body)) as body:
-            await self.protocol.start(track, request, speech)
-            heard_s = before_s
-            async for piece in body:
-                self._last_moved = time.monotonic()
-                generated_s = self.record.audio_s
-                await self.protocol.send_audio(track, piece, speech.take_words())
-                self.sent_s += generated_s - heard_s
-                heard_s = generated_s
+        try:
+            async with aclosing(cast("Any", speech.body)) as body:
+                await self.protocol.start(track, request, speech)
+                heard_s = before_s
+                async for piece in body:
+                    self._last_moved = time.monotonic()
+                    generated_s = self.record.audio_s
+                    await self.protocol.send_audio(track, piece, speech.take_words())
+                    self.sent_s += generated_s - heard_s
+                    heard_s = generated_s
+        finally:
+            speech.release()  # closing a body that has not begun releases nothing
         self.num_spoken += 1
         await self.protocol.finish(track, round(self.record.audio_s - before_s, 3))
 
