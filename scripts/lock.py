@@ -49,6 +49,7 @@ LOCKS = (
             "requirements-replicas.txt",
             "requirements-corpus.txt",
             "requirements-wyoming.txt",
+            "requirements-mcp.txt",
             "requirements-test.txt",
         ),
         ("requirements.lock.txt",),

@@ -10,7 +10,7 @@ from typing import Literal
 
 from s1_mini.exceptions import ConfigurationError
 
-Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming"]
+Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp"]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.txt has the versions
     "server": (
@@ -31,6 +31,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
     "ray": ("ray",),
     "vllm": ("vllm",),
     "wyoming": ("wyoming",),
+    "mcp": ("httpx2", "mcp"),
 }
 
 

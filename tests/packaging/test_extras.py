@@ -46,6 +46,7 @@ LACKING = {
     "hub": [["say", "Hello.", "--checkpoint", "owner/name"], ["package", "--checkpoint", "a/b", "-o", "m.tar.gz"]],
     "corpus": [["corpus", "texts.csv", "out", "--local", "--layout", "parquet"]],
     "ray": [["corpus", "texts.csv", "out"]],
+    "mcp": [["mcp", "--url", "http://localhost:8080"]],
 }
 
 

@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, corpus, plan, say, serve, settings, voices
+from s1_mini.cli import bench, checkpoints, corpus, mcp, plan, say, serve, settings, voices
 from s1_mini.cli.verb import Group, Verb
 from s1_mini.exceptions import S1MiniError
 
@@ -65,6 +65,7 @@ app = typer.Typer(
 )
 app.command("say", cls=Verb)(say.say)
 app.command("serve", cls=Verb)(serve.serve)
+app.command("mcp", cls=Verb)(mcp.mcp)
 app.command("corpus", cls=Verb)(corpus.corpus)
 app.command("bench", cls=Verb)(bench.bench)
 app.command("profile", cls=Verb)(bench.profile)

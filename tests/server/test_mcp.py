@@ -1,0 +1,106 @@
+"""`s1-mini mcp` over stdio, with the client of the package mcp."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+pytest.importorskip("mcp")
+
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from s1_mini.audio.container import encode
+from tests.server.conftest import Door
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
+SPEAK = ("speak", {"text": "Good morning."})
+
+
+def call(*calls: tuple[str, dict[str, Any]], options: list[str], **environment: str) -> list[Any]:
+    """Run the command and return the results of calls to its tools."""
+
+    async def run() -> list[Any]:
+        server = StdioServerParameters(
+            command=sys.executable, args=["-m", "s1_mini", "mcp", *options], env=ENVIRONMENT | environment
+        )
+        async with Client(stdio_client(server)) as client:
+            return [await client.call_tool(name, arguments) for name, arguments in calls]
+
+    return asyncio.run(run())
+
+
+def text_of(result: Any) -> str:
+    return str(result.content[0].text)
+
+
+def samples(content: bytes) -> int:
+    return len(soundfile.read(io.BytesIO(content))[0])
+
+
+def test_the_tools_speak_and_clone_on_a_running_server(door: Door, tone: np.ndarray, tmp_path: Path) -> None:
+    recording = tmp_path / "me.wav"
+    recording.write_bytes(encode(tone, 44_100, "wav"))
+    robin = {"name": "robin", "recording": str(recording), "transcript": "Ah."}
+
+    try:
+        added, listed, spoken, written = call(
+            ("clone_voice", robin),
+            ("list_voices", {}),
+            ("speak", {"text": "Hi.", "voice": "robin"}),
+            ("speak", {"text": "Hi.", "path": "hello.flac", "speed": 2}),
+            options=["--folder", str(tmp_path)],
+            S1_MINI_URL=door.url,
+        )
+    finally:
+        door.engine.delete_voice("robin")
+
+    assert text_of(added) == "Added the voice 'robin'"
+    assert listed.structured_content["result"] == [{"name": "robin", "description": ""}]
+    assert (spoken.content[0].type, spoken.content[0].mime_type) == ("audio", "audio/mpeg")
+    assert samples(base64.b64decode(spoken.content[0].data)) > 1000
+    assert str(tmp_path / "hello.flac") in text_of(written)
+    assert samples((tmp_path / "hello.flac").read_bytes()) > 100
+
+
+def test_without_a_server_an_engine_in_the_process_speaks(tiny: Path, tmp_path: Path) -> None:
+    options = ["--checkpoint", str(tiny), "--device", "cpu", "--folder", str(tmp_path)]
+
+    spoken, listed = call(("speak", {"text": "Hi.", "path": "hello.wav"}), ("list_voices", {}), options=options)
+
+    assert not spoken.is_error, text_of(spoken)
+    assert samples((tmp_path / "hello.wav").read_bytes()) > 1000
+    assert listed.structured_content["result"] == []
+
+
+def test_mistakes_are_results_with_our_messages(door: Door, tmp_path: Path) -> None:
+    calls = [
+        ("speak", {"text": "Hi.", "voice": "nobody"}),
+        ("speak", {"text": "Hi.", "path": "../hello.wav"}),
+        ("speak", {"text": "Hi.", "path": "hello.txt"}),
+        ("clone_voice", {"name": "robin", "recording": str(tmp_path / "none.wav"), "transcript": "Ah."}),
+    ]
+
+    results = call(*calls, options=["--folder", str(tmp_path), "--url", door.url])
+
+    assert all(result.is_error for result in results)
+    messages = [text_of(result) for result in results]
+    expected = ["nobody", "outside of the folder", "ends in .txt", "No such file"]
+    assert all(part in message for part, message in zip(expected, messages, strict=True)), messages
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    (result,) = call(SPEAK, options=["--url", "http://127.0.0.1:9"])
+
+    assert result.is_error
+    assert "no answer from the server at http://127.0.0.1:9" in text_of(result)
