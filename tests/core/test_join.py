@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s1_mini.core.speech import Joiner
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.speech import AudioOutput, Joiner
 
 FADE, PAUSE = 8, 20  # samples at this rate
 
@@ -116,3 +117,49 @@ def test_the_defaults_are_5_and_120_milliseconds():
     num_paused = len(stream.push(np.ones(1000, np.float32))) - (1000 - num_held)
 
     assert (num_held, num_paused) == (220, 5292)  # 220.5 rounds to even
+
+
+class Words:
+    """Records what the computation of word times receives."""
+
+    def __init__(self):
+        self.received = []
+
+    def feed(self, audio, frames, *, is_last):
+        self.received.append((len(audio), frames, is_last))
+        return ()
+
+
+def test_scores_are_sent_with_the_place_of_their_utterance_in_the_audio():
+    queue = OutputQueue(lambda: None)
+    queue.words = words = Words()
+    output, scores = AudioOutput(queue, sample_rate=1000, arrived=0.0), np.zeros((2, 5), np.float32)
+    for is_cut in (False, True):
+        output.push(np.ones(60), 2, 0.0, scores)
+        output.push(np.ones(40), 2, 0.0, scores)
+        if not is_cut:
+            output.end_utterance(0.0)
+    output.finish("length", 0.0, queue_s=None, prefill_s=None, was_cut=True)
+    queue.end()
+    list(queue)
+
+    sent, starts, ends = 0, [], []
+    for length, frames, is_last in words.received:
+        starts += [(frames.utterance, frames.start)]
+        ends += [(frames.was_cut, is_last)] if frames.is_last else []
+        sent += length
+    assert starts == [(0, 0)] * 3 + [(1, 100 + 120)] * 3  # a pause of 120 ms
+    assert ends == [(False, False), (True, True)]
+    assert sent == 100 + 120 + 100
+
+
+def test_without_scores_no_frames_are_sent():
+    queue = OutputQueue(lambda: None)
+    queue.words = words = Words()
+    output = AudioOutput(queue, sample_rate=1000, arrived=0.0)
+    output.push(np.ones(60), 2, 0.0)
+    output.finish("stop", 0.0, queue_s=None, prefill_s=None)
+    queue.end()
+    list(queue)
+
+    assert [frames for _, frames, _ in words.received] == [None, None]

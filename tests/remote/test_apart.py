@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
+import shutil
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ from s1_mini.remote.relay import ClusterEngine
 from s1_mini.remote.stage_worker import StageEngine
 from s1_mini.remote.work import Call, LostError, Piece, Work
 from s1_mini.runtime.loader import load
+from s1_mini.weights.directory import read_json
 from waiting import wait_until
 
 TEXT = "Number one is said here, and it is longer. " * 2
@@ -207,6 +210,15 @@ def test_a_recording_becomes_a_voice_in_a_process_without_stages(
     asked = {"reference_audio": tone, "reference_text": "Aah.", "seed": 3, "max_new_tokens": 8}
     expected = engine.generate("Hello.", **asked).audio
     assert np.array_equal(shared(tiny)[0].engine.generate("Hello.", **asked).audio, expected)
+
+
+def test_word_times_are_refused(tiny: Path, tmp_path: Path) -> None:
+    aligned = Path(shutil.copytree(tiny, tmp_path / "aligned"))
+    config = read_json(aligned / "config.json") | {"alignment": {"layer": 1, "head": 0, "shift_ms": 20}}
+    (aligned / "config.json").write_text(json.dumps(config))
+
+    with apart(aligned) as remote, pytest.raises(ParameterError, match=r"word_times: .*in other processes"):
+        remote.engine.generate("Hello.", word_times=True)
 
 
 def test_a_replica_that_resumes_with_different_output_fails_the_request(opened: tuple[Apart, Fault]) -> None:

@@ -140,7 +140,7 @@ class WordTimes:
 
     def _is_passed(self, group: Group) -> bool:
         """Return whether later words have times already, so that this one will get none: an utterance was cut."""
-        return bool(self._times) and max(self._times) >= group.stop_spoken
+        return bool(self._times) and next(reversed(self._times)) >= group.stop_spoken
 
     def _word(self, group: Group) -> Word | None:
         numbers = [each for each in range(group.first_spoken, group.stop_spoken) if each in self._times]

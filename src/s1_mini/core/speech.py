@@ -175,5 +175,13 @@ class Outlet(AudioOutput):
         """Send a copy of a stage's output: the stage may reuse the memory."""
         self._put(np.array(wave), items, now)
 
-    def finish(self, reason: FinishReason, *_: float, **__: float | None) -> None:
+    def finish(
+        self,
+        reason: FinishReason,
+        now: float,  # noqa: ARG002
+        *,
+        queue_s: float | None,  # noqa: ARG002
+        prefill_s: float | None,  # noqa: ARG002
+        was_cut: bool = False,  # noqa: ARG002
+    ) -> None:
         self.queue.put(AudioChunk(self._nothing, self._sample_rate, 0, reason))

@@ -28,7 +28,7 @@ from s1_mini.runtime.stage import Pending, Stage
 Scores = dict[int | None, np.ndarray]  # of the alignment head [text tokens], by slot
 
 READS = (16, 32, 64, 128, 256)  # positions of captured prefills
-TINY = 1e-30
+TINY = 1e-30  # weights below it count as this much
 
 
 class LanguageModel(Stage):
@@ -45,7 +45,7 @@ class LanguageModel(Stage):
         self.shares_prefixes = True  # read keys and values of a common prefix once; set before `make_graphs`
         self._shared = None if self.state.common is None else SharedPrefixes(self.state.common)
         self._ladder = ladder(slots)
-        self._prompts: Scores = {}  # by slot, [S, K + 1]
+        self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
         self._lengths = [0] * slots  # positions of prompt and frames
         self._texts: dict[int, slice] = {}  # positions of the text, by slot whose scores are wanted
         self._stepping = SteppingSlots(self.state.active)
