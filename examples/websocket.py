@@ -23,6 +23,6 @@ with connect(f"{url}/v1/audio/speech/stream") as socket, wave.open("websocket.wa
             continue
         event = json.loads(message)
         if event["type"] == "error":
-            raise SystemExit(event["message"])
+            raise SystemExit(event["error"]["message"])
         if event["type"] == "session.done":
             break

@@ -300,6 +300,7 @@ class SessionConfig(Sampling):
     language: str | None = Field(None, description="Ignored.")
     response_format: Format = "pcm"
     chunk_profile: ChunkProfile = "ttfa"
+    word_times: bool = Field(False, description="Send audio.words: when each word of a stretch is spoken.")
     reference_audio: Base64Audio | None = None
     reference_text: str | None = None
 

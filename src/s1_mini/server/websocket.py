@@ -1,13 +1,15 @@
 """The WebSocket `/v1/audio/speech/stream`; SageMaker's route takes the same messages (`deepgram.py`).
 
 Client: `session.config` (optional), any number of `input.text` and `input.clear`, `input.done`. Server, for each
-stretch of whole sentences: `audio.start`, binary messages, `audio.done`; at the end `session.done`. An error is sent as
+stretch of whole sentences: `audio.start`, binary messages (and `audio.words` with `word_times`), `audio.done`; at the
+end `session.done`. An error is sent as
 `error` and ends the session. The names are those of vLLM-Omni's speech endpoints on SageMaker; `input.clear` is ours.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, WebSocket
@@ -88,6 +90,9 @@ class OwnProtocol(Protocol):
         await self.session.send(number | start | self._warning(speech.warning))
 
     async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:  # noqa: ARG002
+        if words:
+            times = [asdict(word) for word in words]
+            await self.session.send({"type": "audio.words", "index": self.session.num_spoken, "words": times})
         await self.session.send_bytes(piece)
 
     async def finish(self, track: Track, seconds: float) -> None:  # noqa: ARG002
