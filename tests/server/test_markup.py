@@ -53,7 +53,7 @@ def _parts(fields: dict[str, str]) -> dict[str, tuple[None, str]]:
         ({"text": "<speak>\n<b/></speak>", "text_type": "ssml"}, 422, "markup_invalid", "line 2, column 1: <b> is not"),
         ({"text": "a", "text_type": "html"}, 422, "request_invalid", "text_type"),
         ({"text": "a", "lexicon": {"a": ""}}, 422, "parameter_invalid", "lexicon"),
-        ({"text": "a", "lexicon": {str(n): "b" for n in range(257)}}, 422, "request_invalid", "lexicon"),
+        ({"text": "a", "lexicon": {str(n): "b" for n in range(257)}}, 422, "parameter_invalid", "lexicon"),
         (
             {"text": "<speak>a<voice name='nobody'>b</voice></speak>", "text_type": "ssml"},
             *(404, "voice_not_found", "nobody"),

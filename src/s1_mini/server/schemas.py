@@ -17,7 +17,6 @@ from s1_mini.text.lexicon import read_lines
 from s1_mini.types import (
     DEFAULT_SAMPLING,
     MAX_GAIN_DB,
-    MAX_LEXICON_ENTRIES,
     MAX_RATE,
     MAX_REPETITION_PENALTY,
     MAX_SEED,
@@ -61,7 +60,7 @@ Seed = Annotated[int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)] 
 TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), BeforeValidator(_as_whole)]
 NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
 SampleRate = Annotated[int, Field(ge=MIN_RATE, le=MAX_RATE), BeforeValidator(_as_whole)]
-Lexicon = Annotated[dict[str, str], Field(max_length=MAX_LEXICON_ENTRIES), BeforeValidator(_as_entries)]
+Lexicon = Annotated[dict[str, str], BeforeValidator(_as_entries)]  # the engine limits the entries
 ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
 # length of texts and names of voices are checked by the engine, with the same messages for all interfaces
 _NOT_EMPTY: JsonDict = {"minLength": 1}
