@@ -50,6 +50,8 @@ FIELDS = [
     "warm_voices",  # the most requested voices depend on the deployment
     "normalize",  # whether numbers are normalized for a voice depends on the deployment, as with unsupported characters
     "on_unsupported",
+    "lexicon_path",
+    "accept_ssml",
     "max_text_length",
     "chunk_length",
     "max_reference_s",

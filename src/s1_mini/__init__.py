@@ -19,6 +19,7 @@ from s1_mini.exceptions import DeploymentError as DeploymentError
 from s1_mini.exceptions import EngineError as EngineError
 from s1_mini.exceptions import EngineNotReadyError as EngineNotReadyError
 from s1_mini.exceptions import GenerationError as GenerationError
+from s1_mini.exceptions import MarkupError as MarkupError
 from s1_mini.exceptions import NothingToSpeakError as NothingToSpeakError
 from s1_mini.exceptions import PackageError as PackageError
 from s1_mini.exceptions import ParameterError as ParameterError

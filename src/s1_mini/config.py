@@ -187,6 +187,14 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         "OpenAI's routes and WebSocket sessions skip unless the request says otherwise",
     )
 
+    lexicon_path: Folder = Field(
+        None, description="pronunciation lexicon for all requests: a W3C PLS file, or lines `word = respelling`"
+    )
+    accept_ssml: bool = Field(
+        False,
+        description="true: a text that begins with `<speak>` and ends with `</speak>` is SSML without `text_type`",
+    )
+
     # Limits on what a client may send.
     max_text_length: int = Field(20_000, ge=1, description="maximum characters of one request")
     chunk_length: int = Field(200, ge=50, le=1000, description="maximum UTF-8 bytes of one sentence piece")

@@ -20,12 +20,13 @@ import torch
 
 from s1_mini.audio.container import check_format
 from s1_mini.config import EngineConfig
-from s1_mini.core.output_queue import AudioStream, OutputQueue
+from s1_mini.core.output_queue import AudioStream, Output, OutputQueue
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
+from s1_mini.runtime.composition import Composition, Plan, is_plain
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.recordings import Prepared, in_thread, wait_async
 from s1_mini.runtime.running import EngineRuntime, run, vram
@@ -380,9 +381,7 @@ class ProductionTTSEngine(_Voices):
         """Count the tokens of `text`, without those of the voice. Raises `TextError`."""
         return self._ready().count_tokens(text, normalize, on_unsupported)
 
-    def _begin_item(
-        self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None
-    ) -> OutputQueue | S1MiniError:
+    def _begin_item(self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None) -> Output | S1MiniError:
         try:
             voice = shared.voice if audio is None else None
             request = replace(shared, text=text, voice=voice, references=references_of(audio, said))
@@ -390,8 +389,13 @@ class ProductionTTSEngine(_Voices):
         except S1MiniError as error:
             return error
 
-    def _speak(self, request: TTSRequest, *, streams: bool) -> OutputQueue:
+    def _speak(self, request: TTSRequest, *, streams: bool) -> Output:
         deadline = self._deadline()
+        if (plan := self._ready().plan(request)) is None:
+            return self._submit(request, deadline=deadline, streams=streams)
+        return Composition(plan, partial(self._submit, deadline=deadline, streams=streams), deadline).begin()
+
+    def _submit(self, request: TTSRequest, *, deadline: float, streams: bool) -> OutputQueue:
         while True:
             running = self._ready()
             try:
@@ -401,9 +405,14 @@ class ProductionTTSEngine(_Voices):
                 if self._running is running:  # otherwise `reload` has replaced it meanwhile
                     raise
 
-    async def _begin_async(self, request: TTSRequest, *, streams: bool) -> OutputQueue:
+    async def _begin_async(self, request: TTSRequest, *, streams: bool) -> Output:
         """Submit a request; no thread waits for its references, and cancelling it cancels their encoding."""
         deadline = self._deadline()
+        running = self._ready()
+        if not is_plain(request, running.config, running.lexicon):
+            plan = await asyncio.to_thread(running.plan, request)
+            if plan is not None:
+                return await self._compose_async(request, plan, deadline, streams=streams)
         while True:
             running = self._ready()
             try:
@@ -414,6 +423,14 @@ class ProductionTTSEngine(_Voices):
             except EngineNotReadyError:
                 if self._running is running:
                     raise
+
+    async def _compose_async(self, request: TTSRequest, plan: Plan, deadline: float, *, streams: bool) -> Output:
+        client = request.flow[0] or request.flow[1]
+        for reference in request.references:  # encoded once, before any part; the parts find it in the cache
+            encoding = await in_thread(partial(self._ready().encode, reference, client), Future.cancel)
+            await wait_async(encoding, deadline)
+        submit = partial(self._submit, deadline=deadline, streams=streams)
+        return await in_thread(Composition(plan, submit, deadline).begin, Composition.close)
 
 
 def _listed(name: str, values: Any) -> list[Any]:

@@ -98,6 +98,12 @@ class NothingToSpeakError(TextError):
         self.warning = warning
 
 
+class MarkupError(TextError):
+    """SSML, a mark in brackets or a lexicon is wrong; the message names the line and the column."""
+
+    code = "markup_invalid"
+
+
 class VoiceUnsupportedError(RequestError):
     """A recording was given, but the checkpoint cannot clone from recordings."""
 

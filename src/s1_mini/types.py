@@ -30,6 +30,9 @@ Normalize = Literal["auto", "off"]
 # Characters that the voice cannot pronounce: reject the text, or speak the rest and warn (`text/form.py`).
 OnUnsupported = Literal["error", "skip"]
 
+# What a text is: text as it is, SSML, or text with marks in brackets such as [pause 0.5s] (`text/markup.py`).
+TextType = Literal["text", "ssml", "marked"]
+
 VoiceSource = Literal["checkpoint", "added"]
 
 # Audio files (`audio/container.py`): ogg contains Opus, too; pcm, mulaw and alaw (8 kHz, telephony) have no header.
@@ -44,6 +47,9 @@ MAX_SEED = 2**63 - 1
 MIN_SPEED, MAX_SPEED = 0.25, 4.0  # OpenAI's bounds
 MIN_GAIN_DB, MAX_GAIN_DB = -40.0, 20.0
 MIN_RATE, MAX_RATE = 8_000, 48_000  # Hz
+
+MAX_LEXICON_ENTRIES = 256  # of one request
+MAX_LEXICON_LENGTH = 200  # characters of a word or a respelling
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,8 @@ class SharedOptions(TypedDict, total=False):
     gain_db: float
     sample_rate: int | None
     word_times: bool
+    text_type: TextType
+    lexicon: Mapping[str, str]
 
 
 class SpeechOptions(SharedOptions, total=False):
@@ -163,6 +171,8 @@ class TTSRequest:
     gain_db: float = 0.0  # loudness; peaks are limited to -1 dBTP
     sample_rate: int | None = None  # of the audio, in Hz; None: the model's own
     word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
+    text_type: TextType = "text"
+    lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
     flow: tuple[str, str] = ("", "")
@@ -175,6 +185,8 @@ class TTSRequest:
         check_range("gain_db", self.gain_db, MIN_GAIN_DB, MAX_GAIN_DB)
         if self.sample_rate is not None:
             check_integer("sample_rate", self.sample_rate, MIN_RATE, MAX_RATE)
+        check_choice("text_type", self.text_type, TextType)
+        check_lexicon(self.lexicon)
         if self.voice is not None and self.references:
             raise ParameterError("voice", "cannot be combined with reference_audio; give one of them")
 
@@ -255,6 +267,20 @@ def check_integer(name: str, value: int, low: int, high: int) -> None:
     """Raise `ParameterError` unless `value` is a whole number in [low, high]."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ParameterError(name, f"{value!r} is not a whole number in [{low}, {high}]")
+
+
+def check_lexicon(lexicon: Mapping[str, str]) -> None:
+    """Raise `ParameterError` unless the entries are words with respellings, and not too many or too long."""
+    if not isinstance(lexicon, Mapping):
+        raise ParameterError("lexicon", f"is a {type(lexicon).__name__}; give a mapping from words to respellings")
+    if len(lexicon) > MAX_LEXICON_ENTRIES:
+        raise ParameterError("lexicon", f"has {len(lexicon)} entries; the limit is {MAX_LEXICON_ENTRIES}")
+    for entry in lexicon.items():
+        if not all(isinstance(each, str) and each.strip() and len(each) <= MAX_LEXICON_LENGTH for each in entry):
+            shown = " = ".join(str(each)[:40] for each in entry)
+            raise ParameterError(
+                "lexicon", f"{shown!r}: give a word and a respelling of 1 to {MAX_LEXICON_LENGTH} characters each"
+            )
 
 
 DEFAULT_SAMPLING = SamplingParams()

@@ -377,3 +377,15 @@ def test_audio_may_be_written_to_the_null_device(monkeypatch: pytest.MonkeyPatch
     check_writable("/dev/null", is_windows=True)
     with pytest.raises(ParameterError, match="no permission"):
         check_writable("/dev/null", is_windows=False)
+
+
+def test_say_reads_markup_and_checks_it_before_the_model_is_loaded(tiny: Path, tmp_path: Path) -> None:
+    options = ("--checkpoint", tiny, "--seed", "1", "--max-new-tokens", "2", "-o", tmp_path / "out.wav")
+
+    said = s1_mini("say", "One. [pause 1s] Two.", "--text-type", "marked", *options)
+    refused = s1_mini("say", "<speak><b/></speak>", "--text-type", "ssml", *options)
+
+    assert said.returncode == 0, said.stderr
+    assert soundfile.info(tmp_path / "out.wav").frames == 44_100 + 4 * 2048
+    assert refused.returncode != 0
+    assert b"line 1, column 8: <b> is not supported" in refused.stderr

@@ -124,6 +124,8 @@ def test_each_field_accepts_what_its_schema_allows_and_nothing_else(
                 continue
             if name == "top_k" and is_allowed and value:
                 continue  # this checkpoint has none
+            if value == "ssml" and is_allowed:
+                continue  # the text of this test is not SSML
             status, at_fault = ask(http, path, kind, BODIES[path, kind] | {name: value})
             refused = status == 422 and at_fault == name
             num_tried += 1

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from s1_mini.config import EngineConfig
 from s1_mini.families.find import Checkpoint
+from s1_mini.runtime.composition import is_plain, make_plan
 from s1_mini.text.form import TextForm
+from s1_mini.text.lexicon import open_lexicon
 from s1_mini.types import Reference, TTSRequest
 from s1_mini.voices.library import CheckpointVoices
 from s1_mini.voices.reference import ReferenceReader
@@ -31,7 +33,13 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
     checkpoint.description.check_sampling(request.sampling)
     if request.word_times:
         checkpoint.description.check_word_times()
-    TextForm.from_config(read_json(checkpoint.directory / "config.json")).script(
+    form = TextForm.from_config(read_json(checkpoint.directory / "config.json"))
+    lexicon = open_lexicon(config.lexicon_path)
+    if not is_plain(request, config, lexicon):
+        voices = list_voices(checkpoint, config.voices_path)
+        make_plan(request, config, form, lexicon, voices, sample_rate=checkpoint.description.sample_rate)
+        return
+    form.script(
         request.text,
         config.max_text_length,
         choice=request.normalize or config.normalize,

@@ -26,7 +26,7 @@ from s1_mini.cli.verb import (
 from s1_mini.exceptions import ConfigurationError, ParameterError, TextError
 from s1_mini.extras import require
 from s1_mini.text.tidy import tidied
-from s1_mini.types import DEFAULT_SAMPLING, Normalize, OnUnsupported, SpeechOptions, TTSRequest
+from s1_mini.types import DEFAULT_SAMPLING, Normalize, OnUnsupported, SpeechOptions, TextType, TTSRequest
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
@@ -92,6 +92,13 @@ def say(
             autocompletion=completing("error", "skip"),
         ),
     ] = None,
+    text_type: Annotated[
+        str,
+        typer.Option(
+            help="text: as it is; ssml; marked: with [pause 0.5s] and [name of a voice].",
+            autocompletion=completing("text", "ssml", "marked"),
+        ),
+    ] = "text",
     speed: Annotated[float, typer.Option(help="2 is twice as fast, 0.5 half as fast; the pitch stays.")] = 1.0,
     gain_db: Annotated[float, typer.Option(help="Loudness change in dB; peaks are limited.")] = 0.0,
     sample_rate: Annotated[int | None, typer.Option(help="Sample rate in Hz. [the model's own]")] = None,
@@ -128,6 +135,7 @@ def say(
         "max_new_tokens": max_new_tokens,
         "normalize": cast("Normalize | None", normalize),  # checked by `TTSRequest`
         "on_unsupported": cast("OnUnsupported | None", on_unsupported),
+        "text_type": cast("TextType", text_type),
         "speed": speed,
         "gain_db": gain_db,
         "sample_rate": sample_rate,

@@ -13,12 +13,34 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from s1_mini.alignment.head import AlignedFrames
 from s1_mini.alignment.words import WordTimes
 from s1_mini.audio.effects import Effects
 from s1_mini.types import AudioChunk
+
+
+class Output(Protocol):
+    """What the consumer of a request sees."""
+
+    whole: bool
+
+    @property
+    def unread_bytes(self) -> int:
+        """Size of the audio that the consumer has not taken; readable from any thread."""
+
+    def close(self) -> None:
+        """Cancel the request if it has not ended."""
+
+    def wait(self) -> AudioChunk | None:
+        """Wait for the next chunk; None after the last. Raises the request's error."""
+
+    def __iter__(self) -> OutputIterator:
+        """Yield chunks as they arrive; raises the request's error. Closing the iterator cancels the request."""
+
+    def __aiter__(self) -> AsyncIterator[AudioChunk]:
+        """Yield chunks as they arrive; raises the request's error. Closing the iterator cancels the request."""
 
 
 class OutputQueue:
@@ -144,7 +166,7 @@ class OutputQueue:
 class OutputIterator(Iterator[AudioChunk]):
     """The chunks of one queue. Closing or dropping the iterator, even before the first chunk, cancels the request."""
 
-    def __init__(self, queue: OutputQueue) -> None:
+    def __init__(self, queue: Output) -> None:
         self._queue, self._is_closed = queue, False
 
     def __next__(self) -> AudioChunk:
@@ -169,10 +191,10 @@ class OutputIterator(Iterator[AudioChunk]):
 class AudioStream(AsyncIterator[AudioChunk]):
     """The chunks of one request for an event loop. Closing it, or cancelling its consumer, cancels the request."""
 
-    def __init__(self, begin: Callable[[], Awaitable[OutputQueue]]) -> None:
+    def __init__(self, begin: Callable[[], Awaitable[Output]]) -> None:
         """`begin` submits the request when the first chunk is awaited."""
         self._begin = begin
-        self._queue: OutputQueue | None = None
+        self._queue: Output | None = None
         self._chunks = self._iterate()
 
     @property

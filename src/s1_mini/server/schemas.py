@@ -11,7 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
+from s1_mini.exceptions import MarkupError
 from s1_mini.server.errors import InvalidError
+from s1_mini.text.lexicon import read_lines
 from s1_mini.types import (
     DEFAULT_SAMPLING,
     MAX_GAIN_DB,
@@ -30,6 +32,7 @@ from s1_mini.types import (
     Normalize,
     OnUnsupported,
     SpeechOptions,
+    TextType,
     TTSRequest,
     VoiceInfo,
 )
@@ -42,6 +45,16 @@ def _as_whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _as_entries(value: Any) -> Any:
+    """Parse the lines of a form's lexicon."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return read_lines(value)
+    except MarkupError as error:
+        raise PydanticCustomError("lexicon", "{reason}", {"reason": str(error).removeprefix("text: ")}) from None
+
+
 # bounds precede the validator; otherwise pydantic omits them from the JSON schema
 Seed = Annotated[
     int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)
@@ -49,6 +62,7 @@ Seed = Annotated[
 TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), BeforeValidator(_as_whole)]
 NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
 SampleRate = Annotated[int, Field(ge=MIN_RATE, le=MAX_RATE), BeforeValidator(_as_whole)]
+Lexicon = Annotated[dict[str, str], BeforeValidator(_as_entries)]  # the engine limits the entries
 ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
 # length of texts and names of voices are checked by the engine, with the same messages for all interfaces
 _NOT_EMPTY: JsonDict = {"minLength": 1}
@@ -100,6 +114,13 @@ class Sampling(Strict):
         None,
         description="Characters that the voice cannot pronounce. error: reject the text; skip: speak the rest, warn. "
         "Default: the server's setting.",
+    )
+    text_type: TextType = Field(
+        "text", description="ssml: the text is SSML; marked: it has marks such as [pause 0.5s] and [name of a voice]."
+    )
+    lexicon: Lexicon = Field(
+        default_factory=dict,
+        description="Respellings of words, such as {nginx: engine x}; in a form, lines `word = respelling`.",
     )
     return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
 
@@ -295,6 +316,7 @@ class SessionConfig(Sampling):
     """First message of a WebSocket session, or a later one between two sentences."""
 
     type: Literal["session.config"]
+    text_type: Literal["text"] = Field("text", description="Sessions split their text into sentences: no markup.")
     on_unsupported: OnUnsupported | None = SKIP_BY_DEFAULT
     voice: VoiceName | None = None
     language: str | None = Field(None, description="Ignored.")

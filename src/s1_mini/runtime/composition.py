@@ -1,0 +1,321 @@
+"""Requests with markup: their parts become requests of the engine, whose audio is joined with the pauses.
+
+Parts are submitted shortly before their turn, so that a stream has no gaps and a long text does not fill the queue.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+
+from s1_mini.config import EngineConfig
+from s1_mini.core.output_queue import OutputIterator, OutputQueue
+from s1_mini.exceptions import NothingToSpeakError, QueueFullError, RequestTimeoutError, TextError
+from s1_mini.text.form import NormalizedText, TextForm
+from s1_mini.text.lexicon import Lexicon
+from s1_mini.text.markup import Markup, Segment, is_ssml, read_marked, read_ssml, read_text
+from s1_mini.text.tidy import tidied
+from s1_mini.text.xml_reader import error_at
+from s1_mini.types import (
+    MAX_GAIN_DB,
+    MAX_SEED,
+    MAX_SPEED,
+    MIN_GAIN_DB,
+    MIN_SPEED,
+    AudioChunk,
+    FinishReason,
+    Timing,
+    TTSRequest,
+    Word,
+)
+from s1_mini.voices.registry import VoiceRegistry
+
+AHEAD = 2  # parts submitted in addition to the one that is read
+RETRY_S = 0.05  # poll interval while the engine's queue has no room for the next part
+SILENCE_S = 1.0  # maximum length of a chunk of silence
+NOTHING = np.zeros(0, np.float32)
+_groups = itertools.count()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One request of the engine, and the pause before it."""
+
+    request: TTSRequest
+    segment: Segment
+    pause_s: float
+
+    def place(self, word: Word, origin_s: float) -> Word:
+        """Return a word with its place in the source of the whole request, and its times in the whole audio."""
+        return replace(
+            word,
+            start=self.segment.starts[word.start],
+            stop=self.segment.stops[word.stop - 1],
+            start_s=origin_s + word.start_s,
+            end_s=origin_s + word.end_s,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The checked parts of a request with markup, and the pause after them."""
+
+    parts: tuple[Part, ...]
+    end_pause_s: float
+    sample_rate: int
+    spoken_text: str
+    warning: str | None
+
+
+def is_plain(request: TTSRequest, config: EngineConfig, lexicon: Lexicon) -> bool:
+    """Return whether a request certainly has no markup and no word of a lexicon."""
+    is_text = request.text_type == "text" and not request.lexicon and not lexicon
+    return is_text and not (config.accept_ssml and isinstance(request.text, str) and is_ssml(request.text))
+
+
+def make_plan(
+    request: TTSRequest,
+    config: EngineConfig,
+    form: TextForm,
+    lexicon: Lexicon,
+    voices: VoiceRegistry,
+    *,
+    sample_rate: int,
+) -> Plan | None:
+    """Check the texts and voices of a request and return its parts; None if there is no markup after all.
+
+    Raises `RequestError`.
+    """
+    tidied(request.text, config.max_text_length)  # refuses what is too long before it is parsed
+    segments, ignored = _read(request, config, form, lexicon.merged(request.lexicon), voices)
+    if request.text_type == "text" and [segment.text for segment in segments] == [request.text]:
+        return None
+    if (length := sum(len(segment.text) for segment in segments)) > config.max_text_length:
+        reason = f"has {length} characters with all replacements; the limit is {config.max_text_length}"
+        raise TextError("text", f"{reason}. Split the text or raise S1_MINI_MAX_TEXT_LENGTH.")
+    for name in dict.fromkeys((request.voice, *(segment.voice for segment in segments))):
+        if name is not None:
+            voices.info(name)  # raises an error for an unknown voice
+    group = request.flow[1] or f"parts {next(_groups)}"
+    grouped = replace(request, flow=(request.flow[0], group))
+    parts: list[Part] = []
+    spoken, warnings, pause_s = [], [ignored], 0.0
+    for segment in segments:
+        pause_s += segment.pause_before_s
+        script = _script(request, segment, config, form)
+        warnings.append(script.warning)
+        if script.text:
+            parts.append(Part(_request_for(grouped, segment, len(parts), sample_rate), segment, pause_s))
+            spoken.append(script.text)
+            pause_s = 0.0
+    if not parts and not pause_s:
+        raise NothingToSpeakError("text", "contains nothing to speak; send at least one letter, number or symbol")
+    warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
+    return Plan(tuple(parts), pause_s, request.sample_rate or sample_rate, " ".join(spoken), warning)
+
+
+def _script(request: TTSRequest, segment: Segment, config: EngineConfig, form: TextForm) -> NormalizedText:
+    """Return the spoken form of a segment; empty if it is only a pause. Raises `TextError`."""
+    if not segment.text:
+        return NormalizedText("")
+    try:
+        return form.script(
+            segment.text,
+            config.max_text_length,
+            choice=request.normalize or config.normalize,
+            on_unsupported=request.on_unsupported or config.on_unsupported,
+        )
+    except NothingToSpeakError as error:
+        return NormalizedText("", error.warning)
+    except TextError as error:
+        if request.text_type == "text":
+            raise
+        reason = f"in the part that begins here, {str(error).removeprefix('text: ')}"
+        raise error_at(request.text, segment.starts[0], reason) from None
+
+
+def _read(request: TTSRequest, config: EngineConfig, form: TextForm, lexicon: Lexicon, voices: VoiceRegistry) -> Markup:
+    if request.text_type == "marked":
+        return read_marked(request.text, lexicon, frozenset(voices.names))
+    if request.text_type == "ssml" or (config.accept_ssml and is_ssml(request.text)):
+        return read_ssml(request.text, lexicon, form.language)
+    return read_text(request.text, lexicon)
+
+
+def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate: int) -> TTSRequest:
+    """Return the request for a segment. The first has the request's own seed, as without markup."""
+    speed, gain_db = request.speed * segment.speed, request.gain_db + segment.gain_db
+    place = partial(error_at, request.text, segment.starts[0])
+    if not MIN_SPEED <= speed <= MAX_SPEED:
+        raise place(f"the speed is {speed:g} here; allowed are {MIN_SPEED:g} to {MAX_SPEED:g}")
+    if not MIN_GAIN_DB <= gain_db <= MAX_GAIN_DB:
+        raise place(f"the gain is {gain_db:g} dB here; allowed are {MIN_GAIN_DB:g} to {MAX_GAIN_DB:g}")
+    sampling = request.sampling
+    if sampling.seed is not None:
+        sampling = replace(sampling, seed=(sampling.seed + number * 0x9E3779B97F4A7C15) % (MAX_SEED + 1))
+    return replace(
+        request,
+        text=segment.text,
+        text_type="text",
+        lexicon={},
+        sampling=sampling,
+        speed=speed,
+        gain_db=gain_db,
+        sample_rate=request.sample_rate or sample_rate,  # also if `reload` loads a model of another rate meanwhile
+        voice=segment.voice or request.voice,
+        references=() if segment.voice else request.references,
+    )
+
+
+class Composition:
+    """The audio of a plan, for one consumer; has the interface of `OutputQueue` for consumers."""
+
+    def __init__(self, plan: Plan, submit: Callable[[TTSRequest], OutputQueue], deadline: float) -> None:
+        self._plan, self._submit, self._deadline = plan, submit, deadline
+        self._left = deque(plan.parts)  # not submitted yet
+        self._submitted: deque[tuple[Part, OutputQueue]] = deque()  # the first one is read
+        self._lock = threading.Lock()  # guards `_submitted` against `close`
+        self._closed = threading.Event()
+        self._whole: bool | None = None  # None: as submitted
+        self._ready: deque[AudioChunk] = deque()
+        self._details: dict[str, Any] = {"spoken_text": plan.spoken_text, "warning": plan.warning}
+        self._num_samples = 0  # of the audio so far
+        self._origin: int | None = None  # where the audio of the part begins; None before its first chunk
+        self._timing: Timing | None = None  # of the first part
+        self._is_cut = self._is_over = False
+
+    def begin(self) -> Self:
+        """Submit the first parts. Raises as `submit` does."""
+        self._submit_ahead(waits=False)
+        return self
+
+    @property
+    def whole(self) -> bool:
+        """Whether the consumer is woken only at the end of a part."""
+        return bool(self._whole)
+
+    @whole.setter
+    def whole(self, value: bool) -> None:
+        self._whole = value
+        for _, queue in self._submitted:
+            queue.whole = value
+
+    @property
+    def unread_bytes(self) -> int:
+        """Size of the audio that the consumer has not taken; readable from any thread."""
+        with self._lock:
+            return sum(queue.unread_bytes for _, queue in self._submitted)
+
+    def close(self) -> None:
+        """Cancel all parts that have not ended."""
+        with self._lock:
+            self._closed.set()
+            queues = [queue for _, queue in self._submitted]
+        for queue in queues:
+            queue.close()
+
+    def __iter__(self) -> OutputIterator:
+        """Yield chunks as they arrive; raises the error of any part. Closing the iterator cancels all parts."""
+        return OutputIterator(self)
+
+    def wait(self) -> AudioChunk | None:
+        """Wait for the next chunk; None after the last. Raises the error of any part."""
+        while not self._ready and not self._is_over:
+            self._submit_ahead()
+            if not self._submitted:
+                self._finish("cancelled" if self._left else "stop")
+            elif (chunk := self._submitted[0][1].wait()) is not None:
+                self._add(chunk)
+        return self._ready.popleft() if self._ready else None
+
+    async def __aiter__(self) -> AsyncIterator[AudioChunk]:
+        try:
+            while not self._is_over:
+                if self._left:
+                    await asyncio.to_thread(self._submit_ahead)  # a part submitted after `close` is cancelled
+                if not self._submitted:
+                    self._finish("cancelled" if self._left else "stop")
+                else:
+                    async with aclosing(aiter(self._submitted[0][1])) as chunks:  # type: ignore[type-var]
+                        async for chunk in chunks:
+                            self._add(chunk)
+                            while self._ready:
+                                yield self._ready.popleft()
+                while self._ready:
+                    yield self._ready.popleft()
+        finally:
+            self.close()
+
+    def _submit_ahead(self, *, waits: bool = True) -> None:
+        """Submit the next parts; if the queue is full, wait only while there is nothing else to read."""
+        while self._left and len(self._submitted) <= AHEAD and not self._closed.is_set():
+            try:
+                queue = self._submit(self._left[0].request)
+            except QueueFullError:
+                if self._submitted:
+                    return
+                if not waits:
+                    raise
+                if time.monotonic() > self._deadline:
+                    raise RequestTimeoutError("the queue had no room for the next part of the text in time") from None
+                self._closed.wait(RETRY_S)
+                continue
+            with self._lock:
+                self._submitted.append((self._left.popleft(), queue))
+                if self._whole is not None:
+                    queue.whole = self._whole
+            if self._closed.is_set():
+                queue.close()
+
+    def _add(self, chunk: AudioChunk) -> None:
+        """Take the next chunk of the current part."""
+        if chunk.finish_reason == "cancelled":
+            self._finish("cancelled")
+            return
+        part, rate = self._submitted[0][0], self._plan.sample_rate
+        if self._origin is None:
+            self._add_silence(part.pause_s)
+            self._origin = self._num_samples
+        words = tuple(part.place(word, self._origin / rate) for word in chunk.words)
+        self._put(replace(chunk, finish_reason=None, timing=None, spoken_text=None, warning=None, words=words))
+        if chunk.finish_reason is None:
+            return
+        self._origin = None
+        self._timing = self._timing or chunk.timing
+        self._is_cut |= chunk.finish_reason == "length"
+        with self._lock:
+            self._submitted.popleft()
+        if not self._submitted and not self._left:
+            self._finish("stop")
+
+    def _add_silence(self, seconds: float) -> None:
+        left, most = round(seconds * self._plan.sample_rate), round(SILENCE_S * self._plan.sample_rate)
+        while left > 0:
+            self._put(AudioChunk(np.zeros(min(left, most), np.float32), self._plan.sample_rate, 0))
+            left -= most
+
+    def _put(self, chunk: AudioChunk) -> None:
+        self._num_samples += len(chunk.audio)
+        self._ready.append(replace(chunk, **self._details) if self._details else chunk)
+        self._details = {}
+
+    def _finish(self, reason: FinishReason) -> None:
+        """Add the last chunk, and cancel what is left."""
+        if reason == "stop":
+            self._add_silence(self._plan.end_pause_s)
+            reason = "length" if self._is_cut else "stop"
+        timing = self._timing or Timing(None, None, None)
+        self._put(AudioChunk(NOTHING, self._plan.sample_rate, 0, reason, timing))
+        self._is_over = True
+        self.close()

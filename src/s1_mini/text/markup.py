@@ -1,0 +1,344 @@
+"""Markup of a request's text: SSML as Amazon Polly's users know it, and marks in brackets for people who type.
+
+Both become segments: text with one voice, speed and loudness, and the pause before it. Each character of a segment
+knows the characters of the source that it stands for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from s1_mini.exceptions import MarkupError
+from s1_mini.text.lexicon import Lexicon
+from s1_mini.text.say_as import say_as
+from s1_mini.text.tidy import PARAGRAPH_BREAK, is_speakable
+from s1_mini.text.xml_reader import error_at, read_xml
+from s1_mini.types import MIN_GAIN_DB
+
+MAX_PAUSE_S = 10.0  # Polly's limit
+MAX_TOTAL_PAUSE_S = 300.0  # of one request; silence costs memory, too
+MAX_SEGMENTS = 500
+JOINT_S = 0.12  # between segments without a pause, as between the sentences of a text (`core/speech.py`)
+
+STRENGTHS = {"none": 0.0, "x-weak": 0.0, "weak": 0.1, "medium": 0.25, "strong": 0.5, "x-strong": 0.8}
+RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.5}
+VOLUMES = {"x-soft": -12.0, "soft": -6.0, "medium": 0.0, "default": 0.0, "loud": 6.0, "x-loud": 12.0}
+VOLUMES["silent"] = MIN_GAIN_DB
+
+ELEMENTS = ("speak", "break", "say-as", "sub", "p", "s", "prosody", "voice", "phoneme", "mark", "lang", "emphasis")
+TEXT_ONLY = frozenset({"sub", "say-as"})
+EMPTY = frozenset({"break", "mark"})
+WITHOUT_EFFECT = ("phoneme", "emphasis", "amazon:")  # their text is spoken, with a warning
+
+_TIME = re.compile(r"\+?(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})\s?(ms|s)")
+_RATE = re.compile(r"([+-]?)(\d{1,6}(?:\.\d{0,6})?)(%?)")
+_VOLUME = re.compile(r"([+-]\d{1,6}(?:\.\d{0,6})?)dB", re.IGNORECASE)
+_SSML = re.compile(r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?<speak[\s>](?s:.*)</speak\s*>\s*")
+_BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{0,63}))\](?!\()")
+
+_LEFTOVER = re.compile(r"\s*[.,;:!?)\]\"'”’]{1,8}(?=\s)")  # end of a sentence whose words are in the segment before
+
+
+class Mark(NamedTuple):
+    """A named place in the text of a segment."""
+
+    name: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Text with one voice, and the pause before it. Character i stands for characters starts[i] … stops[i]."""
+
+    text: str
+    voice: str | None = None  # None: the voice of the request
+    speed: float = 1.0
+    gain_db: float = 0.0
+    pause_before_s: float = 0.0
+    marks: tuple[Mark, ...] = ()
+    starts: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
+
+
+class Markup(NamedTuple):
+    """The segments of a text, the last one without text if a pause ends it, and a warning about what was ignored."""
+
+    segments: tuple[Segment, ...]
+    warning: str | None = None
+
+
+class _Style(NamedTuple):
+    voice: str | None = None
+    speed: float = 1.0
+    gain_db: float = 0.0
+
+
+@dataclass
+class _Run:
+    """Text with the characters of the source that each of its characters stands for."""
+
+    parts: list[str]
+    starts: list[int]
+    stops: list[int]
+    is_fixed: bool = False  # exempt from the lexicon: the markup says how it is read
+
+
+def is_ssml(source: str) -> bool:
+    """Return whether a text is a whole `<speak>` element."""
+    return _SSML.fullmatch(source) is not None
+
+
+def read_text(source: str, lexicon: Lexicon) -> Markup:
+    """Return a text without markup as a segment, with the respellings of a lexicon."""
+    builder = _Builder(source, lexicon)
+    builder.add(source, 0)
+    return builder.finish()
+
+
+def read_marked(source: str, lexicon: Lexicon, voices: Container[str]) -> Markup:
+    """Return the segments of a text with `[pause 0.5s]` and `[voice]`. Raises `MarkupError`.
+
+    Other brackets, and names that are not in `voices`, stay text.
+    """
+    builder, end = _Builder(source, lexicon), 0
+    for found in _BRACKETS.finditer(source):
+        pause, name = found.groups()
+        if pause is not None:
+            if _TIME.fullmatch(pause) is None:
+                continue
+        elif name.lower() not in voices:
+            continue
+        builder.add(source[end : found.start()], end)
+        end = found.end()
+        if pause is not None:
+            builder.pause(_seconds(pause, source, found.start()), found.start())
+        else:
+            builder.style = _Style(name.lower())
+    builder.add(source[end:], end)
+    return builder.finish()
+
+
+def read_ssml(source: str, lexicon: Lexicon, language: str | None = None) -> Markup:
+    """Return the segments of an SSML document; `language` is that of numbers in `<say-as>`. Raises `MarkupError`."""
+    reader = _SsmlReader(source, lexicon, language)
+    read_xml(source, reader)
+    return reader.builder.finish(reader.ignored)
+
+
+class _Builder:
+    """Collects runs of text to segments: a new one begins where the style changes or a pause is made."""
+
+    def __init__(self, source: str, lexicon: Lexicon) -> None:
+        self.style = _Style()
+        self._source, self._lexicon = source, lexicon
+        self._segments: list[Segment] = []
+        self._runs: list[_Run | str] = []  # a str is the name of a mark
+        self._run_style = self.style
+        self._pause_s: float | None = None  # explicit pause before the next text
+        self._gap_s = 0.0  # pause of a paragraph, only between two texts
+        self._total_s = 0.0
+
+    def add(self, text: str, start: int, stop: int | None = None, *, is_fixed: bool = False) -> None:
+        """Add characters of the source from `start`, or `text` that stands for characters start … `stop`."""
+        if not text:
+            return
+        if self._run_style != self.style:
+            self._flush()
+            self._run_style = self.style
+        last = self._runs[-1] if self._runs else None
+        if not isinstance(last, _Run) or last.is_fixed or is_fixed:
+            last = _Run([], [], [], is_fixed)
+            self._runs.append(last)
+        last.parts.append(text)
+        last.starts.extend(range(start, start + len(text)) if stop is None else [start] * len(text))
+        last.stops.extend(range(start + 1, start + len(text) + 1) if stop is None else [stop] * len(text))
+
+    def mark(self, name: str) -> None:
+        self._runs.append(name)
+
+    def pause(self, seconds: float, offset: int) -> None:
+        self._flush()
+        self._pause_s = (self._pause_s or 0.0) + seconds
+        self._total_s += seconds
+        if self._total_s > MAX_TOTAL_PAUSE_S:
+            reason = f"the pauses are longer than {MAX_TOTAL_PAUSE_S:g} s together; send several requests"
+            raise error_at(self._source, offset, reason)
+
+    def paragraph(self) -> None:
+        self._flush()
+        self._gap_s = STRENGTHS["x-strong"]
+
+    def finish(self, ignored: Iterable[str] = ()) -> Markup:
+        self._flush()
+        marks = tuple(Mark(each, 0) for each in self._runs if isinstance(each, str))
+        if self._pause_s or marks or not self._segments:
+            self._segments.append(Segment("", pause_before_s=self._pause_s or 0.0, marks=marks))
+        warning = f"Ignored markup that this engine does not support: {', '.join(ignored)}." if ignored else None
+        return Markup(tuple(self._segments), warning)
+
+    def _flush(self) -> None:
+        """End the segment; punctuation and white space alone are left out."""
+        parts: list[str] = []
+        starts: list[int] = []
+        stops: list[int] = []
+        marks: list[Mark] = []
+        for run in self._runs:
+            if isinstance(run, str):
+                marks.append(Mark(run, len(starts)))
+                continue
+            text, begin = "".join(run.parts), 0
+            for match in () if run.is_fixed else self._lexicon.find(text):
+                parts += text[begin : match.start], match.respelling
+                starts += run.starts[begin : match.start] + [run.starts[match.start]] * len(match.respelling)
+                stops += run.stops[begin : match.start] + [run.stops[match.stop - 1]] * len(match.respelling)
+                begin = match.stop
+            parts.append(text[begin:])
+            starts += run.starts[begin:]
+            stops += run.stops[begin:]
+        text = "".join(parts)
+        if not is_speakable(text):
+            self._runs = [mark.name for mark in marks]
+            return
+        if self._segments and (leftover := _LEFTOVER.match(text)):
+            text, starts, stops = text[leftover.end() :], starts[leftover.end() :], stops[leftover.end() :]
+            marks = [Mark(mark.name, max(0, mark.position - leftover.end())) for mark in marks]
+        style = self._run_style
+        pause_s = (self._pause_s or 0.0) + (self._gap_s if self._segments else 0.0)
+        if self._segments and self._pause_s is None and not self._gap_s:
+            pause_s = JOINT_S
+        segment = Segment(text, *style, pause_s, tuple(marks), tuple(starts), tuple(stops))
+        if len(self._segments) == MAX_SEGMENTS:
+            raise error_at(self._source, segment.starts[0], f"more than {MAX_SEGMENTS} parts; send several requests")
+        self._segments.append(segment)
+        self._runs, self._pause_s, self._gap_s = [], None, 0.0
+
+
+@dataclass
+class _Element:
+    name: str
+    attributes: dict[str, str]
+    offset: int
+    outer: _Style  # style of the element around it
+    content: str = ""  # of elements whose text is replaced
+    start: int | None = None  # of the content
+    stop: int = 0
+
+
+class _SsmlReader:
+    """Turns the elements of an SSML document into calls of a builder."""
+
+    def __init__(self, source: str, lexicon: Lexicon, language: str | None) -> None:
+        self.builder = _Builder(source, lexicon)
+        self.ignored: dict[str, None] = {}  # in order
+        self._source, self._language = source, language
+        self._open: list[_Element] = []
+        self._starts: dict[str, Callable[[_Element], None]] = {
+            "break": self._break,
+            "mark": lambda each: self.builder.mark(self._required(each, "name")),
+            "p": lambda _: self.builder.paragraph(),
+            "s": lambda each: self.builder.add(PARAGRAPH_BREAK, each.offset, each.offset, is_fixed=True),
+            "prosody": self._prosody,
+            "voice": self._voice,
+        }
+
+    def start(self, name: str, attributes: dict[str, str], offset: int) -> None:
+        element = _Element(name, attributes, offset, self.builder.style)
+        around = self._open[-1].name if self._open else None
+        if (around is None) != (name == "speak"):
+            reason = f"<{name[:40]}> is the outermost element" if around is None else "<speak> is inside of an element"
+            raise self._error(offset, f"{reason}; the document must be one <speak> element")
+        if around in TEXT_ONLY or around in EMPTY:
+            raise self._error(offset, f"<{name[:40]}> is not allowed in <{around}>")
+        if name not in ELEMENTS and not name.startswith("amazon:"):
+            allowed = ", ".join(ELEMENTS)
+            raise self._error(offset, f"<{name[:40]}> is not supported; allowed are {allowed} and amazon:…")
+        if name.startswith(WITHOUT_EFFECT):
+            self.ignored[f"<{name[:40]}>"] = None
+        if name in self._starts:
+            self._starts[name](element)
+        self._open.append(element)
+
+    def text(self, data: str, start: int, stop: int) -> None:
+        element = self._open[-1]
+        if element.name in TEXT_ONLY:
+            element.content += data
+            element.start = start if element.start is None else element.start
+            element.stop = stop
+        elif element.name not in EMPTY:
+            is_same = self._source[start:stop] == data
+            self.builder.add(data, start, None if is_same else stop)
+        elif data.strip():
+            raise self._error(start, f"<{element.name}> must be empty")
+
+    def end(self, name: str, offset: int) -> None:
+        element = self._open.pop()
+        start, stop = (offset, offset) if element.start is None else (element.start, element.stop)
+        if name == "sub":
+            self.builder.add(self._required(element, "alias"), start, stop, is_fixed=True)
+        elif name == "say-as":
+            kind = self._required(element, "interpret-as").strip().lower()
+            form = element.attributes.get("format", "").strip().lower()
+            self.builder.add(say_as(element.content, kind, form, self._language), start, stop, is_fixed=True)
+        elif name == "s":
+            self.builder.add(PARAGRAPH_BREAK, offset, offset, is_fixed=True)
+        elif name == "p":
+            self.builder.paragraph()
+        self.builder.style = element.outer
+
+    def _break(self, element: _Element) -> None:
+        time, strength = element.attributes.get("time"), element.attributes.get("strength", "medium")
+        if strength not in STRENGTHS:
+            reason = f"<break strength={strength[:20]!r}>: allowed are {', '.join(STRENGTHS)}"
+            raise self._error(element.offset, reason)
+        seconds = STRENGTHS[strength] if time is None else _seconds(time, self._source, element.offset)
+        self.builder.pause(seconds, element.offset)
+
+    def _prosody(self, element: _Element) -> None:
+        voice, speed, gain_db = self.builder.style
+        if (rate := element.attributes.get("rate")) is not None:
+            speed *= self._rate(rate.strip(), element.offset)
+        if (volume := element.attributes.get("volume")) is not None:
+            gain_db += self._volume(volume.strip(), element.offset)
+        for name in sorted(element.attributes.keys() - {"rate", "volume"}):
+            self.ignored[f"{name[:40]} of <prosody>"] = None
+        self.builder.style = _Style(voice, speed, gain_db)
+
+    def _rate(self, rate: str, offset: int) -> float:
+        found = _RATE.fullmatch(rate)
+        if rate in RATES or found is None:
+            if rate not in RATES:
+                names = ", ".join(RATES)
+                raise self._error(offset, f"<prosody rate={rate[:20]!r}>: allowed are 25% to 400%, {names}")
+            return RATES[rate]
+        value = float(found[2]) / (100 if found[3] else 1)
+        return {"": value, "+": 1 + value, "-": max(0.0, 1 - value)}[found[1]]
+
+    def _volume(self, volume: str, offset: int) -> float:
+        found = _VOLUME.fullmatch(volume)
+        if found is None and volume not in VOLUMES:
+            reason = f"<prosody volume={volume[:20]!r}>: allowed are +6dB, -6dB and so on, {', '.join(VOLUMES)}"
+            raise self._error(offset, reason)
+        return VOLUMES[volume] if found is None else float(found[1])
+
+    def _voice(self, element: _Element) -> None:
+        self.builder.style = self.builder.style._replace(voice=self._required(element, "name"))
+
+    def _required(self, element: _Element, name: str) -> str:
+        if not (value := element.attributes.get(name, "").strip()):
+            raise self._error(element.offset, f'<{element.name}> needs an attribute: {name}="…"')
+        return value
+
+    def _error(self, offset: int, reason: str) -> MarkupError:
+        return error_at(self._source, offset, reason)
+
+
+def _seconds(time: str, source: str, offset: int) -> float:
+    found = _TIME.fullmatch(time.strip())
+    seconds = float("inf") if found is None else float(found[1]) / (1000 if found[2] == "ms" else 1)
+    if seconds > MAX_PAUSE_S:
+        reason = f"the pause is {time[:20]!r}; allowed are 0s to {MAX_PAUSE_S:g}s, or in ms. Several pauses add up."
+        raise error_at(source, offset, reason)
+    return seconds

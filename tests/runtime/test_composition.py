@@ -1,0 +1,319 @@
+"""Requests with markup: their parts are spoken in order, with pauses of exact length, and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from held_generation import SOUNDS, held_generation
+from s1_mini import AudioChunk, EngineConfig, ProductionTTSEngine, TTSRequest
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.exceptions import (
+    MarkupError,
+    NothingToSpeakError,
+    ParameterError,
+    QueueFullError,
+    RequestTimeoutError,
+    TextError,
+    VoiceNotFoundError,
+)
+from s1_mini.runtime.composition import AHEAD, Composition, Plan, make_plan
+from s1_mini.text.form import TextForm
+from s1_mini.text.lexicon import Lexicon
+from s1_mini.types import Timing, Word
+from s1_mini.voices.registry import VoiceRegistry
+from waiting import wait_until
+
+RATE = 44_100
+FRAME = 2048
+FEW = {"seed": 3, "max_new_tokens": 4}
+JOINT = round(0.12 * RATE)
+
+
+@pytest.fixture(scope="module")
+def speaking(tiny: Path, tone: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProductionTTSEngine]:
+    """An engine with the voices low and high."""
+    words = tmp_path_factory.mktemp("lexicon") / "words.txt"
+    words.write_text("nginx = engine x\n")
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2, lexicon_path=words, accept_ssml=True)
+    with ProductionTTSEngine(config) as engine:
+        engine.add_voice("low", tone, "Ah.")
+        engine.add_voice("high", tone[::2].copy(), "Ah.")
+        yield engine
+
+
+def spoken(engine: ProductionTTSEngine, text: str, **options: object) -> np.ndarray:
+    return engine.generate(text, **{**FEW, **options}).audio  # type: ignore[arg-type]
+
+
+def test_a_pause_has_its_length_to_the_sample(speaking: ProductionTTSEngine) -> None:
+    ssml = '<speak><break time="250ms"/>One.<break time="1.5s"/>Two.<break time="100ms"/></speak>'
+    audio = spoken(speaking, ssml, text_type="ssml")
+
+    before, between, after = (round(seconds * RATE) for seconds in (0.25, 1.5, 0.1))
+    assert len(audio) == before + 4 * FRAME + between + 4 * FRAME + after
+    first = audio[before : before + 4 * FRAME]
+    assert np.array_equal(first, spoken(speaking, "One."))
+    assert not audio[:before].any()
+    assert not audio[before + 4 * FRAME : -4 * FRAME - after].any()
+    assert not audio[-after:].any()
+
+
+def test_streamed_audio_is_the_whole_audio(speaking: ProductionTTSEngine) -> None:
+    text = "One. [pause 1.2s] Two, [low] three. [high] Four. " * 3
+    chunks = list(speaking.stream(text, text_type="marked", **FEW))
+    whole = speaking.generate(text, text_type="marked", **FEW)
+
+    async def stream() -> list[AudioChunk]:
+        return [chunk async for chunk in speaking.stream_async(text, text_type="marked", **FEW)]
+
+    streamed = asyncio.run(stream())
+    for each in (chunks, streamed):
+        assert np.array_equal(np.concatenate([chunk.audio for chunk in each]), whole.audio)
+        assert [chunk.finish_reason for chunk in each if chunk.finish_reason] == ["length"]
+        assert each[-1].timing is not None
+        assert each[-1].timing.first_chunk_s is not None
+        assert each[0].spoken_text == whole.spoken_text == "One. Two, three. Four. " * 2 + "One. Two, three. Four."
+        assert not any(chunk.spoken_text for chunk in each[1:])
+    assert sum(chunk.frames for chunk in chunks) == whole.frames == 10 * 4
+
+
+def test_each_voice_speaks_its_part(speaking: ProductionTTSEngine) -> None:
+    audio = spoken(speaking, "[low] Hello.[pause 0s][high] Hello.", text_type="marked", temperature=0)
+
+    low, high = (spoken(speaking, " Hello.", voice=name, temperature=0) for name in ("low", "high"))
+    assert not np.array_equal(low, high)
+    assert np.array_equal(audio, np.concatenate([low, high]))
+
+
+def test_a_part_without_a_voice_has_that_of_the_request(speaking: ProductionTTSEngine, tone: np.ndarray) -> None:
+    ssml = '<speak>Hi.<break time="0s"/><voice name="high">Hi.</voice></speak>'
+    options = {"text_type": "ssml", "temperature": 0}
+    high = spoken(speaking, "Hi.", voice="high", temperature=0)
+
+    like_tone = spoken(speaking, ssml, reference_audio=tone, reference_text="Ah.", **options)
+    assert np.array_equal(like_tone, np.concatenate([spoken(speaking, "Hi.", voice="low", temperature=0), high]))
+    assert np.array_equal(like_tone, spoken(speaking, ssml, voice="low", **options))
+
+
+def test_speed_and_gain_add_to_those_of_the_request(speaking: ProductionTTSEngine) -> None:
+    ssml = '<speak><prosody rate="200%" volume="-6dB">Hi.</prosody></speak>'
+
+    expected = spoken(speaking, "Hi.", speed=1.5, gain_db=-4.0)
+    assert np.array_equal(spoken(speaking, ssml, text_type="ssml", speed=0.75, gain_db=2.0), expected)
+    with pytest.raises(MarkupError, match=r"line 1, column 43: the speed is 8 here; allowed are 0.25 to 4"):
+        spoken(speaking, ssml, text_type="ssml", speed=4.0)
+    with pytest.raises(MarkupError, match="the gain is -46 dB here; allowed are -40 to 20"):
+        spoken(speaking, ssml, text_type="ssml", gain_db=-40.0)
+
+
+def test_the_output_rate_applies_to_speech_and_pauses(speaking: ProductionTTSEngine) -> None:
+    response = speaking.generate("Hi. [pause 1s]", text_type="marked", sample_rate=8000, **FEW)
+
+    assert response.sample_rate == 8000
+    assert len(response.audio) == round(4 * FRAME * 8000 / RATE) + 8000
+
+
+def test_only_a_pause_is_silence(speaking: ProductionTTSEngine) -> None:
+    response = speaking.generate("<speak><break time='2s'/></speak>", text_type="ssml")
+
+    assert len(response.audio) == 2 * RATE
+    assert not response.audio.any()
+    assert response.finish_reason == "stop"
+
+
+def test_words_of_the_servers_and_the_requests_lexicon_are_respelt(speaking: ProductionTTSEngine) -> None:
+    plain = speaking.generate("nginx and SQL", lexicon={"SQL": "sequel"}, **FEW)
+    marked = speaking.generate("<speak>nginx</speak>", text_type="ssml", lexicon={"nginx": "other"}, **FEW)
+
+    assert plain.spoken_text == "engine x and sequel"
+    assert np.array_equal(plain.audio, spoken(speaking, "engine x and sequel"))
+    assert marked.spoken_text == "other"
+
+
+def test_a_setting_reads_whole_ssml_without_text_type(speaking: ProductionTTSEngine, tiny: Path) -> None:
+    assert speaking.generate("<speak>a <s>b</s></speak>", **FEW).spoken_text == "a\n\nb"
+    assert speaking.generate("say <speak>a</speak>", **FEW).spoken_text == "say <speak>a</speak>"
+    assert not EngineConfig(checkpoint_path=tiny).accept_ssml
+
+
+def test_markup_in_a_plain_text_stays_text(engine: ProductionTTSEngine) -> None:
+    text = "<speak>[pause 1s] [low]</speak>"
+
+    assert engine.generate(text, **FEW).spoken_text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error", "reason"),
+    [
+        ("<speak>One.<voice name='nobody'>Two.</voice></speak>", {}, VoiceNotFoundError, "nobody"),
+        ("<speak>One.</speak>", {"voice": "nobody"}, VoiceNotFoundError, "nobody"),
+        ("<speak>One.", {}, MarkupError, "line 1, column 12"),
+        ("<speak> ... </speak>", {}, NothingToSpeakError, "nothing to speak"),
+        ("<speak>" + "x" * 20_000 + "</speak>", {}, TextError, "20015 characters"),
+        ("<speak>" + "a " * 200 + "</speak>", {"lexicon": {"a": "b" * 200}}, TextError, "40200 characters with all"),
+        ("<speak>a</speak>", {"text_type": "xml"}, ParameterError, "text_type: must be one of text, ssml, marked"),
+        ("a", {"lexicon": {"a": ""}}, ParameterError, "lexicon: 'a = '"),
+        ("a", {"lexicon": {str(n): "b" for n in range(257)}}, ParameterError, "has 257 entries; the limit is 256"),
+    ],
+)
+def test_everything_is_checked_before_any_part_is_submitted(
+    text: str, options: dict[str, object], error: type[Exception], reason: str, speaking: ProductionTTSEngine
+) -> None:
+    accepted = speaking.health_check()["queue"]["accepted"]
+
+    with pytest.raises(error, match=reason):
+        speaking.stream(text, **{"text_type": "ssml", **options})  # type: ignore[arg-type]
+
+    assert speaking.health_check()["queue"]["accepted"] == accepted
+
+
+def test_an_unsupported_character_is_reported_with_the_place_of_its_part() -> None:
+    request = TTSRequest.of("<speak>One.<break/>两</speak>", text_type="ssml")
+
+    with pytest.raises(MarkupError, match=r"line 1, column 20: in the part that begins here, .* cannot pronounce"):
+        plan(request)
+
+    skipping = plan(replace(request, on_unsupported="skip"))
+    assert [part.request.text for part in skipping.parts] == ["One."]
+    assert skipping.end_pause_s == 0.25
+    assert skipping.warning == "Skipped characters that this voice cannot pronounce: '两'."
+
+
+def plan(request: TTSRequest) -> Plan:
+    form = TextForm("en", frozenset("abcdefghijklmnopqrstuvwxyzO ."))
+    made = make_plan(request, EngineConfig(), form, Lexicon({}), NO_VOICES, sample_rate=RATE)
+    assert made is not None
+    return made
+
+
+class _NoVoices(VoiceRegistry):
+    def __init__(self) -> None:
+        pass
+
+
+NO_VOICES = _NoVoices()
+
+
+def submitted(texts: list[str], queues: list[OutputQueue], *, failing: int | None = None) -> Composition:
+    """Return a begun composition whose parts are `queues`, which the test fills; each closing ends one as cancelled."""
+    request = TTSRequest.of("<speak>" + "<break time='10ms'/>".join(texts) + "</speak>", text_type="ssml", seed=1)
+
+    def submit(part: TTSRequest) -> OutputQueue:
+        if len(queues) == failing:
+            raise QueueFullError(1, 1, 1.0)
+        queues.append(OutputQueue(lambda: cancel(queue)))
+        queue = queues[-1]
+        queue.tell(spoken_text=part.text)
+        return queue
+
+    return Composition(plan(request), submit, deadline=0.0).begin()
+
+
+def cancel(queue: OutputQueue) -> None:
+    queue.put(AudioChunk(np.zeros(0, np.float32), RATE, 0, "cancelled"))
+    queue.end()
+
+
+def fill(queue: OutputQueue, *words: Word) -> None:
+    wave = np.ones(100, np.float32)
+    queue.put(AudioChunk(wave, RATE, 1, words=words))
+    queue.put(AudioChunk(wave, RATE, 0, "stop", Timing(1.0, 2.0, 3.0)))
+    queue.end()
+
+
+def test_the_next_parts_are_submitted_before_their_turn() -> None:
+    queues: list[OutputQueue] = []
+    chunks = iter(submitted(["a", "b", "c", "d", "e"], queues))
+
+    assert len(queues) == 1 + AHEAD
+    fill(queues[0])
+    assert [len(next(chunks).audio) for _ in range(2)] == [100, 100]
+    fill(queues[1])
+    assert len(next(chunks).audio) == round(0.01 * RATE)
+    assert len(queues) == 2 + AHEAD
+
+
+def test_words_are_placed_in_the_source_and_in_the_whole_audio() -> None:
+    queues: list[OutputQueue] = []
+    composition = submitted(["ab", "cd"], queues)
+    for queue in queues:
+        fill(queue, Word("x", 0, 2, 0.01, 0.05))
+
+    words = [word for chunk in composition for word in chunk.words]
+    assert [(word.start, word.stop, word.start_s, word.end_s) for word in words] == [
+        (7, 9, 0.01, 0.05),
+        (29, 31, pytest.approx(0.01 + 641 / RATE), pytest.approx(0.05 + 641 / RATE)),
+    ]
+
+
+def test_the_error_of_one_part_ends_the_request_and_cancels_the_others() -> None:
+    queues: list[OutputQueue] = []
+    composition = submitted(["a", "b", "c"], queues)
+    fill(queues[0])
+    queues[1].end(RequestTimeoutError("late"))
+
+    with pytest.raises(RequestTimeoutError, match="late"):
+        list(composition)
+
+    assert all(queue.has_ended for queue in queues)
+
+
+def test_closing_cancels_all_parts() -> None:
+    queues: list[OutputQueue] = []
+    composition = submitted(["a", "b", "c", "d"], queues)
+
+    composition.close()
+
+    assert [chunk.finish_reason for chunk in composition] == ["cancelled"]
+    assert len(queues) == 1 + AHEAD
+    assert all(queue.has_ended for queue in queues)
+
+
+def test_a_full_queue_refuses_the_first_part_and_delays_later_ones_to_the_deadline() -> None:
+    queues: list[OutputQueue] = []
+    with pytest.raises(QueueFullError):
+        submitted(["a", "b"], queues, failing=0)
+
+    composition = submitted(["a", "b"], queues, failing=1)
+    fill(queues[0])
+    with pytest.raises(RequestTimeoutError, match="no room for the next part"):
+        list(composition)
+
+
+def test_a_consumer_that_leaves_cancels_all_parts_in_the_engine(speaking: ProductionTTSEngine) -> None:
+    async def leave() -> None:
+        chunks = speaking.stream_async("One. [pause 0s] Two. [pause 0s] Three.", text_type="marked", seed=1)
+        await anext(chunks)
+        await chunks.aclose()
+
+    with held_generation(SOUNDS) as held:
+        asyncio.run(leave())
+        wait_until(lambda: not speaking.health_check()["requests"])
+        held.release()
+
+
+def test_other_requests_are_not_affected(speaking: ProductionTTSEngine) -> None:
+    expected = spoken(speaking, "Alone.")
+    chunks = speaking.stream("One. [pause 0s] Two. [pause 0s] Three. [pause 0s] Four.", text_type="marked", **FEW)
+    next(chunks)
+
+    assert np.array_equal(spoken(speaking, "Alone."), expected)
+    assert list(chunks)[-1].finish_reason == "length"
+
+
+def test_reload_during_a_request_speaks_the_rest_with_the_new_checkpoint(tiny: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(tiny, tmp_path / "other")
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2)) as engine:
+        text = " [pause 0s] ".join(["One."] * (AHEAD + 3))
+        expected = spoken(engine, text, text_type="marked")
+        chunks = engine.stream(text, text_type="marked", **FEW)
+        engine.reload(other)
+
+        assert np.array_equal(np.concatenate([chunk.audio for chunk in chunks]), expected)

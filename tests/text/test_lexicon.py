@@ -1,0 +1,85 @@
+"""Pronunciation lexicons: whole words are respelt, from lines and from W3C PLS files."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.text.lexicon import Lexicon, open_lexicon
+
+PLS = """<?xml version="1.0" encoding="UTF-8"?>
+<lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation-lexicon" alphabet="ipa" xml:lang="en-US">
+  <lexeme><grapheme>W3C</grapheme><grapheme>w3</grapheme><alias>World Wide  Web
+  Consortium</alias></lexeme>
+  <lexeme><grapheme>pecan</grapheme><phoneme>pɪˈkɑːn</phoneme></lexeme>
+</lexicon>"""
+
+
+def respelt(text: str, **entries: str) -> str:
+    parts, end = [], 0
+    for match in Lexicon({word.replace("_", " "): said for word, said in entries.items()}).find(text):
+        parts += text[end : match.start], match.respelling
+        end = match.stop
+    return "".join(parts) + text[end:]
+
+
+@pytest.mark.parametrize(
+    ("text", "entries", "expected"),
+    [
+        ("nginx runs", {"nginx": "engine x"}, "engine x runs"),
+        ("NGINX, Nginx's", {"nginx": "engine x"}, "engine x, engine x's"),
+        ("it is IT", {"IT": "eye tee"}, "it is eye tee"),
+        ("cats scatter the cat", {"cat": "dog"}, "cats scatter the dog"),
+        ("a New York minute in new yorkers", {"New_York": "NY"}, "a NY minute in new yorkers"),
+        ("New York, New", {"New": "old", "New_York": "NY"}, "NY, old"),
+        ("C++ and C", {"C++": "see plus plus"}, "see plus plus and C"),
+        ("one two", {"one": "two", "two": "three"}, "two three"),
+    ],
+)
+def test_whole_words_are_respelt_once(text: str, entries: dict[str, str], expected: str) -> None:
+    assert respelt(text, **entries) == expected
+
+
+def test_a_pls_file_has_aliases_and_its_phonemes_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "words.pls").write_text(PLS)
+
+    with caplog.at_level(logging.WARNING):
+        lexicon = open_lexicon(tmp_path / "words.pls")
+
+    assert [match.respelling for match in lexicon.find("W3C, W3 and pecan")] == ["World Wide Web Consortium"] * 2
+    assert "left out 1 lexemes" in caplog.text
+
+
+def test_lines_are_words_and_respellings(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("# names\n\nnginx = engine x\nSQL=sequel\n")
+
+    assert [each.respelling for each in open_lexicon(tmp_path / "words.txt").find("nginx SQL")] == [
+        "engine x",
+        "sequel",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"nginx = engine x\nSQL", "line 2, column 1: 'SQL' is not word = respelling"),
+        (b"<lexicon><lexeme></lexicon>", "line 1, column 20: not well-formed XML: mismatched tag"),
+        (b"<!DOCTYPE lexicon SYSTEM 'x'><lexicon/>", "document types"),
+        (b"\xff", "cannot be read"),
+    ],
+)
+def test_a_broken_file_is_a_configuration_error(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "words").write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match="words") as caught:
+        open_lexicon(tmp_path / "words")
+
+    assert reason in str(caught.value)
+
+
+def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        open_lexicon(tmp_path / "none")
