@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from s1_mini.alignment.subtitles import LINE_LENGTH, find_cues, format_subtitles
+from s1_mini.alignment.subtitles import LINE_LENGTH, blank_markup, find_cues, format_subtitles
 from s1_mini.alignment.written import find_written
 from s1_mini.types import Word
 
@@ -58,3 +58,25 @@ def test_the_formats_differ_in_header_clock_and_escapes() -> None:
 def test_no_words_have_no_cues() -> None:
     assert find_cues("...", []) == []
     assert format_subtitles([], ".vtt") == "WEBVTT\n"
+
+
+def word_at(text: str, word: str) -> Word:
+    start = text.index(word)
+    return Word(word, start, start + len(word), 0.0, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("text_type", "text", "expected"),
+    [
+        ("ssml", '<speak>Good <break time="1s"/> day</speak>', "Good day"),
+        ("marked", "[clara] Good [sic] [pause 1s] day", "Good [sic] day"),
+        ("text", "Good <sic> day", "Good <sic> day"),
+    ],
+)
+def test_markup_is_not_part_of_subtitles(text_type: str, text: str, expected: str) -> None:
+    words = [word_at(text, word) for word in ("Good", "sic", "day") if word in text]
+
+    blank = blank_markup(text, text_type, words)
+
+    assert len(blank) == len(text)
+    assert " ".join(blank.split()) == expected

@@ -17,6 +17,7 @@ MAX_CUE_S = 7.0
 PAUSE_S = 0.6  # a longer pause ends a cue
 SENTENCE_END = re.compile(r"[.!?…]")
 SUFFIXES = (".srt", ".vtt")
+MARKUP = {"ssml": re.compile(r"<[^>]*>"), "marked": re.compile(r"\[[^\]\n]*\]")}  # by `TTSRequest.text_type`
 
 
 class Cue(NamedTuple):
@@ -31,6 +32,16 @@ def check_suffix(path: Path) -> None:
     """Raise `ParameterError` for a file that is neither .srt nor .vtt."""
     if path.suffix.lower() not in SUFFIXES:
         raise ParameterError("subtitles", f"{path} must end in .srt or .vtt")
+
+
+def blank_markup(text: str, text_type: str, words: Sequence[Word]) -> str:
+    """Return a text with spaces instead of markup, so that the places of words stay; brackets that are read stay."""
+
+    def blank(found: re.Match[str]) -> str:
+        is_read = any(found.start() < word.stop and word.start < found.end() for word in words)
+        return found.group() if is_read else " " * len(found.group())
+
+    return MARKUP[text_type].sub(blank, text) if text_type in MARKUP else text
 
 
 def find_cues(text: str, words: Sequence[Word]) -> list[Cue]:

@@ -176,7 +176,7 @@ def say(
         elif path is not None and not stream:
             write(path, response.audio, response.sample_rate, format_)
         if subtitles is not None:
-            _write_subtitles(subtitles, text, response.words)
+            _write_subtitles(subtitles, text, text_type, response.words)
         took_s = time.perf_counter() - started
     if response.finish_reason == "length":
         typer.echo("s1-mini: warning: a sentence reached --max-new-tokens or the model's limit and was cut", err=True)
@@ -194,10 +194,10 @@ def _check_subtitles(path: Path) -> None:
     check_writable(path)
 
 
-def _write_subtitles(path: Path, text: str, words: Sequence[Word]) -> None:
-    from s1_mini.alignment.subtitles import find_cues, format_subtitles
+def _write_subtitles(path: Path, text: str, text_type: str, words: Sequence[Word]) -> None:
+    from s1_mini.alignment.subtitles import blank_markup, find_cues, format_subtitles
 
-    content = format_subtitles(find_cues(text, words), path.suffix)
+    content = format_subtitles(find_cues(blank_markup(text, text_type, words), words), path.suffix)
     try:
         path.write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:
