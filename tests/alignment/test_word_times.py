@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from conftest import NOISE
 from s1_mini import CheckpointMismatchError, EngineConfig, ParameterError, ProductionTTSEngine
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.random import Recipe, write_random_checkpoint
 from s1_mini.types import Word
+from tests.conftest import NOISE
 
 HEAD = {"layer": 1, "head": 2, "shift_ms": 20}
 TEXT = "First we go (in 2021).  Then, 2 kg of flour! And Dr. Smith waits; he's late."
