@@ -82,7 +82,7 @@ def test_a_wrong_field_is_named(http: httpx2.Client, body: object, expected: tup
         (
             "/v1/tts",
             {"text": "Hi.", "pitch": 1},
-            "pitch: unknown field; allowed are normalize, on_unsupported, return_spoken_text, seed,",
+            "pitch: unknown field; allowed are normalize, on_unsupported, text_type, lexicon, return_spoken_text",
         ),
         ("/v1/tts", {"text": "Hi.", "x" * 9_000_000: 1}, "unknown field"),
         ("/v1/tts", {"txt": "Hi."}, "txt: unknown field; did you mean text? (also wrong: text)"),
