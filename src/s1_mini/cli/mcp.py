@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +16,7 @@ from s1_mini.extras import require
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
     from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.types import SpeechOptions
 
 Result = TypeVar("Result")
 
@@ -25,8 +26,7 @@ INSTRUCTIONS = "Speaks text aloud, as a file or as audio, in a voice of list_voi
 
 def mcp(
     url: Annotated[
-        str | None,
-        typer.Option(envvar="S1_MINI_URL", help="Address of a running server. [a model in this process]"),
+        str | None, typer.Option(envvar="S1_MINI_URL", help="Address of a running server. [a model in this process]")
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="S1_MINI_API_KEY", help="API key of that server.", show_default=False)
@@ -41,7 +41,7 @@ def mcp(
     Example: s1-mini mcp --url http://localhost:8080
     """
     require("mcp", "`s1-mini mcp`")
-    speaker: Speaker
+    speaker: EngineSpeaker | ServerSpeaker
     if url is not None:
         speaker = ServerSpeaker(url, api_key)
     else:
@@ -54,24 +54,8 @@ def mcp(
         speaker.close()
 
 
-class Speaker(Protocol):
-    """What speaks: a server, or an engine in this process. Its methods block, and raise `S1MiniError`."""
-
-    def speak(self, text: str, voice: str | None, speed: float, audio_format: Any) -> bytes:
-        """Return the audio of a text as a file."""
-
-    def voices(self) -> list[dict[str, Any]]:
-        """Return name and description of each voice."""
-
-    def clone(self, name: str, recording: bytes, transcript: str) -> None:
-        """Add a named voice."""
-
-    def close(self) -> None:
-        """Release what it holds."""
-
-
 class EngineSpeaker:
-    """An engine in this process, which is loaded by the first call."""
+    """An engine in this process, which is loaded by the first call. Like `ServerSpeaker`, it blocks."""
 
     def __init__(self, config: EngineConfig) -> None:
         from s1_mini.engine import ProductionTTSEngine
@@ -84,10 +68,8 @@ class EngineSpeaker:
         return self._engine
 
     def speak(self, text: str, voice: str | None, speed: float, audio_format: Any) -> bytes:
-        response = self._started.generate(
-            text, voice=voice, speed=speed, audio_format=audio_format, on_unsupported="skip"
-        )
-        return response.audio_bytes
+        options: SpeechOptions = {"voice": voice, "speed": speed, "on_unsupported": "skip"}
+        return self._started.generate(text, audio_format=audio_format, **options).audio_bytes
 
     def voices(self) -> list[dict[str, Any]]:
         return [{"name": voice.name, "description": voice.description} for voice in self._started.voices()]
@@ -140,7 +122,7 @@ class ServerSpeaker:
             raise EngineError(f"{self._url} answered with status {response.status_code}; is it s1_mini?") from None
 
 
-def tools(speaker: Speaker, folder: Path) -> Any:
+def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
     """Return the MCP server whose tools use `speaker` and write audio into `folder`."""
     from mcp.server import MCPServer
     from mcp.server.mcpserver import Audio

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from s1_mini.exceptions import ParameterError, RequestError, TextTooLongError
-from s1_mini.server.errors import InvalidError, UnauthorizedError, describe, message_of, quoted, row_of
+from s1_mini.server.errors import InvalidError, describe, message_of, quoted, row_of
 from s1_mini.server.errors import error_response as plain_error_response
 from s1_mini.server.voice_names import POLLY_VOICES
 from s1_mini.text.split import sentence_spans
@@ -54,18 +54,9 @@ LANGUAGES = {  # of Polly, by the accents of `POLLY_VOICES` and of descriptions
 GENDERS = {"man": "Male", "woman": "Female"}
 ENGINES = ["standard", "neural", "long-form", "generative"]
 
-# Names of Polly's errors by our codes; other errors are `ValidationException` or `ServiceFailureException`.
-_ERROR_TYPES = {
-    "content_type_unsupported": "SerializationException",
-    "body_invalid": "SerializationException",
-    "too_many_requests": "ThrottlingException",
-    "unauthorized": "UnrecognizedClientException",
-    "request_timeout": "ServiceUnavailableException",
-    "queue_full": "ServiceUnavailableException",
-    "server_busy": "ServiceUnavailableException",
-    "engine_not_ready": "ServiceUnavailableException",
-    "shutting_down": "ServiceUnavailableException",
-}
+# Names of Polly's errors by our status; others are `ValidationException` or `ServiceFailureException`.
+_STATUS_TYPES = {400: "SerializationException", 401: "UnrecognizedClientException", 415: "SerializationException"}
+_STATUS_TYPES |= {429: "ThrottlingException", 503: "ServiceUnavailableException", 504: "ServiceUnavailableException"}
 _FIELD_TYPES = {
     "SampleRate": "InvalidSampleRateException",
     "LexiconNames": "LexiconNotFoundException",
@@ -86,12 +77,13 @@ def is_polly(path: str, headers: Headers) -> bool:
 
 def error_response(error: BaseException, request_id: str | None) -> JSONResponse:
     """Return an error as Polly's clients read it: its name in a header, `message` in the body, 400 for bad requests."""
-    status, kind = row_of(error).status, _ERROR_TYPES.get(error.code) if hasattr(error, "code") else None
-    if isinstance(error, RequestError):
-        kind = _FIELD_TYPES.get(error.field, "ValidationException")
-        kind = "TextLengthExceededException" if isinstance(error, TextTooLongError) else kind
-    kind = kind or ("ValidationException" if status < 500 else "ServiceFailureException")
-    status = 403 if isinstance(error, UnauthorizedError) else 400 if status in (404, 409, 422) else status
+    status = row_of(error).status
+    kind = _STATUS_TYPES.get(status, "ValidationException" if status < 500 else "ServiceFailureException")
+    if isinstance(error, TextTooLongError):
+        kind = "TextLengthExceededException"
+    elif isinstance(error, RequestError):
+        kind = _FIELD_TYPES.get(error.field, kind)
+    status = {401: 403, 404: 400, 409: 400, 422: 400}.get(status, status)
     headers = {"x-amzn-ErrorType": kind, "x-amzn-RequestId": request_id or ""}
     if (retry := plain_error_response(error, request_id).headers.get("retry-after")) is not None:
         headers["Retry-After"] = retry

@@ -87,19 +87,14 @@ async def synthesize_speech(request: Request) -> Response:
     try:
         output, rate = polly.output_of(body.OutputFormat, body.SampleRate, body.SpeechMarkTypes)
         options = _text_type(body) | {"sample_rate": rate, "voice": await own_voice(state, body.VoiceId, POLLY_VOICES)}
-        is_json = body.OutputFormat == "json"
-        speech_request = SpeechRequest(
-            TTSRequest.of(body.Text, on_unsupported="skip", seed=SEED, **options),
-            output.audio_format,
-            streams=not is_json,
-        )
-        speech = await (_marked(request, body, speech_request) if is_json else _spoken(request, speech_request))
-        if is_json:
+        tts_request = TTSRequest.of(body.Text, on_unsupported="skip", seed=SEED, **options)
+        if body.OutputFormat == "json":
+            speech = await _marked(request, body, tts_request)
             marks = polly.speech_marks(body.Text, body.SpeechMarkTypes, speech.take_words(), speech.audio_seconds)
-            speech.release()
             response = Response(marks)
         else:
-            response = respond(speech)
+            speech_request = SpeechRequest(tts_request, output.audio_format, streams=True)
+            response = respond(await speak_to_client(request, state.engine, speech_request))
     except RequestError as error:
         raise renamed(error, FIELDS) from None
     response.headers["Content-Type"] = output.content_type
@@ -121,16 +116,13 @@ def _text_type(body: PollyBody) -> dict[str, Any]:
     return {"text_type": "ssml"}
 
 
-async def _spoken(request: Request, speech_request: SpeechRequest) -> AudioResponse:
-    return await speak_to_client(request, request.app.state.engine, speech_request)
-
-
-async def _marked(request: Request, body: PollyBody, speech_request: SpeechRequest) -> AudioResponse:
+async def _marked(request: Request, body: PollyBody, tts_request: TTSRequest) -> AudioResponse:
     """Speak with times of words; without them if the checkpoint has none and only sentences are marked."""
+    engine = request.app.state.engine
     try:
-        timed = replace(speech_request, speech=replace(speech_request.speech, word_times=True))
-        return await _spoken(request, timed)
+        timed = replace(tts_request, word_times=True)
+        return await speak_to_client(request, engine, SpeechRequest(timed, "pcm"))
     except RequestError as error:
         if error.field != "word_times" or "word" in body.SpeechMarkTypes:
             raise
-    return await _spoken(request, speech_request)
+    return await speak_to_client(request, engine, SpeechRequest(tts_request, "pcm"))

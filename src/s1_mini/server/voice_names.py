@@ -30,36 +30,21 @@ OPENAI_VOICES = {
 }
 
 # Polly's English names with the gender and accent of its documentation
-POLLY_VOICES = {
-    "Aditi": ("woman", "Indian"),
-    "Amy": ("woman", "British"),
-    "Aria": ("woman", "New Zealand"),
-    "Arthur": ("man", "British"),
-    "Ayanda": ("woman", "South African"),
-    "Brian": ("man", "British"),
-    "Danielle": ("woman", "American"),
-    "Emma": ("woman", "British"),
-    "Geraint": ("man", "Welsh"),
-    "Gregory": ("man", "American"),
-    "Ivy": ("woman", "American"),
-    "Jasmine": ("woman", "Singaporean"),
-    "Joanna": ("woman", "American"),
-    "Joey": ("man", "American"),
-    "Justin": ("man", "American"),
-    "Kajal": ("woman", "Indian"),
-    "Kendra": ("woman", "American"),
-    "Kevin": ("man", "American"),
-    "Kimberly": ("woman", "American"),
-    "Matthew": ("man", "American"),
-    "Niamh": ("woman", "Irish"),
-    "Nicole": ("woman", "Australian"),
-    "Olivia": ("woman", "Australian"),
-    "Raveena": ("woman", "Indian"),
-    "Russell": ("man", "Australian"),
-    "Ruth": ("woman", "American"),
-    "Salli": ("woman", "American"),
-    "Stephen": ("man", "American"),
+_POLLY = {
+    ("woman", "American"): "Danielle Ivy Joanna Kendra Kimberly Ruth Salli",
+    ("man", "American"): "Gregory Joey Justin Kevin Matthew Stephen",
+    ("woman", "British"): "Amy Emma",
+    ("man", "British"): "Arthur Brian",
+    ("woman", "Australian"): "Nicole Olivia",
+    ("man", "Australian"): "Russell",
+    ("woman", "Indian"): "Aditi Kajal Raveena",
+    ("woman", "Irish"): "Niamh",
+    ("woman", "New Zealand"): "Aria",
+    ("woman", "Singaporean"): "Jasmine",
+    ("woman", "South African"): "Ayanda",
+    ("man", "Welsh"): "Geraint",
 }
+POLLY_VOICES = {name: traits for traits, names in _POLLY.items() for name in names.split()}
 
 
 def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceInfo]) -> dict[str, str | None]:

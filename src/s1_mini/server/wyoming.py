@@ -27,7 +27,7 @@ from s1_mini.exceptions import NothingToSpeakError, S1MiniError, TextError
 from s1_mini.server.accounts import Metered, Resource
 from s1_mini.server.bodies import check_structure
 from s1_mini.server.errors import BodyError, ClientGoneError, IdleError, InvalidError, code_of, message_of, row_of
-from s1_mini.server.limits import UNREAD_CHECK_S
+from s1_mini.server.limits import LINGER_S, UNREAD_CHECK_S
 from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.schemas import SpeechRequest
 from s1_mini.server.speech import speak
@@ -46,7 +46,6 @@ MAX_AHEAD = 64  # events read ahead of the one that is handled
 EVENT_BYTES = 4096  # of an event besides its text
 CHARACTER_BYTES = 12  # the most that JSON needs for one
 WIDTH, CHANNELS = 2, 1
-SPEAKS = (Synthesize, SynthesizeStart)
 
 
 class WyomingServer:
@@ -129,7 +128,9 @@ class _Connection:
                 return
             except S1MiniError as error:
                 await self._events.put(error)
-                await asyncio.Event().wait()  # `_answer` ends the connection
+                while await self._reader.read(EVENT_BYTES):  # `_answer` ends the connection
+                    pass
+                return
             else:
                 await self._events.put((event, num_bytes))
 
@@ -179,7 +180,7 @@ class _Connection:
                     await self._describe()
                 elif Ping.is_type(event.type):
                     await self._send(Pong(event.data.get("text")))
-                elif any(kind.is_type(event.type) for kind in SPEAKS):
+                elif Synthesize.is_type(event.type) or SynthesizeStart.is_type(event.type):
                     record = RequestLog(sane_id(None), "WYOMING", event.type, client=self._client)
                     await self._speak(event, record)
         except (ConnectionError, ClientGoneError):
@@ -189,6 +190,8 @@ class _Connection:
                 access_logger.exception("request failed", extra={"fields": {"request_id": record.id}})
             with suppress(ConnectionError, ClientGoneError):
                 await self._send(Error(message_of(error), code_of(error)))
+                self._writer.write_eof()
+                await asyncio.sleep(LINGER_S)  # `_read` goes on: a client that still sends may not read the error
 
     async def _describe(self) -> None:
         if (refused := self._state.gate.refusal()) is not None:
@@ -295,21 +298,14 @@ class _Connection:
 
 def info_of(voices: Sequence[VoiceInfo]) -> Info:
     """Return what the server offers: one program with a voice for each of `voices`, the default one first."""
+    made: dict[str, Any] = {"attribution": PROJECT, "installed": True}
     described = [
-        TtsVoice(
-            name=voice.name,
-            attribution=PROJECT,
-            installed=True,
-            description=voice.description or voice.name,
-            version=None,
-            languages=[_language(voice.description)],
-        )
+        TtsVoice(voice.name, **made, description=voice.description, version=None, languages=[_language(voice)])
         for voice in sorted(voices, key=lambda voice: not voice.is_default)
     ]
     program = TtsProgram(
-        name="s1_mini",
-        attribution=PROJECT,
-        installed=True,
+        "s1_mini",
+        **made,
         description="s1_mini",
         version=__version__,
         voices=described,
@@ -318,8 +314,8 @@ def info_of(voices: Sequence[VoiceInfo]) -> Info:
     return Info(tts=[program])
 
 
-def _language(description: str) -> str:
-    return "en_GB" if re.search(r"\bBritish\b", description) else "en_US"
+def _language(voice: VoiceInfo) -> str:
+    return "en_GB" if re.search(r"\bBritish\b", voice.description) else "en_US"
 
 
 def _parse(content: bytes) -> dict[str, Any]:
