@@ -39,11 +39,10 @@ from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
 from s1_mini.server.speech import AudioResponse, speak
 from s1_mini.server.voice_names import own_voice
-from s1_mini.text.split import split_arriving
+from s1_mini.text.split import cut_arriving
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import AudioFormat, Word
 
-MAX_REST = 1000  # characters without the end of a sentence; then the text is cut at a space
 SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
 POLL_S = 0.25  # how often a session looks at the clock, and whether it was evicted or the server shuts down
 
@@ -267,12 +266,9 @@ class Session:
         track.says = bool(track.says)
         text = track.rest + text
         if len(text) <= SMALL_TEXT:
-            whole, track.rest = split_arriving(text)
+            whole, track.rest = cut_arriving(text)
         else:
-            whole, track.rest = await in_turn(self.state, split_arriving, text)
-        while len(track.rest) > MAX_REST:
-            cut = track.rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
-            whole, track.rest = f"{whole} {track.rest[:cut]}", track.rest[cut:]
+            whole, track.rest = await in_turn(self.state, cut_arriving, text)
         self._put(track, whole)
 
     def flush(self, track: Track, *, is_last: bool = False) -> None:

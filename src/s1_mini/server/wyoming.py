@@ -32,7 +32,7 @@ from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.schemas import SpeechRequest
 from s1_mini.server.speech import speak
 from s1_mini.server.voice_names import own_voice
-from s1_mini.text.split import split_arriving
+from s1_mini.text.split import cut_arriving
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import OPTIONS, TTSRequest, VoiceInfo
 from s1_mini.version import __version__
@@ -41,7 +41,6 @@ access_logger = logging.getLogger("s1_mini.server.access")
 logger = logging.getLogger(__name__)
 
 PROJECT = Attribution("s1_mini", "https://github.com/s1-mini/s1-mini")
-MAX_REST = 1000  # characters without the end of a sentence; then the text is cut at a space
 MAX_AHEAD = 64  # events read ahead of the one that is handled
 EVENT_BYTES = 4096  # of an event besides its text
 CHARACTER_BYTES = 12  # the most that JSON needs for one
@@ -264,10 +263,7 @@ class _Connection:
                 raise TextError("text", f"has over {allowed} characters that are not spoken yet; send it more slowly")
             if not cuts:
                 continue
-            whole, rest = split_arriving(rest)
-            while len(rest) > MAX_REST:
-                cut = rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
-                whole, rest = f"{whole} {rest[:cut]}", rest[cut:]
+            whole, rest = cut_arriving(rest)
             yield whole
         yield rest
 

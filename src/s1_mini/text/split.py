@@ -41,6 +41,8 @@ def _num_flag_letters(text: str) -> int:
     return len(found.group()) if found else 0
 
 
+MAX_REST = 1000  # characters of arriving text without the end of a sentence
+
 _WIDE_ENDS = "。！？｡"  # end a sentence without a space after them
 _ENDS = ".!?…؟۔।॥" + _WIDE_ENDS
 _OPENERS = "\"'“‘„«‹»›([{"
@@ -90,6 +92,15 @@ def split(text: str, max_bytes: int) -> list[str]:
             else:
                 pieces.append(part)
     return [piece.strip() for piece in pieces if piece]
+
+
+def cut_arriving(text: str) -> tuple[str, str]:
+    """Cut text that is still arriving as `split_arriving` does; a rest that is too long is cut at spaces."""
+    whole, rest = split_arriving(text)
+    while len(rest) > MAX_REST:
+        cut = rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
+        whole, rest = f"{whole} {rest[:cut]}", rest[cut:]
+    return whole, rest
 
 
 def split_arriving(text: str) -> tuple[str, str]:
