@@ -9,12 +9,12 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter
 
 from s1_mini.exceptions import NothingToSpeakError
-from s1_mini.server.errors import InvalidError, from_validation
+from s1_mini.server.errors import InvalidError
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
-from s1_mini.server.session import Protocol, Session, Track, config_of, converse
+from s1_mini.server.session import Protocol, Session, Track, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse
 from s1_mini.server.websocket import MESSAGES, Input, OwnProtocol
 from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat, Word
@@ -62,10 +62,7 @@ async def speak_on_sagemaker(socket: WebSocket) -> None:
 
 async def _config(socket: WebSocket) -> SessionConfig:
     """Return the configuration that an address names. Raises `InvalidError` and `VoiceNotFoundError`."""
-    try:
-        options = Options.model_validate(dict(socket.query_params))
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+    options = read_options(socket, Options)
     rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
     if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):
         raise InvalidError("sample_rate", f"{rate} is not possible with {options.encoding}; give {TELEPHONE_RATE}")

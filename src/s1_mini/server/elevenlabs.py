@@ -6,7 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,9 +17,6 @@ from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, Text
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak_to_client
 from s1_mini.server.voice_names import own_voice
 from s1_mini.types import MAX_SPEED, MIN_SPEED, AudioFormat, OnUnsupported, Word
-
-if TYPE_CHECKING:
-    pass
 
 router = APIRouter(tags=["elevenlabs"])
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from s1_mini.server.elevenlabs import (
     DEFAULT_FORMAT,
@@ -25,9 +25,9 @@ from s1_mini.server.elevenlabs import (
     VoiceSettings,
     parse_format,
 )
-from s1_mini.server.errors import InvalidError, from_validation
+from s1_mini.server.errors import InvalidError
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
-from s1_mini.server.session import Protocol, Session, Track, config_of, converse
+from s1_mini.server.session import Protocol, Session, Track, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse
 from s1_mini.types import Word
 
@@ -70,10 +70,7 @@ async def multi_stream_input(socket: WebSocket, voice: str) -> None:
 
 async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) -> None:
     """Run a session. Raises `InvalidError` for a parameter, and `VoiceNotFoundError`."""
-    try:
-        options = Options.model_validate(dict(socket.query_params))
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+    options = read_options(socket, Options)
     config = await config_of(socket, voice, *parse_format(options.output_format))
     await converse(socket, partial(protocol, options=options, config=config))
 

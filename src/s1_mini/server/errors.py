@@ -192,13 +192,16 @@ def is_from_elevenlabs(scope: Scope) -> bool:
     return scope["path"].startswith("/v1/text-to-speech/") or ELEVENLABS_KEY in Headers(scope=scope)
 
 
+def retry_header(error: BaseException) -> dict[str, str]:
+    """Return `Retry-After` for an error that passes by itself."""
+    retry_after_s = error.retry_after_s if isinstance(error, QueueFullError) else row_of(error).retry_after_s
+    return {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
+
+
 def error_response(error: BaseException, request_id: str | None, *, for_elevenlabs: bool = False) -> JSONResponse:
     """Return the HTTP response for an error, with `detail` for clients of ElevenLabs' API."""
     row = row_of(error)
-    headers = {}
-    retry_after_s = error.retry_after_s if isinstance(error, QueueFullError) else row.retry_after_s
-    if retry_after_s is not None:
-        headers["Retry-After"] = str(math.ceil(retry_after_s))
+    headers = retry_header(error)
     if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, MethodError):

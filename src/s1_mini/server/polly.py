@@ -13,8 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from s1_mini.exceptions import ParameterError, RequestError, TextTooLongError
-from s1_mini.server.errors import InvalidError, describe, message_of, quoted, row_of
-from s1_mini.server.errors import error_response as plain_error_response
+from s1_mini.server.errors import InvalidError, describe, message_of, quoted, retry_header, row_of
 from s1_mini.server.voice_names import POLLY_VOICES
 from s1_mini.text.split import sentence_spans
 from s1_mini.types import AudioFormat, VoiceInfo, Word
@@ -84,9 +83,7 @@ def error_response(error: BaseException, request_id: str | None) -> JSONResponse
     elif isinstance(error, RequestError):
         kind = _FIELD_TYPES.get(error.field, kind)
     status = {401: 403, 404: 400, 409: 400, 422: 400}.get(status, status)
-    headers = {"x-amzn-ErrorType": kind, "x-amzn-RequestId": request_id or ""}
-    if (retry := plain_error_response(error, request_id).headers.get("retry-after")) is not None:
-        headers["Retry-After"] = retry
+    headers = {"x-amzn-ErrorType": kind, "x-amzn-RequestId": request_id or ""} | retry_header(error)
     return JSONResponse({"message": message_of(error)} | describe(error, request_id), status, headers)
 
 

@@ -26,7 +26,7 @@ from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SpeechRequest
 from s1_mini.server.speech import AudioResponse, respond, speak_to_client
 from s1_mini.server.voice_names import POLLY_VOICES, own_voice
-from s1_mini.types import OPTIONS, TTSRequest
+from s1_mini.types import TTSRequest
 
 FIELDS = {"text": "Text", "voice": "VoiceId", "sample_rate": "SampleRate", "text_type": "TextType"}
 SEED = 0  # clients request audio and speech marks separately, so each text always has the same audio
@@ -109,8 +109,6 @@ def _text_type(body: PollyBody) -> dict[str, Any]:
         raise InvalidError("LexiconNames", f"{quoted(body.LexiconNames)} are not supported; leave the field out")
     if body.TextType == "text":
         return {}
-    if "text_type" not in OPTIONS:
-        raise InvalidError("TextType", "'ssml' is not supported; send text without tags and TextType text")
     if body.SpeechMarkTypes:
         raise InvalidError("SpeechMarkTypes", "is not supported for TextType ssml; send text without tags")
     return {"text_type": "ssml"}

@@ -12,10 +12,11 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -43,6 +44,8 @@ from s1_mini.text.split import cut_arriving
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import AudioFormat, Word
 
+Options = TypeVar("Options", bound=BaseModel)
+
 SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
 POLL_S = 0.25  # how often a session looks at the clock, and whether it was evicted or the server shuts down
 
@@ -61,8 +64,8 @@ class _Item:
     """Something to be done in order: a stretch of whole sentences to be spoken, or a message to be sent after them."""
 
     track: Track
-    request: SpeechRequest | None = None
-    then: Callable[[], Awaitable[None]] | None = None
+    work: Callable[[], Coroutine[Any, Any, None]]
+    request: SpeechRequest | None = None  # of a stretch that `work` speaks
 
     @property
     def num_characters(self) -> int:
@@ -103,6 +106,14 @@ class Protocol(ABC):
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:  # noqa: ARG002
         """Return the message for an error that ends the session."""
         return {"type": "error"} | description
+
+
+def read_options(socket: WebSocket, model: type[Options]) -> Options:
+    """Return the query parameters of a client. Raises `InvalidError`."""
+    try:
+        return model.model_validate(dict(socket.query_params))
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
 
 
 async def config_of(socket: WebSocket, voice: str | None, audio_format: AudioFormat, rate: int | None) -> SessionConfig:
@@ -284,12 +295,12 @@ class Session:
         config, options = track.config, self.protocol.options
         request = config.build(text, config.response_format, streams=True, reference_audio=self._recording, **options)
         self._num_waiting += len(text)
-        self._append(_Item(track, request))
+        self._append(_Item(track, partial(self._say, track, request), request))
         self.state.websockets.mark_busy(self)
 
-    def then(self, track: Track, work: Callable[[], Awaitable[None]]) -> None:
+    def then(self, track: Track, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Call `work` after everything of the track that was added before, unless the track is cleared."""
-        self._append(_Item(track, then=work))
+        self._append(_Item(track, work))
 
     def _append(self, item: _Item) -> None:
         self._items.append(item)
@@ -322,7 +333,7 @@ class Session:
                 self._has_changed.clear()
                 await self._has_changed.wait()
                 continue
-            speaking = self._speaking = asyncio.ensure_future(self._metered(self._do(self._items[0])))
+            speaking = self._speaking = asyncio.ensure_future(self._metered(self._items[0].work()))
             try:
                 await asyncio.wait({speaking})
                 if not speaking.cancelled():  # by `clear`
@@ -339,12 +350,6 @@ class Session:
                 self.state.websockets.mark_idle(self)
             self._last_moved = time.monotonic()
         self._is_finished.set()
-
-    async def _do(self, item: _Item) -> None:
-        if item.then is not None:
-            await item.then()
-        elif item.request is not None:
-            await self._say(item.track, item.request)
 
     async def _say(self, track: Track, request: SpeechRequest) -> None:
         state, before_s = self.state, self.record.audio_s

@@ -34,7 +34,7 @@ from s1_mini.server.speech import speak
 from s1_mini.server.voice_names import own_voice
 from s1_mini.text.split import cut_arriving
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import OPTIONS, TTSRequest, VoiceInfo
+from s1_mini.types import TTSRequest, VoiceInfo
 from s1_mini.version import __version__
 
 access_logger = logging.getLogger("s1_mini.server.access")
@@ -276,7 +276,7 @@ class _Connection:
         options: dict[str, Any] = {"voice": await own_voice(self._state, name, {})}
         if text_format == "text":
             return options
-        if text_format != "ssml" or "text_type" not in OPTIONS:
+        if text_format != "ssml":
             raise InvalidError("text_format", f"{str(text_format)[:40]!r} is not supported; send text")
         return options | {"text_type": "ssml"}
 
