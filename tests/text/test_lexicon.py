@@ -83,3 +83,14 @@ def test_a_broken_file_is_a_configuration_error(content: bytes, reason: str, tmp
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         open_lexicon(tmp_path / "none")
+
+
+def test_a_merged_lexicon_finds_the_same_as_one_with_all_entries() -> None:
+    text = "new york, New York City and NGINX with nginx or new things"
+    server = {"new york": "big apple", "NGINX": "capital", "new": "old", "city": "town"}
+    request = {"nginx": "engine x", "New York City": "the city", "new": "fresh"}
+
+    merged = Lexicon(server).merged(request)
+
+    assert list(merged.find(text)) == list(Lexicon(server | request).find(text))
+    assert list(Lexicon(server).merged({}).find(text)) == list(Lexicon(server).find(text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -29,16 +30,19 @@ class Match(NamedTuple):
 class Lexicon:
     """Respellings of whole words. An entry in small letters matches any case, another one only as it is written."""
 
-    def __init__(self, entries: Mapping[str, str]) -> None:
-        self._entries = {word.strip(): respelling for word, respelling in entries.items() if word.strip()}
-        self._lengths: dict[str, list[int]] = {}  # lengths of the entries by their first token, longest first
-        for word in self._entries:
+    def __init__(self, entries: Mapping[str, str], below: Lexicon | None = None) -> None:
+        """`below` has further entries; it is neither copied nor changed."""
+        own = {word.strip(): respelling for word, respelling in entries.items() if word.strip()}
+        self._entries: ChainMap[str, str] = ChainMap(own, *(below._entries.maps if below else ()))
+        # Lengths of the entries by their first token, longest first.
+        self._lengths: ChainMap[str, list[int]] = ChainMap({}, *(below._lengths.maps if below else ()))
+        for word in own:
             first = _TOKEN.match(word)
             assert first is not None
-            lengths = self._lengths.setdefault(first.group().lower(), [])
+            token = first.group().lower()
+            lengths = self._lengths.get(token, [])
             if len(word) not in lengths:
-                lengths.append(len(word))
-                lengths.sort(reverse=True)
+                self._lengths[token] = sorted((*lengths, len(word)), reverse=True)
 
     def __bool__(self) -> bool:
         """Return whether it has entries."""
@@ -46,7 +50,7 @@ class Lexicon:
 
     def merged(self, entries: Mapping[str, str]) -> Lexicon:
         """Return a lexicon with more entries, which take precedence."""
-        return Lexicon({**self._entries, **entries}) if entries else self
+        return Lexicon(entries, self) if entries else self
 
     def find(self, text: str) -> Iterator[Match]:
         """Yield the matches in a text in order; of several at one place, the longest."""
