@@ -287,6 +287,19 @@ def test_a_full_queue_refuses_the_first_part_and_delays_later_ones_to_the_deadli
         list(composition)
 
 
+def test_a_full_queue_delays_later_parts_of_an_async_consumer_to_the_deadline() -> None:
+    async def read(composition: Composition) -> None:
+        async for _ in composition:
+            pass
+
+    queues: list[OutputQueue] = []
+    composition = submitted(["a", "b"], queues, failing=1)
+    fill(queues[0])
+
+    with pytest.raises(RequestTimeoutError, match="no room for the next part"):
+        asyncio.run(read(composition))
+
+
 def test_a_consumer_that_leaves_cancels_all_parts_in_the_engine(speaking: ProductionTTSEngine) -> None:
     async def leave() -> None:
         chunks = speaking.stream_async("One. [pause 0s] Two. [pause 0s] Three.", text_type="marked", seed=1)

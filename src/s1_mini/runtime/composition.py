@@ -197,7 +197,7 @@ class Composition:
 
     def begin(self) -> Self:
         """Submit the first parts. Raises as `submit` does."""
-        self._submit_ahead(waits=False)
+        self._submit_ahead()
         return self
 
     @property
@@ -232,7 +232,12 @@ class Composition:
     def wait(self) -> AudioChunk | None:
         """Wait for the next chunk; None after the last. Raises the error of any part."""
         while not self._ready and not self._is_over:
-            self._submit_ahead()
+            try:
+                self._submit_ahead()
+            except QueueFullError:
+                self._check_deadline()
+                self._closed.wait(RETRY_S)
+                continue
             if not self._submitted:
                 self._finish("cancelled" if self._left else "stop")
             elif (chunk := self._submitted[0][1].wait()) is not None:
@@ -243,7 +248,12 @@ class Composition:
         try:
             while not self._is_over:
                 if self._left:
-                    await asyncio.to_thread(self._submit_ahead)  # a part submitted after `close` is cancelled
+                    try:
+                        await asyncio.to_thread(self._submit_ahead)  # a part submitted after `close` is cancelled
+                    except QueueFullError:  # no thread waits: the server needs its threads for other requests
+                        self._check_deadline()
+                        await asyncio.sleep(RETRY_S)
+                        continue
                 if not self._submitted:
                     self._finish("cancelled" if self._left else "stop")
                 else:
@@ -257,26 +267,25 @@ class Composition:
         finally:
             self.close()
 
-    def _submit_ahead(self, *, waits: bool = True) -> None:
-        """Submit the next parts; if the queue is full, wait only while there is nothing else to read."""
+    def _submit_ahead(self) -> None:
+        """Submit the next parts. Raises `QueueFullError` if the queue is full and there is nothing else to read."""
         while self._left and len(self._submitted) <= AHEAD and not self._closed.is_set():
             try:
                 queue = self._submit(self._left[0].request)
             except QueueFullError:
                 if self._submitted:
                     return
-                if not waits:
-                    raise
-                if time.monotonic() > self._deadline:
-                    raise RequestTimeoutError("the queue had no room for the next part of the text in time") from None
-                self._closed.wait(RETRY_S)
-                continue
+                raise
             with self._lock:
                 self._submitted.append((self._left.popleft(), queue))
                 if self._whole is not None:
                     queue.whole = self._whole
             if self._closed.is_set():
                 queue.close()
+
+    def _check_deadline(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise RequestTimeoutError("the queue had no room for the next part of the text in time") from None
 
     def _add(self, chunk: AudioChunk) -> None:
         """Take the next chunk of the current part."""
