@@ -17,7 +17,7 @@ STEPS = np.array([1.0, *(np.exp(-SKIP_COST * skipped) for skipped in range(MAX_A
 
 
 class LivePath:
-    """Forward algorithm: what is known of the path at each frame, without the frames after it."""
+    """Forward algorithm: the distribution of the path at each frame, given the frames up to it."""
 
     def __init__(self, num_tokens: int) -> None:
         self.spent = np.zeros(num_tokens)  # expected frames at each token so far
