@@ -40,7 +40,7 @@ from s1_mini.corpus.source import Source, open_source
 from s1_mini.corpus.workers import Worker, work_by
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import EngineError
-from s1_mini.types import AudioFormat
+from s1_mini.types import AudioFormat, SharedOptions
 
 WAYS = ("engine", "corpus", "apart")
 START_LIMIT_S = 300.0  # until which the engines wait for each other
@@ -100,7 +100,8 @@ def speak(worker: Worker, source: Source) -> None:
     """Generate all texts from as many threads as a corpus uses, and discard the audio."""
 
     def generate(row: CorpusRow) -> None:
-        worker.engine.generate(row.text, voice=row.voice, **asdict(row.sampling), chunk_profile="throughput")
+        options: SharedOptions = {**row.options, "voice": row.voice, "chunk_profile": "throughput"}
+        worker.engine.generate(row.text, **options)
 
     rows = [line for shard in source.shards() for line in shard.lines if isinstance(line, CorpusRow)]
     with ThreadPoolExecutor(worker.in_flight) as pool:

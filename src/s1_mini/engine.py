@@ -50,6 +50,7 @@ from s1_mini.types import (
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from s1_mini.families.base import Description
     from s1_mini.voices.reference import Check
 
 
@@ -144,6 +145,11 @@ class _Lifecycle:
     def sample_rate(self) -> int:
         """Samples per second of the engine's audio."""
         return self._ready().speaker.description.sample_rate
+
+    @property
+    def description(self) -> Description:
+        """Properties of the loaded checkpoint, such as the languages that a request may choose."""
+        return self._ready().speaker.description
 
     @property
     def has_word_times(self) -> bool:

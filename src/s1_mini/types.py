@@ -6,9 +6,9 @@ Frozen data that is checked on construction; imports no torch. Items between sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack, cast, get_args
 
 from s1_mini.exceptions import ParameterError
 
@@ -48,16 +48,20 @@ MIN_SPEED, MAX_SPEED = 0.25, 4.0  # OpenAI's bounds
 MIN_GAIN_DB, MAX_GAIN_DB = -40.0, 20.0
 MIN_RATE, MAX_RATE = 8_000, 48_000  # Hz
 
+MAX_LANGUAGE_LENGTH = 64  # characters
+MAX_INSTRUCTIONS_LENGTH = 4_000  # characters
+
 MAX_LEXICON_ENTRIES = 256  # of one request
 MAX_LEXICON_LENGTH = 200  # characters of a word or a respelling
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling options of one request. Raises `ParameterError`.
+    """All sampling options of one request. Raises `ParameterError`.
 
     `max_new_tokens` limits the frames of one sentence piece; `top_k` 0 allows all tokens. Without `seed` every request
-    has a random one. An option that a checkpoint does not support is rejected unless it has the default value.
+    has a random one. These defaults apply unless the model family has its own. An option that a checkpoint does not
+    support is rejected unless it has the default value.
     """
 
     temperature: float = 0.8
@@ -128,16 +132,23 @@ class EngineState:
         return self.status == "ready"
 
 
-class SharedOptions(TypedDict, total=False):
-    """Options of a request that several texts may share; `TTSRequest` and `SamplingParams` define the defaults."""
+class SamplingOptions(TypedDict, total=False):
+    """Sampling options, described in `SamplingParams`; None: the model's default."""
+
+    max_new_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    repetition_penalty: float | None
+    seed: int | None
+
+
+class SharedOptions(SamplingOptions, total=False):
+    """Options of a request that several texts may share; `TTSRequest` defines the defaults."""
 
     voice: str | None
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    repetition_penalty: float
-    seed: int | None
+    language: str | None
+    instructions: str
     chunk_profile: ChunkProfile | None
     normalize: Normalize | None
     on_unsupported: OnUnsupported | None
@@ -163,7 +174,9 @@ class TTSRequest:
     text: str
     references: tuple[Reference, ...] = ()
     voice: str | None = None  # a named voice, instead of references; None: the checkpoint's default
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    language: str | None = None  # name or tag, such as "english" or "en"; None: the model decides
+    instructions: str = ""  # how to speak, such as "Whisper."; not supported by every checkpoint
+    sampling: SamplingOptions = field(default_factory=SamplingOptions, hash=False)
     chunk_profile: ChunkProfile | None = None  # None: balanced
     normalize: Normalize | None = None  # None: as set by S1_MINI_NORMALIZE
     on_unsupported: OnUnsupported | None = None  # None: as set by S1_MINI_ON_UNSUPPORTED
@@ -178,6 +191,10 @@ class TTSRequest:
     flow: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
+        complete_sampling(self.sampling)  # for its checks
+        if self.language is not None:
+            check_string("language", self.language, MAX_LANGUAGE_LENGTH)
+        check_string("instructions", self.instructions, MAX_INSTRUCTIONS_LENGTH)
         check_choice("chunk_profile", self.chunk_profile, ChunkProfile)
         check_choice("normalize", self.normalize, Normalize)
         check_choice("on_unsupported", self.on_unsupported, OnUnsupported)
@@ -196,7 +213,7 @@ class TTSRequest:
         given: dict[str, Any] = {**options}
         if unknown := sorted(given.keys() - set(OPTIONS)):
             raise TypeError(f"unknown option {unknown[0]!r}; available: {', '.join(OPTIONS)}")
-        sampling = SamplingParams(**{name: given.pop(name) for name in SAMPLING_OPTIONS if name in given})
+        sampling = cast("SamplingOptions", {name: given.pop(name) for name in SAMPLING_OPTIONS if name in given})
         references = references_of(given.pop("reference_audio", None), given.pop("reference_text", None))
         return cls(text, references, sampling=sampling, **given)
 
@@ -269,6 +286,14 @@ def check_integer(name: str, value: int, low: int, high: int) -> None:
         raise ParameterError(name, f"{value!r} is not a whole number in [{low}, {high}]")
 
 
+def check_string(name: str, value: str, max_length: int) -> None:
+    """Raise `ParameterError` unless `value` is a string of at most `max_length` characters."""
+    if not isinstance(value, str):
+        raise ParameterError(name, f"must be a str, not {type(value).__name__}")
+    if len(value) > max_length:
+        raise ParameterError(name, f"has {len(value)} characters; the limit is {max_length}")
+
+
 def check_lexicon(lexicon: Mapping[str, str]) -> None:
     """Raise `ParameterError` unless the entries are words with respellings, and not too many or too long."""
     if not isinstance(lexicon, Mapping):
@@ -286,3 +311,9 @@ def check_lexicon(lexicon: Mapping[str, str]) -> None:
 DEFAULT_SAMPLING = SamplingParams()
 SAMPLING_OPTIONS = tuple(each.name for each in fields(SamplingParams))
 OPTIONS = (*SharedOptions.__annotations__, "reference_audio", "reference_text")
+
+
+def complete_sampling(options: SamplingOptions, defaults: SamplingParams = DEFAULT_SAMPLING) -> SamplingParams:
+    """Return the options of a request, with `defaults` for those that it does not give. Raises `ParameterError`."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return replace(defaults, **given)

@@ -13,7 +13,6 @@ from pyarrow import parquet
 from corpus_room import speak
 from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Defaults, seed_of
 from s1_mini.corpus.source import open_source
-from s1_mini.types import SamplingParams
 
 ROWS = [
     {"key": "a", "says": "One.", "speaker": "clara", "number": 7, "how": {"temperature": 0.5, "top_k": 3}},
@@ -55,14 +54,14 @@ def test_every_format_gives_the_same_rows(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"texts.{suffix}"
     WRITERS[suffix](path)
 
-    first, second = read(path, ASKED, voice="anna", seed=5, sampling=SamplingParams(top_p=0.3))  # type: ignore[misc]
+    first, second = read(path, ASKED, voice="anna", seed=5, options={"top_p": 0.3})  # type: ignore[misc]
 
     assert isinstance(first, CorpusRow)
     assert (first.number, first.id, first.text, first.voice) == (0, "a", "One.", "clara")
-    assert first.sampling == SamplingParams(temperature=0.5, top_p=0.3, top_k=3, seed=7)
+    assert first.options == {"temperature": 0.5, "top_p": 0.3, "top_k": 3, "seed": 7}
     assert isinstance(second, CorpusRow)
     assert (second.number, second.id, second.text, second.voice) == (1, "b", "Two, in\nlines.", "anna")
-    assert second.sampling == SamplingParams(top_p=0.3, seed=seed_of("b", 5))
+    assert second.options == {"top_p": 0.3, "seed": seed_of("b", 5)}
 
 
 def test_common_column_names_are_used_by_default_and_can_be_turned_off(tmp_path: Path) -> None:
@@ -73,13 +72,14 @@ def test_common_column_names_are_used_by_default_and_can_be_turned_off(tmp_path:
 
     assert isinstance(first, CorpusRow)
     assert isinstance(second, CorpusRow)
-    assert (first.id, first.voice, first.sampling.seed) == ("0", None, 4)
-    assert (second.id, second.sampling.seed) == ("1", seed_of("1", 0))
+    assert (first.id, first.voice, first.options["seed"]) == ("0", None, 4)
+    assert (second.id, second.options["seed"]) == ("1", seed_of("1", 0))
 
 
-def test_a_line_may_skip_unsupported_characters(tmp_path: Path) -> None:
+def test_a_line_may_have_any_parameter(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
-    lines = [{"text": "One."}, {"text": "Two.", "parameters": {"on_unsupported": "skip"}}]
+    given = {"on_unsupported": "skip", "language": "en", "instructions": "Whisper.", "temperature": 0.5}
+    lines = [{"text": "One."}, {"text": "Two.", "parameters": given}]
     path.write_text(
         "\n".join(json.dumps(line) for line in [*lines, {"text": "A.", "parameters": {"on_unsupported": 1}}])
     )
@@ -89,7 +89,8 @@ def test_a_line_may_skip_unsupported_characters(tmp_path: Path) -> None:
     assert isinstance(first, CorpusRow)
     assert isinstance(second, CorpusRow)
     assert isinstance(third, BadLine)
-    assert (first.on_unsupported, second.on_unsupported) == (None, "skip")
+    assert first.options == {"seed": seed_of("0", 0)}
+    assert second.options == {**given, "seed": seed_of("1", 0)}
     assert third.reason == "on_unsupported: must be one of error, skip, not 1"
 
 
@@ -150,9 +151,9 @@ def test_no_line_of_a_table_with_gaps_in_its_numbers_is_lost(tmp_path: Path) -> 
     first, second = read(path)
 
     assert isinstance(first, CorpusRow)
-    assert (first.sampling.seed, first.sampling.top_p) == (3, 1)
+    assert (first.options["seed"], first.options["top_p"]) == (3, 1)
     assert isinstance(second, CorpusRow)
-    assert second.sampling.seed == seed_of("1", 0)
+    assert second.options["seed"] == seed_of("1", 0)
 
 
 REFUSED = {

@@ -23,13 +23,12 @@ from s1_mini.cli.corpus import CorpusTally
 from s1_mini.corpus.manifest import Entry, Layout, Spoken, close_manifest, open_manifest, write_shard
 from s1_mini.corpus.output import CorpusOutput, FolderOutput, S3Output, open_output
 from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Shard
-from s1_mini.types import SamplingParams
 
 HEADER = {"input": {"lines": 4}, "columns": {"text": "text"}}
 
 
 def rows() -> list[CorpusRow]:
-    return [CorpusRow(i, "a.csv", i + 2, f"id-{i}", f"Text {i}.", None, SamplingParams(seed=i)) for i in range(4)]
+    return [CorpusRow(i, "a.csv", i + 2, f"id-{i}", f"Text {i}.", None, {"seed": i}) for i in range(4)]
 
 
 SHARDS = [Shard(number, tuple(rows()[2 * number : 2 * number + 2])) for number in range(2)]

@@ -37,9 +37,9 @@ def prompts(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> list[
     built: list[tuple[int, str]] = []
     plain = speaker.loaded.prompt
 
-    def prompt(text: str, voices: Any) -> PromptTokens:
+    def prompt(text: str, *more: Any) -> PromptTokens:
         built.append((threading.get_ident(), text))
-        return plain(text, voices)
+        return plain(text, *more)
 
     monkeypatch.setattr(speaker.loaded, "prompt", prompt)
     return built
@@ -96,10 +96,10 @@ def test_a_later_prompt_that_fails_ends_its_request_alone(
 ) -> None:
     expected, plain = sound(ask(synthesizer, *PIECES[:6], voices=[VOICE])), speaker.loaded.prompt
 
-    def prompt(text: str, voices: Any) -> PromptTokens:
+    def prompt(text: str, *more: Any) -> PromptTokens:
         if text == "Bad.":
             raise RuntimeError("a bad prompt")
-        return plain(text, voices)
+        return plain(text, *more)
 
     monkeypatch.setattr(speaker.loaded, "prompt", prompt)
     bad, good = ask(synthesizer, *PIECES[:8], "Bad.", voices=[VOICE]), ask(synthesizer, *PIECES[:6], voices=[VOICE])

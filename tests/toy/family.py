@@ -15,8 +15,8 @@ from torch import Tensor
 
 from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.families.base import Check, Conversion, Description, Placement, StageChain
-from s1_mini.types import Voice
+from s1_mini.families.base import PLAIN, Check, Conversion, Description, Placement, PromptOptions, StageChain
+from s1_mini.types import SamplingParams, Voice
 from s1_mini.voices.format import TensorFormat, VoiceFormat
 from s1_mini.weights.write import ArchiveEntry, copied
 from tests.toy.stages import FRAMES, SAMPLE_RATE, WIDTH, Frames, Text, Vocoder, policies
@@ -24,6 +24,8 @@ from tests.toy.stages import FRAMES, SAMPLE_RATE, WIDTH, Frames, Text, Vocoder, 
 NAME = "toy"
 MAX_POSITIONS = 4096
 VOICES = {"low": -0.4, "high": 0.3}  # the first is the default
+LANGUAGES = {"English": "en", "Klingon": ""}
+DEFAULTS = SamplingParams(max_new_tokens=300)
 
 
 class ToySettings(BaseModel, frozen=True):
@@ -36,8 +38,9 @@ class LoadedToy:
     num_bytes, position_bytes, max_positions = 1000, 8, MAX_POSITIONS
     networks = ()
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
-        items = np.frombuffer(text.encode(), np.uint8).astype(np.int64)[:, None]
+    def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
+        whole = f"{options.language or ''}{options.instructions}{text}"
+        items = np.frombuffer(whole.encode(), np.uint8).astype(np.int64)[:, None]
         return PromptTokens(items, voice={"speaker": voices[0].tensors["speaker"].numpy()} if voices else {})
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
@@ -70,6 +73,9 @@ class Toy:
         return Description(
             SAMPLE_RATE,
             VoiceFormat(form, encoder="toy", sample_rate=SAMPLE_RATE, seconds=lambda _: 0.0, from_arrays=vector),
+            defaults=DEFAULTS,
+            languages=LANGUAGES,
+            instructions=True,
         )
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:  # noqa: ARG002

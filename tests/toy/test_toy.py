@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,25 +26,6 @@ from tests.toy.family import NAME, VOICES, LoadedToy, Toy
 from tests.toy.stages import SAMPLE_RATE, SAMPLES
 
 TEXT = "One sentence. " * 30
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registration."""
-    monkeypatch.setitem(registry.FAMILIES, NAME, "tests.toy.family:Toy")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("toy") / "checkpoint"
-    Toy().write_random(directory, size="tiny", form="compact", seed=0)
-    return directory
-
-
-@pytest.fixture
-def engine(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", max_batch_size=4)) as engine:
-        yield engine
 
 
 def test_it_speaks_in_its_voices(engine: ProductionTTSEngine) -> None:
@@ -73,9 +53,7 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: Producti
 def test_a_text_is_split_at_what_the_model_reads_at_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe, prompt, pieces = Toy.describe, LoadedToy.prompt, []
     monkeypatch.setattr(Toy, "describe", lambda self, path: replace(describe(self, path), max_piece_bytes=20))
-    monkeypatch.setattr(
-        LoadedToy, "prompt", lambda self, text, voices: pieces.append(text) or prompt(self, text, voices)
-    )
+    monkeypatch.setattr(LoadedToy, "prompt", lambda self, text, *more: pieces.append(text) or prompt(self, text, *more))
     with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine:
         engine.generate("One sentence. And another one.", seed=1, max_new_tokens=10)
 

@@ -30,9 +30,7 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """
-    checkpoint.description.check_sampling(request.sampling)
-    if request.word_times:
-        checkpoint.description.check_word_times()
+    checkpoint.description.check(request)
     form = TextForm.from_config(read_json(checkpoint.directory / "config.json"))
     lexicon = open_lexicon(config.lexicon_path)
     if not is_plain(request, config, lexicon):

@@ -26,7 +26,7 @@ from s1_mini.cli.verb import (
 from s1_mini.exceptions import ConfigurationError, ParameterError, TextError
 from s1_mini.extras import require
 from s1_mini.text.tidy import tidied
-from s1_mini.types import DEFAULT_SAMPLING, Normalize, OnUnsupported, SpeechOptions, TextType, TTSRequest
+from s1_mini.types import Normalize, OnUnsupported, SpeechOptions, TextType, TTSRequest
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
@@ -60,24 +60,30 @@ def say(
         Path | None, typer.Option("--reference", help="Recording of the voice to clone, or a voice file (.npz, .npy).")
     ] = None,
     reference_text: Annotated[str | None, typer.Option(metavar="TEXT", help="Transcript of the reference.")] = None,
+    language: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Language, such as english or en, for models with a choice.")
+    ] = None,
+    instructions: Annotated[
+        str, typer.Option(metavar="TEXT", help="How to speak, such as 'Whisper.', for models that take instructions.")
+    ] = "",
     seed: Annotated[
         int | None, typer.Option(help="The same seed gives the same audio (on a GPU only with batch invariance).")
     ] = None,
     temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0: always the most likely token.")
-    ] = DEFAULT_SAMPLING.temperature,
+        float | None, typer.Option(help="Sampling temperature; 0: always the most likely token. [the model's]")
+    ] = None,
     top_p: Annotated[
-        float, typer.Option(help="Nucleus sampling: share of the probability to sample from.")
-    ] = DEFAULT_SAMPLING.top_p,
+        float | None, typer.Option(help="Nucleus sampling: share of the probability to sample from. [the model's]")
+    ] = None,
     top_k: Annotated[
-        int, typer.Option(help="Sample from this many most likely tokens; 0: from all.")
-    ] = DEFAULT_SAMPLING.top_k,
+        int | None, typer.Option(help="Sample from this many most likely tokens; 0: from all. [the model's]")
+    ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 penalizes repeated tokens.")
-    ] = DEFAULT_SAMPLING.repetition_penalty,
+        float | None, typer.Option(help="Above 1 penalizes repeated tokens. [the model's]")
+    ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Maximum frames of one sentence piece (S1-mini: 46 ms each).")
-    ] = DEFAULT_SAMPLING.max_new_tokens,
+        int | None, typer.Option(help="Maximum frames of one sentence piece (S1-mini: 46 ms each). [the model's]")
+    ] = None,
     normalize: Annotated[
         str | None,
         typer.Option(
@@ -127,6 +133,8 @@ def say(
         "voice": voice,
         "reference_audio": reference_audio,
         "reference_text": reference_text,
+        "language": language,
+        "instructions": instructions,
         "seed": seed,
         "temperature": temperature,
         "top_p": top_p,

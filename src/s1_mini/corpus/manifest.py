@@ -64,7 +64,7 @@ class Spoken:
             "id": self.row.id,
             "text": self.row.text,
             "voice": self.row.voice,
-            "seed": self.row.sampling.seed,
+            "seed": self.row.options.get("seed"),
             "seconds": self.seconds,
             "sample_rate": self.sample_rate,
             "finish_reason": self.finish_reason,

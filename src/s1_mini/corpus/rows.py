@@ -8,13 +8,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from s1_mini.exceptions import ParameterError, RequestError, S1MiniError
-from s1_mini.types import DEFAULT_SAMPLING, MAX_SEED, OnUnsupported, SamplingParams, check_choice
+from s1_mini.types import MAX_SEED, SharedOptions, TTSRequest
 
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
-PARAMETERS = (*SAMPLING, "on_unsupported")
+PARAMETERS = (*SAMPLING, "on_unsupported", "language", "instructions")
 MAX_ID_LENGTH = 500
 
 
@@ -46,8 +46,7 @@ class Defaults:
 
     voice: str | None = None
     seed: int = 0
-    sampling: SamplingParams = DEFAULT_SAMPLING
-    on_unsupported: OnUnsupported | None = None  # None: the engine's setting
+    options: SharedOptions = field(default_factory=SharedOptions)  # of `PARAMETERS`
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ class CorpusRow:
     id: str
     text: str
     voice: str | None
-    sampling: SamplingParams
-    on_unsupported: OnUnsupported | None = None
+    options: SharedOptions  # of `PARAMETERS`, and the seed
 
 
 @dataclass(frozen=True)
@@ -104,19 +102,15 @@ def check(line: Line, number: int, file: str, columns: CorpusColumns, defaults: 
             raise ParameterError(columns.text, "is empty" if columns.text in line.values else "is missing")
         if (given := _value(line, columns.parameters)) is not None:
             defaults = read_parameters(str(columns.parameters), given, defaults)
-        sampling, seed = defaults.sampling, _value(line, columns.seed)
-        if seed is not None:
-            sampling = replace(sampling, seed=_as_number(seed))
-        elif sampling.seed is None:
-            sampling = replace(sampling, seed=seed_of(identity, defaults.seed))
+        seed = _value(line, columns.seed)
+        given = seed_of(identity, defaults.seed) if seed is None else _as_number(seed)
+        options = _checked({**defaults.options, "seed": given})
         voice = _value(line, columns.voice)
         if voice is not None and not isinstance(voice, str):
             raise ParameterError(str(columns.voice), f"{voice!r} is not text")
     except RequestError as error:
         return BadLine(number, file, line.number, identity, str(error))
-    return CorpusRow(
-        number, file, line.number, identity, text, voice or defaults.voice, sampling, defaults.on_unsupported
-    )
+    return CorpusRow(number, file, line.number, identity, text, voice or defaults.voice, options)
 
 
 def _id_of(line: Line, number: int, column: str | None) -> str:
@@ -151,10 +145,17 @@ def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
     unknown = sorted(str(each) for each in value if each not in PARAMETERS)
     if unknown:
         raise ParameterError(name, f"unknown parameter {', '.join(unknown)}; available: {', '.join(PARAMETERS)}")
-    sampling = {each: _as_number(value[each]) for each in SAMPLING if value.get(each) is not None}
-    check_choice("on_unsupported", value.get("on_unsupported"), OnUnsupported)
-    on_unsupported = value.get("on_unsupported") or base.on_unsupported
-    return replace(base, sampling=replace(base.sampling, **sampling), on_unsupported=on_unsupported)
+    given = {
+        each: _as_number(found) if each in SAMPLING else found for each, found in value.items() if found is not None
+    }
+    return replace(base, options=_checked({**base.options, **given}))
+
+
+def _checked(options: Mapping[str, Any]) -> SharedOptions:
+    """Return the options of a request. Raises `ParameterError` for a bad value."""
+    checked = cast("SharedOptions", options)
+    TTSRequest.of("", **checked)
+    return checked
 
 
 def _value(line: Line, column: str | None) -> Any:

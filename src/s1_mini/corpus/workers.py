@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from s1_mini.audio.container import rate_in
@@ -24,6 +24,7 @@ from s1_mini.corpus.manifest import HEADER, Entry, Spoken, header_bytes, write_s
 from s1_mini.corpus.output import open_output
 from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Shard
 from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
+from s1_mini.types import SharedOptions
 
 TRIES = 2  # attempts per text; a failure may be caused by the memory use of other texts
 SPARE_SHARDS = 6  # being written, or waiting for one long text
@@ -89,15 +90,8 @@ class Worker:
 
     def _try(self, row: CorpusRow) -> Spoken:
         audio_format = self._job.audio_format
-        response = self.engine.generate(
-            row.text,
-            voice=row.voice,
-            **asdict(row.sampling),
-            on_unsupported=row.on_unsupported,
-            chunk_profile="throughput",
-            return_bytes=True,
-            audio_format=audio_format,
-        )
+        options: SharedOptions = {**row.options, "voice": row.voice, "chunk_profile": "throughput"}
+        response = self.engine.generate(row.text, return_bytes=True, audio_format=audio_format, **options)
         return Spoken(
             row=row,
             sound=response.audio_bytes,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from s1_mini.exceptions import ParameterError, VerificationError
-from s1_mini.types import DEFAULT_SAMPLING
+from s1_mini.exceptions import ParameterError, TextError, VerificationError
+from s1_mini.text.tidy import tidied
+from s1_mini.types import DEFAULT_SAMPLING, MAX_INSTRUCTIONS_LENGTH, SamplingParams, TTSRequest, complete_sampling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,13 +27,24 @@ if TYPE_CHECKING:
     from s1_mini.core.prompt import PromptTokens
     from s1_mini.core.stage import StagePolicy
     from s1_mini.runtime.stage import Stage
-    from s1_mini.types import SamplingParams, Voice
+    from s1_mini.types import Voice
     from s1_mini.voices.format import VoiceFormat
     from s1_mini.weights.write import ArchiveEntry
 
 ModelPrecision = Literal["keep", "float32", "float16", "bfloat16", "int8"]
 CodecPrecision = Literal["float32", "float16", "int8"]
 Form = Literal["published", "compact"]
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Options of a request that become part of its prompt."""
+
+    language: str | None = None  # one of `Description.languages`; None: the model decides
+    instructions: str = ""  # how to speak, in words
+
+
+PLAIN = PromptOptions()
 
 
 @dataclass(frozen=True)
@@ -44,13 +56,49 @@ class Description:
     sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # supported parameters
     max_piece_bytes: int = 2**20  # limit of a text piece; longer ones are split
     word_times: bool = False  # whether it names an attention head that follows the text
+    defaults: SamplingParams = DEFAULT_SAMPLING  # of options that a request does not give
+    languages: Mapping[str, str] = field(default_factory=dict)  # by name: tag, or "" for none; empty: no choice
+    instructions: bool = False  # whether a request may describe how to speak
 
-    def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raise `ParameterError` for a parameter that was changed although it has no effect."""
+    def sampling_of(self, request: TTSRequest) -> SamplingParams:
+        """Return all sampling options. Raises `ParameterError` for one that was changed although it has no effect."""
+        sampling = complete_sampling(request.sampling, self.defaults)
         for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
-            if name not in self.sampling and getattr(sampling, name) != getattr(DEFAULT_SAMPLING, name):
+            if name not in self.sampling and getattr(sampling, name) != getattr(self.defaults, name):
                 allowed = f"supports {', '.join(self.sampling)}" if self.sampling else "does not sample"
                 raise ParameterError(name, f"is not supported by this model, which {allowed}; omit it")
+        return sampling
+
+    def unsupported(self, request: TTSRequest) -> dict[str, str]:
+        """Return the options of a request that the checkpoint ignores, by name, and the reason."""
+        reasons = {}
+        if request.language is not None and not self.languages:
+            reasons["language"] = "is not supported by this model, which has no choice of languages"
+        if request.instructions and not self.instructions:
+            reasons["instructions"] = "is not supported by this model, which takes no instructions"
+        return reasons
+
+    def prompt_options(self, request: TTSRequest) -> PromptOptions:
+        """Return the options for the prompt. Raises `ParameterError` for one that the checkpoint does not support."""
+        for name, reason in self.unsupported(request).items():
+            raise ParameterError(name, f"{getattr(request, name)[:40]!r} {reason}; omit it")
+        language = None if request.language is None else self._language(request.language)
+        return PromptOptions(language, _tidied_instructions(request.instructions))
+
+    def _language(self, given: str) -> str:
+        wanted = given.strip().lower().replace("_", "-")
+        for name, tag in self.languages.items():
+            if wanted == name.lower() or (tag and wanted.partition("-")[0] == tag):
+                return name
+        listed = ", ".join(f"{name} ({tag})" if tag else name for name, tag in self.languages.items())
+        raise ParameterError("language", f"must be one of {listed}, not {given!r}")
+
+    def check(self, request: TTSRequest) -> None:
+        """Raise `ParameterError` for an option that the checkpoint does not support."""
+        self.sampling_of(request)
+        self.prompt_options(request)
+        if request.word_times:
+            self.check_word_times()
 
     def check_word_times(self) -> None:
         """Raise `ParameterError` if the checkpoint cannot report when words are spoken."""
@@ -59,6 +107,15 @@ class Description:
                 "word_times",
                 "is not supported by this model: its config.json has no alignment head; omit it",
             )
+
+
+def _tidied_instructions(instructions: str) -> str:
+    if not instructions.strip():
+        return ""
+    try:
+        return tidied(instructions, MAX_INSTRUCTIONS_LENGTH)
+    except TextError as error:
+        raise ParameterError("instructions", str(error).removeprefix(f"{error.field}: ")) from None
 
 
 @dataclass(frozen=True)
@@ -192,8 +249,8 @@ class LoadedModel(Protocol):
     position_bytes: int  # memory of a slot per position
     max_positions: int  # limit of one utterance
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
-        """Build the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
+    def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
+        """Build the prompt for one sentence piece. Raises `VoiceError`, `CapacityError` or `ParameterError`."""
 
     def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:
         """Return a voice from an utterance: its `text`, and the `outputs` of all stages except the last."""

@@ -162,8 +162,8 @@ def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate
     if not MIN_GAIN_DB <= gain_db <= MAX_GAIN_DB:
         raise place(f"the gain is {gain_db:g} dB here; allowed are {MIN_GAIN_DB:g} to {MAX_GAIN_DB:g}")
     sampling = request.sampling
-    if sampling.seed is not None:
-        sampling = replace(sampling, seed=(sampling.seed + number * 0x9E3779B97F4A7C15) % (MAX_SEED + 1))
+    if (seed := sampling.get("seed")) is not None:
+        sampling = {**sampling, "seed": (seed + number * 0x9E3779B97F4A7C15) % (MAX_SEED + 1)}
     return replace(
         request,
         text=segment.text,

@@ -87,7 +87,8 @@ class EngineRuntime:
         self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
     ) -> OutputQueue:
         """Submit a request with the voices of its references, or the one that it names, or the default voice."""
-        self.speaker.description.check_sampling(request.sampling)
+        description = self.speaker.description
+        sampling, options = description.sampling_of(request), description.prompt_options(request)
         words = self._words(request, prepared, is_live=streams) if request.word_times else None
         if request.voice is not None:
             voices = [self.voices.registry.find(request.voice).voice]
@@ -96,12 +97,13 @@ class EngineRuntime:
         queue = self.synthesizer.speak(
             prepared.pieces,
             voices,
-            request.sampling,
+            sampling,
             deadline=deadline,
             profile=request.chunk_profile or "balanced",
             streams=streams,
             flow=request.flow,
             word_times=request.word_times,
+            options=options,
         )
         queue.words = words
         queue.effects = self._effects(request)
@@ -146,6 +148,7 @@ class EngineRuntime:
     def health(self) -> dict[str, Any]:
         """Return state, placement and memory; never waits for the stages and never raises."""
         speaker, synthesizer, state = self.speaker, self.synthesizer, self.state()
+        description = speaker.description
         return {
             "status": state.status,
             "ready": state.is_ready,
@@ -154,8 +157,11 @@ class EngineRuntime:
             "model": {
                 "family": speaker.family,
                 "built_in": speaker.directory == DEFAULT_MODEL,
-                "sampling": list(speaker.description.sampling),
-                "clones": speaker.description.voice.clones,
+                "sampling": list(description.sampling),
+                "defaults": {name: getattr(description.defaults, name) for name in description.sampling},
+                "languages": list(description.languages),
+                "instructions": description.instructions,
+                "clones": description.voice.clones,
             },
             "voices": self.voices.health(),
             "recordings": self.recordings.health(),

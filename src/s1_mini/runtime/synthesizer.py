@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +27,7 @@ from s1_mini.core.request import MAX_QUEUED, Request, Utterance
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError
-from s1_mini.families.base import StageChain
+from s1_mini.families.base import PLAIN, PromptOptions, StageChain
 from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import Core, EngineCore, Threads
@@ -47,8 +47,7 @@ CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
     ("misses", "counter", "Cache misses"),
     ("evictions", "counter", "Entries evicted to make room"),
 )
-WARM_UPS = [SamplingParams(max_new_tokens=2, seed=seed) for seed in range(4)]
-ONE_STEP = SamplingParams(max_new_tokens=1, seed=0)
+WARM_UP_SEEDS = range(4)
 WARM_UP_TEXT = "Ready."
 
 # Smaller models run on one CPU thread: synchronizing a second one costs more than it gains (an early built-in voice,
@@ -150,6 +149,7 @@ class Synthesizer:
         streams: bool = True,
         flow: tuple[str, str] = ("", ""),
         word_times: bool = False,
+        options: PromptOptions = PLAIN,
     ) -> OutputQueue:
         """Submit a request for the utterances `pieces`; the last chunk of the returned queue has the finish reason.
 
@@ -172,14 +172,15 @@ class Synthesizer:
             word_times=word_times,
         )
         voices = list(voices)
-        builds = [partial(self._utterance, request, index, text, voices) for index, text in enumerate(pieces)]
+        build = partial(self._utterance, request, voices, options)
+        builds = [partial(build, index, text) for index, text in enumerate(pieces)]
         has_voice = bool(voices) or len(self._chain.stages) == 1
         num_built = MAX_QUEUED if has_voice else 1
-        request.utterances = [build() for build in builds[:num_built]]
+        request.utterances = [each() for each in builds[:num_built]]
         request.later.extend(builds[num_built:])
         if request.later:
             if has_voice:  # check the longest prompt now instead of failing in the middle
-                self._utterance(request, 0, max(pieces[num_built:], key=len), voices)
+                build(0, max(pieces[num_built:], key=len))
             else:
                 request.set_voice = partial(self._set_voice, voices, pieces[0])
         self.core.submit(request)
@@ -224,7 +225,8 @@ class Synthesizer:
         """
         accepted = self.core.line.stats.accepted
         try:
-            queue = self.speak([WARM_UP_TEXT], [voice], ONE_STEP, deadline=float("inf"), streams=False)
+            one_step = replace(self._speaker.description.defaults, max_new_tokens=1, seed=0)
+            queue = self.speak([WARM_UP_TEXT], [voice], one_step, deadline=float("inf"), streams=False)
         except QueueFullError:
             return False
         self._prefix = queue
@@ -263,8 +265,10 @@ class Synthesizer:
             suffix = "_total" if kind == "counter" else ""
             yield MetricFamily(f"cache_{name.removeprefix('num_')}{suffix}", kind, description, figures, "cache")
 
-    def _utterance(self, request: Request, index: int, text: str, voices: Sequence[Voice]) -> Utterance:
-        prompt = self._loaded.prompt(text, voices)
+    def _utterance(
+        self, request: Request, voices: Sequence[Voice], options: PromptOptions, index: int, text: str
+    ) -> Utterance:
+        prompt = self._loaded.prompt(text, voices, options)
         room = self._chain.room(prompt)
         if room < 1:
             raise CapacityError(
@@ -280,11 +284,12 @@ class Synthesizer:
 
     def _warm_up(self) -> None:
         """Run everything once, so that the first request compiles nothing; try again if it generated no audio."""
-        for sampling in WARM_UPS:
+        for seed in WARM_UP_SEEDS:
+            sampling = replace(self._speaker.description.defaults, max_new_tokens=2, seed=seed)
             try:
                 list(self.speak([WARM_UP_TEXT], (), sampling, deadline=float("inf")))
             except GenerationError:
-                if sampling is WARM_UPS[-1]:
+                if seed == WARM_UP_SEEDS[-1]:
                     raise
             else:
                 return

@@ -77,7 +77,7 @@ class ElevenLabsBody(Sampling):
     on_unsupported: OnUnsupported | None = SKIP_BY_DEFAULT
     text: Text
     model_id: str | None = Field(None, description="Ignored: the server has one checkpoint.")
-    language_code: str | None = Field(None, description="Ignored.")
+    language_code: str | None = Field(None, description="Tag of the language, for models with a choice.")
     voice_settings: VoiceSettings | None = None
     previous_text: str | None = Field(None, description="Ignored.")
     next_text: str | None = Field(None, description="Ignored.")
@@ -172,8 +172,9 @@ async def _speak(request: Request, voice: str, output_format: str, *, streams: b
         voice=await own_voice(request.app.state, voice),
         sample_rate=rate,
         speed=body.speed if speed is None else speed,
+        language=body.language or body.language_code,
         word_times=engine.has_word_times,
-    )
+    ).without_unsupported(engine.description)
     return await speak_to_client(request, engine, speech_request), Alignment(body.text)
 
 

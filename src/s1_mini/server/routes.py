@@ -155,7 +155,7 @@ async def create_speech(request: Request) -> Response:
     try:
         rate = body.sample_rate or (OPENAI_PCM_RATE if body.response_format == "pcm" else None)
         speech_request = body.build(body.input, body.response_format, streams=True, voice=voice, sample_rate=rate)
-        speech = await speak_to_client(request, engine, speech_request)
+        speech = await speak_to_client(request, engine, speech_request.without_unsupported(engine.description))
     except RequestError as error:
         raise renamed(error, {"text": "input"}) from None
     if body.stream_format == "audio":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
@@ -15,7 +15,6 @@ from s1_mini.exceptions import MarkupError
 from s1_mini.server.errors import InvalidError
 from s1_mini.text.lexicon import read_lines
 from s1_mini.types import (
-    DEFAULT_SAMPLING,
     MAX_GAIN_DB,
     MAX_RATE,
     MAX_REPETITION_PENALTY,
@@ -36,6 +35,9 @@ from s1_mini.types import (
     TTSRequest,
     VoiceInfo,
 )
+
+if TYPE_CHECKING:
+    from s1_mini.families.base import Description
 
 BASE64_WINDOW = 2**18  # characters, a multiple of four
 
@@ -89,12 +91,22 @@ class SpeechRequest:
     audio_format: AudioFormat = "wav"
     streams: bool = False
     return_spoken_text: bool = False
+    warning: str | None = None  # about ignored options
 
     @property
     def reference(self) -> bytes:
         """The reference recording; empty without one."""
         references = self.speech.references
         return cast("bytes", references[0].audio) if references else b""
+
+    def without_unsupported(self, description: Description) -> SpeechRequest:
+        """Return it without a language and instructions that the checkpoint does not support, with a warning."""
+        reasons = description.unsupported(self.speech)
+        if not reasons:
+            return self
+        warning = "; ".join(f"{name} was ignored: it {reason}" for name, reason in reasons.items())
+        defaults: dict[str, Any] = {name: getattr(TTSRequest, name) for name in reasons}
+        return replace(self, speech=replace(self.speech, **defaults), warning=warning)
 
 
 class Strict(BaseModel):
@@ -104,7 +116,7 @@ class Strict(BaseModel):
 
 
 class Sampling(Strict):
-    """Options of every request: text normalization and sampling."""
+    """Options of every request."""
 
     normalize: Normalize | None = Field(
         None,
@@ -123,22 +135,26 @@ class Sampling(Strict):
         description="Respellings of words, such as {nginx: engine x}; in a form, lines `word = respelling`.",
     )
     return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
+    language: str | None = Field(
+        None, description="Name or tag, such as english or en. Only for models with a choice; see /health."
+    )
+    instructions: str | None = Field(
+        None, description="How to speak, such as: Whisper. Only for models that take instructions; see /health."
+    )
 
     seed: Seed | None = Field(
         None, description="The same seed gives the same audio on the same setup; on a GPU only with batch invariance."
     )
-    temperature: float = Field(
-        DEFAULT_SAMPLING.temperature, ge=0, le=MAX_TEMPERATURE, description="0: always choose the most likely token."
+    # without a value, the model's default applies
+    temperature: float | None = Field(
+        None, ge=0, le=MAX_TEMPERATURE, description="0: always choose the most likely token. Default: the model's."
     )
-    top_p: float = Field(DEFAULT_SAMPLING.top_p, gt=0, le=1)
-    top_k: TopK = Field(
-        DEFAULT_SAMPLING.top_k,
-        description="Sample from this many most likely tokens; 0: from all. Not supported by every family.",
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: TopK | None = Field(
+        None, description="Sample from this many most likely tokens; 0: from all. Not supported by every family."
     )
-    repetition_penalty: float = Field(DEFAULT_SAMPLING.repetition_penalty, gt=0, le=MAX_REPETITION_PENALTY)
-    max_new_tokens: NumTokens = Field(
-        DEFAULT_SAMPLING.max_new_tokens, description="Maximum length of a part of the text, in frames."
-    )
+    repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY)
+    max_new_tokens: NumTokens | None = Field(None, description="Maximum length of a part of the text, in frames.")
 
     speed: float = Field(1.0, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch stays.")
     gain_db: float = Field(
@@ -150,7 +166,7 @@ class Sampling(Strict):
 
     def build(self, text: str, audio_format: AudioFormat, *, streams: bool = False, **options: object) -> SpeechRequest:
         """Return the request for `text` with this body's options; `options` replace some. Raises `ParameterError`."""
-        own = {name: getattr(self, name) for name in OPTIONS if name in type(self).model_fields}
+        own = {name: value for name in OPTIONS if (value := getattr(self, name, None)) is not None}
         speech = TTSRequest.of(text, **cast("SpeechOptions", own | options))
         return SpeechRequest(speech, audio_format, streams, self.return_spoken_text)
 
@@ -273,7 +289,6 @@ class OpenAISpeechBody(Sampling):
         VoiceName | None, BeforeValidator(_voice_name, json_schema_input_type=VoiceName | OpenAIVoice | None)
     ] = Field(None, description="A voice of GET /v1/voices; OpenAI's names stand for similar voices.")
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
-    instructions: str | None = Field(None, description="Ignored.")
     stream_format: Literal["audio", "sse"] = "audio"
 
 
@@ -319,7 +334,6 @@ class SessionConfig(Sampling):
     text_type: Literal["text"] = Field("text", description="Sessions split their text into sentences: no markup.")
     on_unsupported: OnUnsupported | None = SKIP_BY_DEFAULT
     voice: VoiceName | None = None
-    language: str | None = Field(None, description="Ignored.")
     response_format: Format = "pcm"
     chunk_profile: ChunkProfile = "ttfa"
     word_times: bool = Field(False, description="Send audio.words: when each word of a stretch is spoken.")

@@ -196,9 +196,10 @@ def _response(first: AudioChunk, request: SpeechRequest, body: AsyncIterator[byt
     if request.audio_format in RAW:
         kind += f";rate={rate};channels=1"
     headers = {"X-Sample-Rate": str(rate)}
-    if first.warning:
-        headers["X-Warning"] = quote(first.warning, safe=_HEADER_SAFE)
-    return AudioResponse(kind, headers, rate, body, holding, first.spoken_text, first.warning)
+    warning = " ".join(filter(None, (request.warning, first.warning))) or None
+    if warning:
+        headers["X-Warning"] = quote(warning, safe=_HEADER_SAFE)
+    return AudioResponse(kind, headers, rate, body, holding, first.spoken_text, warning)
 
 
 async def _rest(

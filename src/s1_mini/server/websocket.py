@@ -75,6 +75,7 @@ class OwnProtocol(Protocol):
         recording = None if coded is None else await in_turn(state, decode_base64, coded)
         if recording is not None:
             read_recording(recording, state.engine.config.max_reference_bytes)
+        state.engine.description.check(config.build("", config.response_format).speech)
         self._track.config = config
         self.session.set_recording(recording)
 

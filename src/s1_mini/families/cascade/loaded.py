@@ -16,7 +16,7 @@ from s1_mini.codecs.stage import ROWS
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceError, VoiceUnsupportedError
-from s1_mini.families.base import Placement, StageChain
+from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.cascade.config import NUM_COARSE
 from s1_mini.families.cascade.costs import kv_bytes
 from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic, check_vllm, start_workers
@@ -109,7 +109,7 @@ class LoadedCascade:
                 known,
             )
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
+    def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:  # noqa: ARG002
         if len(voices) > 1:
             raise VoiceError("voice", f"{len(voices)} voices were given; this model supports one per request")
         return build_prompt(self.config.numbers, self.tokenizer.encode(text), voices[0] if voices else None)

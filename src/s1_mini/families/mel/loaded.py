@@ -15,7 +15,7 @@ from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError
-from s1_mini.families.base import LoadedModel, Placement, StageChain
+from s1_mini.families.base import PLAIN, LoadedModel, Placement, PromptOptions, StageChain
 from s1_mini.families.mel.config import read_configs
 from s1_mini.families.mel.decoder import MelDecoder
 from s1_mini.families.mel.model import MelModel
@@ -47,7 +47,7 @@ class LoadedMel:
         self.num_bytes, self.position_bytes = model.num_bytes, model.step_bytes
         self.max_positions = model.config.max_steps
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
+    def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:  # noqa: ARG002
         tokens, config = self.tokenizer.encode(text), self.model.config
         if len(tokens) > config.max_text:
             raise CapacityError(

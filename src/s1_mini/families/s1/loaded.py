@@ -19,7 +19,7 @@ from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.base import LoadedModel, Placement, StageChain
+from s1_mini.families.base import PLAIN, LoadedModel, Placement, PromptOptions, StageChain
 from s1_mini.families.s1.config import read_configs
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.model import S1Model
@@ -58,7 +58,7 @@ class LoadedS1:
         self._encoder: Dac | None = None
         self._lock = threading.Lock()
 
-    def prompt(self, text: str, voices: Sequence[Voice]) -> PromptTokens:
+    def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:  # noqa: ARG002
         return self.model.prompt(text, voices)
 
     def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:
