@@ -22,7 +22,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.audio.container import encode
 from s1_mini.families.mel.random import write_random_checkpoint
 from tests.server.conftest import Door, serving
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
@@ -58,7 +58,7 @@ AudioNode.prototype.connect = function (to, ...rest) {
 """
 
 Open = Callable[..., Page]
-WITHIN_MS = 20_000
+WITHIN_MS = 1000 * EVENTUALLY_S
 expect.set_options(timeout=WITHIN_MS)
 
 
