@@ -571,7 +571,10 @@ def test_the_page_names_the_model_and_offers_its_options(visit: Open, shown: Doo
     write_random_checkpoint(tmp_path / "noise")
     vector, file = np.random.default_rng(0).standard_normal(512).astype(np.float32), io.BytesIO()
     np.save(file, vector)
-    expect(visit(shown.url).get_by_text("Built-in English voice.")).to_be_visible()
+    built_in = visit(shown.url)
+    expect(built_in.get_by_text("Built-in English voice.")).to_be_visible()
+    default = built_in.evaluate("fetch('health').then((answer) => answer.json()).then(({model}) => model.defaults)")
+    expect(built_in.get_by_label("Temperature")).to_have_attribute("placeholder", f"{default['temperature']:g}")
     config = EngineConfig(checkpoint_path=tmp_path / "noise", device="cpu")
     with ProductionTTSEngine(config) as engine, serving(engine) as other:
         page = visit(other.url)

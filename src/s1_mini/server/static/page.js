@@ -247,9 +247,12 @@ async function showModel() {
   if (!model) return;
   const name = origin?.repository ?? checkpoint.split(/[\\/]/).pop();
   element("model").textContent = model.built_in ? "Built-in English voice." : `Model: ${model.family} (${name}).`;
-  for (const name of ["temperature", "top_p"].filter((other) => !model.sampling.includes(other))) {
-    element(FIELDS[name]).value = "";
-    element(FIELDS[name]).closest(".field").hidden = true;
+  for (const name of ["temperature", "top_p"]) {
+    const field = element(FIELDS[name]);
+    const isSupported = model.sampling.includes(name);
+    field.closest(".field").hidden = !isSupported;
+    if (isSupported) field.placeholder = model.defaults[name];
+    else field.value = "";
   }
   if (!model.clones) adding.takeFiles();
 }
