@@ -162,6 +162,7 @@ class EngineRuntime:
                 "languages": list(description.languages),
                 "instructions": description.instructions,
                 "clones": description.voice.clones,
+                "sample_rate": description.sample_rate,
             },
             "voices": self.voices.health(),
             "recordings": self.recordings.health(),

@@ -3,6 +3,8 @@
 import { keep, recall } from "./kept.js";
 
 const KEY = "s1_mini.key";
+const DEFAULT_RATE = 24000; // Hz, while the server does not name a model
+let modelRate = null; // Hz
 const FOR_ITS_OWNER = / or raise S1_MINI_\w+| \((S1_MINI_\w+(, )?)+\)/g; // the variables that lift a limit of the server
 
 export class ApiError extends Error {
@@ -16,19 +18,46 @@ export function keepKey(key) {
   keep("sessionStorage", KEY, key);
 }
 
-/** Speech while it is made: a response whose body is s16le mono. */
-export function speak(request, signal) {
-  return send("v1/tts", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...request, format: "pcm", stream: true, chunk_profile: "ttfa" }),
-    signal,
-  });
+/**
+ * Audio while it is generated: the sample rate and an async iterator of {bytes, alignment}. The bytes are s16le mono; the
+ * alignment has the times of the next characters of the text, or is null.
+ */
+export async function speak({ voice = "default", ...body }, signal) {
+  if (!modelRate) await readHealth();
+  const format = `pcm_${modelRate ?? DEFAULT_RATE}`; // the model's own rate: nothing is resampled
+  const path = `v1/text-to-speech/${encodeURIComponent(voice)}/stream/with-timestamps?output_format=${format}`;
+  const response = await post(path, { on_unsupported: null, ...body }, signal);
+  return {
+    rate: Number(response.headers.get("X-Sample-Rate")),
+    warning: decodeURIComponent(response.headers.get("X-Warning") ?? ""),
+    pieces: readPieces(response.body),
+  };
 }
 
-/** What the engine says of itself, its `model` once it is loaded. */
+async function* readPieces(body) {
+  let rest = "";
+  for (const reader = body.pipeThrough(new TextDecoderStream()).getReader(); ; ) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const { audio_base64: coded, alignment } of lines.map((line) => JSON.parse(line))) {
+      yield { bytes: Uint8Array.from(atob(coded), (character) => character.charCodeAt(0)), alignment };
+    }
+  }
+}
+
+/** The same audio as a whole file of a format: {file, seconds}. */
+export async function speakFile(request, format, signal) {
+  const response = await post("v1/tts", { ...request, format }, signal);
+  return { file: await response.blob(), seconds: Number(response.headers.get("X-Audio-Seconds")) };
+}
+
+/** The state of the engine, with its `model` once it is loaded. */
 export async function readHealth() {
-  return (await send("health")).json();
+  const health = await (await send("health")).json();
+  modelRate = health.model?.sample_rate ?? modelRate;
+  return health;
 }
 
 /** All voices, and whether added ones outlive the server: {voices, keeps_added}. */
@@ -47,6 +76,10 @@ export async function addVoice(name, audio, text, replace) {
 
 export function deleteVoice(name) {
   return send(`v1/voices/${encodeURIComponent(name)}`, { method: "DELETE" });
+}
+
+function post(path, body, signal) {
+  return send(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
 }
 
 async function send(path, options = {}) {

@@ -48,6 +48,12 @@ export class Clip {
     return encodeWav(this.store.subarray(0, this.length), this.rate);
   }
 
+  /** Note that all audio has arrived, and drop the spare room. */
+  end() {
+    this.ended = true;
+    this.store = this.store.slice(0, this.length);
+  }
+
   grow(more) {
     if (this.length + more <= this.store.length) return;
     const store = new Int16Array(Math.max(2 * this.store.length, this.length + more));

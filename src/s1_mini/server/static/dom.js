@@ -1,4 +1,4 @@
-// Three short words for what every part of the page does with its elements.
+// Helpers for the elements of the page.
 
 export function element(id) {
   return document.getElementById(id);
@@ -14,4 +14,21 @@ export function swap(hide, show) {
   hide.hidden = true;
   show.hidden = false;
   if (focused) show.focus();
+}
+
+/** Write at the cursor of a text field, so that Undo takes it back; fires `input`. */
+export function write(field, text) {
+  field.focus({ preventScroll: true });
+  if (document.execCommand("insertText", false, text)) return; // deprecated, but nothing else keeps Undo
+  field.setRangeText(text, field.selectionStart, field.selectionEnd, "end");
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+/** Save a blob under a name, as a click on a link does. */
+export function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // some browsers read it later
 }

@@ -1,37 +1,31 @@
-// The page: text and voice in, speech out while it is made. Its measurements stand in data attributes of <main>.
+// The page: speaks a text with a voice and plays the audio while it is generated. Measurements are data attributes of <main>.
 
 import { Adding } from "./adding.js";
-import { ApiError, keepKey, readHealth, speak } from "./api.js";
+import { ApiError, keepKey, readHealth, speak, speakFile } from "./api.js";
 import { Clip } from "./clip.js";
-import { element, setIcon, swap } from "./dom.js";
-import { keep, recall } from "./kept.js";
+import { element, save, setIcon, swap } from "./dom.js";
+import { History } from "./history.js";
+import { readRequest, startOptions } from "./options.js";
 import { Player, audioContext } from "./player.js";
 import { Voices } from "./voices.js";
 import { Wave } from "./wave.js";
+import { Words, showWord } from "./words.js";
 
 const CHARACTERS_PER_S = 15; // of English speech; only for the width of the wave while its length is unknown
-const TEXT = "s1_mini.text"; // what was written last, in this browser
 const FIELDS = { text: "text", seed: "seed", temperature: "temperature", top_p: "top-p" };
+const ACTIVE = ["waiting", "speaking", "playing"]; // states in which Stop is offered
 
 const page = element("page");
 const player = new Player();
 const wave = new Wave(element("wave"));
 const voices = new Voices();
 const adding = new Adding();
-let clip = null;
-let abort = null;
+const history = new History();
+let current = null; // {body, clip, words, warning}: the speech that is spoken, or was played last
+let word = null; // of its text, highlighted
+let abort = null; // of the speech
+let saving = null; // the same of a download
 let asked = 0; // when Speak was pressed, by performance.now()
-
-function request() {
-  const number = (id) => (element(id).value === "" ? undefined : Number(element(id).value));
-  return {
-    text: element("text").value,
-    voice: voices.chosen,
-    seed: number("seed"),
-    temperature: number("temperature"),
-    top_p: number("top-p"),
-  };
-}
 
 async function start() {
   if (abort) return;
@@ -41,30 +35,33 @@ async function start() {
   if (wrong) return showError(new ApiError(element(FIELDS[wrong]).dataset.wrong, { field: wrong }));
   voices.stop();
   player.pause();
-  audioContext(clip?.rate ?? 44100); // within the click
-  const body = request();
-  begin(body.text);
+  audioContext(current?.clip?.rate ?? 44100); // within the click
+  const speech = begin(readRequest(voices.chosen));
+  const { signal } = abort;
   try {
-    await receive(await speak(body, abort.signal));
-    if (!clip.length) throw new ApiError("The server sent no audio.");
+    await receive(speech, await speak(speech.body, signal), signal);
+    if (!speech.clip.length) throw new ApiError("The server sent no audio.");
     enter("playing", "Speaking…");
   } catch (error) {
-    if (page.dataset.state === "stopped") return;
+    if (signal.aborted) return;
     player.pause();
+    const { clip } = speech;
     const cut = clip?.length ? ` The audio broke off after ${clip.seconds.toFixed(1)} s.` : "";
     showError(error instanceof ApiError ? error : new ApiError("The connection was lost."), cut);
     enter("failed", "");
   } finally {
-    end();
+    end(speech);
   }
 }
 
-function begin(text) {
+function begin(body) {
   abort = new AbortController();
   asked = performance.now();
-  clip = null;
+  highlight(null);
+  current = { body, clip: null, words: new Words(body.text, body.text_type), warning: "" };
   for (const name of Object.keys(page.dataset)) delete page.dataset[name];
-  Object.assign(wave, { clip: null, position: 0, expected: 0.5 + text.length / CHARACTERS_PER_S });
+  const expected = 0.5 + body.text.length / CHARACTERS_PER_S / body.speed;
+  Object.assign(wave, { clip: null, position: 0, expected });
   wave.draw();
   element("position").disabled = true;
   element("position").value = 0;
@@ -74,48 +71,103 @@ function begin(text) {
   element("progress").classList.remove("unseen");
   element("progress").removeAttribute("value");
   enter("waiting", "Waiting for the first audio…");
+  return current;
 }
 
-/** Read the stream to its end; every piece is played and drawn as it comes. */
-async function receive(response) {
-  clip = wave.clip = new Clip(Number(response.headers.get("X-Sample-Rate")));
+/** Read the stream to its end; play and draw every piece as it comes. */
+async function receive(speech, { rate, warning, pieces }, signal) {
+  const clip = (speech.clip = wave.clip = new Clip(rate));
+  speech.warning = warning;
   player.open(clip);
   player.play();
-  for (const reader = response.body.getReader(); ; ) {
-    const { done, value } = await reader.read();
-    if (done) break;
+  for await (const { bytes, alignment } of pieces) {
+    signal.throwIfAborted();
     page.dataset.firstByteMs ??= since(performance.now());
-    clip.append(value);
+    if (alignment) speech.words.add(alignment);
+    clip.append(bytes);
     element("progress").value = clip.seconds / Math.max(wave.expected, 1.05 * clip.seconds);
     player.feed();
     wave.draw();
   }
+  signal.throwIfAborted();
   page.dataset.generatedMs = since(performance.now());
 }
 
-/** After a complete or failed fetch, the received audio can be played and saved. */
-function end() {
+/** After a complete, failed or aborted fetch, the received audio can be played and saved. */
+function end(speech) {
+  const { clip } = speech;
   abort = null;
-  element("progress").classList.add("unseen");
-  wave.expected = 0;
   if (clip?.length) {
-    clip.ended = true;
-    page.dataset.seconds = clip.seconds.toFixed(3);
-    page.dataset.gaps = player.gaps;
+    clip.end();
+    history.add(speech);
+  }
+  if (speech !== current) return; // stopped by a replay
+  if (clip?.length) {
     if (page.dataset.generatedMs) page.dataset.factor = (page.dataset.generatedMs / 1000 / clip.seconds).toFixed(3);
-    offerDownload();
-    const position = element("position");
-    Object.assign(position, { max: clip.seconds, disabled: false });
+    page.dataset.gaps = player.gaps;
+    offer();
     player.feed();
   }
-  if (["stopped", "failed"].includes(page.dataset.state)) settle();
+  element("progress").classList.add("unseen");
+  if (!ACTIVE.includes(page.dataset.state)) settle();
   showFigures();
   showPosition();
 }
 
+/** Offer the current clip, which is complete, for seeking and download. */
+function offer() {
+  const { clip } = current;
+  page.dataset.seconds = clip.seconds.toFixed(3);
+  Object.assign(wave, { clip, expected: 0 });
+  Object.assign(element("position"), { max: clip.seconds, disabled: false });
+  element("download").hidden = false;
+}
+
+/** Play a speech of the history, or pause it. */
+function replay(speech) {
+  if (speech === current && player.playing) return player.pause();
+  stop();
+  showError(null);
+  if (speech !== current) {
+    highlight(null);
+    current = speech;
+    for (const name of Object.keys(page.dataset)) delete page.dataset[name];
+    player.open(speech.clip);
+    offer();
+    element("progress").classList.add("unseen");
+    showFigures();
+    enter("done", `From the history: ${speech.clip.seconds.toFixed(1)} s.`);
+    settle();
+  }
+  player.play();
+}
+
+/** Save a speech in the chosen format. Formats other than wav are generated again, with the same seed. */
+async function download({ body, clip }) {
+  const format = element("format").value;
+  const words = body.text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? ["speech"];
+  const name = `${words.slice(0, 5).join("-").slice(0, 60)}.${format}`;
+  if (format === "wav") return save(clip.wav(), name);
+  saving?.abort();
+  saving = new AbortController();
+  const { signal } = saving;
+  const status = element("status");
+  status.textContent = `Generating ${format}…`;
+  try {
+    const { file, seconds } = await speakFile(body, format, signal);
+    save(file, name);
+    const isSame = Math.abs(seconds - clip.seconds) < 0.01;
+    status.textContent = isSame ? `Saved as ${format}.` : `Saved ${seconds.toFixed(1)} s as ${format}, generated again: what you heard has ${clip.seconds.toFixed(1)} s. As wav, you get exactly that.`;
+  } catch (error) {
+    if (signal.aborted) return;
+    status.textContent = "";
+    showError(error);
+  }
+}
+
 function stop() {
   const { state } = page.dataset;
-  if (!["waiting", "speaking", "playing"].includes(state)) return;
+  if (!ACTIVE.includes(state)) return;
   const heard = player.position;
   enter("stopped", heard ? `Stopped after ${heard.toFixed(1)} s.` : "Stopped.");
   abort?.abort();
@@ -126,23 +178,14 @@ function stop() {
 /** Back to where Speak can be pressed. */
 function settle() {
   swap(element("stop"), element("speak"));
-  element("play").hidden = !clip?.length;
+  element("play").hidden = !current?.clip?.length;
   showPlay();
 }
 
 function enter(state, words) {
   page.dataset.state = state;
   element("status").textContent = words;
-  if (["waiting", "speaking", "playing"].includes(state)) swap(element("speak"), element("stop"));
-}
-
-function offerDownload() {
-  const link = element("download");
-  if (link.href) URL.revokeObjectURL(link.href);
-  const words = element("text").value.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? ["speech"];
-  link.href = URL.createObjectURL(clip.wav());
-  link.download = `${words.slice(0, 5).join("-").slice(0, 60)}.wav`;
-  link.hidden = false;
+  if (ACTIVE.includes(state)) swap(element("speak"), element("stop"));
 }
 
 function showFigures() {
@@ -153,17 +196,32 @@ function showFigures() {
 }
 
 function showPosition() {
+  const clip = current?.clip;
   if (!clip?.length) return;
-  wave.position = player.position;
+  const { position } = player;
+  wave.position = position;
   wave.draw();
-  element("position").value = player.position;
-  element("position").setAttribute("aria-valuetext", `${player.position.toFixed(1)} of ${clip.seconds.toFixed(1)} seconds`);
-  element("clock").textContent = `${player.position.toFixed(1)} / ${clip.seconds.toFixed(1)} s`;
+  element("position").value = position;
+  element("position").setAttribute("aria-valuetext", `${position.toFixed(1)} of ${clip.seconds.toFixed(1)} seconds`);
+  element("clock").textContent = `${position.toFixed(1)} / ${clip.seconds.toFixed(1)} s`;
+  const spoken = current.words.at(position);
+  if (spoken !== word) highlight(spoken);
+}
+
+/** Highlight a word of the current text in the history, and in the text field unless its text was changed. */
+function highlight(spoken) {
+  word = spoken;
+  if (!current) return;
+  const { text } = current.body;
+  showWord(element("echo"), text, element("text").value === text ? word : null, element("text"));
+  element("echo").scrollTop = element("text").scrollTop;
+  history.show(current, player.playing, word);
 }
 
 function showPlay() {
   setIcon(element("play"), player.playing ? "pause" : "play");
   element("play").querySelector("span").textContent = player.playing ? "Pause" : "Play";
+  history.show(current, player.playing, word);
 }
 
 function showError(error, more = "") {
@@ -189,9 +247,12 @@ async function showModel() {
   if (!model) return;
   const name = origin?.repository ?? checkpoint.split(/[\\/]/).pop();
   element("model").textContent = model.built_in ? "Built-in English voice." : `Model: ${model.family} (${name}).`;
-  for (const name of ["temperature", "top_p"].filter((other) => !model.sampling.includes(other))) {
-    element(FIELDS[name]).value = "";
-    element(FIELDS[name]).closest(".field").hidden = true;
+  for (const name of ["temperature", "top_p"]) {
+    const field = element(FIELDS[name]);
+    const isSupported = model.sampling.includes(name);
+    field.closest(".field").hidden = !isSupported;
+    if (isSupported) field.placeholder = model.defaults[name];
+    else field.value = "";
   }
   if (!model.clones) adding.takeFiles();
 }
@@ -201,7 +262,7 @@ function since(moment) {
 }
 
 player.addEventListener("sound", ({ detail }) => {
-  if (!abort && page.dataset.firstSoundMs) return;
+  if (!ACTIVE.includes(page.dataset.state)) return; // a replay
   page.dataset.firstSoundMs ??= since(detail);
   if (page.dataset.state === "waiting") enter("speaking", "Speaking…");
   showFigures();
@@ -213,9 +274,10 @@ player.addEventListener("play", () => {
 });
 player.addEventListener("pause", showPlay);
 player.addEventListener("finish", () => {
-  if (page.dataset.state === "playing") enter("done", `Finished: ${clip.seconds.toFixed(1)} s of audio.`);
+  if (page.dataset.state === "playing") enter("done", `Finished: ${current.clip.seconds.toFixed(1)} s. ${current.warning}`);
   settle();
   showPosition();
+  highlight(null);
 });
 voices.addEventListener("listen", () => {
   stop();
@@ -241,6 +303,9 @@ for (const id of ["speak-form", "key-form"]) {
   });
 }
 element("stop").addEventListener("click", stop);
+history.addEventListener("play", ({ detail }) => replay(detail));
+history.addEventListener("save", ({ detail }) => download(detail));
+element("download").addEventListener("click", () => download(current));
 element("play").addEventListener("click", () => (player.playing ? player.pause() : player.play()));
 element("position").addEventListener("input", ({ target }) => player.seek(Number(target.value)));
 element("key-form").addEventListener("submit", (event) => {
@@ -254,13 +319,19 @@ element("key-form").addEventListener("submit", (event) => {
 });
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
-  if (event.key === "Escape") stop();
+  if (event.key === "Escape") {
+    stop();
+    player.pause();
+  }
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
 });
-element("text").addEventListener("input", ({ target }) => keep("localStorage", TEXT, target.value));
+element("text").addEventListener("input", () => highlight(word)); // the text is another now
+element("text").addEventListener("scroll", ({ target }) => {
+  element("echo").scrollTop = target.scrollTop;
+});
 element("advanced").addEventListener("toggle", ({ target }) => {
   if (target.open) target.scrollIntoView({ block: "nearest" }); // it may open below the edge of the window
 });
-element("text").value = recall("localStorage", TEXT) ?? element("text").value;
+startOptions(voices);
 wave.draw();
 voices.load();

@@ -9,7 +9,7 @@ import { keep, recall } from "./kept.js";
 const RETRY_S = 3;
 const VOICE = "s1_mini.voice"; // the one that was chosen last, in this browser
 
-/** Fires `error` with what went wrong and `listen` when an audition begins. */
+/** Fires `loaded`, `error` with an error, `listen` when an audition begins, and `insert` with a voice's name. */
 export class Voices extends EventTarget {
   player = new Player();
   clips = new Map(); // auditions heard to their end, by voice
@@ -50,7 +50,8 @@ export class Voices extends EventTarget {
 
   fill(voices, choose) {
     const picked = voices.find(({ name }) => name === choose) ?? voices.find((voice) => voice.is_default) ?? voices[0];
-    const ordered = [...voices].sort((one, other) => isAdded(one) - isAdded(other)); // added ones last
+    const rank = (voice) => (isAdded(voice) ? 1 : voice.is_default ? -1 : 0); // default first, added ones last
+    const ordered = [...voices].sort((one, other) => rank(one) - rank(other));
     this.rows = new Map(ordered.map((voice) => [voice.name, this.row(voice, voice === picked)]));
     element("voice-list").replaceChildren(...this.rows.values());
     element("voices").setAttribute("aria-busy", "false");
@@ -65,6 +66,9 @@ export class Voices extends EventTarget {
     const listen = row.querySelector(".listen");
     listen.setAttribute("aria-label", `Listen to ${voice.name}`);
     listen.addEventListener("click", () => this.listen(voice.name));
+    const insert = row.querySelector(".insert");
+    insert.ariaLabel = insert.title = `Insert [${voice.name}] into the text`;
+    insert.addEventListener("click", () => this.fire("insert", voice.name));
     const bin = row.querySelector(".delete");
     bin.hidden = !isAdded(voice);
     bin.setAttribute("aria-label", `Delete ${voice.name}`);
@@ -95,16 +99,14 @@ export class Voices extends EventTarget {
     const abort = (this.abort = new AbortController());
     const words = name.replace(/[-_]+/g, " ");
     try {
-      const response = await speak({ text: `Hello, this is ${words}. This is how I sound.`, voice: name, seed: 1 }, abort.signal);
-      const clip = new Clip(Number(response.headers.get("X-Sample-Rate")));
+      const { rate, pieces } = await speak({ text: `Hello, this is ${words}. This is how I sound.`, voice: name, seed: 1 }, abort.signal);
+      const clip = new Clip(rate);
       this.begin(clip);
-      for (const reader = response.body.getReader(); ; ) {
-        const { done, value } = await reader.read();
-        if (done) break;
-        clip.append(value);
+      for await (const { bytes } of pieces) {
+        clip.append(bytes);
         this.player.feed();
       }
-      clip.ended = true;
+      clip.end();
       this.player.feed();
       this.clips.set(name, clip);
     } catch (error) {

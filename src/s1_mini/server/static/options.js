@@ -1,0 +1,70 @@
+// The fields that describe a request, and the sample texts. The browser keeps their values.
+
+import { element, write } from "./dom.js";
+import { keep, recall } from "./kept.js";
+
+const SPEEDS = [0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4]; // by position of the slider
+const KEPT = ["text", "speed", "markup", "format"];
+
+/** The request that the fields describe, with a seed in any case, so that it can be generated again. */
+export function readRequest(voice) {
+  const number = (id) => (element(id).value === "" ? undefined : Number(element(id).value));
+  return {
+    text: element("text").value,
+    text_type: element("markup").value,
+    voice,
+    speed: SPEEDS[element("speed").value],
+    seed: number("seed") ?? crypto.getRandomValues(new Uint32Array(1))[0],
+    temperature: number("temperature"),
+    top_p: number("top-p"),
+  };
+}
+
+/** Restore the fields and listen to them; the list of voices is needed for the sample with two of them. */
+export function startOptions(voices) {
+  for (const id of KEPT) {
+    const field = element(id);
+    const initial = field.value;
+    field.value = recall("localStorage", `s1_mini.${id}`) ?? initial;
+    if (!field.value) field.value = initial; // an option that no longer exists
+    field.addEventListener("input", () => keep("localStorage", `s1_mini.${id}`, field.value));
+  }
+  element("speed").addEventListener("input", showSpeed);
+  element("markup").addEventListener("input", showMarkup);
+  element("samples").addEventListener("click", ({ target }) => {
+    if (target.matches("button")) showSample(target, target.dataset.text ?? dialogue(voices));
+  });
+  voices.addEventListener("loaded", () => {
+    element("dialogue").hidden = voices.rows.size < 2;
+  });
+  voices.addEventListener("insert", ({ detail: name }) => write(element("text"), `[${name}] `));
+  showSpeed();
+  showMarkup();
+}
+
+function showSpeed() {
+  const speed = SPEEDS[element("speed").value];
+  element("speed-value").textContent = `${speed}×`;
+  element("speed").setAttribute("aria-valuetext", `${speed} times`);
+}
+
+function showMarkup() {
+  const { value, selectedOptions } = element("markup");
+  element("markup-hint").textContent = selectedOptions[0].dataset.hint;
+  element("keys-hint").hidden = value !== "text";
+  element("voices").dataset.markup = value; // shows the buttons that insert a voice
+}
+
+/** Replace the text and the markup by those of a sample. */
+function showSample(button, text) {
+  element("markup").value = button.dataset.markup ?? "text";
+  element("markup").dispatchEvent(new Event("input", { bubbles: true }));
+  element("text").select();
+  write(element("text"), text);
+  button.focus();
+}
+
+function dialogue({ rows, chosen: one }) {
+  const other = [...rows.keys()].find((name) => name !== one);
+  return `[${one}] Did you hear that? [${other}] Hear what? [pause 0.5s] [${one}] There it is again!`;
+}
