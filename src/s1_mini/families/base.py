@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from torch import Tensor, nn
 
+    from s1_mini.alignment.head import AlignmentHead
     from s1_mini.alignment.words import Aligner
     from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.core.prompt import PromptTokens
@@ -248,6 +249,8 @@ class LoadedModel(Protocol):
     num_bytes: int  # weights that a step reads
     position_bytes: int  # memory of a slot per position
     max_positions: int  # limit of one utterance
+    text_heads: tuple[int, int]  # layers, and heads of each, that may follow the text; zeros if none can
+    heads: Sequence[AlignmentHead]  # those whose scores the stages report: the one in config.json, unless replaced
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
         """Build the prompt for one sentence piece. Raises `VoiceError`, `CapacityError` or `ParameterError`."""
