@@ -113,7 +113,7 @@ def test_tokens_end_where_their_characters_end_in_the_text(checkpoint: tuple[Pat
 def test_a_checkpoint_without_a_head_refuses_word_times(tmp_path: Path) -> None:
     with (
         ProductionTTSEngine(EngineConfig(checkpoint_path=written(tmp_path / "plain"), device="cpu")) as engine,
-        pytest.raises(ParameterError, match=r"word_times: .*no alignment head"),
+        pytest.raises(ParameterError, match=r"word_times: .*no attention head that follows the text"),
     ):
         engine.generate("Hello.", word_times=True)
 

@@ -165,10 +165,10 @@ class MelDecoder(Stage):
     def _result(self, slots: Sequence[int], output: np.ndarray, scores: Scores) -> StepResult:
         """Split the output of a step [rows, R * M + 2] among its slots.
 
-        The scores are divided by R, because each is counted R times, for the frames of its step.
+        Scores of one head are divided by R, because each is counted R times, for the frames of its step.
         """
         rows, frames = output[list(slots)], self._model.config.frames_per_step
         values = rows[:, :-2].reshape(len(rows), frames, -1)
         stops, valid = (rows[:, -2] != 0).tolist(), (rows[:, -1] != 0).tolist()
-        scores = {slot: row / frames for slot, row in scores.items()}
+        scores = {slot: row / frames if row.ndim == 1 else row for slot, row in scores.items()}
         return StepResult(values, [frames] * len(rows), stops, valid, scores=scores)

@@ -47,7 +47,7 @@ class LoadedMel:
         self.model, self.tokenizer, self.vocoder = model, tokenizer, vocoder
         self.networks = (model.network,)
         self.text_heads = model.config.decoder_layers, model.config.heads
-        self.heads: Sequence[AlignmentHead] = model.heads_by_config
+        self.heads: Sequence[AlignmentHead] = model.kept_heads
         self.num_bytes, self.position_bytes = model.num_bytes, model.step_bytes
         self.max_positions = model.config.max_steps
 

@@ -64,6 +64,7 @@ class MelModel:
         """Convert the layers of a network to `dtype`, and quantize their large products to `weights_dtype`."""
         self.network, self.config, self.settings, self.dtype = network, config, settings, dtype
         self.kv_dtype = kv_dtype or dtype
+        self.kept_heads = [head for head in (config.alignment,) if head is not None]
         encoder, decoder = network.encoder.wrapped_encoder, network.decoder.wrapped_decoder
         for part in (encoder.layers, encoder.embed_positions, decoder.layers):
             part.to(dtype)
@@ -85,17 +86,12 @@ class MelModel:
         """Return the steps for `ratio` frames per token, rounded down as in the original."""
         return int(num_tokens * ratio / self.config.frames_per_step)
 
-    @property
-    def heads_by_config(self) -> tuple[AlignmentHead, ...]:
-        """The alignment head that config.json names, if any."""
-        return () if self.config.alignment is None else (self.config.alignment,)
-
     def allocate(self, slots: int, steps: int, heads: Sequence[AlignmentHead] | None = None) -> MelState:
         """Allocate the state of `slots` utterances of up to `steps` steps each.
 
         The scores of `heads` are kept; by default, of the one that config.json names.
         """
-        heads = self.heads_by_config if heads is None else heads
+        heads = self.kept_heads if heads is None else heads
         config, steps = self.config, min(steps, self.config.max_steps)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -52,7 +52,7 @@ class LoadedS1:
         self.networks = (model.network,)
         config = model.network.config
         self.text_heads = config.num_layers, config.backbone.num_heads
-        self.heads: Sequence[AlignmentHead] = model.heads_by_config
+        self.heads: Sequence[AlignmentHead] = model.kept_heads
         self.num_bytes, self.position_bytes, self.max_positions = (
             model.num_bytes,
             model.position_bytes,

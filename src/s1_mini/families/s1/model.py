@@ -86,6 +86,7 @@ class S1Model:
         self.heads = heads
         self.repetition_mode = repetition_mode
         self.num_codebooks = network.config.num_codebooks
+        self.kept_heads = [head for head in (network.config.alignment,) if head is not None]
         self.max_positions = network.config.max_seq_len
         self.end = tokenizer.control("im_end")
         self.semantic = (tokenizer.semantic_begin, tokenizer.semantic_end)
@@ -117,11 +118,6 @@ class S1Model:
             )
         return prompt
 
-    @property
-    def heads_by_config(self) -> tuple[AlignmentHead, ...]:
-        """The alignment head that config.json names, if any."""
-        return () if self.network.config.alignment is None else (self.network.config.alignment,)
-
     def allocate(self, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None) -> S1State:
         """Allocate the state of `slots` sequences of up to `positions` positions of prompt and frames each.
 
@@ -147,7 +143,7 @@ class S1Model:
         with batch_invariance(self.batch_invariant):
             common = allocate_common(slots, backbone.num_heads, backbone.num_kv_heads, backbone.head_dim, weight)
         shape = slots, min(positions, self.max_positions) + 1
-        heads = self.heads_by_config if kept is None else kept
+        heads = self.kept_heads if kept is None else kept
         return S1State(
             cache=cache(config.num_layers, backbone, min(positions, self.max_positions) + 1, self.kv_dtype),
             depth_cache=cache(config.num_depth_layers, config.depth, config.num_codebooks, self.dtype),
