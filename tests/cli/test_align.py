@@ -121,7 +121,8 @@ def test_reference_times_set_the_shift(call: Call, checkpoint: Path, tmp_path: P
     [
         ("word,start_s\nHello,0\n", "must be a table with the columns sentence, word, start_s, end_s"),
         ("sentence,word,start_s,end_s\n9,Hello,0,1\n", "and 2 sentences"),
-        ("sentence,word,start_s,end_s\n1,Hello,0,1\n", "must have the words of sentence 1: The morning train"),
+        ("sentence,word,start_s,end_s\n1,Hello,0,1\n", "must have the words of sentence 1"),
+        ("sentence,word,start_s,end_s\n1,The,nan,1\n", "must have the words of sentence 1"),
     ],
 )
 def test_a_table_of_other_words_is_refused(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from s1_mini.alignment.head import AlignmentHead
+from s1_mini.alignment.head import MAX_SHIFT_MS, AlignmentHead
 from s1_mini.alignment.path import FREE, MAX_ADVANCE, SKIP_COST, frames_spent
 from s1_mini.alignment.times import HOP_S, WINDOW_S, Span, find_sounds, window_power
 
@@ -115,7 +115,12 @@ def find_shifts(layer: int, head: int, utterances: Sequence[Followed]) -> Alignm
         ends += [sounds[-1].end_s - before[each.spans[-1].last + 1]] if sounds else []
     pause_s = float(np.median(pauses)) if pauses else shift_s
     end_s = float(np.median(ends)) if ends else pause_s
-    return AlignmentHead(layer, head, *(round(1000 * shift) for shift in (shift_s, pause_s, end_s)))
+    return AlignmentHead(layer, head, *map(whole_ms, (shift_s, pause_s, end_s)))
+
+
+def whole_ms(shift_s: float) -> int:
+    """Return a shift in whole milliseconds, within the bounds of `AlignmentHead`."""
+    return min(max(round(1000 * shift_s), -MAX_SHIFT_MS), MAX_SHIFT_MS)
 
 
 def _correlations(each: Followed) -> np.ndarray:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+MAX_SHIFT_MS = 1000
+
 
 @dataclass(frozen=True)
 class AlignmentHead:

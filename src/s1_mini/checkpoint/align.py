@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from s1_mini.alignment.calibration import REQUIRED, Followed, Measures, find_shifts, measure
+from s1_mini.alignment.calibration import REQUIRED, Followed, Measures, find_shifts, measure, whole_ms
 from s1_mini.alignment.head import AlignedFrames, AlignmentHead
 from s1_mini.alignment.times import WORD, find_spans, whole_times
 from s1_mini.audio.container import encode
@@ -77,7 +77,7 @@ class TextHead:
         joined = np.concatenate(shifts)
         if not len(joined):
             return self
-        return replace(self, head=replace(self.head, shift_ms=round(1000 * float(np.median(joined)))))
+        return replace(self, head=replace(self.head, shift_ms=whole_ms(float(np.median(joined)))))
 
     def save(self, folder: Path) -> None:
         """Write `NUMBER.wav` of each utterance, and the words as a table with `COLUMNS`, into a new folder.
@@ -105,8 +105,11 @@ class TextHead:
             allowed = f"a table with the columns {', '.join(COLUMNS)} and {len(found)} sentences"
             raise ParameterError("words", f"{path} must be {allowed}: {type(error).__name__}: {error}") from None
         for number, (each, rows) in enumerate(zip(self.utterances, found, strict=True), 1):
-            if [word for word, *_ in rows] != WORD.findall(each.text):
-                raise ParameterError("words", f"{path} must have the words of sentence {number}: {each.text}")
+            seconds = len(each.audio) / each.sample_rate
+            is_inside = all(0 <= start_s <= end_s <= seconds + 1 for _, start_s, end_s in rows)
+            if not is_inside or [word for word, *_ in rows] != WORD.findall(each.text):
+                allowed = f"the words of sentence {number} with times within its {seconds:.1f} s: {each.text}"
+                raise ParameterError("words", f"{path} must have {allowed}")
         return [np.array([times for _, *times in rows]) for rows in found]
 
 

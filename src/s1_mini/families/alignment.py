@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from s1_mini.alignment.head import AlignmentHead
+from s1_mini.alignment.head import MAX_SHIFT_MS, AlignmentHead
 from s1_mini.layers.json_config import invalid, read_number, read_size
 
 KEY = "alignment"  # entry of config.json
-MAX_SHIFT_MS = 1000
 
 
 def read_head(values: Mapping[str, Any], num_layers: int, num_heads: int) -> AlignmentHead | None:
