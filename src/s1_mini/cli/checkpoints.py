@@ -128,7 +128,8 @@ def align(
         bool, typer.Option("--write", help="Name the head in config.json, if it is good enough.")
     ] = False,
     text: Annotated[
-        list[str] | None, typer.Option(help="A sentence to speak; may be repeated. [eight English sentences]")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A sentence to speak; may be repeated. [eight English sentences]"),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="New folder for the audio, and words.csv with the times.")
