@@ -92,7 +92,7 @@ def test_words_are_the_same_in_an_event_loop(speaker: ProductionTTSEngine) -> No
 
 
 def test_a_checkpoint_without_an_alignment_head_refuses_word_times(engine: ProductionTTSEngine) -> None:
-    with pytest.raises(ParameterError, match=r"word_times: .*no alignment head"):
+    with pytest.raises(ParameterError, match=r"word_times: .*no attention head that follows the text"):
         engine.generate("Hello.", word_times=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import SpeechT5Config, SpeechT5ForTextToSpeech, SpeechT5HifiGan, SpeechT5HifiGanConfig
 from transformers.initialization import no_init_weights
@@ -20,6 +22,7 @@ from s1_mini.families.mel.model import MelModel, MelState
 from s1_mini.families.mel.random import SIZES, random_model, random_vocoder, write_random_checkpoint
 from s1_mini.families.mel.settings import MelSettings
 from s1_mini.families.mel.verify import open_state, step_alone
+from s1_mini.weights.directory import read_json
 
 CPU = Placement(torch.device("cpu"), torch.float32, torch.float32)
 TEXT = "Hello there, this is a small test."
@@ -51,6 +54,38 @@ def written(directory: Path, *, size: str = "tiny", seed: int = 0, form: Any = "
     """A random checkpoint."""
     write_random_checkpoint(directory, size=size, form=form, seed=seed)
     return directory
+
+
+def follow_text(directory: Path, layer: int = 1, head: int = 0, alignment: dict[str, Any] | None = None) -> float:
+    """Change a random checkpoint so that a head of its decoder follows the text; return the steps for each token.
+
+    Encoder and decoder pass on the sinusoids of positions. The head's queries and keys are those of successive
+    frequencies, whose ratio is the number of tokens for each step. `alignment` is added to the config.
+    """
+    path, config = directory / "model.safetensors", read_json(directory / "config.json")
+    tensors, width = load_file(path), config["hidden_size"]
+    size = width // config["decoder_attention_heads"]
+    for name, tensor in tensors.items():
+        if name.endswith(("norm.weight", "alpha")):
+            tensor.fill_(1.0)
+        elif any(
+            part in name for part in ("out_proj", "output_dense", "embed_tokens", "prenet.final_layer", "norm.bias")
+        ):
+            tensor.zero_()
+    joined = "decoder.prenet.speaker_embeds_layer"
+    tensors[f"{joined}.weight"] = torch.eye(width, width + config["speaker_embedding_dim"])
+    tensors[f"{joined}.bias"].fill_(2.0)  # keeps positions above 0, for ReLU
+    attention = f"decoder.wrapped_decoder.layers.{layer}.encoder_attn"
+    query, keys = tensors[f"{attention}.q_proj.weight"], tensors[f"{attention}.kv_proj.weight"]
+    rows = slice(head * size, (head + 1) * size)
+    query[rows], keys[rows] = 8 * torch.eye(width)[2 : size + 2], torch.eye(width)[:size]
+    tensors[f"{attention}.q_proj.bias"].zero_()
+    tensors[f"{attention}.kv_proj.bias"].zero_()
+    tensors["speech_decoder_postnet.prob_out.weight"].zero_()
+    tensors["speech_decoder_postnet.prob_out.bias"].fill_(9.0)  # it ends as soon as it may
+    save_file(tensors, path)
+    (directory / "config.json").write_text(json.dumps(config | ({"alignment": alignment} if alignment else {})))
+    return 10_000 ** (2 / width)
 
 
 @contextmanager

@@ -33,6 +33,11 @@ def engine(cascade: Path) -> Iterator[ProductionTTSEngine]:
         yield engine
 
 
+def test_word_times_are_refused(engine: ProductionTTSEngine) -> None:
+    with pytest.raises(ParameterError, match=r"word_times: is not supported by this model"):
+        engine.generate("Hello.", word_times=True)
+
+
 def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: ProductionTTSEngine) -> None:
     alone = [engine.generate(text, seed=3, max_new_tokens=24).audio for text in TEXTS]
 

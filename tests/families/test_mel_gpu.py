@@ -12,7 +12,7 @@ import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.kernels import backend
-from tests.families.mel_room import written
+from tests.families.mel_room import follow_text, written
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,6 +54,20 @@ def test_a_gpu_generates_what_a_cpu_generates(gpu: ProductionTTSEngine, checkpoi
         heard = gpu.generate(text, **asked).audio
         assert heard.shape == wave.shape
         assert np.abs(heard - wave).max() < 1e-3
+
+
+def test_words_have_the_same_times_on_a_gpu_and_a_cpu(tmp_path: Path) -> None:
+    directory = written(tmp_path / "following", seed=5)
+    rate = follow_text(directory, alignment={"layer": 1, "head": 0, "shift_ms": 0})
+    times = []
+    for device in ("cuda", "cpu"):
+        config = EngineConfig(checkpoint_path=directory, device=device, min_length_ratio=2 * rate, **FULL)
+        with ProductionTTSEngine(config) as engine:
+            results = engine.generate_batch(TEXTS[:3], seed=1, word_times=True).results
+        times.append([(word.start_s, word.end_s) for result in results for word in result.words])
+
+    assert len(times[0]) == 5 * 3
+    np.testing.assert_allclose(times[0], times[1], atol=0.01)
 
 
 def test_a_batch_and_a_stream_generate_what_each_request_generates_alone(gpu: ProductionTTSEngine) -> None:

@@ -108,6 +108,13 @@ def test_sentence_marks_are_json_lines_with_byte_offsets_and_need_no_times_of_wo
     assert times == sorted(set(times))
 
 
+def test_word_marks_of_a_checkpoint_without_times_are_refused(polly: Any) -> None:
+    name, status, message = error_of(polly, OutputFormat="json", SpeechMarkTypes=["word"])
+
+    assert (name, status) == ("ValidationException", 400)
+    assert "SpeechMarkTypes: is not supported by this model" in message
+
+
 def test_words_mark_their_times_and_the_start_of_their_sentence() -> None:
     words = [Word("Oh", 0, 2, 0.1, 0.2), Word("Über", 4, 8, 0.75, 1.0)]
 

@@ -37,6 +37,7 @@ class LoadedToy:
 
     num_bytes, position_bytes, max_positions = 1000, 8, MAX_POSITIONS
     networks = ()
+    text_heads, heads = (0, 0), ()  # no word times
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
         whole = f"{options.language or ''}{options.instructions}{text}"

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+MAX_SHIFT_MS = 1000
+
 
 @dataclass(frozen=True)
 class AlignmentHead:
@@ -22,7 +24,8 @@ class AlignmentHead:
 class AlignedFrames(NamedTuple):
     """Attention scores of the next frames of an utterance, sent with their audio."""
 
-    scores: np.ndarray  # [frames, tokens] logarithms, up to a constant of each frame
+    # [frames, tokens] logarithms, up to a constant of each frame; [frames, heads, tokens] for a calibration
+    scores: np.ndarray
     utterance: int
     start: int  # first sample of the utterance in the request's audio
     is_last: bool = False  # the utterance is complete

@@ -161,14 +161,20 @@ def after_silences(intervals: Sequence[Interval], sounds: Sequence[Interval]) ->
     return moved
 
 
-def find_sounds(wave: np.ndarray, sample_rate: int) -> list[Interval]:
-    """Return the parts of a wave [samples] between its silences, in seconds."""
+def window_power(wave: np.ndarray, sample_rate: int) -> np.ndarray:
+    """Return the power of windows of a wave [samples], one each `HOP_S`; none of a wave shorter than a window."""
     hop, window = max(1, round(sample_rate * HOP_S)), round(sample_rate * WINDOW_S)
     if len(wave) <= window:
-        return []
+        return np.zeros(0)
     frames = np.lib.stride_tricks.sliding_window_view(wave, window)[::hop]
-    power = np.square(frames, dtype=np.float64).mean(1)
-    if not power.max() > 0:
+    power: np.ndarray = np.square(frames, dtype=np.float64).mean(1)
+    return power
+
+
+def find_sounds(wave: np.ndarray, sample_rate: int) -> list[Interval]:
+    """Return the parts of a wave [samples] between its silences, in seconds."""
+    power = window_power(wave, sample_rate)
+    if not power.max(initial=0) > 0:
         return []
     is_loud = power > power.max() * 10 ** (QUIET_DB / 10)
     edges = np.diff(np.concatenate(([0], is_loud.astype(int), [0])))

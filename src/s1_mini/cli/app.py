@@ -75,6 +75,7 @@ app.add_typer(voices.app)
 app.command("convert", cls=Verb)(checkpoints.convert)
 app.command("verify", cls=Verb)(checkpoints.verify)
 app.command("random-checkpoint", cls=Verb)(checkpoints.random_checkpoint)
+app.command("align", cls=Verb)(checkpoints.align)
 app.add_typer(endpoint)
 app.command("package", cls=Verb)(checkpoints.package)
 

@@ -1,4 +1,4 @@
-"""`s1-mini convert`, `verify`, `random-checkpoint` and `package`: checkpoint directories, and artifacts of them."""
+"""`s1-mini convert`, `verify`, `random-checkpoint`, `align` and `package`: checkpoints, and artifacts of them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Source = Annotated[Path, typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.")]
 Precision = Annotated[ModelPrecision, typer.Option(help="Number format of the model.")]
 Codec = Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")]
+SHOWN_HEADS = 5
 DecodeOnly = Annotated[bool, typer.Option("--decode-only", help="Omit the encoder, which only cloning needs.")]
 
 
@@ -119,6 +120,68 @@ def random_checkpoint(
         raise ParameterError("size", f"{size!r} is not a size of {found.title} ({allowed})")
     found.write_random(directory, size=size, form=form, seed=seed)
     typer.echo(f"wrote {directory}", err=True)
+
+
+def align(
+    checkpoint: Checkpoint = None,
+    writes: Annotated[
+        bool, typer.Option("--write", help="Name the head in config.json, if it is good enough.")
+    ] = False,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A sentence to speak; may be repeated. [eight English sentences]"),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="New folder for the audio, and words.csv with the times.")
+    ] = None,
+    words: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Reference times to compare with, a table like words.csv.")
+    ] = None,
+    device: DeviceName = "auto",
+) -> None:
+    """Find the attention head that gives the times of words; exit code 0 only if one follows the text.
+
+    Example: s1-mini align --checkpoint my-voice --write
+    """
+    config = engine_config(device=device, compile="false", max_batch_size=1)
+    import json
+    from dataclasses import asdict
+
+    from s1_mini.checkpoint.align import SENTENCES, calibrate, compare
+    from s1_mini.packaging.write import find_own_config, write_alignment
+
+    directory = named_checkpoint(checkpoint).directory
+    if writes:
+        find_own_config(directory)  # before the work
+    sentences = text or SENTENCES
+
+    def progress(number: int, seconds: float) -> None:
+        typer.echo(f"sentence {number} of {len(sentences)}: {seconds:.1f} s", err=True)
+
+    candidates, found = calibrate(config.model_copy(update={"checkpoint_path": directory}), sentences, progress)
+    rows = [
+        (
+            *map(str, (each.layer, each.head)),
+            *(f"{value:.2f}" for value in each.measures),
+            f"too small: {', '.join(each.measures.faults)}" if each.measures.faults else "follows the text",
+        )
+        for each in candidates[:SHOWN_HEADS]
+    ]
+    print_table(rows, "layer", "head", *candidates[0].measures._fields, "")
+    if found is None:
+        raise VerificationError(
+            f"no attention head of {directory} follows the text, so the checkpoint cannot report word times"
+        )
+    if words is not None:
+        expected = found.read_words(words)
+        found = found.fitted(expected)
+        typer.echo(compare(found.words(), expected))
+    if save is not None:
+        found.save(save)
+    typer.echo(f'"alignment": {json.dumps(asdict(found.head))}')
+    if writes:
+        write_alignment(directory, found.head)
+        typer.echo(f"wrote {directory / 'config.json'}", err=True)
 
 
 Layout = Literal["archive", "prefix"]

@@ -88,7 +88,8 @@ class StepResult:
     stops: list[bool]  # whether the unit is over
     valid: list[bool]  # whether all numbers were finite
     late: Collection[int] = ()  # slots whose step is not made yet; it is planned again
-    scores: Mapping[int | None, Any] = field(default_factory=dict)  # alignment scores [text tokens], by slot
+    # Attention scores [text tokens] of the alignment head, by slot; [heads, text tokens] of several heads.
+    scores: Mapping[int | None, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -15,10 +15,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from s1_mini.alignment.head import AlignedFrames
-from s1_mini.alignment.words import WordTimes
 from s1_mini.audio.effects import Effects
-from s1_mini.types import AudioChunk
+from s1_mini.types import AudioChunk, Word
+
+
+class WordSource(Protocol):
+    """Words from the audio of a request and its attention scores; see `alignment/words.py`."""
+
+    def feed(self, audio: np.ndarray, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:
+        """Add a chunk of audio [samples]; return the words whose times are now known."""
 
 
 class Output(Protocol):
@@ -59,7 +67,7 @@ class OutputQueue:
         self._wake: Callable[[], None] | None = None  # wakes a consumer on an event loop
         self._details: dict[str, Any] = {}  # with the first chunk
         self.effects: Effects | None = None  # applied to the audio when it is taken
-        self.words: WordTimes | None = None  # computed when the audio is taken
+        self.words: WordSource | None = None  # computed when the audio is taken
 
     # Called by the engine.
 

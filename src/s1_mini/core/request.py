@@ -106,11 +106,11 @@ class StageSequence:
             utterance.prompt.facts,
         )
 
-    def add_scores(self, scores: np.ndarray) -> None:
-        """Keep the attention scores [text tokens] of the next output item."""
+    def add_scores(self, scores: np.ndarray, count: int) -> None:
+        """Keep the attention scores [text tokens] of the next `count` output items, which one step made."""
         if self.scores is None:
             self.scores = Items(Spec(scores.dtype.name, scores.shape))
-        self.scores.extend(scores[None])
+        self.scores.extend(np.repeat(scores[None], count, axis=0))
 
     def begin(self) -> None:
         self.unit, self.next_unit = self.next_unit, None

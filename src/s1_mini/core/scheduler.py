@@ -143,7 +143,7 @@ class Pipeline:
         if count:
             sequence.produced += count
             if (scores := result.scores.get(sequence.slot)) is not None:
-                sequence.add_scores(scores)
+                sequence.add_scores(scores, count)
             if not queue.is_last or queue.policy.is_autoregressive:  # it may see its own last items
                 items = result.values[row]
                 sequence.items.extend(items if len(items) == count else items[:count])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from torch import Tensor, nn
 
+    from s1_mini.alignment.head import AlignmentHead
     from s1_mini.alignment.words import Aligner
     from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.core.prompt import PromptTokens
@@ -105,7 +106,8 @@ class Description:
         if not self.word_times:
             raise ParameterError(
                 "word_times",
-                "is not supported by this model: its config.json has no alignment head; omit it",
+                "is not supported by this model: its config.json names no attention head that follows the text; omit "
+                "it, or look for a head with `s1-mini align`",
             )
 
 
@@ -248,6 +250,9 @@ class LoadedModel(Protocol):
     num_bytes: int  # weights that a step reads
     position_bytes: int  # memory of a slot per position
     max_positions: int  # limit of one utterance
+    text_heads: tuple[int, int]  # layers, and heads of each, that may follow the text; zeros if none can
+    # Heads whose scores the first stage reports (`runtime/text_scores.py`): the one in config.json, unless replaced.
+    heads: Sequence[AlignmentHead]
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
         """Build the prompt for one sentence piece. Raises `VoiceError`, `CapacityError` or `ParameterError`."""

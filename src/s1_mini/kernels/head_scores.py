@@ -1,4 +1,4 @@
-"""Attention scores of one head of one layer, kept for the alignment of speech and text.
+"""Attention scores of single heads, kept for the alignment of speech and text.
 
 Shapes: B rows, H query heads, G key-value heads, D head size, S positions.
 """
@@ -69,10 +69,14 @@ def store_scores(
     query = qkv[:, kept.head * size : (kept.head + 1) * size]
     if norms is not None:
         query = rms_norm(query, norms.query, norms.eps, round_last=True)
-    query = apply_rope(query, rope).float()
-    torch.mul(
-        (keys[:rows, group, :span].float() @ query.unsqueeze(-1)).squeeze(-1), scale, out=kept.scores[:rows, :span]
-    )
+    store_query_scores(apply_rope(query, rope), keys[:rows, group, :span], kept)
+
+
+def store_query_scores(query: Tensor, keys: Tensor, kept: KeptHead) -> None:
+    """Store the scores of a head's queries [B, D] with their rows' keys [B, S, D] in `kept.scores`."""
+    rows, span, size = keys.shape
+    scores = (keys.float() @ query.float().unsqueeze(-1)).squeeze(-1)
+    torch.mul(scores, 1 / math.sqrt(size), out=kept.scores[:rows, :span])
 
 
 @jit

@@ -6,7 +6,7 @@ Shapes: B slots, H key-value heads, S positions, D head size, T new tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,4 +85,4 @@ class CachePositions:
     mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all rows have `span` positions
     slots: Tensor | None = None  # [n] slot of each row; None: the first n slots
     common: CommonPrefixes | None = None  # shared prefixes of these rows
-    kept: KeptHead | None = None  # head whose scores are kept
+    kept: Sequence[KeptHead] = ()  # heads whose scores are kept; of one layer, when it is passed to the layer

@@ -131,8 +131,8 @@ class Attention(nn.Module):
             slots=positions.slots,
             common=positions.common,
         )
-        if positions.kept is not None:
-            store_scores(qkv, cached[0], positions.position, positions.rope, norms, positions.span, positions.kept)
+        for kept in positions.kept:
+            store_scores(qkv, cached[0], positions.position, positions.rope, norms, positions.span, kept)
         return attended
 
 

@@ -13,6 +13,7 @@ uncompressed `ModelDataSource`. Its content::
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import struct
@@ -21,23 +22,28 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
 import torch
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError, PackageError, VoiceError
+from s1_mini.families.alignment import KEY
 from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.registry import family_of
 from s1_mini.files import files
 from s1_mini.packaging.compile_cache import FOLDER as CACHE
-from s1_mini.packaging.compile_cache import KEY, cache_key, is_cache
+from s1_mini.packaging.compile_cache import KEY as CACHE_KEY
+from s1_mini.packaging.compile_cache import cache_key, is_cache
 from s1_mini.packaging.verify import MANIFEST, Content, Manifest, check_names
 from s1_mini.version import __version__
 from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import SUFFIX, check_name, read_voice
+from s1_mini.weights.directory import DEFAULT_MODEL, read_json
 from s1_mini.weights.hub import ORIGIN_FILE, ORIGIN_KEY, Origin, origin_of
 from s1_mini.weights.write import ArchiveEntry, Chunk, copied, new_directory, write_json, write_member, written
 
@@ -112,7 +118,7 @@ def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Arch
 
 
 def _compile_cache(folder: Path, key: str) -> list[ArchiveEntry]:
-    if not KEY.fullmatch(key):
+    if not CACHE_KEY.fullmatch(key):
         raise PackageError(f"compile cache: {key!r} is not a key; name GPU and torch, such as sm_90-torch2.13.0")
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     if not paths or not is_cache(folder):
@@ -199,6 +205,27 @@ def convert_checkpoint(
             write_json(folder / ORIGIN_FILE, {ORIGIN_KEY: origin.data()})
     paths = sorted(path for path in target.rglob("*") if path.is_file())
     return {path.relative_to(target).as_posix(): path.stat().st_size for path in paths}
+
+
+def find_own_config(directory: Path) -> Path:
+    """Return the `config.json` of a checkpoint that is not managed elsewhere. Raises `CheckpointFileError`."""
+    path = directory / "config.json"
+    if directory == DEFAULT_MODEL or path.is_symlink() or (directory / MANIFEST).exists():
+        raise CheckpointFileError(
+            f"{path} must not be changed: it belongs to the built-in voice, the hub's cache or a packaged artifact; "
+            "change a copy that `s1-mini convert` writes"
+        )
+    return path
+
+
+def write_alignment(directory: Path, head: AlignmentHead) -> None:
+    """Name the attention head that follows the text in a checkpoint's config. Raises `CheckpointFileError`."""
+    path = find_own_config(directory)
+    config = read_json(path) | {KEY: asdict(head)}
+    try:
+        files.publish(path, (json.dumps(config, indent=2) + "\n").encode())
+    except OSError as error:
+        raise CheckpointFileError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _replaced(voices: Path) -> Callable[[str, list[str]], list[str]]:

@@ -28,7 +28,13 @@ from s1_mini.server.speech import AudioResponse, respond, speak_to_client
 from s1_mini.server.voice_names import POLLY_VOICES, own_voice
 from s1_mini.types import TTSRequest
 
-FIELDS = {"text": "Text", "voice": "VoiceId", "sample_rate": "SampleRate", "text_type": "TextType"}
+FIELDS = {
+    "text": "Text",
+    "voice": "VoiceId",
+    "sample_rate": "SampleRate",
+    "text_type": "TextType",
+    "word_times": "SpeechMarkTypes",
+}
 SEED = 0  # clients request audio and speech marks separately, so each text always has the same audio
 
 

@@ -50,6 +50,7 @@ NO_CLONING = (
 class LoadedCascade:
     """One checkpoint directory."""
 
+    heads, text_heads = (), (0, 0)  # no word times: only the semantic model reads the text, at a rate of its own
     merges = begins_early = True  # options of the coarse model's windows; tests compare the tokens without them
 
     def __init__(self, directory: Path, placement: Placement, settings: CascadeSettings) -> None:

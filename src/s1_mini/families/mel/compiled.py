@@ -29,6 +29,7 @@ class CompiledSteps:
         shared = (
             *(state.steps.keys, state.steps.values, state.text.keys, state.text.values, kept),
             *(state.speaker, state.frame, state.position, state.last_token, state.min_steps),
+            state.heads[0].scores if state.heads else torch.zeros(1, 1),
         )
         self._state = step.State(*(tensor.numpy() for tensor in shared))
 
@@ -59,6 +60,8 @@ def gather(model: MelModel) -> step.Weights:
             inner=_product(x.feed_forward.intermediate_dense for x in layers),
             outer=_product(x.feed_forward.output_dense for x in layers),
             norms=torch.stack(pairs).detach().numpy(),
+            kept_layer=-1 if config.alignment is None else config.alignment.layer,
+            kept_head=0 if config.alignment is None else config.alignment.head,
         ),
         frames=_float32_product(heads.feat_out),
         ends=_float32_product(heads.prob_out),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.codecs.hifigan.config import HifiGanConfig
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.families.alignment import read_head
 from s1_mini.families.base import Description
 from s1_mini.families.mel.settings import FOLDERS
 from s1_mini.families.mel.voice import voice_format
@@ -47,6 +49,7 @@ class MelConfig:
     max_steps: int = size(4000, "max_speech_positions")  # decoder steps
     max_distance: int = size(160, "encoder_max_relative_position")  # tokens; larger distances are clamped
     eos: int = size(2, "eos_token_id", least=0)
+    alignment: AlignmentHead | None = None  # of the decoder's attention to the text
 
     @property
     def head_size(self) -> int:
@@ -56,6 +59,7 @@ class MelConfig:
     def from_json(cls, values: Mapping[str, Any]) -> MelConfig:
         """Read `config.json`. Raises `CheckpointMismatchError` for an invalid value."""
         config = cls(**read_fields(cls, values))
+        config = replace(config, alignment=read_head(values, config.decoder_layers, config.heads))
         if config.eos >= config.vocab_size:
             raise CheckpointMismatchError(
                 f"config.json: eos_token_id={config.eos} must be below vocab_size={config.vocab_size}"
@@ -124,4 +128,5 @@ def describe(directory: Path) -> Description:
     config, vocoder = read_configs(directory)
     rate = vocoder.config.sample_rate
     longest = max(MIN_PIECE_BYTES, config.max_text - AROUND)
-    return Description(rate, voice_format(config.speaker_size, rate), sampling=(), max_piece_bytes=longest)
+    voice, has_head = voice_format(config.speaker_size, rate), config.alignment is not None
+    return Description(rate, voice, sampling=(), max_piece_bytes=longest, word_times=has_head)

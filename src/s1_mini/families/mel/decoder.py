@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.voice import SPEAKER
@@ -22,6 +23,7 @@ from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compil
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
+from s1_mini.runtime.text_scores import Scores, TextScores
 
 READ_ROWS = (1, 4)  # texts of captured encoder calls
 READ_TOKENS = (64, 128, 256)  # tokens of captured encoder calls, besides the model's maximum
@@ -31,17 +33,22 @@ MASKED_STEPS = 128  # dropout masks sampled at once, in 0.1 ms; more would delay
 class MelDecoder(Stage):
     """SpeechT5's decoder for `slots` utterances of up to `steps` steps each."""
 
-    def __init__(self, model: MelModel, *, slots: int, steps: int) -> None:
+    def __init__(
+        self, model: MelModel, *, slots: int, steps: int, heads: Sequence[AlignmentHead] | None = None
+    ) -> None:
+        """`heads` are those whose scores are reported; by default, the one that config.json names."""
         self.device, self.is_overlapped = model.device, model.device.type == "cuda"
         self._model, self._slots = model, slots
         with torch.inference_mode():
-            self.state = model.allocate(slots, steps)
+            self.state = model.allocate(slots, steps, heads)
+        self._scores = TextScores(self.state.heads)
         self._steps = self.state.max_steps
         self._ladder = ladder(slots)
         max_text = model.config.max_text
         self._tokens = [*(count for count in READ_TOKENS if count < max_text), max_text]
         self._texts: dict[int, np.ndarray] = {}  # by slot, [T]
         self._lengths = [0] * slots  # steps that are done or launched
+        self._num_tokens = [0] * slots
         self._begun: dict[int, Begin] = {}  # by slot
         self._stepping = SteppingSlots(self.state.active)
         self._compiled = CompiledSlots()
@@ -89,6 +96,8 @@ class MelDecoder(Stage):
             min_steps = model.steps_for(len(begin.inputs), model.settings.min_length_ratio)
             model.begin(self.state, slot, torch.from_numpy(vector), min_steps)
             self._texts[slot], self._lengths[slot], self._begun[slot] = begin.inputs, 0, begin
+            self._num_tokens[slot] = len(begin.inputs)
+            self._scores.begin(begin)
             self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
@@ -118,8 +127,9 @@ class MelDecoder(Stage):
         if self._graphs is not None:
             self._stepping.choose(slots)
             wait = self._graphs.launch(fit(self._ladder, rows))
+            copied = self._scores.copy(slots, self._num_tokens)
             self._count(slots)
-            return lambda: self._result(slots, wait()[0])
+            return lambda: self._result(slots, wait()[0], copied())
         config = self._model.config
         output = np.zeros((rows, config.frames_per_step * config.num_bins + 2), np.float32)
         if others := self._compiled.others(slots):
@@ -127,10 +137,12 @@ class MelDecoder(Stage):
             span = min(whole_spans(max(self._lengths[slot] for slot in others) + 1), self._steps)
             text_span = min(whole_spans(max(len(self._texts[slot]) for slot in others)), config.max_text)
             rows = 1 + max(others)
-            output[:rows] = self._model.step(self.state, span, text_span, rows).cpu()
+            state = self.state if self._scores.is_wanted else replace(self.state, heads=())
+            output[:rows] = self._model.step(state, span, text_span, rows).cpu()
         self._compiled.fill(slots, output)
+        scores = self._scores.read(slots, self._num_tokens, others)
         self._count(slots)
-        return lambda: self._result(slots, output)
+        return lambda: self._result(slots, output, scores)
 
     def _count(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -150,8 +162,13 @@ class MelDecoder(Stage):
         self._model.read(self.state, texts[:, :-2], texts[:, -2].contiguous(), texts[:, -1].clamp_min(1))
         return []
 
-    def _result(self, slots: Sequence[int], output: np.ndarray) -> StepResult:
-        """Split the output of a step [rows, R * M + 2] among its slots."""
+    def _result(self, slots: Sequence[int], output: np.ndarray, scores: Scores) -> StepResult:
+        """Split the output of a step [rows, R * M + 2] among its slots.
+
+        Scores of one head are divided by R, because each is counted R times, for the frames of its step.
+        """
         rows, frames = output[list(slots)], self._model.config.frames_per_step
         values = rows[:, :-2].reshape(len(rows), frames, -1)
-        return StepResult(values, [frames] * len(rows), (rows[:, -2] != 0).tolist(), (rows[:, -1] != 0).tolist())
+        stops, valid = (rows[:, -2] != 0).tolist(), (rows[:, -1] != 0).tolist()
+        scores = {slot: row / frames if row.ndim == 1 else row for slot, row in scores.items()}
+        return StepResult(values, [frames] * len(rows), stops, valid, scores=scores)

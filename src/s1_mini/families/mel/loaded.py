@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.alignment.head import AlignmentHead
+from s1_mini.alignment.words import Aligner
 from s1_mini.codecs.hifigan.model import HifiGan, build_hifigan
 from s1_mini.codecs.hifigan.stage import Vocoder, context_of
 from s1_mini.codecs.stage import rows_of
@@ -44,6 +46,8 @@ class LoadedMel:
     def __init__(self, model: MelModel, tokenizer: CharTokenizer, vocoder: HifiGan) -> None:
         self.model, self.tokenizer, self.vocoder = model, tokenizer, vocoder
         self.networks = (model.network,)
+        self.text_heads = model.config.decoder_layers, model.config.heads
+        self.heads: Sequence[AlignmentHead] = model.kept_heads
         self.num_bytes, self.position_bytes = model.num_bytes, model.step_bytes
         self.max_positions = model.config.max_steps
 
@@ -98,14 +102,15 @@ class LoadedMel:
             ),
         )
         stages = (
-            MelDecoder(model, slots=slots, steps=steps),
+            MelDecoder(model, slots=slots, steps=steps, heads=self.heads),
             Vocoder(vocoder, policies[1], number=1, front=front),
         )
 
         def room(prompt: PromptTokens) -> int:
             return min(steps, model.steps_for(len(prompt.items), model.settings.max_length_ratio))
 
-        return StageChain(policies=policies, stages=stages, sample_rate=rate, room=room)
+        aligner = Aligner(self.heads[0], 1 / frames.rate, self.tokenizer.token_ends) if self.heads else None
+        return StageChain(policies=policies, stages=stages, sample_rate=rate, room=room, aligner=aligner)
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002
         yield

@@ -7,15 +7,18 @@ Shapes: B slots, S steps, T tokens, M mel bins, W width, U prenet units, R frame
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.network import MelNetwork, Pair, Steps, position_table
 from s1_mini.families.mel.settings import MelSettings
 from s1_mini.kernels.decode_attention import used_positions
+from s1_mini.kernels.head_scores import KeptHead
 from s1_mini.kernels.weight import cast_saturating
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.quantized import quantize_linears
@@ -38,6 +41,7 @@ class MelState:
     last_token: Tensor  # [B + 1] last position of the text
     min_steps: Tensor  # [B] steps before the utterance may end
     active: Tensor  # [B] bool: rows that take part in a step; idle rows keep their state
+    heads: Sequence[KeptHead]  # alignment heads, and their scores [B, T] at the last step
 
     @property
     def max_steps(self) -> int:
@@ -60,6 +64,7 @@ class MelModel:
         """Convert the layers of a network to `dtype`, and quantize their large products to `weights_dtype`."""
         self.network, self.config, self.settings, self.dtype = network, config, settings, dtype
         self.kv_dtype = kv_dtype or dtype
+        self.kept_heads = [head for head in (config.alignment,) if head is not None]
         encoder, decoder = network.encoder.wrapped_encoder, network.decoder.wrapped_decoder
         for part in (encoder.layers, encoder.embed_positions, decoder.layers):
             part.to(dtype)
@@ -81,8 +86,12 @@ class MelModel:
         """Return the steps for `ratio` frames per token, rounded down as in the original."""
         return int(num_tokens * ratio / self.config.frames_per_step)
 
-    def allocate(self, slots: int, steps: int) -> MelState:
-        """Allocate the state of `slots` utterances of up to `steps` steps each."""
+    def allocate(self, slots: int, steps: int, heads: Sequence[AlignmentHead] | None = None) -> MelState:
+        """Allocate the state of `slots` utterances of up to `steps` steps each.
+
+        The scores of `heads` are kept; by default, of the one that config.json names.
+        """
+        heads = self.kept_heads if heads is None else heads
         config, steps = self.config, min(steps, self.config.max_steps)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -109,6 +118,9 @@ class MelModel:
             last_token=zeros(slots + 1),
             min_steps=zeros(slots),
             active=zeros(slots, dtype=torch.bool),
+            heads=[
+                KeptHead(each.layer, each.head, zeros(slots, config.max_text, dtype=torch.float32)) for each in heads
+            ],
         )
 
     def sample_kept(self, seed: int, piece: int, block: int, steps: int) -> Tensor:
@@ -168,7 +180,8 @@ class MelModel:
         for index, layer in enumerate(self.network.decoder.layers):
             text = (part[:width] for part in state.text.rows(index))
             steps = (part[:width] for part in state.steps.rows(index))
-            x = layer.step(x, tuple(steps), tuple(text), at)  # type: ignore[arg-type]
+            kept = [each for each in state.heads if each.layer == index]
+            x = layer.step(x, tuple(steps), tuple(text), at, kept)  # type: ignore[arg-type]
         frames, logits = self.heads(x)
         stops = (logits.sigmoid().sum(-1) >= self.settings.stop_threshold) & (position + 1 >= state.min_steps[:width])
         valid = frames.isfinite().all(-1) & logits.isfinite().all(-1)

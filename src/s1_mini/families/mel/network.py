@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from s1_mini.codecs.hifigan.model import Conv, Edges
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.kernels.decode_attention import decode_attention
+from s1_mini.kernels.head_scores import KeptHead, store_query_scores
 from s1_mini.kernels.linear import linear
 from s1_mini.kernels.weight import cast_saturating
 from s1_mini.layers.quantized import QuantizedLinear
@@ -193,8 +194,8 @@ class DecoderLayer(nn.Module):
         keys, values = split_heads(project(self.encoder_attn.kv_proj, encoded), self.heads, 2)
         return keys, values
 
-    def step(self, x: Tensor, cached: Pair, text: Pair, at: Steps) -> Tensor:
-        """Run one step of each row x [B, W], and store its key and value in `cached`."""
+    def step(self, x: Tensor, cached: Pair, text: Pair, at: Steps, kept: Sequence[KeptHead] = ()) -> Tensor:
+        """Run one step of each row x [B, W], and store its key and value in `cached`, and scores in `kept`."""
         count = len(x)
         query, key, value = project(self.self_attn.qkv_proj, x).view(count, 3, self.heads, -1).unbind(1)
         keys, values = cached
@@ -203,6 +204,8 @@ class DecoderLayer(nn.Module):
         attended = decode_attention(query, keys, values, at.position, at.span, at.mask).flatten(1)
         x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, attended))
         query = project(self.encoder_attn.q_proj, x).view(count, self.heads, -1)
+        for each in kept:
+            store_query_scores(query[:, each.head], text[0][:, each.head, : at.text_span], each)
         attended = decode_attention(query, *text, at.last_token, at.text_span, at.text_mask).flatten(1)
         return self._feed(x, attended)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
@@ -38,3 +39,8 @@ class CharTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, followed by the end; unknown characters become the unknown piece."""
         return [*self._pieces.encode(text), self._eos]
+
+    def token_ends(self, text: str) -> np.ndarray:
+        """Return the end of each token of a text in bytes of UTF-8; the end token has no bytes of its own."""
+        places = self._pieces.encode(text, return_type="offset_mapping")["offsets"]
+        return np.array([len(text[:end].encode()) for end in (*(stop for _, stop in places), len(text))])

@@ -50,7 +50,7 @@ class CompiledFrames:
             sampling.temperature,
             sampling.top_p,
             sampling.uniforms,
-            torch.zeros(1, 1) if state.kept is None else state.kept.scores,
+            state.kept[0].scores if state.kept else torch.zeros(1, 1),
         )
         self._state = frame.State(*(tensor.numpy() for tensor in shared))
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.alignment import read_head
 from s1_mini.families.base import Description
 from s1_mini.layers.json_config import (
     MAX_LAYERS,
     flag,
-    invalid,
     number,
     read_fields,
     read_flag,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 # Upstream slices the logits of residual codebooks to this number for any size of the depth transformer's head
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
-MAX_SHIFT_MS = 1000
 POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
 
 
@@ -74,7 +73,7 @@ class S1Config:
             depth=_block(values, "fast_", backbone),
             semantic_begin=values.get("semantic_begin_id", values.get("semantic_start_token_id")),
             semantic_end=values.get("semantic_end_id", values.get("semantic_end_token_id")),
-            alignment=_alignment(values.get("alignment"), sizes["num_layers"], backbone.num_heads),
+            alignment=read_head(values, sizes["num_layers"], backbone.num_heads),
             **sizes,
         )
 
@@ -113,28 +112,6 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
         qkv_bias=read_flag(*entry("attention_qkv_bias", "qkv_bias", False)),
         o_bias=read_flag(*entry("attention_o_bias", "o_bias", False)),
         qk_norm=read_flag(*entry("attention_qk_norm", "qk_norm", False)),
-    )
-
-
-def _alignment(value: Any, num_layers: int, num_heads: int) -> AlignmentHead | None:
-    """Read the head that follows the text, if a checkpoint names one; `shift_ms` applies to all times by default."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise invalid("config.json: alignment", value, "an object with layer, head and shift_ms")
-
-    def shift(key: str, default: Any) -> float:
-        name = f"config.json: alignment.{key}"
-        return read_number(
-            name, value.get(key, default), lambda ms: abs(ms) <= MAX_SHIFT_MS, f"up to {MAX_SHIFT_MS} ms"
-        )
-
-    return AlignmentHead(
-        layer=read_size("config.json: alignment.layer", value.get("layer"), num_layers - 1, least=0),
-        head=read_size("config.json: alignment.head", value.get("head"), num_heads - 1, least=0),
-        shift_ms=shift("shift_ms", None),
-        pause_shift_ms=shift("pause_shift_ms", value.get("shift_ms")),
-        end_shift_ms=shift("end_shift_ms", value.get("pause_shift_ms", value.get("shift_ms"))),
     )
 
 

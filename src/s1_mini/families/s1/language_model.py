@@ -7,7 +7,7 @@ Shapes: B slots of a call, S positions, K codebooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
 from s1_mini.families.s1.kernels.sampling import SamplingTensors
 from s1_mini.families.s1.model import S1Model
@@ -24,21 +25,22 @@ from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compil
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SharedPrefixes, SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
-
-Scores = dict[int | None, np.ndarray]  # of the alignment head [text tokens], by slot
+from s1_mini.runtime.text_scores import Scores, TextScores
 
 READS = (16, 32, 64, 128, 256)  # positions of captured prefills
-TINY = 1e-30  # weights below it count as this much
 
 
 class LanguageModel(Stage):
     """S1's two transformers for `slots` sequences of up to `positions` positions each."""
 
-    def __init__(self, model: S1Model, *, slots: int, positions: int) -> None:
+    def __init__(
+        self, model: S1Model, *, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None
+    ) -> None:
+        """`kept` are the heads whose scores are reported; by default, the one that config.json names."""
         self.device, self.is_overlapped = model.device, model.device.type == "cuda"
         self._model, self._slots, self._positions = model, slots, min(positions, model.max_positions)
         with torch.inference_mode():
-            self.state = model.allocate(slots, self._positions)
+            self.state = model.allocate(slots, self._positions, kept)
             ones = torch.ones(3, slots, device=self.device)
             table = torch.zeros(slots, self._positions + 1, model.num_codebooks, device=self.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
@@ -47,7 +49,7 @@ class LanguageModel(Stage):
         self._ladder = ladder(slots)
         self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
         self._lengths = [0] * slots  # positions of prompt and frames
-        self._texts: dict[int, slice] = {}  # positions of the text, by slot whose scores are wanted
+        self._scores = TextScores(self.state.kept)
         self._stepping = SteppingSlots(self.state.active)
         self._compiled = CompiledSlots()
         self._steps: StepGraphs[tuple[int, bool]] | None = None  # key: rows, whether prefixes are shared
@@ -97,9 +99,7 @@ class LanguageModel(Stage):
             self._sampling.uniforms[slot, : begin.steps] = stage(table, self.device)
             self._model.begin(self.state, slot, torch.from_numpy(prompt[-1]), len(prompt) - 1)
             self._prompts[slot], self._lengths[slot] = prompt, len(prompt)
-            self._texts.pop(slot, None)
-            if begin.conditions.text_start is not None:
-                self._texts[slot] = slice(begin.conditions.text_start, len(prompt))
+            self._scores.begin(begin)
             self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
@@ -124,7 +124,8 @@ class LanguageModel(Stage):
         if self._steps is not None:
             self._stepping.choose(slots)
             wait = self._steps.launch(self._kind(fit(self._ladder, rows), self._positions))
-            copied = self._copy_scores(slots)
+            copied = self._scores.copy(slots, self._lengths)
+            self._count(slots)
             return lambda: _result(slots, wait()[0], copied())
         frames = np.zeros((rows, self._model.num_codebooks + 3), np.int64)
         if others := self._compiled.others(slots):
@@ -132,37 +133,13 @@ class LanguageModel(Stage):
             span = min(whole_spans(max(self._lengths[slot] for slot in others)), self._positions)
             frames[: 1 + max(others)] = self._run(self._kind(1 + max(others), span), span).cpu()
         self._compiled.fill(slots, frames)
-        scores = self._scores(slots, others)
-        for slot in slots:
-            self._lengths[slot] += 1
+        scores = self._scores.read(slots, self._lengths, others)
+        self._count(slots)
         return lambda: _result(slots, frames, scores)
 
-    def _scores(self, slots: Sequence[int], others: Sequence[int]) -> Scores:
-        """Return the scores of the text's tokens for those slots that want them; compiled steps store exponentials."""
-        found: Scores = {}
+    def _count(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            if slot in self._texts and self.state.kept is not None:
-                row = self.state.kept.scores[slot, self._texts[slot]].numpy()
-                found[slot] = row.copy() if slot in others else np.log(np.maximum(row, TINY))
-        return found
-
-    def _copy_scores(self, slots: Sequence[int]) -> Callable[[], Scores]:
-        """Begin to copy scores from a GPU; return a function that waits for them."""
-        kept, wanted = self.state.kept, [slot for slot in slots if slot in self._texts]
-        if kept is None or not wanted:
-            return dict
-        copies = {}
-        for slot in wanted:
-            row = kept.scores[slot, self._texts[slot]]
-            copies[slot] = torch.empty(row.shape, pin_memory=True).copy_(row, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-
-        def wait() -> Scores:
-            done.synchronize()
-            return {slot: copy.numpy() for slot, copy in copies.items()}
-
-        return wait
+            self._lengths[slot] += 1
 
     def save(self, slot: int, positions: int) -> Saved:
         saved = self._model.save(self.state, slot, positions)
@@ -182,8 +159,8 @@ class LanguageModel(Stage):
     def _run(self, kind: tuple[int, bool], span: int) -> Tensor:
         rows, shares = kind
         state = self.state if shares else replace(self.state, common=None)
-        if self.device.type == "cpu" and not self._texts:  # graphs keep them always
-            state = replace(state, kept=None)
+        if self.device.type == "cpu" and not self._scores.is_wanted:  # graphs keep them always
+            state = replace(state, kept=())
         return self._model.step(state, self._sampling, span, rows)
 
     def _kinds(self, rows: int) -> list[tuple[int, bool]]:

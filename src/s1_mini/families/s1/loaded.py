@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.alignment.words import Aligner
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
@@ -49,6 +50,9 @@ class LoadedS1:
     def __init__(self, directory: Path, model: S1Model, codec: Dac, encodes_on: torch.device) -> None:
         self.model, self.codec = model, codec
         self.networks = (model.network,)
+        config = model.network.config
+        self.text_heads = config.num_layers, config.backbone.num_heads
+        self.heads: Sequence[AlignmentHead] = model.kept_heads
         self.num_bytes, self.position_bytes, self.max_positions = (
             model.num_bytes,
             model.position_bytes,
@@ -65,7 +69,7 @@ class LoadedS1:
         return Voice({"codes": torch.from_numpy(outputs[0].T.copy())}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:
-        model, codec, head = self.model, self.codec, self.model.network.config.alignment
+        model, codec = self.model, self.codec
         positions = min(positions, model.max_positions)
         frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
         policies = (
@@ -91,7 +95,7 @@ class LoadedS1:
             ),
         )
         stages = (
-            LanguageModel(model, slots=slots, positions=positions),
+            LanguageModel(model, slots=slots, positions=positions, kept=self.heads),
             DacDecoder(codec, policies[1], number=1, batch_invariant=model.batch_invariant),
         )
         return StageChain(
@@ -99,7 +103,7 @@ class LoadedS1:
             stages=stages,
             sample_rate=codec.sample_rate,
             room=lambda prompt: min(positions - len(prompt.items), codec.max_frames),
-            aligner=None if head is None else Aligner(head, 1 / frames.rate, model.tokenizer.token_ends),
+            aligner=Aligner(self.heads[0], 1 / frames.rate, model.tokenizer.token_ends) if self.heads else None,
         )
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:

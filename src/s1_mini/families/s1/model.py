@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Saved
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import CapacityError
@@ -56,7 +57,7 @@ class S1State:
     count: Tensor  # [B] frames generated so far; set by `begin` and `step`
     active: Tensor  # [B] bool: rows that take part in a step; idle rows keep their state
     common: CommonPrefixes | None  # rows with the same prefix, set by the caller; None if no kernel supports it
-    kept: KeptHead | None  # scores of the alignment head at the last step; None if there is no such head
+    kept: Sequence[KeptHead]  # alignment heads, and their scores at the last step
 
     @property
     def max_positions(self) -> int:
@@ -85,6 +86,7 @@ class S1Model:
         self.heads = heads
         self.repetition_mode = repetition_mode
         self.num_codebooks = network.config.num_codebooks
+        self.kept_heads = [head for head in (network.config.alignment,) if head is not None]
         self.max_positions = network.config.max_seq_len
         self.end = tokenizer.control("im_end")
         self.semantic = (tokenizer.semantic_begin, tokenizer.semantic_end)
@@ -116,8 +118,11 @@ class S1Model:
             )
         return prompt
 
-    def allocate(self, slots: int, positions: int) -> S1State:
-        """Allocate the state of `slots` sequences of up to `positions` positions of prompt and frames each."""
+    def allocate(self, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None) -> S1State:
+        """Allocate the state of `slots` sequences of up to `positions` positions of prompt and frames each.
+
+        The scores of the attention heads `kept` are kept; by default, of the one that config.json names.
+        """
         config = self.network.config
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -137,10 +142,8 @@ class S1Model:
         backbone, weight = config.backbone, self.network.norm.weight
         with batch_invariance(self.batch_invariant):
             common = allocate_common(slots, backbone.num_heads, backbone.num_kv_heads, backbone.head_dim, weight)
-        alignment, kept = config.alignment, None
-        if alignment is not None:
-            shape = slots, min(positions, self.max_positions) + 1
-            kept = KeptHead(alignment.layer, alignment.head, zeros(*shape, dtype=torch.float32))
+        shape = slots, min(positions, self.max_positions) + 1
+        heads = self.kept_heads if kept is None else kept
         return S1State(
             cache=cache(config.num_layers, backbone, min(positions, self.max_positions) + 1, self.kv_dtype),
             depth_cache=cache(config.num_depth_layers, config.depth, config.num_codebooks, self.dtype),
@@ -153,7 +156,7 @@ class S1Model:
             count=zeros(slots),
             active=zeros(slots, dtype=torch.bool),
             common=common,
-            kept=kept,
+            kept=[KeptHead(each.layer, each.head, zeros(*shape, dtype=torch.float32)) for each in heads],
         )
 
     def may_share(self, rows: int, span: int) -> bool:

@@ -98,10 +98,10 @@ class S1Network(nn.Module):
     def backbone_step(self, x: Tensor, cache: KVCache, positions: CachePositions) -> tuple[Tensor, Tensor | None]:
         """Run one position of each row x [B, dim]. Return the output before the norm, as two summands."""
         branch: Tensor | None = None
-        kept, others = positions.kept, replace(positions, kept=None)
+        others = replace(positions, kept=())
         for index, layer in enumerate(self.blocks(self.layers)):
-            is_kept = kept is not None and kept.layer == index
-            x, branch = layer.step(x, branch, cache.rows(index), positions if is_kept else others)
+            kept = [each for each in positions.kept if each.layer == index]
+            x, branch = layer.step(x, branch, cache.rows(index), replace(others, kept=kept) if kept else others)
         return x, branch
 
     @staticmethod

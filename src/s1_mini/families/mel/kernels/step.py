@@ -28,6 +28,8 @@ class Layers(NamedTuple):
     inner: Product
     outer: Product
     norms: np.ndarray  # [L, 3, 2, W] weights and biases
+    kept_layer: int = -1  # layer of the head whose attention to the text is kept; -1: none
+    kept_head: int = 0
 
 
 class Weights(NamedTuple):
@@ -60,6 +62,7 @@ class State(NamedTuple):
     position: np.ndarray
     last_token: np.ndarray
     min_steps: np.ndarray
+    text_weights: np.ndarray  # float32 [B, T] attention of the kept head, not normalized
 
 
 @in_order
@@ -106,7 +109,7 @@ def _embed(slots, state, weights, x):
 
 
 @in_order
-def make_step(slots, state, weights, output):
+def make_step(slots, state, weights, output):  # noqa: C901 - nested loops are one kernel
     """Compute the next frames of each slot of `slots` int64 [R] into `output` float32 [R, F M + 2].
 
     The last two numbers of a row are whether the utterance ends and whether all numbers were finite.
@@ -142,6 +145,9 @@ def make_step(slots, state, weights, output):
             keys, values = state.text_keys[layer, slot], state.text_values[layer, slot]
             length = state.last_token[slot] + 1
             attend(query[row].reshape((heads, size)), keys, values, length, scores, attended[row])
+            if layer == layers.kept_layer:
+                for token in range(length):
+                    state.text_weights[slot, token] = scores[layers.kept_head, token]
         parts = layers.text_out
         product(attended, parts.weight[layer], parts.scale[layer], parts.bias[layer], branch)
         add(x, branch)
@@ -195,5 +201,5 @@ def compile_for(formats: Sequence[str]) -> None:
         1.0,
     )
     whole, kept = np.zeros(1, np.int64), np.zeros((1, 1, 1), np.bool_)
-    state = State(cache, cache, cache, cache, kept, one, one, whole, whole, whole)
+    state = State(cache, cache, cache, cache, kept, one, one, whole, whole, whole, one)
     make_step.compile(tuple(numba.typeof(each) for each in (whole, state, weights, one)))

@@ -1,0 +1,185 @@
+"""Find the attention head that follows the text: speak some sentences and measure all heads.
+
+`alignment/calibration.py` has the measures. Reference times of the spoken sentences are optional.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from s1_mini.alignment.calibration import REQUIRED, Followed, Measures, find_shifts, measure, whole_ms
+from s1_mini.alignment.head import AlignedFrames, AlignmentHead
+from s1_mini.alignment.times import WORD, find_spans, whole_times
+from s1_mini.audio.container import encode
+from s1_mini.config import EngineConfig
+from s1_mini.exceptions import ParameterError, VerificationError
+from s1_mini.runtime.loader import load
+from s1_mini.runtime.synthesizer import Synthesizer
+from s1_mini.types import Word
+from s1_mini.weights.write import new_directory
+
+SENTENCES = (
+    "The morning train was late, so we walked along the river and talked.",
+    "Please close the window before it rains; the carpet is new.",
+    "He asked three questions, wrote down the answers, and left without a word.",
+    "Fresh bread, warm soup and a quiet table: what more could we want?",
+    "When the music ended, the children ran outside and looked at the moon.",
+    "The mountain was steep, the wind was cold, and the view was worth it.",
+    "Turn left at the bridge, then follow the road until you see a red barn.",
+    "It was a small mistake, yet it took the whole week to repair.",
+)
+MAX_LENGTH = 200  # characters of a sentence
+MAX_STEPS = 600  # of a sentence; half a minute of S1-mini's frames
+LEAST_SENTENCES = 2  # if no head comes near `REQUIRED` in these, no others are spoken
+COLUMNS = ("sentence", "word", "start_s", "end_s")
+
+
+class Candidate(NamedTuple):
+    """A head and its mean measures."""
+
+    layer: int
+    head: int
+    measures: Measures
+
+
+@dataclass(frozen=True)
+class TextHead:
+    """A head that follows the text, and the utterances that it followed."""
+
+    head: AlignmentHead
+    utterances: Sequence[Followed]
+
+    def words(self) -> list[list[Word]]:
+        """Return the spoken words of each utterance with their times."""
+        found = []
+        for each in self.utterances:
+            options = {"sample_rate": each.sample_rate, "head": self.head, "frame_s": each.frame_s}
+            intervals = whole_times(each.scores, each.spans, each.audio, **options)  # type: ignore[arg-type]
+            words = zip(WORD.finditer(each.text), intervals, strict=True)
+            found.append(
+                [Word(word.group(), *word.span(), *(round(at_s, 3) for at_s in times)) for word, times in words]
+            )
+        return found
+
+    def fitted(self, expected: Sequence[np.ndarray]) -> TextHead:
+        """Return this with the shift of starts that fits expected times, [words, 2] of each utterance."""
+        shifts = []
+        for each, times in zip(self.utterances, expected, strict=True):
+            before = each.before
+            shifts.append(times[1:, 0] - [before[span.first] for span in each.spans[1:]])
+        joined = np.concatenate(shifts)
+        if not len(joined):
+            return self
+        return replace(self, head=replace(self.head, shift_ms=whole_ms(float(np.median(joined)))))
+
+    def save(self, folder: Path) -> None:
+        """Write `NUMBER.wav` of each utterance, and the words as a table with `COLUMNS`, into a new folder.
+
+        Raises `CheckpointFileError` if it exists or cannot be written.
+        """
+        with new_directory(folder) as target:
+            for number, each in enumerate(self.utterances, 1):
+                (target / f"{number}.wav").write_bytes(encode(each.audio, each.sample_rate, "wav"))
+            with (target / "words.csv").open("w", encoding="utf-8", newline="") as file:
+                table = csv.writer(file)
+                table.writerow(COLUMNS)
+                for number, words in enumerate(self.words(), 1):
+                    table.writerows((number, word.text, word.start_s, word.end_s) for word in words)
+
+    def read_words(self, path: Path) -> list[np.ndarray]:
+        """Read such a table of the same words; their times [words, 2] of each utterance. Raises `ParameterError`."""
+        found: list[list[tuple[str, float, float]]] = [[] for _ in self.utterances]
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                for row in csv.DictReader(file):
+                    sentence, word, *times = (row[column] for column in COLUMNS)
+                    found[int(sentence) - 1].append((word, float(times[0]), float(times[1])))
+        except (OSError, KeyError, TypeError, ValueError, IndexError, csv.Error) as error:
+            allowed = f"a table with the columns {', '.join(COLUMNS)} and {len(found)} sentences"
+            raise ParameterError("words", f"{path} must be {allowed}: {type(error).__name__}: {error}") from None
+        for number, (each, rows) in enumerate(zip(self.utterances, found, strict=True), 1):
+            seconds = len(each.audio) / each.sample_rate
+            is_inside = all(0 <= start_s <= end_s <= seconds + 1 for _, start_s, end_s in rows)
+            if not is_inside or [word for word, *_ in rows] != WORD.findall(each.text):
+                allowed = f"the words of sentence {number} with times within its {seconds:.1f} s: {each.text}"
+                raise ParameterError("words", f"{path} must have {allowed}")
+        return [np.array([times for _, *times in rows]) for rows in found]
+
+
+class Recorder:
+    """Keeps the audio and the scores of one utterance."""
+
+    def __init__(self) -> None:
+        self.audio: list[np.ndarray] = []
+        self.frames: list[AlignedFrames] = []
+
+    def feed(self, audio: np.ndarray, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:  # noqa: ARG002
+        self.audio.append(audio)
+        self.frames += [] if frames is None else [frames]
+        return ()
+
+
+def compare(words: Sequence[Sequence[Word]], expected: Sequence[np.ndarray]) -> str:
+    """Return the absolute differences of word times from expected ones, [words, 2] of each utterance, as a text."""
+    found = np.array([(word.start_s, word.end_s) for each in words for word in each])
+    apart = 1000 * np.percentile(np.abs(found - np.concatenate(expected)), (50, 95), axis=0)
+    starts, ends = ("{:.0f} ms in the median and {:.0f} ms at the 95th percentile".format(*part) for part in apart.T)
+    return f"starts differ by {starts}, ends by {ends}"
+
+
+def calibrate(
+    config: EngineConfig, texts: Sequence[str] = SENTENCES, progress: Callable[[int, float], object] = lambda *_: None
+) -> tuple[list[Candidate], TextHead | None]:
+    """Speak each of the `texts` as one utterance and measure all heads that attend to the text.
+
+    Returns all heads, best first, and the best one with its shifts, if it follows the text. `progress` gets the number
+    of each sentence and the seconds of its audio. Raises `VerificationError` if the family has no such heads,
+    `CheckpointError`, `RequestError` or `EngineError`.
+    """
+    speaker = load(config)
+    layers, width = speaker.loaded.text_heads
+    heads = [AlignmentHead(layer, head, 0, 0, 0) for layer in range(layers) for head in range(width)]
+    if not heads:
+        raise VerificationError(f"{speaker.family} has no attention head that could follow the text")
+    speaker.loaded.heads = heads
+    voices = [] if speaker.voices.default is None else [speaker.voices.default]
+    measured: list[np.ndarray] = []
+    followed: dict[int, list[Followed]] = {}
+    with ExitStack() as cleanup:
+        synthesizer = Synthesizer(speaker, config)
+        cleanup.callback(synthesizer.close, drains=False)
+        aligner, rate = synthesizer.aligner, speaker.description.sample_rate
+        assert aligner is not None
+        for number, written in enumerate(texts):
+            text = speaker.text.script(written, MAX_LENGTH, on_unsupported="skip").text
+            sampling = replace(speaker.description.defaults, seed=number, max_new_tokens=MAX_STEPS)
+            queue = synthesizer.speak([text], voices, sampling, deadline=float("inf"), streams=False, word_times=True)
+            queue.words = recorder = Recorder()
+            for _ in queue:
+                pass
+            audio, frames = np.concatenate(recorder.audio), recorder.frames
+            progress(number + 1, len(audio) / rate)
+            ends = aligner.token_ends(text)
+            spans, scores = find_spans(text, ends), np.concatenate([each.scores for each in frames])
+            if not spans:
+                raise ParameterError("text", f"has no words: {written!r}")
+            measured.append(measure(scores, spans, aligner.frame_s, was_cut=frames[-1].was_cut))
+            for index in np.flatnonzero(measured[-1][:, 0] >= REQUIRED.share / 2).tolist():
+                each = Followed(text, spans, ends, scores[:, index].copy(), audio, rate, aligner.frame_s)
+                followed.setdefault(index, []).append(each)
+            if number + 1 == LEAST_SENTENCES and not followed:
+                break
+    means = np.mean(measured, axis=0)
+    order = np.argsort(-means[:, 0]).tolist()
+    candidates = [Candidate(heads[index].layer, heads[index].head, Measures(*means[index])) for index in order]
+    best = next((index for index, each in zip(order, candidates, strict=True) if not each.measures.faults), None)
+    if best is None:
+        return candidates, None
+    return candidates, TextHead(find_shifts(heads[best].layer, heads[best].head, followed[best]), followed[best])
