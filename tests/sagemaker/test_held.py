@@ -102,6 +102,7 @@ def spoken_json(rig: Rig) -> None:
     rig.post("/invocations", with_reference(text="Hi."))
     rig.post(f"/endpoints/{ENDPOINT}/invocations", with_reference(text="Hi."))
     rig.post("/v1/audio/speech", json.dumps({"input": "Hi.", "voice": "alloy"}).encode())
+    rig.post("/dev/captioned_speech", json.dumps({"input": "Hi.", "return_timestamps": False}).encode())
     for path in ELEVENLABS:
         rig.post(path.format(voice="default"), json.dumps({"text": "Hi."}).encode())
     polly = {"Text": "Hi.", "VoiceId": "Amy", "OutputFormat": "mp3"}
@@ -111,6 +112,9 @@ def spoken_json(rig: Rig) -> None:
 def spoken_form(rig: Rig) -> None:
     rig.post("/v1/tts", *form("reference_audio", text="Hi.", reference_text="Hi."))
     rig.post("/v1/voices", *form("audio", name="new", text="Hi."))
+    consent = rig.container.app.state.consents.add("Robin", "en").id
+    rig.post("/v1/audio/voices", *form("audio_sample", name="new 2", text="Hi.", consent=consent))
+    rig.post("/v1/audio/voice_consents", *form("recording", name="Robin", language="en"))
 
 
 def spoken_batch(rig: Rig) -> None:
@@ -158,9 +162,11 @@ SCENARIOS = {
     "JSON bodies and the recordings in them": Scenario(
         (Resource.BODY_BYTES, Resource.REQUESTS),
         spoken_json,
-        ("/v1/tts", "/v1/audio/speech", *ELEVENLABS, "/v1/speech", "/invocations"),
+        ("/v1/tts", "/v1/audio/speech", "/dev/captioned_speech", *ELEVENLABS, "/v1/speech", "/invocations"),
     ),
-    "forms and the recordings in them": Scenario((Resource.BODY_BYTES,), spoken_form, ("/v1/voices",)),
+    "forms and the recordings in them": Scenario(
+        (Resource.BODY_BYTES,), spoken_form, ("/v1/voices", "/v1/audio/voices", "/v1/audio/voice_consents")
+    ),
     "batches": Scenario((Resource.BODY_BYTES, Resource.REQUESTS), spoken_batch, ("/v1/tts/batch",)),
     "WebSocket messages that have not arrived completely": Scenario(
         (Resource.BODY_BYTES, Resource.SESSIONS), unfinished_messages
@@ -174,8 +180,8 @@ SCENARIOS = {
     "whole answers that are not read": Scenario((Resource.AUDIO_BYTES,), unread_whole_answers),
     "batches that are not read": Scenario((Resource.AUDIO_BYTES,), unread_batches),
 }
-# Their bodies are small: the name or the location of a model.
-SMALL = {"/models", "/models/{name}/invoke"}
+# Their bodies are small: the name or the location of a model, or the name of a consent.
+SMALL = {"/models", "/models/{name}/invoke", "/v1/audio/voice_consents/{consent_id}"}
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ BODIES = {
     ("/v1/tts", FORM): SPEECH | {"text": "Hi.", "stream": "true"},
     ("/v1/tts/batch", JSON): SPEECH | {"items": [{"text": " "}]},  # cheap: the item fails, the batch does not
     ("/v1/audio/speech", JSON): SPEECH | {"input": "Hi."},
+    ("/dev/captioned_speech", JSON): SPEECH | {"input": "Hi.", "return_timestamps": False},
     **{(path, JSON): SPEECH | {"text": "Hi."} for path in ELEVENLABS},
     ("/v1/voices", FORM): {"name": "carl", "text": "Ah.", "audio": b"no audio"},
 }

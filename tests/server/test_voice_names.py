@@ -8,7 +8,7 @@ from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.server.settings import ServerSettings
-from s1_mini.server.voice_names import OPENAI_VOICES, assign_voices
+from s1_mini.server.voice_names import CLIENT_VOICES, KOKORO_VOICES, OPENAI_VOICES, assign_voices
 from s1_mini.types import VoiceInfo
 
 
@@ -26,6 +26,20 @@ def test_every_openai_name_is_a_built_in_voice_of_the_same_gender_and_most_voice
     assert all(f" {OPENAI_VOICES[name][0]}," in descriptions[voice] for name, voice in assigned.items() if voice)
     assert None not in assigned.values()
     assert len(set(assigned.values())) >= 8
+
+
+def test_every_kokoro_name_is_a_built_in_voice_of_its_gender_and_accent() -> None:
+    voices = list_voices(named_checkpoint(None), None).infos()
+    descriptions = {voice.name: voice.description for voice in voices}
+
+    assigned = assign_voices(CLIENT_VOICES, voices)
+
+    assert {name[:3] for name in KOKORO_VOICES} == {"af_", "am_", "bf_", "bm_"}
+    assert all(
+        f" {KOKORO_VOICES[name][0]}, {KOKORO_VOICES[name][1]}" in descriptions[assigned[name] or ""]
+        for name in KOKORO_VOICES
+    )
+    assert {name: assigned[name] for name in OPENAI_VOICES} == assign_voices(OPENAI_VOICES, voices)
 
 
 def test_without_descriptions_every_name_is_the_default_voice() -> None:

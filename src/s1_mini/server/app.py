@@ -37,6 +37,8 @@ from s1_mini.server import (
     deepgram,
     elevenlabs,
     elevenlabs_socket,
+    kokoro,
+    openai_voices,
     polly,
     routes,
     routes_polly,
@@ -46,14 +48,15 @@ from s1_mini.server import (
 )
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
+from s1_mini.server.consents import Consents
 from s1_mini.server.errors import (
     ELEVENLABS_KEY,
     BodyError,
     ClientGoneError,
     code_of,
+    detail_kind,
     error_response,
     from_validation,
-    is_from_elevenlabs,
     misaddressed,
 )
 from s1_mini.server.limits import AdmissionController, AdmissionMiddleware, EngineDied
@@ -124,11 +127,12 @@ def create_app(
     app.state.large_bodies = asyncio.Semaphore(1)
     app.state.meter = ServerMetrics(engine, gate)
     app.state.accounts = accounts
+    app.state.consents = Consents(engine.config.voices_path)
     app.state.connections = Connections(settings, accounts)
     app.state.websockets = IdlePool(accounts, Resource.SESSIONS, session.Session.evict)
     sockets = (websocket.router, elevenlabs_socket.router, deepgram.router)
-    https = (*routes_polly.routers, *routes.routers, elevenlabs.router, *routes_public.routers)
-    for router in (*https, *sockets):
+    https = (*routes_polly.routers, *routes.routers, openai_voices.router, elevenlabs.router, kokoro.router)
+    for router in (*https, *routes_public.routers, *sockets):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
@@ -258,8 +262,8 @@ class AccessLogMiddleware:
         scope.setdefault("state", {})["record"] = record
         if polly.is_polly(scope["path"], headers):
             record.error_response = polly.error_response
-        elif is_from_elevenlabs(scope):
-            record.error_response = partial(error_response, for_elevenlabs=True)
+        elif (detail := detail_kind(scope)) is not None:
+            record.error_response = partial(error_response, detail=detail)
 
         async def note(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from reprlib import Repr
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -187,9 +187,11 @@ def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
     return {"error": {"code": code_of(error), "message": message_of(error), "field": field, "request_id": request_id}}
 
 
-def is_from_elevenlabs(scope: Scope) -> bool:
-    """Return whether a request comes from a client of ElevenLabs' API."""
-    return scope["path"].startswith("/v1/text-to-speech/") or ELEVENLABS_KEY in Headers(scope=scope)
+def detail_kind(scope: Scope) -> Literal["elevenlabs", "kokoro"] | None:
+    """Return the service whose clients send such a request and read `detail` of an error."""
+    if scope["path"].startswith("/v1/text-to-speech/") or ELEVENLABS_KEY in Headers(scope=scope):
+        return "elevenlabs"
+    return "kokoro" if scope["path"].startswith("/dev/") else None
 
 
 def retry_header(error: BaseException) -> dict[str, str]:
@@ -198,8 +200,8 @@ def retry_header(error: BaseException) -> dict[str, str]:
     return {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
 
 
-def error_response(error: BaseException, request_id: str | None, *, for_elevenlabs: bool = False) -> JSONResponse:
-    """Return the HTTP response for an error, with `detail` for clients of ElevenLabs' API."""
+def error_response(error: BaseException, request_id: str | None, detail: str | None = None) -> JSONResponse:
+    """Return the HTTP response for an error; `detail` is a `detail_kind`."""
     row = row_of(error)
     headers = retry_header(error)
     if isinstance(error, UnauthorizedError):
@@ -209,8 +211,12 @@ def error_response(error: BaseException, request_id: str | None, *, for_elevenla
     if row.status in (408, 413):
         headers["Connection"] = "close"  # the rest of the body is not wanted
     content = describe(error, request_id)
-    if for_elevenlabs:
-        content["detail"] = {"status": content["error"]["code"], "message": content["error"]["message"]}
+    code, message = content["error"]["code"], content["error"]["message"]
+    if detail == "elevenlabs":
+        content["detail"] = {"status": code, "message": message}
+    elif detail == "kokoro":
+        kind = "invalid_request_error" if row.status < 500 else "server_error"
+        content["detail"] = {"error": code, "message": message, "type": kind}
     return JSONResponse(content, row.status, headers)
 
 

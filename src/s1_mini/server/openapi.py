@@ -27,6 +27,7 @@ _REASONS = {
     500: "The server or the model failed",
     503: "Not ready, busy or shutting down; see Retry-After",
     504: "Timeout",
+    507: "Insufficient storage",
 }
 ALWAYS = (400, 401, 403, 408, 413, 415, 422, 429, 503)  # possible for every route with a body
 TEXTS = ("text", "input", "reference_text")  # fields that are as long as the engine's settings allow
@@ -101,10 +102,10 @@ class DescribedApp(FastAPI):
                     kind["maxLength"] = self.state.engine.config.max_text_length
 
 
-def with_events(answer: dict[int | str, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
-    """Declare that audio can also come as server-sent events."""
-    events: dict[str, Any] = {"text/event-stream": {}}
-    return {200: answer[200] | {"content": answer[200]["content"] | events}}
+def with_types(answer: dict[int | str, dict[str, Any]], *kinds: str) -> dict[int | str, dict[str, Any]]:
+    """Declare further media types of an answer."""
+    more: dict[str, Any] = {kind: {} for kind in kinds}
+    return {200: answer[200] | {"content": answer[200]["content"] | more}}
 
 
 def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from s1_mini.exceptions import RequestError, S1MiniError
 from s1_mini.server.accounts import Resource
 from s1_mini.server.bodies import FORM, JSON, content_type, read_form, read_json, read_speech, unsupported_type
 from s1_mini.server.errors import InvalidError, NotFoundError, code_of, from_validation, message_of, quoted, renamed
-from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_events
+from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.schemas import (
     AudioModels,
@@ -46,6 +46,7 @@ from s1_mini.server.voice_names import own_voice
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.types import VoiceInfo
 
 speech_router, openai_router, voices_router = (APIRouter(tags=[tag]) for tag in ("speech", "openai", "voices"))
 routers = (speech_router, openai_router, voices_router)
@@ -145,7 +146,7 @@ def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
     "/v1/audio/speech",
     response_class=Response,
     summary="Speak a text, as OpenAI's API does",
-    responses=with_events(SPEECH_ANSWER) | failures(404, 500, 504),
+    responses=with_types(SPEECH_ANSWER, "text/event-stream") | failures(404, 500, 504),
     openapi_extra=body_of(OpenAISpeechBody),
 )
 async def create_speech(request: Request) -> Response:
@@ -211,7 +212,7 @@ async def list_audio_voices(request: Request) -> AudioVoices:
 @voices_router.get("/v1/voices", summary="All voices", responses=failures(503, has_body=False))
 async def list_voices(request: Request) -> VoicesAnswer:
     """List the checkpoint's voices and those that were added."""
-    engine, member = _ready_engine(request), request.app.state.member
+    engine, member = ready_engine(request), request.app.state.member
     voices = await asyncio.to_thread(engine.voices)
     keeps_added = engine.config.voices_path is not None and (member is None or member.keeps_voices)
     return VoicesAnswer(voices=[VoiceAnswer.of(voice) for voice in voices], keeps_added=keeps_added)
@@ -220,7 +221,7 @@ async def list_voices(request: Request) -> VoicesAnswer:
 @voices_router.get("/v1/voices/{name}", summary="One voice", responses=failures(404, 500, 503, has_body=False))
 async def describe_voice(request: Request, name: str) -> VoiceAnswer:
     """Return one voice."""
-    return VoiceAnswer.of(await asyncio.to_thread(_ready_engine(request).describe_voice, name))
+    return VoiceAnswer.of(await asyncio.to_thread(ready_engine(request).describe_voice, name))
 
 
 @voices_router.post(
@@ -237,19 +238,22 @@ async def add_voice(request: Request) -> VoiceAnswer:
     form, recording = await read_form(request, VoiceForm, "audio")
     if recording is None:
         raise InvalidError("audio", "is missing; send the recording as a file")
-    adding = _ready_engine(request).add_voice_async(
-        form.name,
-        recording,
-        form.text,
-        description=form.description,
-        replace=form.replace,
-        client=record_of(request).client,
-    )
     try:
-        voice = await while_listened(request.receive, adding)
+        voice = await register_voice(request, form.name, recording, form.text, form.description, replace=form.replace)
     except RequestError as error:
         raise renamed(error, FORM_FIELDS) from None
     return VoiceAnswer.of(voice)
+
+
+async def register_voice(
+    request: Request, name: str, recording: bytes, transcript: str, description: str, *, replace: bool = False
+) -> VoiceInfo:
+    """Add a voice for the client of a request. Raises as `ProductionTTSEngine.add_voice`."""
+    client = record_of(request).client
+    adding = ready_engine(request).add_voice_async(
+        name, recording, transcript, description=description, replace=replace, client=client
+    )
+    return await while_listened(request.receive, adding)
 
 
 @voices_router.delete(
@@ -257,11 +261,12 @@ async def add_voice(request: Request) -> VoiceAnswer:
 )
 async def delete_voice(request: Request, name: str) -> Response:
     """Delete an added voice; a voice of the checkpoint cannot be deleted."""
-    await asyncio.to_thread(_ready_engine(request).delete_voice, name)
+    await asyncio.to_thread(ready_engine(request).delete_voice, name)
     return Response(status_code=204)
 
 
-def _ready_engine(request: Request) -> ProductionTTSEngine:
+def ready_engine(request: Request) -> ProductionTTSEngine:
+    """Return the engine. Raises `EngineNotReadyError` or `DrainingError`."""
     state = request.app.state
     if (refused := state.gate.refusal()) is not None:
         raise refused

@@ -21,7 +21,7 @@ from s1_mini.exceptions import RequestError
 from s1_mini.server import polly
 from s1_mini.server.bodies import read_json
 from s1_mini.server.errors import InvalidError, quoted, renamed
-from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
+from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SpeechRequest
 from s1_mini.server.speech import AudioResponse, respond, speak_to_client
@@ -84,7 +84,8 @@ async def describe_voices(request: Request) -> JSONResponse:
     polly.PATH,
     response_class=Response,
     summary="Speak a text, as Amazon Polly does",
-    responses=SPEECH_ANSWER | failures(500, 504),
+    responses=with_types(SPEECH_ANSWER, *(output.content_type for output in polly.OUTPUTS.values()))
+    | failures(500, 504),
     openapi_extra=body_of(PollyBody),
 )
 async def synthesize_speech(request: Request) -> Response:

@@ -29,6 +29,14 @@ OPENAI_VOICES = {
     "verse": ("man", "American"),
 }
 
+# Kokoro's English names, whose first two letters are accent and gender
+_KOKORO = {
+    ("woman", "American"): "alloy aoede bella heart jessica kore nicole nova river sarah sky",
+    ("man", "American"): "adam echo eric fenrir liam michael onyx puck santa",
+    ("woman", "British"): "alice emma isabella lily",
+    ("man", "British"): "daniel fable george lewis",
+}
+
 # Polly's English names with the gender and accent of its documentation
 _POLLY = {
     ("woman", "American"): "Danielle Ivy Joanna Kendra Kimberly Ruth Salli",
@@ -45,6 +53,12 @@ _POLLY = {
     ("man", "Welsh"): "Geraint",
 }
 POLLY_VOICES = {name: traits for traits, names in _POLLY.items() for name in names.split()}
+KOKORO_VOICES = {
+    f"{accent[0].lower()}{'f' if gender == 'woman' else 'm'}_{name}": (gender, accent)
+    for (gender, accent), names in _KOKORO.items()
+    for name in names.split()
+}
+CLIENT_VOICES = OPENAI_VOICES | KOKORO_VOICES
 
 
 def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceInfo]) -> dict[str, str | None]:
@@ -65,7 +79,7 @@ def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceIn
     return assigned
 
 
-async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[str, str]] = OPENAI_VOICES) -> str | None:
+async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[str, str]] = CLIENT_VOICES) -> str | None:
     """Return the voice that a request means: a voice here, or the one that stands for one of another service's `names`.
 
     `state` is the application's. An unknown name is returned as it is; the engine refuses it.

@@ -1,0 +1,109 @@
+"""Kokoro-FastAPI's captions: `POST /dev/captioned_speech`, audio with the times of its words."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from s1_mini.exceptions import RequestError
+from s1_mini.server.bodies import JSON, read_json
+from s1_mini.server.errors import InvalidError, renamed
+from s1_mini.server.openapi import body_of, failures, inlined
+from s1_mini.server.schemas import OpenAISpeechBody
+from s1_mini.server.speech import AudioResponse, StreamedAnswer, speak_to_client
+from s1_mini.server.voice_names import own_voice
+from s1_mini.types import Word
+
+router = APIRouter(tags=["kokoro"])
+
+PCM_RATE = 24_000  # Hz, of Kokoro's audio
+LINES = "application/x-ndjson"
+
+
+class CaptionsBody(OpenAISpeechBody):
+    """Body of `POST /dev/captioned_speech`. Fields without an equivalent here are ignored."""
+
+    stream: bool = Field(True, description="Send JSON lines while audio is generated; false: one JSON object.")
+    return_timestamps: bool = Field(True, description="Not supported by every model: then send false.")
+
+
+class Caption(BaseModel):
+    """A word of the text, and when it is spoken in seconds."""
+
+    word: str
+    start_time: float
+    end_time: float
+
+
+class CaptionedAudio(BaseModel):
+    """Audio as base64, and the words whose times became known with it."""
+
+    audio: str
+    audio_format: str
+    timestamps: list[Caption] | None = Field(description="Null in a whole response if not requested.")
+
+
+CAPTIONS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A JSON object, or with `stream` one per line",
+        "content": {JSON: {"schema": inlined(CaptionedAudio.model_json_schema())}, LINES: {}},
+    }
+}
+
+
+@router.post(
+    "/dev/captioned_speech",
+    response_class=Response,
+    summary="Speak a text with the times of its words, as Kokoro-FastAPI does",
+    responses=CAPTIONS | failures(404, 500, 504),
+    openapi_extra=body_of(CaptionsBody),
+)
+async def create_captioned_speech(request: Request) -> Response:
+    """Speak a text; each JSON object of the response has audio and the times of words."""
+    body, state = await read_json(request, CaptionsBody), request.app.state
+    if body.return_timestamps and not state.engine.has_word_times:
+        raise InvalidError("return_timestamps", "is not supported by this model, which reports no times; send false")
+    speech_request = body.build(
+        body.input,
+        body.response_format,
+        streams=body.stream,
+        voice=await own_voice(state, body.voice),
+        sample_rate=body.sample_rate or (PCM_RATE if body.response_format == "pcm" else None),
+        word_times=body.return_timestamps,
+    )
+    try:
+        speech = await speak_to_client(
+            request, state.engine, speech_request.without_unsupported(state.engine.description)
+        )
+    except RequestError as error:
+        raise renamed(error, {"text": "input"}) from None
+    kind = "audio/mpeg" if body.response_format == "mp3" else f"audio/{body.response_format}"
+    if body.stream:
+        return StreamedAnswer(_lines(speech, kind), LINES, speech.headers)
+    times = speech.take_words() if body.return_timestamps else None
+    content = await asyncio.to_thread(_encode, speech.content or b"", kind, times)
+    return Response(content, media_type=JSON, headers=speech.headers)
+
+
+async def _lines(speech: AudioResponse, kind: str) -> AsyncIterator[bytes]:
+    async with aclosing(speech.body) as body:  # type: ignore[type-var]
+        async for piece in body:
+            yield _encode(piece, kind, speech.take_words()) + b"\n"
+    if last := speech.take_words():
+        yield _encode(b"", kind, last) + b"\n"
+
+
+def _encode(audio: bytes, kind: str, words: Sequence[Word] | None) -> bytes:
+    captions = None if words is None else [_caption(word) for word in words]
+    coded = base64.b64encode(audio).decode()
+    return CaptionedAudio(audio=coded, audio_format=kind, timestamps=captions).model_dump_json().encode()
+
+
+def _caption(word: Word) -> Caption:
+    return Caption(word=word.text, start_time=round(word.start_s, 3), end_time=round(word.end_s, 3))
