@@ -450,5 +450,7 @@ def _matched(name: str, values: Any, count: int) -> list[Any]:
         return [None] * count
     listed = _listed(name, values)
     if len(listed) != count:
-        raise ParameterError(name, f"has {len(listed)} items for {count} texts; give one for each text, None for none")
+        raise ParameterError(
+            name, f"has {len(listed)} items for {count} texts; give one for each text, with None where there is none"
+        )
     return listed

@@ -123,10 +123,10 @@ def test_a_malformed_csv_row_is_reported_with_the_line_where_it_begins(tmp_path:
 
     assert [(row.line, getattr(row, "reason", "")) for row in rows] == [
         (2, ""),
-        (4, "has 3 fields, and the header 2"),
-        (5, "has 1 fields, and the header 2"),
+        (4, "has 3 fields, but the header has 2"),
+        (5, "has 1 fields, but the header has 2"),
         (6, ""),
-        (7, "is not CSV up to line 8: unexpected end of data"),
+        (7, "is not valid CSV (read as far as line 8): unexpected end of data"),
     ]
 
 

@@ -339,7 +339,7 @@ def test_batch_invariance_is_on_only_where_it_can_be_kept_and_health_says_so(tin
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", batch_invariance="on")) as engine:
         output = engine.health_check()["batch_invariance"]
 
-    assert output == {"value": "on", "reason": "always on for a CPU"}
+    assert output == {"value": "on", "reason": "a CPU is always batch-invariant"}
     assert choose_batch_invariance("on", s1, "cuda", ours, "bfloat16").value == "on"
     assert choose_batch_invariance("off", s1, "cuda", ours, "bfloat16").value == "off"
     assert choose_batch_invariance("on", s1, "cuda", ours, "float32").value == "off"

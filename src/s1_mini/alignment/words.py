@@ -14,7 +14,7 @@ from s1_mini.alignment.written import Group, Read, divide, find_groups, find_wri
 from s1_mini.types import Word
 
 WINDOW_S = 4.0  # audio before a word's end in which silences are looked for
-HELD_S = 0.01  # more than the audio of a frame that may be sent later, for joining utterances
+HELD_S = 0.01  # longer than the end of the audio that is held back to join utterances (5 ms)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class WordTimes:
             self._num_timed += 1
 
     def _known(self, *, is_last: bool) -> list[Word]:
-        """Return the next words whose spoken words all have times; at the end, those of which any has."""
+        """Return the next words whose spoken words all have times; at the end, one timed spoken word is enough."""
         known: list[Word] = []
         while self._groups:
             group = self._groups[0]

@@ -255,7 +255,9 @@ def invoke(
 def autoscale(
     name: Name,
     scale: Values,
-    off: Annotated[bool, typer.Option("--off", help="Stop scaling; the number stays as it is.")] = False,
+    off: Annotated[
+        bool, typer.Option("--off", help="Stop scaling; the number of instances (or copies) stays as it is.")
+    ] = False,
     region: Region = None,
     profile: Profile = None,
 ) -> None:

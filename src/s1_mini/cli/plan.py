@@ -110,9 +110,9 @@ def plan(
         )
         console.print(_table(plans))
         typer.echo(
-            f"expected time per frame = {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}; of the codec "
-            f"= floor / {efficiency.compute_share:g}; streams = {efficiency.engine_share:g} × those that these times "
-            f"allow ({efficiency.source})"
+            f"expected time per frame = {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}; expected "
+            f"time of the codec = floor / {efficiency.compute_share:g}; expected streams = "
+            f"{efficiency.engine_share:g} × the number that these times allow ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
 

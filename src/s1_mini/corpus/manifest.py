@@ -178,7 +178,7 @@ def _read_entries(output: CorpusOutput) -> Iterator[Entry]:
                 yield Entry(**json.loads(content or b""))
             except (ValueError, TypeError):
                 raise CorpusError(
-                    f"{ENTRIES}/{name} is not an entry; delete it and run the same command again"
+                    f"{ENTRIES}/{name} is not a valid entry; delete it and run the same command again"
                 ) from None
 
 

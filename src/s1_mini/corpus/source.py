@@ -286,7 +286,7 @@ def _csv(path: Path) -> Iterator[Line]:
             try:
                 row = next(rows, None)
             except csv.Error as error:
-                yield Line(first, reason=f"is not CSV up to line {rows.line_num}: {error}")
+                yield Line(first, reason=f"is not valid CSV (read as far as line {rows.line_num}): {error}")
                 continue
             if row is None:
                 return
@@ -295,7 +295,7 @@ def _csv(path: Path) -> Iterator[Line]:
             elif len(row) == len(header):
                 yield Line(first, dict(zip(header, row, strict=True)))
             elif row:
-                yield Line(first, reason=f"has {len(row)} fields, and the header {len(header)}")
+                yield Line(first, reason=f"has {len(row)} fields, but the header has {len(header)}")
 
 
 def _undecoded(row: list[str]) -> int | None:

@@ -1,8 +1,8 @@
 """Write artifacts and converted checkpoints. A failure leaves nothing behind, and nothing is overwritten.
 
-An artifact has two forms, each file hashed while it is written, the manifest last: `archive` is one reproducible
-`.tar.gz` for `ModelDataUrl` with fixed times, owners, modes and order; `prefix` is a folder of plain files for an
-uncompressed `ModelDataSource`. Its content::
+An artifact has one of two forms. In both, each file is hashed while it is written, and the manifest is written last.
+`archive` is one reproducible `.tar.gz` for `ModelDataUrl` with fixed times, owners, modes and order; `prefix` is a
+folder of plain files for an uncompressed `ModelDataSource`. Its content::
 
     the files of the checkpoint, as its family lists them                     copied, weights converted
     voices/NAME.safetensors                                                   named voices, encoded
@@ -189,8 +189,8 @@ def convert_checkpoint(
 ) -> dict[str, int]:
     """Write `source` in compact form to the new directory `target`; return the bytes of each file written.
 
-    `decode_only` leaves out what only encodes references: smaller, but they can no longer be encoded.
-    Raises `CheckpointError`; the weights are checked against their config before anything is written.
+    `decode_only` leaves out the weights that only encode references: the result is smaller, but cannot encode
+    references. Raises `CheckpointError`; the weights are checked against their config before anything is written.
     """
     if not source.is_dir():
         raise CheckpointNotFoundError(f"{source} is not a checkpoint directory")

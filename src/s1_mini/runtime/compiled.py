@@ -17,7 +17,7 @@ FORMATS = {torch.float32, torch.bfloat16, torch.int8}  # weight formats; `kernel
 
 @dataclass(frozen=True)
 class Compilable:
-    """A step that one compiled function can compute; before that, and if that fails, torch computes it."""
+    """A step that one function can compute. Until that is compiled, and if compilation fails, torch computes it."""
 
     what: str  # title
     module: str  # has `compile_for(formats)`; imports no torch

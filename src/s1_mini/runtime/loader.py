@@ -48,7 +48,7 @@ class Compiler:
     def __call__(self, function: Function) -> Function:
         """Return the function to call instead of `function`.
 
-        Inductor takes seconds to import, so that waits for the first call: captured steps make none.
+        Importing inductor takes seconds, so it is put off until the first call; captured steps never make one.
         """
         if self.choice.value != "inductor":
             return function
@@ -293,7 +293,7 @@ def choose_batch_invariance(setting: str, family: Family, device: str, kernels: 
     if "batch_invariance" not in family.settings.model_fields:
         return Choice("off", f"requested, but {family.title} does not support it")
     if device == "cpu":
-        return Choice("on", "always on for a CPU")
+        return Choice("on", "a CPU is always batch-invariant")
     if kernels.value != "triton":
         return Choice("off", f"requested, but only the Triton kernels guarantee it: {kernels.reason}")
     if precision == "float32":

@@ -1,7 +1,7 @@
 """References of requests: a few at once are decoded and encoded, which takes seconds; more are queued or refused.
 
 Clients take turns, and one client holds at most its `client_share` of the places. Requests without a recording never
-wait here. Cancelled work leaves the queue at once and frees its memory; work in progress ends soon, by its `Check`.
+wait here. Cancelled work leaves the queue at once and frees its memory; its `Check` ends work in progress soon.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from s1_mini.voices.reference import Check
 Result = TypeVar("Result")
 
 MAX_THREADS = 4
-USUAL_S = 1.0  # estimate for a recording before the first one
+USUAL_S = 1.0  # assumed time per recording until one has been measured
 ENDING_S = 1.0  # wait for cancelled work on shutdown
 LATE = "the reference was not encoded in time"
 
@@ -38,7 +38,7 @@ class _Waiting(NamedTuple):
 
 
 class Recordings:
-    """Runs work in a few threads, which start with the first of it: in order of arrival, clients taking turns."""
+    """Runs work in order of arrival, with clients taking turns, in a few threads that are started as work arrives."""
 
     def __init__(self, *, max_waiting: int, threads: int | None = None) -> None:
         self.max_waiting = max_waiting
@@ -75,7 +75,7 @@ class Recordings:
         return future
 
     def close(self, *, drains: bool, timeout_s: float | None = None) -> None:
-        """Accept nothing more; finish accepted work, or end it with an error, also after `timeout_s`."""
+        """Accept no more work and finish the rest; without `drains`, or after `timeout_s`, end it with an error."""
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True
@@ -132,7 +132,7 @@ class Recordings:
                 if self._is_closed:
                     return None
                 self._changed.wait()
-            taken = min(self._waiting, key=lambda each: self._turns.next(each.client))  # the first of those
+            taken = min(self._waiting, key=lambda each: self._turns.next(each.client))  # of equal turns, the first
             self._turns.charge(taken.client)
             self._remove(taken)
             self._running.add(taken.future)

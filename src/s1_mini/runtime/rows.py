@@ -60,9 +60,10 @@ class SteppingSlots:
 class SharedPrefixes:
     """Groups the slots that hold the same prefix, so that attention reads it once; keeps `tables` up to date.
 
-    Prefixes are the same if they were saved once: the slot that saved it and those that loaded it hold the same bits.
-    Slots of one prefix are divided into groups of even size, and each group reads the copy of its first slot. A slot
-    that begins an utterance leaves its group, and the others are grouped again before their next step.
+    Prefixes count as the same only if they come from one saved copy: the slot that saved it and those that loaded it
+    hold the same bits. Slots of one prefix are divided into groups of nearly equal size, and each group reads the copy
+    of its first slot. A slot that begins an utterance leaves its group, and the others are grouped again before their
+    next step.
     """
 
     def __init__(self, tables: CommonPrefixes) -> None:
@@ -126,7 +127,7 @@ class SharedPrefixes:
 
 
 def share_out(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Divide slots with the same number [slots] into groups of even size, at most `most`; number 0 is in none.
+    """Divide slots with the same number [slots] into groups of nearly equal size, at most `most`; number 0 is in none.
 
     No group has fewer than `FEWEST_ROWS`; slots that are left over if `most` is small are in none. Returns the slots in
     groups [n], the group of each, counted from 0, and the place of each in its group.

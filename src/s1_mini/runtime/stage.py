@@ -20,7 +20,7 @@ Pending = Callable[[], StepResult]  # waits for a step that was launched
 
 
 class Stage:
-    """One stage of a family on one device, used by one thread unless it says otherwise. Without graphs by default."""
+    """One stage of a family on one device, used by one thread. Without graphs by default."""
 
     device: torch.device
     is_overlapped: bool  # whether a step is only launched, so that the next one can follow before its result is read

@@ -39,7 +39,7 @@ from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference import Check
 from s1_mini.voices.reference_cache import ReferenceCache, ReferenceStore
 
-REFERENCE_BYTES = 64_000_000  # memory for encoded references, enough for some hours of audio
+REFERENCE_BYTES = 64_000_000  # memory for encoded references, enough for several hours of audio
 CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
     ("entries", "gauge", "Entries in the cache"),
     ("num_bytes", "gauge", "Size of the cache in bytes"),
@@ -214,7 +214,7 @@ class Synthesizer:
 
     @property
     def has_room_to_spare(self) -> bool:
-        """Whether no request waits, and one more would leave a slot for the next."""
+        """Whether no request waits and one more would leave a free slot (with a single slot: whether it is free)."""
         slots = self.core.slots
         return not len(self.core.line) and slots.num_free > min(1, slots.count - 1)
 

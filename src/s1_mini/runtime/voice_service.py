@@ -46,7 +46,7 @@ class VoiceService:
         self.preloader = Preloader(self, synthesizer, config)
 
     def take_over(self, before: VoiceService) -> None:
-        """Keep the voices in memory and the pins of another service, as far as they fit this checkpoint."""
+        """Take over another service's in-memory voices and its pins, as far as they fit this checkpoint."""
         added = before.registry.added
         if self.registry.added.form.encoder == added.form.encoder:
             if not isinstance(added, VoiceDirectory):
@@ -124,9 +124,9 @@ class VoiceService:
         too_many = prefixes.max_entries is not None and len(held) > prefixes.max_entries
         if too_many or sum(held.values()) > prefixes.max_bytes:
             raise CapacityError(
-                f"pinning {name!r} would make {len(held)} pinned voices of {sum(held.values()) / 1e6:.1f} MB; the "
-                f"cache has room for {prefixes.max_entries} voices of {prefixes.max_bytes / 1e6:.1f} MB. Unpin "
-                "others, or enlarge the cache (S1_MINI_PREFIX_CACHE_MB, S1_MINI_KV_CACHE_SIZE)."
+                f"pinning {name!r} would bring the pinned voices to {len(held)}, {sum(held.values()) / 1e6:.1f} MB in "
+                f"total; the cache has room for {prefixes.max_entries} voices and {prefixes.max_bytes / 1e6:.1f} MB. "
+                "Unpin others, or enlarge the cache (S1_MINI_PREFIX_CACHE_MB, S1_MINI_KV_CACHE_SIZE)."
             )
         self._pins[name] = prompt.prefix_key, num_bytes
         self.registry.added.pin(name, pinned=True)
@@ -142,7 +142,7 @@ class VoiceService:
 
 
 class Preloader:
-    """A thread that makes voices of recordings in the directory, then prefills voices before they are requested.
+    """A thread that makes voices out of recordings in the directory, then prefills voices before they are requested.
 
     A failure is a warning and an entry of `failed`; the thread continues with the next one.
     """
@@ -153,7 +153,7 @@ class Preloader:
         self._max_transcript_bytes = 4 * config.max_text_length + 4
         names = [name.strip() for name in config.warm_voices.split(",") if name.strip()]
         self._recordings = deque(self._registry.added.recordings())
-        self._wants_all = names == [ALL]  # every voice, as of when the recordings are done
+        self._wants_all = names == [ALL]  # every voice that exists once the recordings are encoded
         self._names: deque[str] = deque(() if self._wants_all else names)
         self._first: deque[str] = deque()  # pinned voices: prefilled before the others, even if the cache is full
         self._is_busy = False

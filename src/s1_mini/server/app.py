@@ -195,7 +195,7 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
     try:
         if is_ours:
             path = engine.config.checkpoint_path
-            fields = {"event": "loading", "checkpoint": "the voice that ships" if path is None else str(path)}
+            fields = {"event": "loading", "checkpoint": "the built-in voice" if path is None else str(path)}
             logger.info("loading", extra={"fields": fields})
             await asyncio.get_running_loop().run_in_executor(state.lifecycle, engine.start)
     except S1MiniError as error:
@@ -301,7 +301,7 @@ class AccessLogMiddleware:
 
 
 def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that make a log line metrics in the embedded metric format, by route and in total.
+    """Return the fields that turn a log line into metrics (embedded metric format), by route and in total.
 
     `fields["route"]` must be a declared route, never a client's text: each route is a metric, which costs money.
     """

@@ -37,7 +37,7 @@ MAX_FIELD_BYTES = 1024 * 1024  # limit for a form field that is not a file
 
 MAX_MARKS = 2048  # strings, colons, commas and brackets of one request: many times what it needs
 MARKS_PER_ITEM = 32  # in addition, for each text of a batch
-MAX_ESCAPES = 2**20  # backslashes: 32 texts of the greatest length, every letter of them written as \u0000
+MAX_ESCAPES = 2**20  # backslashes: more than 32 texts of the default maximum length need with each letter as \uXXXX
 # Bytes between two marks outside of strings; longer runs are numbers that are slow to parse, or not JSON.
 MAX_GAP = 4096
 
@@ -79,7 +79,7 @@ def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> M
 
 
 class _InMemory(MultiPartParser):
-    """Starlette's parser without spooling to disk: the size of bodies is limited before."""
+    """Starlette's parser without spooling to disk: the size of bodies is limited beforehand."""
 
     spool_max_size = sys.maxsize
 
@@ -147,7 +147,10 @@ def unsupported_type(request: Request, allowed: str) -> ContentTypeError:
 
 
 def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
-    """Raise `BodyError` if `data` has more than `max_marks` marks, or a number of thousands of digits."""
+    """Raise `BodyError` if `data` has more than `max_marks` marks, or more than `MAX_GAP` bytes between two of them.
+
+    Such a gap outside of strings is a number of thousands of digits, for example.
+    """
     num_escapes = 0
     for start in range(0, len(data), _WINDOW):
         num_escapes += data.count(b"\\", start, start + _WINDOW)

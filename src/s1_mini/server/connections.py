@@ -30,9 +30,9 @@ ENOUGH_FILES = 65_536
 RESERVED_FILES = 128  # for files that are not connections; at most half of the process's limit
 SEND_BUFFER_BYTES = 64 * 1024  # SO_SNDBUF of a connection, which Linux doubles: 1.5 s of audio
 MAX_WAITING_BYTES = 2**20  # above this many unsent bytes the client counts as stalled
-MAX_CLOSING_CHECKS = 40  # a closing connection has ten times the send timeout for the rest
+MAX_CLOSING_CHECKS = 40  # a closing connection has ten send timeouts for its unsent bytes
 CHECKS = 4  # checks in one send timeout
-WARN_EVERY_S = 10.0  # least interval of the same warning
+WARN_EVERY_S = 10.0  # minimum interval between warnings with the same message
 
 
 class Connections(IdlePool[asyncio.Transport]):
@@ -89,7 +89,7 @@ class Connections(IdlePool[asyncio.Transport]):
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio says so for each
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio would log every one
             self._warnings.warn("cannot accept connections: too many open files", reason=error.strerror)
         else:
             loop.default_exception_handler(context)
@@ -161,7 +161,7 @@ def _queued(transport: asyncio.Transport, request: str) -> int:
 
 
 def has_left(transport: asyncio.Transport) -> bool:
-    """Return whether the client has closed, even if data that it sent before is unread; always False but on Linux."""
+    """Return whether the client has closed, even if earlier data is unread; always False except on Linux."""
     if sys.platform == "linux":
         with suppress(OSError, ValueError):  # it is being closed
             look = select.poll()

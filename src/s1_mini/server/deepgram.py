@@ -123,7 +123,7 @@ class Deepgram(Protocol):
 
 
 class Recognizing(Protocol):
-    """The protocol of the first message, ours or Deepgram's, which replaces this one."""
+    """Recognizes from the first message whether the client speaks our protocol or Deepgram's, and switches to that."""
 
     messages = TypeAdapter(Annotated[Input | Speak | Control, Field(discriminator="type")])
     tags = MESSAGES | _TAGS

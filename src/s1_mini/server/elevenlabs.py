@@ -51,7 +51,11 @@ DEFAULT_FORMAT: StreamedFormat = "mp3_44100_128"
 _FORMATS: dict[str, AudioFormat] = {"ulaw": "mulaw"}  # ElevenLabs' name of a codec: ours
 
 VoiceId = Annotated[
-    str, Path(description="A name of GET /v1/voices, or one that S1_MINI_SERVER_VOICE_NAMES maps to a voice.")
+    str,
+    Path(
+        description="A name from GET /v1/voices, one that S1_MINI_SERVER_VOICE_NAMES maps to a voice, or one of "
+        "OpenAI's voice names."
+    ),
 ]
 Whole = Annotated[WholeFormat, Query(description="Codec, sample rate in Hz and bit rate; the bit rate has no effect.")]
 Streamed = Annotated[
@@ -84,7 +88,7 @@ class ElevenLabsBody(Sampling):
 
 
 class CharacterTimes(BaseModel):
-    """Characters of the text, and when each is spoken in seconds."""
+    """Characters of the text, and when each is spoken, in seconds."""
 
     characters: list[str]
     character_start_times_seconds: list[float]

@@ -176,7 +176,7 @@ def message_of(error: BaseException) -> str:
 
 
 def renamed(error: RequestError, fields: Mapping[str, str]) -> RequestError:
-    """Return the error with the client's name of its field; `fields` has it by the engine's name."""
+    """Return the error with its field renamed for the client; `fields` maps the engine's names to the client's."""
     field = fields.get(error.field, error.field)
     return type(error)(field, str(error).removeprefix(f"{error.field}: "))
 
@@ -261,7 +261,7 @@ def _unknown_field(field: str, known: Sequence[str]) -> str:
 
 
 def quoted(value: Any) -> str:
-    """Quote a client's value, of whatever size, in some eighty characters and at no cost."""
+    """Quote a client's value, shortened: at most 80 characters of each string, three entries of each list or object."""
     return _SHORT.repr(value)
 
 

@@ -23,7 +23,7 @@ _REASONS = {
     413: "The body is too large",
     415: "Unsupported content type",
     422: "Invalid field, named in `field`",
-    429: "Too many requests of this client",
+    429: "Too many requests from this client",
     500: "The server or the model failed",
     503: "Not ready, busy or shutting down; see Retry-After",
     504: "Timeout",
@@ -53,11 +53,11 @@ SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
         "description": "Audio in the requested format",
         "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in map(media_type, FORMATS)},
         "headers": {
-            "X-Sample-Rate": {"schema": {"type": "integer"}, "description": "Hz of the engine's audio"},
+            "X-Sample-Rate": {"schema": {"type": "integer"}, "description": "Sample rate of the response in Hz"},
             "X-Request-Id": {"schema": {"type": "string"}},
-            "X-Audio-Seconds": {"schema": {"type": "number"}, "description": "Of a whole answer"},
-            "X-Generation-Seconds": {"schema": {"type": "number"}, "description": "Of a whole answer"},
-            "X-Finish-Reason": {"schema": {"type": "string"}, "description": "Of a whole answer: stop or length"},
+            "X-Audio-Seconds": {"schema": {"type": "number"}, "description": "Only if not streamed"},
+            "X-Generation-Seconds": {"schema": {"type": "number"}, "description": "Only if not streamed"},
+            "X-Finish-Reason": {"schema": {"type": "string"}, "description": "Only if not streamed: stop or length"},
         },
     }
 }

@@ -39,7 +39,7 @@ OUTPUTS = {
     "json": _Output("pcm", "application/x-json-stream", ()),  # speech marks; the audio is only measured
 }
 
-LANGUAGES = {  # of Polly, by the accents of `POLLY_VOICES` and of descriptions
+LANGUAGES = {  # Polly's, by the accents that `POLLY_VOICES` and voice descriptions use
     "American": ("en-US", "US English"),
     "British": ("en-GB", "British English"),
     "Australian": ("en-AU", "Australian English"),
@@ -108,7 +108,7 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
 
 
 def speech_marks(text: str, mark_types: Sequence[str], words: Sequence[Word], seconds: float) -> bytes:
-    """Return Polly's speech marks: a JSON object a line, by time, with byte offsets into `text`.
+    """Return Polly's speech marks: one JSON object per line, ordered by time, with byte offsets into `text`.
 
     A sentence begins with its first word. Without times of words, its start is estimated from the lengths of the
     sentences before it. Raises `ParameterError` for word marks without times of words.
@@ -140,7 +140,7 @@ def _sentence_marks(
 
 
 def describe_voices(voices: Sequence[VoiceInfo], language: str | None) -> dict[str, Any]:
-    """Return `DescribeVoices`: our voices, then Polly's names that stand for one of them; of one language if given."""
+    """Return `DescribeVoices`: our voices, then the Polly names that stand for them; if given, only of `language`."""
     described = [_described(voice.name, *_heard(voice.description)) for voice in voices]
     own = {voice.name for voice in voices}
     described += [_described(name, *traits) for name, traits in POLLY_VOICES.items() if name not in own]

@@ -63,7 +63,7 @@ FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "t
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
 async def speak_text(request: Request) -> Response:
-    """Speak a text. The response is the audio, whole, or with `stream` while it is generated."""
+    """Speak a text. The response is the whole audio, or with `stream` the audio as it is generated."""
     body, recording = await read_speech(request, SpeechBody)
     return respond(await speak_to_client(request, request.app.state.engine, body.to_request(recording)))
 
@@ -183,11 +183,11 @@ async def _events(
 
 @openai_router.get("/v1/models", summary="The one model", responses=failures(has_body=False))
 async def list_models() -> OpenAIModels:
-    """List the one model, which speaks whatever `model` a request names."""
+    """List the one model, which is used whatever `model` a request names."""
     return OpenAIModels(data=[OpenAIModel(id=MODEL)])
 
 
-@openai_router.get("/v1/models/{model}", summary="The same, by its name", responses=failures(404, has_body=False))
+@openai_router.get("/v1/models/{model}", summary="The one model, by name", responses=failures(404, has_body=False))
 async def describe_model(model: str) -> OpenAIModel:
     """Return the model."""
     if model != MODEL:

@@ -1,4 +1,7 @@
-"""Voice names of other services: each stands for a voice of the checkpoint with similar gender and accent."""
+"""Voice names of other services.
+
+Each stands for a voice of the checkpoint with the same gender and, if possible, the same accent.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceIn
 
 
 async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[str, str]] = OPENAI_VOICES) -> str | None:
-    """Return the voice that a request means: a voice here, or the one that stands for one of another service's `names`.
+    """Return our name of a requested voice: mapped by the settings or by `names` if it is another service's.
 
     `state` is the application's. An unknown name is returned as it is; the engine refuses it.
     """

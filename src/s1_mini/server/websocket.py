@@ -2,8 +2,8 @@
 
 Client: `session.config` (optional), any number of `input.text` and `input.clear`, `input.done`. Server, for each
 stretch of whole sentences: `audio.start`, binary messages (and `audio.words` with `word_times`), `audio.done`; at the
-end `session.done`. An error is sent as
-`error` and ends the session. The names are those of vLLM-Omni's speech endpoints on SageMaker; `input.clear` is ours.
+end `session.done`. An error is sent as `error` and ends the session. The names are those of vLLM-Omni's speech
+endpoints on SageMaker; `input.clear` is ours.
 """
 
 from __future__ import annotations

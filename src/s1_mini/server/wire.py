@@ -41,7 +41,7 @@ RESETS = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)  # SO_LING
 FREE_PIECES = 1024  # uncharged body pieces of any size; one iteration of the event loop may receive all of them
 PIECE_BYTES = 512  # minimum mean size of further pieces; handling one costs about as much as 1 kB of data
 
-SLICE_BYTES = 4096  # frames parsed per iteration: some hundreds of the smallest ones
+SLICE_BYTES = 4096  # frames parsed per iteration: several hundred of the smallest ones
 FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # WebSocket frames per client: many times a language model's token rate
 NOT_UTF8, FLOODED, TOO_BUSY = 1007, 1008, 1013  # close codes
 MAX_REASON = 120  # bytes; a close frame has room for 123
@@ -178,7 +178,7 @@ class HttpProtocol(H11Protocol):
 
 
 class SocketWire(WebSocketsSansIOProtocol):
-    """One WebSocket. A client that floods it with frames, or holds too many bytes in unfinished messages, is closed."""
+    """One WebSocket, closed if its client floods it with frames or holds too many bytes in unfinished messages."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -311,7 +311,7 @@ class Parser(h11.Connection):
                 self.complaint = f"it has {len(event.headers)} headers; at most {MAX_HEADERS} are allowed"
                 raise h11.RemoteProtocolError(self.complaint)
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
-                self.complaint = "it has both Content-Length and Transfer-Encoding, by which proxies can be misled"
+                self.complaint = "it has both Content-Length and Transfer-Encoding, which can mislead proxies"
                 raise h11.RemoteProtocolError(self.complaint)
         elif isinstance(event, h11.Data):
             self._pieces += 1

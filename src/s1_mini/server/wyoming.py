@@ -260,7 +260,9 @@ class _Connection:
                 continue
             rest += _text_of(event)
             if (allowed := self._state.engine.config.max_text_length) < len(rest):
-                raise TextError("text", f"has over {allowed} characters that are not spoken yet; send it more slowly")
+                raise TextError(
+                    "text", f"has over {allowed} characters; send smaller chunks, or less text if it is SSML"
+                )
             if not cuts:
                 continue
             whole, rest = cut_arriving(rest)
@@ -277,7 +279,7 @@ class _Connection:
         if text_format == "text":
             return options
         if text_format != "ssml":
-            raise InvalidError("text_format", f"{str(text_format)[:40]!r} is not supported; send text")
+            raise InvalidError("text_format", f"{str(text_format)[:40]!r} is not supported; allowed are text and ssml")
         return options | {"text_type": "ssml"}
 
     async def _send(self, message: Any, record: RequestLog | None = None) -> None:

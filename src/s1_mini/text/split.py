@@ -68,15 +68,15 @@ _ABBREVIATION = re.compile(
 _BEFORE_A_NUMBER = re.compile(
     "no|nos|nr|num|p|pp|vol|fig|art|sec|ch|abb|kap|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec"
 )
-_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # there they end the sentence
+_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # before a capital, these do end the sentence
 
 
 def split(text: str, max_bytes: int) -> list[str]:
     """Cut `text` into pieces of at most `max_bytes` UTF-8 bytes each, in order, trimmed, none empty.
 
     Pieces hold as many whole sentences as fit. A sentence too long for one piece is cut after the last clause
-    mark that fits, else at the last space, else between two characters, and leaves no crumb of under a quarter
-    piece where it can. A paragraph without an end mark (a heading) ends its piece. Only white space at the cuts
+    mark that fits, else at the last space, else between two characters, and where possible no part is shorter than a
+    quarter of `max_bytes`. A paragraph without an end mark (a heading) ends its piece. Only white space at the cuts
     is lost; paragraph breaks within a piece become spaces.
 
     Raises `ParameterError` if `max_bytes` is below 4, the size of one character.
