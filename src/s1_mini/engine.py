@@ -262,18 +262,21 @@ class _Voices(_Lifecycle):
         await wait_async(encoding, deadline)
 
     def delete_voice(self, name: str) -> None:
-        """Delete an added voice; requests in progress keep it. Raises as `describe_voice`, or `VoiceReadOnlyError`."""
+        """Delete an added voice; requests in progress keep it.
+
+        Raises the errors of `describe_voice` and `VoiceReadOnlyError`.
+        """
         self._ready().voices.delete(name)
 
     def pin_voice(self, name: str) -> VoiceInfo:
         """Keep a voice in the caches until `unpin_voice` or `stop`, and prefill it soon.
 
-        Raises as `describe_voice`, and `CapacityError` if it does not fit with the other pinned voices.
+        Raises the errors of `describe_voice`, and `CapacityError` if it does not fit with the other pinned voices.
         """
         return self._ready().voices.pin(name)
 
     def unpin_voice(self, name: str) -> VoiceInfo:
-        """Unpin a voice. Raises as `describe_voice`."""
+        """Unpin a voice. Raises the errors of `describe_voice`."""
         return self._ready().voices.unpin(name)
 
 
@@ -320,7 +323,7 @@ class ProductionTTSEngine(_Voices):
         """Return the whole audio of `text`.
 
         Its `audio_bytes` are a file of `audio_format`: encoded when they are first read, or at once with
-        `return_bytes`. Raises as `stream` does, and `ParameterError` for an unknown format.
+        `return_bytes`. Raises the errors of `stream`, and `ParameterError` for an unknown format.
         """
         request = TTSRequest.of(text, **options)
         chosen, started = check_format(audio_format), time.perf_counter()

@@ -1,4 +1,4 @@
-"""Which words of a written text are read as which spoken words.
+"""Maps the words of a written text to the spoken words that they are read as.
 
 Most words are the same in both, in the same order. Between them are runs of words that are read differently, such as
 numbers. A run is divided where its two sides, read separately, give the same words as the whole run; otherwise it stays
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from s1_mini.alignment.times import WORD
 
 MAX_WRITTEN, MAX_SPOKEN = 12, 60  # words of a run that are read differently
-NUM_AROUND = 2  # words on both sides of a run that are read with it
+NUM_AROUND = 2  # context: words on each side of a run that are read together with it
 WRITTEN_WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'“”‘’«»([{<*_~`", "\"'“”‘’«»)]}>*_~`,.;:!?…"
 
@@ -79,7 +79,7 @@ def find_groups(text: str, words: Sequence[WrittenWord], spoken: Sequence[str]) 
 
 
 def divide(group: Group, text: str, words: Sequence[WrittenWord], spoken: Sequence[str], read: Read) -> list[Group]:
-    """Divide a group of several written words where it is certain how both sides are read."""
+    """Divide a group of several written words where both sides, read separately, give the words of the whole."""
     if group.stop - group.first < 2:
         return [group]
     low, high = max(0, group.first - NUM_AROUND), min(len(words), group.stop + NUM_AROUND)

@@ -1,7 +1,7 @@
 """The input of a corpus: CSV, TSV, JSON lines or Parquet, local or on S3; read once to check it and once to speak it.
 
-Lines are numbered over all files, and shards cut by that number, so the same input makes the same shards at every run.
-A line that cannot be read becomes a `BadLine`.
+Lines are numbered across all files, and this number determines the shard, so the same input gives the same shards in
+every run. A line that cannot be read becomes a `BadLine`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SUFFIXES = (*DELIMITERS, *JSON_LINES, PARQUET)
 MAX_LINE_BYTES = 4 * 2**20  # limit for a line of JSON; Python's csv limits a field to 131,072 characters
 PURPOSES = ("text", "id", "voice", "seed", "parameters")  # and the usual names of their columns
 _BATCH_ROWS = 1024
-_MAX_NAMED = 20  # columns in a sentence
+_MAX_NAMED = 20  # columns in an error message
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file in its state at the first reading."""
+    """One file as it was when it was first read."""
 
     name: str
     path: Path
@@ -77,7 +77,7 @@ class Source:
             yield Shard(number, lines)
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the texts, by content and not by place: moved files are the same input."""
+        """Return what identifies the texts: content rather than location, so moved files are the same input."""
         return {"files": {file.name: file.sha256 for file in self.files}, "lines": self.num_lines}
 
 
@@ -113,7 +113,7 @@ def _is_read(name: str) -> bool:
 
 
 def _download(place: S3Place, folder: Path) -> list[Path]:
-    """Download an object, or those directly below a prefix."""
+    """Download an object, or all objects directly below a prefix."""
     from s1_mini.aws.clients import Clients
     from s1_mini.aws.failures import About, explained
 
@@ -137,7 +137,7 @@ def _download(place: S3Place, folder: Path) -> list[Path]:
 
 
 def _choose(named_columns: Mapping[str, str | None], files: tuple[InputFile, ...]) -> CorpusColumns:
-    """Return the columns to use. Raises `CorpusError` for a requested one that a file lacks."""
+    """Return the columns to use. Raises `CorpusError` for a requested column that a file lacks."""
     names: dict[str, Any] = {}
     found = [(file, _columns_of(file.path)) for file in files]
     for purpose in PURPOSES:

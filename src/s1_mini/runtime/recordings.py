@@ -113,7 +113,7 @@ class Recordings:
             started = time.monotonic()
             try:
                 result = work(Check(future))
-            except BaseException as error:  # the caller gets any error
+            except BaseException as error:  # the caller receives any error
                 with suppress(InvalidStateError):  # it was cancelled, or ended by `close`
                     future.set_exception(error)
             else:
@@ -124,7 +124,7 @@ class Recordings:
             with self._changed:
                 self._running.discard(future)
                 self._changed.notify_all()
-            del future, work, next_one  # nothing of it is held while the next is waited for
+            del future, work, next_one  # release everything while waiting for the next
 
     def _next(self) -> _Waiting | None:
         with self._changed:
@@ -196,7 +196,7 @@ def _wait(reference: Future[Voice], deadline: float) -> Voice:
 
 
 async def wait_async(reference: Future[Voice], deadline: float) -> Voice:
-    """Wait for a reference, which is cancelled with the caller. Raises as `Prepared.voices`."""
+    """Wait for a reference, which is cancelled with the caller. Raises the errors of `Prepared.voices`."""
     try:
         async with asyncio.timeout(_left_s(deadline)) as limit:  # `wait_for` may lose a cancellation on Python 3.11
             return await asyncio.wrap_future(reference)

@@ -72,7 +72,7 @@ class VoiceService:
         replace: bool = False,
         check: Check | None = None,
     ) -> VoiceInfo:
-        """Encode a reference and keep it under `name`, unless `check` cancels it before.
+        """Encode a reference and keep it under `name`, unless `check` cancels the work first.
 
         Raises `RequestError` or `EngineError`.
         """
@@ -81,7 +81,7 @@ class VoiceService:
             raise TextError("reference_text", "is empty; provide the exact words of the recording")
         with self.registry.adding(name, replace=replace):
             voice = self._encoder.encode(reference, check)
-            self._synthesizer.prompt(voice)  # a voice that fits no slot is refused now, not with every request
+            self._synthesizer.prompt(voice)  # refuses a voice that does not fit a slot now instead of at every request
             with self._lock:
                 self.registry.add(name, voice, description=description, replace=replace)
                 if name in self._pins:
@@ -144,7 +144,7 @@ class VoiceService:
 class Preloader:
     """A thread that makes voices out of recordings in the directory, then prefills voices before they are requested.
 
-    A failure is a warning and an entry of `failed`; the thread continues with the next one.
+    A failure is logged and added to `failed`; the thread continues with the next voice.
     """
 
     def __init__(self, voices: VoiceService, synthesizer: Synthesizer, config: EngineConfig) -> None:
@@ -166,7 +166,7 @@ class Preloader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin nothing more, and cancel what is in progress."""
+        """Start no more work, and cancel the work in progress."""
         with self._changed:
             self._is_stopped = True
             self._encoding.cancel()
@@ -222,7 +222,7 @@ class Preloader:
             return None
 
     def _take_in(self, recording: Recording) -> None:
-        """Convert a recording in the directory of voices to a voice. Raises `S1MiniError` or `OSError`."""
+        """Make a voice from a recording in the voice directory. Raises `S1MiniError` or `OSError`."""
         if not recording.transcript.exists():
             raise ParameterError(
                 "reference_text",
@@ -238,7 +238,7 @@ class Preloader:
         self._voices.add(recording.name, reference, replace=True, check=Check(self._encoding))
 
     def _prefill(self, name: str) -> None:
-        """Prefill a voice into the cache when the engine is idle; if the cache is full, drop all voices that wait."""
+        """Prefill a voice into the cache when the engine is idle; if the cache is full, drop all waiting voices."""
         prefixes = self._synthesizer.core.prefixes
         while not self._is_stopped:
             voice = self._registry.find(name).voice

@@ -199,7 +199,7 @@ class Holding:
             self._accounts._change(self.client, resource, change)
 
     def add(self, resource: Resource, amount: int) -> None:
-        """Hold so much more, or less. Raises as `set`."""
+        """Hold more, or less if `amount` is negative. Raises the errors of `set`."""
         self.set(resource, self._held[resource] + amount)
 
     def release(self) -> None:

@@ -117,7 +117,7 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
 
 
 async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, bytes | None]:
-    """Return the body of a request to speak, JSON or a form, and the recording in it. Raises as `read_form`."""
+    """Return the body of a request to speak, JSON or a form, and its recording. Raises the errors of `read_form`."""
     if content_type(request) == FORM:
         body, recording = await read_form(request, model, "reference_audio")
         if recording is not None and body.reference_audio is not None:
