@@ -1,4 +1,4 @@
-"""`s1-mini convert`, `verify`, `random-checkpoint`, `align` and `package`: checkpoints, and artifacts of them."""
+"""`s1-mini convert`, `verify`, `random-checkpoint`, `align` and `package`: checkpoints and artifacts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def convert(
 
 
 def tell_origin(directory: Path) -> Origin | None:
-    """Print the origin of a checkpoint and what its licence forbids to stderr; return the origin."""
+    """Print the origin of a checkpoint and the restrictions of its licence to stderr; return the origin."""
     from s1_mini.weights.hub import origin_of
 
     origin = origin_of(directory)

@@ -39,9 +39,9 @@ def variables() -> list[str]:
 def takes(
     *, are_required: bool = True, **groups: type[Described]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the fields of `groups` to a command's options; it receives the values of each group as a dict, by name.
+    """Add the fields of `groups` to a command's options; the command gets each group's values as a dict, by name.
 
-    Without `are_required`, fields without a default are None if they are not given.
+    Without `are_required`, fields without a default are None unless given.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -80,7 +80,7 @@ def _parameters(group: type[Described], are_required: bool = True) -> list[inspe
 
 
 def _parameter(name: str, field: FieldInfo, *, is_needed: bool) -> inspect.Parameter:
-    """Convert a field to an option: a tuple or dict is repeatable, pydantic checks the bounds."""
+    """Convert a field to an option. Options for a tuple or dict can be repeated; pydantic checks the bounds."""
     extra = field.json_schema_extra
     variable = extra.get("variable") if isinstance(extra, dict) else None
     is_many = get_origin(field.annotation) in {tuple, dict}
@@ -146,7 +146,7 @@ def create(
     limit_s: Limit = 3600,
     no_wait: No_wait = False,
 ) -> None:
-    """Create an endpoint, or run a batch, and wait until it serves; a failure leaves nothing.
+    """Create an endpoint and wait until it serves, or run a batch; a failure leaves nothing behind.
 
     Example: s1-mini endpoint create hello --image … --role … --artifact s3://…/model.tar.gz
     """
@@ -175,7 +175,7 @@ def update(
 
 @commands.command("list", cls=Verb)
 def list_endpoints(region: Region = None, profile: Profile = None) -> None:
-    """List the endpoints of s1-mini: names, state, number of instances.
+    """List the endpoints of s1-mini with their states and numbers of instances.
 
     Example: s1-mini endpoint list --region eu-west-1
     """
@@ -261,7 +261,7 @@ def autoscale(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Scale instances (with components: copies) with the load, between two numbers.
+    """Scale the number of instances (with components: of copies) with the load, within limits.
 
     Example: s1-mini endpoint autoscale hello --min 1 --max 4 --slots 8
     """
@@ -286,7 +286,7 @@ def _stacks(region: str | None, profile: str | None, limit_s: float = 3600) -> S
 
 
 def _write(output: Path, parts: Iterator[bytes]) -> None:
-    """Write parts as they arrive; remove the file if the stream breaks off."""
+    """Write parts as they arrive; remove the file if the stream is interrupted."""
     if str(output) == "-":
         stream = typer.get_binary_stream("stdout")
         for part in parts:

@@ -1,4 +1,4 @@
-"""A worker process that generates the tokens of one stage, and its pipes: messages in JSON, one a line.
+"""A worker process that generates the tokens of one stage, and its pipes: JSON messages, one per line.
 
 | to its standard input | from its standard output |
 |---|---|
@@ -31,7 +31,7 @@ from s1_mini.remote.process import Supervised
 logger = logging.getLogger(__name__)
 
 LAST_LINES = 20  # lines of standard error in the error message when the worker ends
-STOP_S = 10.0  # for a worker to end after its input; then it is killed
+STOP_S = 10.0  # time for a worker to end after its input has ended; then it is killed
 MAX_LINE_BYTES = 2**26
 
 
@@ -54,9 +54,9 @@ class _Sequence:
 
 
 class TokenWorker(Supervised):
-    """A worker process, restarted when it ends. Its public methods are thread-safe; a thread has the event loop.
+    """A worker process that is restarted when it ends. Public methods are thread-safe; the event loop runs in a thread.
 
-    When the process ends, its sequences fail. After a failed start it is started again by the next `begin`.
+    When the process ends, its sequences fail. After a failed start, the next `begin` starts it again.
     """
 
     pipes: Mapping[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE_BYTES}
@@ -115,7 +115,7 @@ class TokenWorker(Supervised):
             number, self._next_number = self._next_number, self._next_number + 1
             self._sequences[number] = _Sequence()
             self._messages.append({"begin": number, **message})
-            self.heard = time.monotonic()  # an idle worker has been silent before
+            self.heard = time.monotonic()  # the silence of an idle worker does not count
         self._soon(self._wanted.set, self._write)
         return number
 
@@ -129,9 +129,9 @@ class TokenWorker(Supervised):
         self._soon(self._write)
 
     def take(self, numbers: Collection[int], wait_s: float) -> list[Made]:
-        """Take the next token of each sequence; if none has one, wait for one, at most `wait_s`.
+        """Take the next token of each sequence; if there is none, wait at most `wait_s` for one.
 
-        Raises the error of the first sequence that has one; then nothing is taken.
+        Raises the error of the first failed sequence without taking anything.
         """
         with self._changed:
             sequences = [self._sequences[number] for number in numbers]
@@ -195,7 +195,7 @@ class TokenWorker(Supervised):
             self._messages.appendleft({"open": self._opening})
 
     async def on_start(self, process: asyncio.subprocess.Process) -> None:
-        """Send the messages so far, and read what the process writes."""
+        """Send the pending messages, and read the output of the process."""
         self._write()
         if self.is_ending:
             self._close()

@@ -338,7 +338,7 @@ class EngineCore(Core):
             self._over.set()
 
     def _on_stuck(self, worker: str, seconds: float) -> None:
-        """End all requests because a thread hangs. Called by the watchdog, so the hung thread's memory is not touched."""
+        """End all requests because a thread hangs; called by the watchdog, which leaves the thread's state alone."""
         self.failure = self.failure or EngineError(f"the {worker} thread has been stuck for {seconds:.4g} s")
         self._is_stuck = True
         try:
