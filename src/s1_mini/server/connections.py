@@ -1,6 +1,6 @@
 """Connection limits: at most N open connections, idle ones evicted first, stalled ones aborted.
 
-Runs on the event loop. Works on transports and knows nothing about HTTP.
+Runs on the event loop and works on transports, independently of HTTP.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARN_EVERY_S = 10.0  # minimum interval between warnings with the same message
 class Connections(IdlePool[asyncio.Transport]):
     """Open connections of one server; at the limit, the longest idle one of the largest client is closed.
 
-    A connection is idle while it waits for a request, or for the rest of one, and busy while one is answered.
+    A connection is idle while it waits for a request or the rest of one, and busy while a request is being answered.
     """
 
     def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
@@ -102,7 +102,7 @@ class StallDetector:
         self._transport, self._connections = transport, connections
         self._every_s = stall_s / CHECKS
         self._waiting = 0  # unsent bytes at the last check
-        self._num_same = self._num_closing = 0  # checks without progress, and since closing began
+        self._num_same = self._num_closing = 0  # checks without progress; checks since closing began
         self._schedule()
 
     def _schedule(self) -> None:
@@ -171,7 +171,7 @@ def has_left(transport: asyncio.Transport) -> bool:
 
 
 def open_more_files() -> None:
-    """Raise the process's limit of open files, which shells set lower, to what the system allows."""
+    """Raise the process's limit of open files, which shells set low, to the system's limit."""
     if sys.platform != "win32":
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, ENOUGH_FILES)
@@ -181,7 +181,7 @@ def open_more_files() -> None:
 
 
 def openable() -> int:
-    """Return how many connections the process can have open."""
+    """Return the number of connections that the process can have open."""
     if sys.platform != "win32":
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:

@@ -103,7 +103,7 @@ class _ElevenLabs(Protocol):
         return Context(self._config.model_copy(), id=name)
 
     async def _add(self, context: Context, message: Message) -> None:
-        """Take the text and the settings of a message."""
+        """Add the text of a message, and apply its settings."""
         if message.voice_settings is not None and message.voice_settings.speed is not None:
             context.config.speed = message.voice_settings.speed
         text = message.text or ""

@@ -1,4 +1,4 @@
-"""The OpenAPI document: helpers with which routes declare bodies, answers and errors, and bounds from settings."""
+"""The OpenAPI document: helpers for routes to declare bodies, responses and errors, and bounds from settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REASONS = {
     504: "Timeout",
 }
 ALWAYS = (400, 401, 403, 408, 413, 415, 422, 429, 503)  # possible for every route with a body
-TEXTS = ("text", "input", "reference_text")  # fields that are as long as the engine's settings allow
+TEXTS = ("text", "input", "reference_text")  # fields whose maximum length is an engine setting
 DESCRIPTION = """\
 Select an operation and **Try it out** to send a request from this page, or use the [web page](./).
 
@@ -91,7 +91,7 @@ class DescribedApp(FastAPI):
                     operation["security"] = [{"key": []}]
 
     def _bound(self, schema: dict[str, Any]) -> None:
-        """Set the longest text and the largest batch."""
+        """Set the maximum text length and batch size."""
         for name, field in schema.get("properties", {}).items():
             if name == "items":
                 field["maxItems"] = self.state.settings.max_batch_items
@@ -102,13 +102,13 @@ class DescribedApp(FastAPI):
 
 
 def with_events(answer: dict[int | str, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
-    """Declare that audio can also come as server-sent events."""
+    """Declare that audio can also be sent as server-sent events."""
     events: dict[str, Any] = {"text/event-stream": {}}
     return {200: answer[200] | {"content": answer[200]["content"] | events}}
 
 
 def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:
-    """Declare the errors of a route besides those of every route that needs the key."""
+    """Declare the errors of a route in addition to those of every route that needs the key."""
     always = ALWAYS if has_body else (401,)
     return {status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in sorted({*always, *statuses})}
 

@@ -1,4 +1,4 @@
-"""What Amazon Polly's clients send and expect: the key in their signature, formats, voices, speech marks and errors."""
+"""Amazon Polly's conventions: the key in a request's signature, formats, voices, speech marks and errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def is_polly(path: str, headers: Headers) -> bool:
 
 
 def error_response(error: BaseException, request_id: str | None) -> JSONResponse:
-    """Return an error as Polly's clients read it: its name in a header, `message` in the body, 400 for bad requests."""
+    """Return an error in Polly's shape: its name in a header, `message` in the body, 400 for bad requests."""
     status = row_of(error).status
     kind = _STATUS_TYPES.get(status, "ValidationException" if status < 500 else "ServiceFailureException")
     if isinstance(error, TextTooLongError):
@@ -99,7 +99,7 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
     for kind in mark_types:
         if kind not in ("sentence", "word"):
             raise InvalidError("SpeechMarkTypes", f"{kind!r} is not supported; allowed are sentence and word")
-    if sample_rate is None or name == "json":  # Polly's json accepts a rate, which changes no mark
+    if sample_rate is None or name == "json":  # Polly accepts a rate for json, where it has no effect
         return output, output.default_rate
     if sample_rate not in map(str, output.rates):
         allowed = ", ".join(map(str, output.rates))
@@ -148,7 +148,7 @@ def describe_voices(voices: Sequence[VoiceInfo], language: str | None) -> dict[s
 
 
 def _heard(description: str) -> tuple[str, str]:
-    """Return gender and accent from a description; empty where it names none."""
+    """Return gender and accent from a description; empty strings if it has none."""
     words = re.findall(r"\w+", description)
     return next((word for word in words if word in GENDERS), ""), next((w for w in words if w in LANGUAGES), "")
 

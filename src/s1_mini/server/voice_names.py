@@ -53,8 +53,8 @@ POLLY_VOICES = {name: traits for traits, names in _POLLY.items() for name in nam
 def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceInfo]) -> dict[str, str | None]:
     """Return the voice for each of `names` (gender and accent); None is the default voice.
 
-    Voices are matched by the words of their descriptions. Names with the same gender and accent get different voices
-    as far as there are enough.
+    Voices are matched by the words of their descriptions. Names with the same gender and accent get different voices if
+    there are enough.
     """
     words = {voice.name: set(re.findall(r"\w+", voice.description)) for voice in voices if voice.source == "checkpoint"}
     used: Counter[str] = Counter()
