@@ -83,7 +83,6 @@ def read_template(template: Any) -> Deployment:
 
 
 def tags(deployment: Deployment) -> list[dict[str, str]]:
-    """Return the tags of all resources."""
     every = {OWNER_TAG: deployment.name, **deployment.tag}
     return [{"Key": key, "Value": value} for key, value in sorted(every.items())]
 

@@ -152,7 +152,6 @@ class Load:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one request that has ended."""
         with self._lock:
             self.outcomes.append(outcome)
             self.seconds = time.perf_counter() - self.begun
@@ -172,12 +171,10 @@ class Load:
 
     @property
     def failures(self) -> dict[str, int]:
-        """Number of failed requests by error code."""
         return dict(Counter(one.failure for one in self.outcomes if one.failure is not None))
 
     @property
     def num_failed(self) -> int:
-        """Number of failed requests."""
         return sum(self.failures.values())
 
     @property
@@ -192,7 +189,6 @@ class Load:
         return None if here is None or there is None else here / there
 
     def data(self, idle: Load) -> dict[str, Any]:
-        """Return the fields for the JSON output."""
         memory = {"at_tenth": self.early_bytes, "at_end": self.late_bytes, "growth": self.late_bytes - self.early_bytes}
         return {
             "name": self.name,

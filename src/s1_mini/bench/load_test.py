@@ -64,7 +64,6 @@ class LoadResult:
         return ratios
 
     def data(self) -> list[dict[str, Any]]:
-        """Return all loads for the JSON output."""
         return [load.data(self.idle) for load in self.all_loads]
 
     def tables(self) -> str:

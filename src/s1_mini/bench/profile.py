@@ -63,7 +63,6 @@ class Timer:
         self._seconds: dict[str, list[float]] = {}
 
     def time(self, name: str, work: Callable[[], Result]) -> Result:
-        """Time some work and return its result."""
         self.rest()
         begun = time.perf_counter()
         result = work()
@@ -92,7 +91,6 @@ class Timer:
         return found
 
     def rest(self) -> None:
-        """Wait until the device is idle."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":
@@ -110,12 +108,9 @@ class TimedStage(Stage):
             setattr(self, method, getattr(stage, method))
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Prefill parts of prompts."""
         self._timer.time(f"{self._name}: prefill", lambda: self._stage.prefill(parts))
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
-        """Run a step and wait for it."""
-
         def work() -> StepResult:
             wait = self._stage.step(slots, size)
             return wait()
@@ -180,7 +175,6 @@ class Profiler:
         return waves
 
     def can_encode(self, recording: np.ndarray) -> bool:
-        """Return whether the checkpoint encodes recordings."""
         try:
             self._encode(recording)
         except (CheckpointError, VoiceUnsupportedError):

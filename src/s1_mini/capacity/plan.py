@@ -69,7 +69,6 @@ class StepTime:
 
     @property
     def total_ms(self) -> float:
-        """Time of model and codec."""
         return self.model_ms + self.codec_ms
 
 
@@ -145,7 +144,6 @@ class PlanOptions:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that one engine needs."""
         return 1 + max((self.gpu_of(stage) for stage in self.placement), default=0)
 
     def gpu_of(self, stage: str) -> int:
@@ -157,7 +155,6 @@ class PlanOptions:
 
     @property
     def formats(self) -> Formats:
-        """Bytes of the numbers."""
         return Formats(
             large=2 if self.weights == "half" else 1,
             kv=2 if self.kv == "half" else 1,
@@ -215,7 +212,6 @@ class CapacityPlan:
         ]
 
     def data(self) -> dict[str, Any]:
-        """Return the fields for the JSON output."""
         demand, card = self.sizes.demand, self.card
         devices = [
             {"device": room.name, "stages": list(self.stages[room.name]), "free_bytes": round(room.free_bytes)}

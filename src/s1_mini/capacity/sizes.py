@@ -65,7 +65,6 @@ class DeviceMemory:
 
     @property
     def for_slots(self) -> float:
-        """Bytes left for slots."""
         return max(0.0, self.free_bytes * (1 - SAFE_SHARE) - self.demand.fixed)
 
     def count(self, positions: int) -> int:
@@ -77,7 +76,6 @@ class DeviceMemory:
 
 
 def sum_demands(demands: Iterable[MemoryRequirement]) -> MemoryRequirement:
-    """Return the sum of the demands of stages on one device."""
     return sum(demands, MemoryRequirement())
 
 

@@ -213,7 +213,6 @@ def _write_subtitles(path: Path, text: str, text_type: str, words: Sequence[Word
 
 
 def _chunk_of(response: GenerationResponse) -> AudioChunk:
-    """Return a whole response as one chunk."""
     from s1_mini.types import AudioChunk
 
     return AudioChunk(

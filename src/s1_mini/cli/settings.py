@@ -112,7 +112,6 @@ def _written(value: Any) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """Return the description and the allowed values."""
     allowed = []
     if get_origin(field.annotation) is Literal:
         allowed.append(", ".join(map(str, get_args(field.annotation))))

@@ -141,7 +141,6 @@ class OutputQueue:
         return self._finished(*taken)
 
     def _finished(self, chunk: AudioChunk, frames: AlignedFrames | None) -> AudioChunk:
-        """Return a chunk with the words and effects of its request."""
         if chunk.finish_reason == "cancelled":
             return chunk
         is_last = chunk.finish_reason is not None

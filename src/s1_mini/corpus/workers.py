@@ -243,7 +243,6 @@ class Actor:
             return CorpusError(f"{error} ({_here()})")
 
     def work(self, shard: Shard) -> Entry | CorpusError:
-        """Speak and write a shard."""
         try:
             return self._start().work(shard)  # a restarted actor has not been started
         except EngineNotReadyError:

@@ -26,7 +26,6 @@ class Count:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the number is fixed."""
         return self.least == self.most
 
 

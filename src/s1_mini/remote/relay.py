@@ -197,7 +197,6 @@ class Relay:
                 self._end(request, RequestTimeoutError(message))
 
     async def close(self, error: S1MiniError) -> None:
-        """End all requests with an error."""
         for request in self._ledger.all():
             self._end(request, error)
         await asyncio.gather(*self._open.values(), return_exceptions=True)
@@ -229,7 +228,6 @@ class Relay:
         self.admit()
 
     async def _receive(self, utterance: Utterance) -> None:
-        """Receive the pieces of one utterance."""
         request, waiting = utterance.request, self._pieces[utterance]
         async with aclosing(receive(self._call, self._work(utterance), self._stage, self._output)) as pieces:
             async for piece in pieces:

@@ -116,7 +116,6 @@ class StageEngine:
         self.core.watch()
 
     def close(self) -> None:
-        """Cancel the utterances in progress."""
         self.core.stop(drains=False)
 
     async def speak(self, work: Work) -> AsyncGenerator[Piece, None]:
@@ -181,7 +180,6 @@ class StageEngine:
             (self.core.prefixes.pin if work.pins else self.core.prefixes.unpin)(key)
 
     async def _feed(self, previous: Call, begun: Begun, work: Work) -> None:
-        """Pass the output of the previous stage to the scheduler."""
         async for piece in receive(previous, work, self._names[self.index - 1], self.policy.input):
             begun.was_cut |= piece.was_cut
             if piece.made is not None:

@@ -200,7 +200,6 @@ class Supervisor:
             self._give_up("the proxy could not be started", {"event": "start_failed", "reason": proxy.verdict})
 
     def _give_up(self, reason: str, fields: dict[str, str]) -> None:
-        """End the supervisor with exit code 1."""
         logger.error(reason, extra={"fields": fields})
         self._code = 1
         self._over.set()
@@ -346,7 +345,6 @@ class AdminRoutes:
         return _response(next((each for each in responses if each is not None and not _is_ok(each)), None))
 
     async def _unload(self, request: Request) -> Response:
-        """Unload a model from all replicas."""
         headers, path = _without_body(_forwarded(request)), request.scope["raw_path"].decode("latin-1")
         async with self._changing:
             responses = await self._each(path, self._ready(), LOAD_S, method="DELETE", headers=headers)

@@ -90,7 +90,6 @@ class TokenWorker(Supervised):
 
     @property
     def num_sequences(self) -> int:
-        """Unfinished sequences."""
         return sum(not each.has_ended for each in list(self._sequences.values()))
 
     @property
@@ -261,7 +260,6 @@ class TokenWorker(Supervised):
 
 
 async def _keep_lines(process: asyncio.subprocess.Process, lines: deque[str]) -> None:
-    """Read standard error into `lines`."""
     assert process.stderr is not None
     async for line in process.stderr:
         lines.append(line.decode(errors="replace").rstrip())

@@ -218,7 +218,6 @@ class Composition:
             return sum(queue.unread_bytes for _, queue in self._submitted)
 
     def close(self) -> None:
-        """Cancel all parts that have not ended."""
         with self._lock:
             self._closed.set()
             queues = [queue for _, queue in self._submitted]
@@ -288,7 +287,6 @@ class Composition:
             raise RequestTimeoutError("the queue had no room for the next part of the text in time") from None
 
     def _add(self, chunk: AudioChunk) -> None:
-        """Add the next chunk of the current part."""
         if chunk.finish_reason == "cancelled":
             self._finish("cancelled")
             return

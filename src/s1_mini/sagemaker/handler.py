@@ -95,7 +95,6 @@ class Container:
         self._stack.callback(self._portal.call, self._client.aclose)
 
     def invoke(self, body: Body, accept: str | None) -> httpx.Response:
-        """Send `POST /invocations`."""
         headers = {"Content-Type": body.content_type} | ({"Accept": accept} if accept else {})
         encoded = {name.encode(): value.encode("latin-1", "replace") for name, value in headers.items()}
         return self._portal.call(partial(self._client.post, "/invocations", content=body.content, headers=encoded))

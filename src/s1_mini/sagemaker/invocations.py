@@ -146,7 +146,6 @@ def routes_of(request: Request) -> frozenset[str]:
 
 
 async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
-    """Answer one invocation with `engine`."""
     read_attributes(request.headers.get(ATTRIBUTES))
     session_id, known = request.headers.get(sessions.ID_HEADER), request.app.state.sessions
     if content_type(request) in JSON_LINES_TYPES:

@@ -265,7 +265,6 @@ class IdlePool(Generic[Member]):
 
     @property
     def busy(self) -> list[Member]:
-        """Members that are not idle."""
         return [member for member, held in self._holdings.items() if member not in self._idle.get(held.client, ())]
 
     def _forget_idle(self, member: Member, client: str) -> None:

@@ -230,7 +230,6 @@ def _translate_http(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> str:
-    """Return the methods of all routes of a path."""
     scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT")}
     every = request.app.routes
     return ", ".join(

@@ -164,7 +164,6 @@ def row_of(error: BaseException) -> ErrorKind:
 
 
 def code_of(error: BaseException) -> str:
-    """Return the stable code of an exception."""
     return error.code if isinstance(error, S1MiniError) else INTERNAL_CODE
 
 
@@ -182,7 +181,6 @@ def renamed(error: RequestError, fields: Mapping[str, str]) -> RequestError:
 
 
 def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
-    """Return the JSON shape of an error."""
     field = _cut(error.field, MAX_FIELD) if isinstance(error, RequestError) else None
     return {"error": {"code": code_of(error), "message": message_of(error), "field": field, "request_id": request_id}}
 

@@ -62,7 +62,6 @@ class RequestLog:
         self.audio_s += audio_s
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the log line."""
         now = time.perf_counter()
         fields: dict[str, Any] = {
             "request_id": self.id,

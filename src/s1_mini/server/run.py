@@ -157,7 +157,6 @@ class DrainingServer(uvicorn.Server):
         self.last_resort.daemon = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and log the address."""
         await super().startup(sockets=sockets)
         settings = self._state.settings
         if self.started:

@@ -207,7 +207,6 @@ def _response(first: AudioChunk, request: SpeechRequest, body: AsyncIterator[byt
 async def _rest(
     chunks: AsyncIterator[AudioChunk], encoder: StreamEncoder, begun: bytes, deadline: _Deadline, holding: Holding
 ) -> AsyncIterator[bytes]:
-    """Yield all bytes of a stream."""
     with ExitStack() as cleanup:
         cleanup.callback(holding.release)
         async with aclosing(chunks):  # type: ignore[type-var]
@@ -247,7 +246,6 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:
 
 
 def respond(speech: AudioResponse) -> Response:
-    """Return the HTTP response with the audio."""
     if speech.content is not None:
         return Response(speech.content, media_type=speech.media_type, headers=speech.headers)
     return StreamedAnswer(speech.body, speech.media_type, speech.headers)

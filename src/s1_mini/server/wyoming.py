@@ -68,7 +68,6 @@ class WyomingServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening and close all connections."""
         self._server.close()
         for task in self._tasks:
             task.cancel()

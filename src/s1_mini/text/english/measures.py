@@ -195,7 +195,6 @@ def _feet(found: re.Match[str]) -> str:
 
 
 def read_measures(text: str) -> str:
-    """Spell out percentages and numbers with units."""
     if "%" in text or "‰" in text:
         text = _PERCENT.sub(_percent, text)
     if "'" in text or "′" in text:
