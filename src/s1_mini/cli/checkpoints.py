@@ -116,7 +116,7 @@ def random_checkpoint(
         raise ParameterError("family", f"must be one of {', '.join(SHORT_NAMES)}, not {family!r}")
     found = get_family(chosen)
     if size not in found.random_sizes:
-        allowed = "; ".join(f"{name}: {told}" for name, told in found.random_sizes.items())
+        allowed = "; ".join(f"{name}: {text}" for name, text in found.random_sizes.items())
         raise ParameterError("size", f"{size!r} is not a size of {found.title} ({allowed})")
     found.write_random(directory, size=size, form=form, seed=seed)
     typer.echo(f"wrote {directory}", err=True)

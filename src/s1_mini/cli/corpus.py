@@ -228,10 +228,10 @@ def _shown(tally: CorpusTally) -> Iterator[tuple[Show, Say]]:
         yield show, lambda sentence: typer.echo(sentence, err=True)
         return
     columns = (TextColumn("speaking"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} texts"))
-    with Progress(*columns, TextColumn("{task.fields[told]}"), console=console, transient=True) as bar:
-        task = bar.add_task("speaking", total=tally.total, completed=tally.done, told="")
+    with Progress(*columns, TextColumn("{task.fields[status]}"), console=console, transient=True) as bar:
+        task = bar.add_task("speaking", total=tally.total, completed=tally.done, status="")
         yield (
-            lambda: bar.update(task, completed=tally.done, told=tally.describe()),
+            lambda: bar.update(task, completed=tally.done, status=tally.describe()),
             lambda sentence: console.print(sentence, markup=False),
         )
 

@@ -103,11 +103,11 @@ No_wait = Annotated[
 
 
 @commands.command("plan", cls=Verb)
-@takes(are_required=False, wanted=Deployment, scale=Scaling)
+@takes(are_required=False, fields=Deployment, scale=Scaling)
 def plan(
     action: Annotated[Literal["create", "update", "autoscale"], typer.Argument(metavar="ACTION")],
     name: Name,
-    wanted: Values,
+    fields: Values,
     scale: Values,
     region: Region = None,
     profile: Profile = None,
@@ -121,7 +121,7 @@ def plan(
     from s1_mini.aws.preflight import check_instance_types
     from s1_mini.aws.template import build_template
 
-    missing = [field for field in ("image", "role", "artifact") if wanted[field] is None]
+    missing = [field for field in ("image", "role", "artifact") if fields[field] is None]
     scaling = Scaling.of(**scale) if action == "autoscale" else None
     if scaling is not None and missing:
         deployment = _stacks(region, profile).plan_scaling(name, scaling)
@@ -129,7 +129,7 @@ def plan(
         options = " and ".join(f"--{field} (or {PREFIX}{field.upper()})" for field in missing)
         raise ConfigurationError(f"plan {action} needs {options}")
     else:
-        deployment = Deployment.of(name=name, **wanted, scaling=scaling)
+        deployment = Deployment.of(name=name, **fields, scaling=scaling)
         check_instance_types(deployment)
     is_batch = deployment.form == "batch"
     planned = job(deployment, f"{name}-model") if is_batch else build_template(deployment)
@@ -137,10 +137,10 @@ def plan(
 
 
 @commands.command("create", cls=Verb)
-@takes(wanted=Deployment)
+@takes(fields=Deployment)
 def create(
     name: Name,
-    wanted: Values,
+    fields: Values,
     region: Region = None,
     profile: Profile = None,
     limit_s: Limit = 3600,
@@ -150,15 +150,15 @@ def create(
 
     Example: s1-mini endpoint create hello --image … --role … --artifact s3://…/model.tar.gz
     """
-    deployment = Deployment.of(name=name, **wanted)
+    deployment = Deployment.of(name=name, **fields)
     _stacks(region, profile, limit_s).create(deployment, wait=not no_wait)
 
 
 @commands.command("update", cls=Verb)
-@takes(wanted=Deployment)
+@takes(fields=Deployment)
 def update(
     name: Name,
-    wanted: Values,
+    fields: Values,
     region: Region = None,
     profile: Profile = None,
     limit_s: Limit = 7200,
@@ -168,7 +168,7 @@ def update(
 
     Example: s1-mini endpoint update hello --image … --role … --artifact s3://…/2/model.tar.gz
     """
-    deployment = Deployment.of(name=name, **wanted)
+    deployment = Deployment.of(name=name, **fields)
     if not _stacks(region, profile, limit_s).update(deployment, wait=not no_wait):
         typer.echo(f"{name}: no changes", err=True)
 

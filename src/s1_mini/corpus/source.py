@@ -126,12 +126,12 @@ def _download(place: S3Place, folder: Path) -> list[Path]:
         client = Clients()["s3"]
         is_file = _is_read(place.key.rpartition("/")[2])
         keys = [place.key] if is_file and place.key in list_keys(place.key) else list_keys(place.join(""))
-        wanted = sorted(key for key in keys if _is_read(key.rpartition("/")[2]))
-        if not wanted:
+        chosen = sorted(key for key in keys if _is_read(key.rpartition("/")[2]))
+        if not chosen:
             problem = "does not exist" if is_file else f"has no object whose name ends in {', '.join(SUFFIXES)}"
             raise CorpusError(f"{place} {problem}")
-        paths = [folder / key.rpartition("/")[2] for key in wanted]
-        for key, path in zip(wanted, paths, strict=True):
+        paths = [folder / key.rpartition("/")[2] for key in chosen]
+        for key, path in zip(chosen, paths, strict=True):
             client.download_file(place.bucket, key, str(path))
         return paths
 
@@ -141,15 +141,15 @@ def _choose(named_columns: Mapping[str, str | None], files: tuple[InputFile, ...
     names: dict[str, Any] = {}
     found = [(file, _columns_of(file.path)) for file in files]
     for purpose in PURPOSES:
-        wanted, name = named_columns.get(purpose), named_columns.get(purpose) or purpose
+        requested, name = named_columns.get(purpose), named_columns.get(purpose) or purpose
         for file, columns in found:
-            if (purpose == "text" or wanted) and name not in columns:
+            if (purpose == "text" or requested) and name not in columns:
                 known = ", ".join(columns[:_MAX_NAMED]) + (", …" if len(columns) > _MAX_NAMED else "")
                 raise CorpusError(
                     f"{file.name} has no column {name!r}; its columns are {known or 'none'}; choose one with "
                     f"--{purpose}-column"
                 )
-        is_used = purpose == "text" or (wanted != "" and any(name in columns for _, columns in found))
+        is_used = purpose == "text" or (requested != "" and any(name in columns for _, columns in found))
         names[purpose] = name if is_used else None
     return CorpusColumns(**names)
 
@@ -232,8 +232,8 @@ def _open_parquet(path: Path) -> Any:
 
 def _parquet(path: Path, columns: Iterable[str]) -> Iterator[Line]:
     with _open_parquet(path) as file:
-        wanted, number = [name for name in columns if name in file.schema_arrow.names], count(1)
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted):
+        present, number = [name for name in columns if name in file.schema_arrow.names], count(1)
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=present):
             for values in batch.to_pylist():
                 yield Line(next(number), values)
 

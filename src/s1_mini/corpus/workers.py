@@ -306,7 +306,7 @@ def work_on_ray(
         ray.shutdown()
 
 
-def actors_for(there: dict[str, float], device: str, wanted: int | None) -> tuple[int, dict[str, int]]:
+def actors_for(there: dict[str, float], device: str, requested: int | None) -> tuple[int, dict[str, int]]:
     """Return the number of actors (default: one per GPU, or a single one without GPUs) and the resources of each.
 
     Raises `CorpusError` for more than Ray has.
@@ -314,7 +314,7 @@ def actors_for(there: dict[str, float], device: str, wanted: int | None) -> tupl
     has_gpu = there.get("GPU", 0) >= 1 and device != "cpu"
     kind = "GPU" if has_gpu or device.startswith("cuda") else "CPU"
     count = int(there.get(kind, 0))
-    chosen = wanted or (count if kind == "GPU" else 1)
+    chosen = requested or (count if kind == "GPU" else 1)
     if not 1 <= chosen <= count:
         raise CorpusError(
             f"{chosen} actors need a {kind} each, and Ray has {count}; add GPUs or CPUs to Ray, or request fewer actors"

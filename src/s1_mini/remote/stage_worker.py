@@ -195,16 +195,16 @@ class StageEngine:
 
     async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
         """Yield the output each time the next stage can begin a unit with it."""
-        wanted = None if self._is_last else StageSpec(self._policies[self.index + 1], work)
+        next_stage = None if self._is_last else StageSpec(self._policies[self.index + 1], work)
         parts: list[np.ndarray] = []
         own: list[np.ndarray] = []
         count = consumed = 0
-        asked = 0 if wanted is None else wanted.after(0)
+        needed = 0 if next_stage is None else next_stage.after(0)
         async for chunk in begun.queue:
             parts.append(chunk.audio)
             count, consumed = count + len(chunk.audio), consumed + chunk.frames
             is_last = chunk.finish_reason is not None
-            if count < asked and not is_last:
+            if count < needed and not is_last:
                 continue
             items = np.concatenate(parts) if len(parts) > 1 else parts[0]
             was_cut = is_last and (begun.was_cut or chunk.finish_reason == "length")
@@ -214,8 +214,8 @@ class StageEngine:
                 made = self._made(begun, own, is_last=is_last)
             yield Piece(items, consumed, is_last, was_cut, made)
             parts, consumed = [], 0
-            if wanted is not None and not is_last:
-                asked = wanted.after(count)
+            if next_stage is not None and not is_last:
+                needed = next_stage.after(count)
 
     def _made(self, begun: Begun, own: list[np.ndarray], *, is_last: bool) -> list[np.ndarray] | None:
         """Return the complete output of all stages up to this one, without audio; None before it is complete."""

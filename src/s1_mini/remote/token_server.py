@@ -26,7 +26,7 @@ class TokenMaker(Protocol):
     def has_work(self) -> bool:
         """Whether any sequence is unfinished."""
 
-    def begin(self, number: int, asked: Mapping[str, Any]) -> None:
+    def begin(self, number: int, request: Mapping[str, Any]) -> None:
         """Begin a sequence. Raises any error; it concerns only this sequence."""
 
     def drop(self, number: int) -> None:

@@ -81,8 +81,8 @@ class TokenWorker(Supervised):
         self._refusal = ""
         self._failure: S1MiniError | None = None  # error of the last start, until the next one
         self._lines = deque[str](maxlen=LAST_LINES)
-        self._loop, self._wanted = asyncio.new_event_loop(), asyncio.Event()
-        self._wanted.set()
+        self._loop, self._needed = asyncio.new_event_loop(), asyncio.Event()
+        self._needed.set()
         self._thread = threading.Thread(target=self._run, name=f"s1_mini worker of {name}", daemon=True)
         self._thread.start()
 
@@ -115,7 +115,7 @@ class TokenWorker(Supervised):
             self._sequences[number] = _Sequence()
             self._messages.append({"begin": number, **message})
             self.heard = time.monotonic()  # the silence of an idle worker does not count
-        self._soon(self._wanted.set, self._write)
+        self._soon(self._needed.set, self._write)
         return number
 
     def drop(self, number: int) -> None:
@@ -170,7 +170,7 @@ class TokenWorker(Supervised):
 
     def _close(self) -> None:
         self.is_ending = True
-        self._wanted.set()
+        self._needed.set()
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
 
@@ -184,7 +184,7 @@ class TokenWorker(Supervised):
 
     async def may_start(self) -> bool:
         """Wait until a sequence needs the process."""
-        await self._wanted.wait()
+        await self._needed.wait()
         return True
 
     def before_start(self) -> None:
@@ -248,7 +248,7 @@ class TokenWorker(Supervised):
                 self._failure = EngineNotReadyError(
                     f"{reason} before it was ready" + (f". Last lines of its log:\n{lines}" if lines else "")
                 )
-                self._wanted.clear()
+                self._needed.clear()
             else:
                 _fail_all(self._sequences, f"{reason} during this request; it is restarting")
             if self._refusal:

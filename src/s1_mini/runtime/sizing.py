@@ -30,7 +30,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int,
         return slots_for(rooms, sizes, config)
     budget = (config.kv_cache_gb or CPU_KV_GB) * GIB
     positions = min(model.max_positions, config.max_columns or model.max_positions)
-    slots = _slots_wanted(config, AUTO_SLOTS if on_gpu else CPU_SLOTS)
+    slots = _requested_slots(config, AUTO_SLOTS if on_gpu else CPU_SLOTS)
     slots = min(slots, int(budget // (positions * model.position_bytes)))
     if slots < 1:
         slots, positions = 1, int(budget // model.position_bytes) // SPAN * SPAN
@@ -46,7 +46,7 @@ def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig)
     most = min(sizes.max_positions, config.max_columns or sizes.max_positions)
     slots, positions = fit_slots(
         rooms,
-        requested=_slots_wanted(config, AUTO_SLOTS),
+        requested=_requested_slots(config, AUTO_SLOTS),
         positions=most,
         needed=most if config.max_columns else sizes.needed_positions(config.max_reference_s, config.chunk_length),
     )
@@ -61,7 +61,7 @@ def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig)
     return slots, positions
 
 
-def _slots_wanted(config: EngineConfig, default: int) -> int:
+def _requested_slots(config: EngineConfig, default: int) -> int:
     return (config.max_batch_size or default) if config.enable_batching else 1
 
 

@@ -174,10 +174,10 @@ def open_more_files() -> None:
     """Raise the process's limit of open files, which shells set low, to the system's limit."""
     if sys.platform != "win32":
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, ENOUGH_FILES)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
+        target = ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, ENOUGH_FILES)
+        if soft != resource.RLIM_INFINITY and soft < target:
             with suppress(ValueError, OSError):  # macOS reports no limit, but has one
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (target, most))
 
 
 def openable() -> int:
