@@ -45,7 +45,7 @@ def _pieces(length: int) -> int:
 
 
 class _Product(torch.autograd.Function):
-    """x [N, I] times weight [I, O] plus bias [O]; x and weight share a dtype, gradients of weight and bias are float."""
+    """x [N, I] times weight [I, O] plus bias [O]; x and weight share a dtype, weight and bias have float gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
