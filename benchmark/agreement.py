@@ -1,4 +1,4 @@
-"""Share of tokens that stay the same when a step is captured, run alone, run after a cached prefix, or run by torch.
+"""Share of tokens that are unchanged when a step is captured, run alone, run after a cached prefix, or run by torch.
 
 The first variant generates freely. The others are teacher-forced with its frames and sample at each step, so that one
 difference does not propagate. Shapes: F frames, B rows, K codebooks.
@@ -52,7 +52,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class NoiseRows:
-    """Rows that begin with `context` positions of noise, each by its number, and make `frames` frames."""
+    """Rows that begin with `context` positions of noise, seeded by the row's number, and generate `frames` frames."""
 
     context: int
     frames: int
@@ -67,14 +67,14 @@ class NoiseRows:
         captured: bool = False,
         cached: bool = False,
     ) -> Tensor:
-        """Return the frames [F, B, K + 1] that rows of these numbers choose, after their own or those of `along`.
+        """Return the frames [F, B, K + 1] that the rows of these numbers sample, teacher-forced if `along` is given.
 
-        With `cached` half of each row's positions are saved and loaded before the others are read.
+        With `cached`, half of each row's positions are saved and loaded before the others are prefilled.
         """
         positions = self.context + self.frames + 1
         stage = LanguageModel(model, slots=len(rows), positions=positions)
         state, sampling = stage.state, self._sampling(model, rows, temperature)
-        if captured:  # before the rows begin: capturing makes frames, too
+        if captured:  # before the rows begin, because capturing also generates frames
             stage.make_graphs()
         prompts = [self._prompt(model, row) for row in rows]
         for slot, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
@@ -132,7 +132,7 @@ class NoiseRows:
 
 @torch.inference_mode()
 def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, alone: int) -> dict[str, Any]:
-    """Generate with `rows` rows in every way, with `alone` of them alone as well; return the shares of equal tokens."""
+    """Generate with `rows` rows in every way, and `alone` of them also alone; return the shares of equal tokens."""
     noise = NoiseRows(context, frames)
     spoken = noise.speak(model, range(rows))
     captured = noise.speak(model, range(rows), captured=True)

@@ -1,7 +1,7 @@
 """The cascade and `transformers` on one machine: the same random weights, the same lengths, in one run.
 
-Measures time to first audio and throughput at several concurrencies, the original alone and with a batch of eight, and
-the time per stage. The weights are random, so a fixed number of semantic tokens per request sets the lengths.
+Measures time to first audio and throughput at several concurrencies, the original with single texts and with a batch of
+eight, and the time per stage. Because weights are random, lengths are set by the number of semantic tokens.
 
 python -m benchmark.cascade --size small --device cuda
 """
@@ -33,7 +33,7 @@ FAMILY, RATE = "cascade", 24_000  # Hz
 TOKENS_A_SECOND = 49.9  # semantic
 TEXT = "The morning train was late again, and nobody at the station knew why it had stopped."
 IDLE = 5  # requests, one after the other
-BATCH = 8  # of the original
+BATCH = 8  # texts in a batch of the original
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def measure_original(directory: Path, device: str, dtype: torch.dtype, tokens: i
         begun = time.perf_counter()
         samples = sum(generate(count, tokens) for _ in range(rounds))
         seconds = time.perf_counter() - begun
-        first_ms = 1000 * seconds / rounds  # all of it comes at once
+        first_ms = 1000 * seconds / rounds  # all audio arrives together
         yield Way(f"transformers, {count} at once", rounds * count, seconds, samples / RATE, first_ms)
 
 

@@ -16,7 +16,7 @@ from s1_mini.exceptions import S1MiniError
 
 
 def make_parser(description: str | None, *, opens: bool = True) -> argparse.ArgumentParser:
-    """Return the parser of a command; if it `opens` a checkpoint, with the options that name it and the device."""
+    """Return the parser of a command; with `opens`, it has options for the checkpoint and the device."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if opens:
         parser.add_argument("--checkpoint", type=Path, help="checkpoint directory [the built-in model]")
@@ -45,7 +45,7 @@ def names(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def quantile_ms(seconds: Sequence[float], share: float, digits: int = 1) -> float:
-    """Return a quantile in rounded milliseconds; 0 of nothing."""
+    """Return a quantile in rounded milliseconds; 0 without values."""
     return round(1000 * float(np.quantile(seconds, share)), digits) if seconds else 0.0
 
 

@@ -43,9 +43,9 @@ from s1_mini.exceptions import EngineError
 from s1_mini.types import AudioFormat, SharedOptions
 
 WAYS = ("engine", "corpus", "apart")
-START_LIMIT_S = 300.0  # until which the engines wait for each other
-SAMPLE_INTERVAL_S = 0.1  # of an engine's counters
-FIRST, LAST = 0.25, 0.75  # shares of all audio between which the speed is taken
+START_LIMIT_S = 300.0  # timeout of engines that wait for each other
+SAMPLE_INTERVAL_S = 0.1  # sample interval of an engine's counters
+FIRST, LAST = 0.25, 0.75  # shares of all audio between which the throughput is measured
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def speak(worker: Worker, source: Source) -> None:
 
 @contextmanager
 def looks(worker: Worker) -> Iterator[list[Look]]:
-    """Sample the counters of an engine until the block ends, however it ends."""
+    """Sample the counters of an engine until the block ends."""
     seen, over = [Look.at(worker.engine)], threading.Event()
 
     def sample() -> None:
@@ -128,7 +128,7 @@ def looks(worker: Worker) -> Iterator[list[Look]]:
 
 
 def speed(seen: list[Look]) -> tuple[float, float]:
-    """Return seconds of audio per second and cores while the engine was full; of a very short run, all the time."""
+    """Return seconds of audio per second and cores while the engine was full; of a very short run, for all of it."""
     total = seen[-1].audio_s
     first, last = (next(look for look in seen if look.audio_s >= share * total) for share in (FIRST, LAST))
     if first is last:
@@ -138,7 +138,7 @@ def speed(seen: list[Look]) -> tuple[float, float]:
 
 
 def sums_by_way(outcomes: Sequence[Outcome], rounds: int) -> dict[str, float]:
-    """Return the throughput of all processes of each way, as a mean over its rounds."""
+    """Return the total throughput of all processes for each way, as a mean over its rounds."""
     ways = dict.fromkeys(each.way for each in outcomes)
     return {way: sum(each.audio_per_s for each in outcomes if each.way == way) / rounds for way in ways}
 
@@ -166,7 +166,7 @@ def work(task: Work, together: Barrier, results: Connection) -> None:
 
 
 def measure(tasks: list[Work]) -> list[tuple[dict[str, Any], Outcome]]:
-    """Run all tasks at the same time, each in a process of its own."""
+    """Run all tasks at the same time, each in its own process."""
     context = multiprocessing.get_context("spawn")
     together, started, found = context.Barrier(len(tasks)), [], []
     for task in tasks:

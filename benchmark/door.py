@@ -51,7 +51,7 @@ class Work:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the proxy, or load the server that is named."""
+    """Measure the proxy, or load the server at `--url`."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--streams", type=int, default=200, help="concurrent streams")
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -152,7 +152,7 @@ def _serve(path: str, work: Work) -> None:
 
 
 async def _read_all(places: Sequence[object], work: Work) -> tuple[list[float], float, list[float]]:
-    """Read all streams; return the seconds of each chunk's delay, of all together, and of each idle request."""
+    """Read all streams; return in seconds each chunk's delay, the total duration, and the time of each idle request."""
     late: list[float] = []
 
     async def read(number: int) -> None:

@@ -1,6 +1,6 @@
 """Encodec throughput over hours of utterances: one by one, in padded batches, and in lanes with streaming state.
 
-The work is 5.4 hours of synthetic audio in 2,628 files, as long as those of LibriSpeech's test-clean. Each method
+The input is 5.4 hours of synthetic audio in 2,628 files with the lengths of LibriSpeech's test-clean. Each method
 encodes all files and decodes as many codes. Random weights do not affect the time. `--share 0.01` uses every 100th
 file.
 
@@ -60,7 +60,7 @@ Arrays = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Direction:
-    """Encoding or decoding: a call for rows of one length, its files, and the steps of a frame before and after."""
+    """Encoding or decoding: a call for rows of one length, its files, and the steps per frame of input and output."""
 
     name: str
     call: Callable[[Tensor], Tensor]
@@ -113,7 +113,7 @@ class Way:
         """Return the results of files in their order."""
         if self._lanes is not None:
             before = self._lanes.frames_computed
-            # all files known beforehand, or as they come
+            # "longest first" knows all files beforehand; the other way takes them as they come
             made = self._lanes.all(files) if self._name == "longest first" else _in_order(self._lanes.run(files))
             self.frames += self._lanes.frames_computed - before
             return made
@@ -142,7 +142,7 @@ def _in_order(results: Iterable[tuple[int, np.ndarray]]) -> Arrays:
 
 
 class Memory:
-    """Peak memory since construction, in bytes: what torch reserves on a GPU, else resident memory."""
+    """Peak memory since construction, in bytes: reserved by torch on a GPU, otherwise resident memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_gpu = device.type == "cuda"
@@ -151,7 +151,7 @@ class Memory:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         elif sys.platform == "linux":
-            ctypes.CDLL(None).malloc_trim(0)  # else memory that one way freed would hide what the next one takes
+            ctypes.CDLL(None).malloc_trim(0)  # otherwise memory freed by one way would hide the use of the next
             with suppress(OSError):  # a kernel without it reports the peak since the start
                 Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         self._before = torch.cuda.memory_reserved() if self._is_gpu else resident_bytes()
@@ -167,7 +167,7 @@ class Memory:
 
 
 def peak_resident_bytes() -> int:
-    """Return the peak of this process's resident memory; without /proc as `resident_bytes`."""
+    """Return the peak of this process's resident memory; without /proc, the result of `resident_bytes`."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
@@ -177,7 +177,7 @@ def peak_resident_bytes() -> int:
 
 @torch.inference_mode()
 def measure(codec: Encodec, direction: Direction, name: str, options: Namespace) -> tuple[dict[str, Any], Arrays]:
-    """Run one way, one by one on every `options.step`-th file; return its figures and results."""
+    """Run one way ("one by one" only on every `options.step`-th file); return its figures and results."""
     memory, is_gpu = Memory(codec.device), codec.device.type == "cuda"
     files = list(direction.files[:: options.step if name == "single" else 1])
     way = Way(name, direction, options, codec)

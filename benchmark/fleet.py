@@ -1,9 +1,9 @@
 """From one engine to thousands: possible utilization by load-balancing policy, and which resource runs out first.
 
 Each engine is a queue with slots; the time of a step is interpolated by the number of busy slots between two points of
-`s1-mini plan`, which are fitted to measurements. Arrivals are a Poisson process, durations exponential. A fleet is full
-when one request in a thousand finds no free slot. Numbers in `PARTS` were measured, or are a provider's; the last
-column names the source.
+`s1-mini plan`, which are fitted to measurements. Arrivals are a Poisson process, durations are exponential. A fleet is
+full when one request in a thousand finds no free slot. Numbers in `PARTS` are measured or published by a provider; the
+last column names the source.
 
 python -m benchmark.fleet --gpu l4 --price 1.15
 """
@@ -27,8 +27,8 @@ from s1_mini.families.registry import get_family
 
 Counts = NDArray[np.int64]  # of requests, [fleets, engines]
 
-STEP_S = 0.02  # of the simulation
-WARM_S, SEEN_S = 15.0, 20.0  # simulated
+STEP_S = 0.02  # step of the simulation
+WARM_S, SEEN_S = 15.0, 20.0  # simulated seconds: warm-up, measurement
 LOADS = (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.96)
 WAITING = 1e-3
 SIMULATED = 2000  # engines at a time: many small fleets, or one large
@@ -38,7 +38,7 @@ PCM_BYTES_A_S, OPUS_BYTES_A_S = 88_200, 4_000
 
 @dataclass(frozen=True)
 class Engine:
-    """One GPU: slots; seconds of one step with one row and with all, of a frame's audio and of a request's."""
+    """One GPU: slots; seconds of a step with one row and with all rows; seconds of audio per frame and per request."""
 
     slots: int
     first_s: float
@@ -89,7 +89,7 @@ def by_chance(waiting: Counts, arrivals: Counts, chance: np.random.Generator) ->
 
 
 def by_least(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> Counts:  # noqa: ARG001 - as the other
-    """Return the requests per engine after each request went to the least loaded one."""
+    """Return the requests per engine after assigning each new one to the least loaded engine."""
     order = np.argsort(waiting, axis=1)
     level = np.take_along_axis(waiting, order, axis=1)
     below = np.cumsum(level, axis=1)
@@ -103,7 +103,7 @@ def by_least(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> 
 
 
 def simulate(engine: Engine, engines: int, load: float, choose: Callable[..., Counts]) -> tuple[float, float]:
-    """Return the share of requests that find no free slot, and of slots taken, at `load` of the engines' rate."""
+    """Return the share of requests that find no free slot, and the share of slots in use, at a relative `load`."""
     chance = np.random.default_rng(0)
     fleets = max(1, SIMULATED // engines)
     each = load * engine.texts_per_s * STEP_S
@@ -124,7 +124,7 @@ def simulate(engine: Engine, engines: int, load: float, choose: Callable[..., Co
 
 
 def most_load(engine: Engine, engines: int, choose: Callable[..., Counts]) -> tuple[float, float]:
-    """Return the largest of `LOADS` at which few enough requests wait, 0 if there is none, and the slots taken then."""
+    """Return the largest of `LOADS` at which few enough requests wait (0 if none), and the share of slots in use."""
     best, taken = 0.0, 0.0
 
     def waits(load: float) -> bool:
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--price", type=float, help="price per GPU-hour, to report the cost")
     options = parser.parse_args()
     (plan,) = make_plans(partial(get_family().sizes, None), [find_card(options.gpu)], PlanOptions())
-    slots = min(plan.likely.rows, plan.likely.count)  # more would each be slower than real time
+    slots = min(plan.likely.rows, plan.likely.count)  # with more, each stream would be slower than real time
     full_s = slots * plan.sizes.frame_s / plan.likely.audio_per_s
     engine = Engine(slots, plan.expected[0].total_ms / 1000, full_s, plan.sizes.frame_s, options.sound)
     rows = []

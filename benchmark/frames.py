@@ -38,8 +38,8 @@ class FrameTime:
     """Milliseconds of one frame of `rows` rows."""
 
     rows: int
-    device_ms: float  # replays of the frame's graph back to back; without graphs the same as `step_ms`
-    step_ms: float  # as the engine runs it, including the host's reads
+    device_ms: float  # back-to-back replays of the frame's graph; without graphs the same as `step_ms`
+    step_ms: float  # as in the engine, including reads by the host
 
     @property
     def host_ms(self) -> float:
@@ -52,9 +52,9 @@ class FrameTime:
 
 
 class FrameBench:
-    """A language model whose slots have `context` positions each and make `frames` frames at a time.
+    """A language model whose slots have `context` positions each and generate `frames` frames at a time.
 
-    They share the prefixes of `voices` voices, in turn; with 0 each has one of its own.
+    Slots share the prefixes of `voices` voices; with 0 voices, each has its own prefix.
     """
 
     def __init__(self, model: S1Model, *, slots: int, context: int, frames: int, voices: int = 0) -> None:
@@ -63,7 +63,7 @@ class FrameBench:
         positions = -(-(context + self._steps) // SPAN) * SPAN
         self.stage = LanguageModel(model, slots=slots, positions=positions)
         self.stage.capture()
-        # Keys and values stay zeros: the time does not depend on them.
+        # Keys and values are zeros, because the time does not depend on them.
         self._prompt = np.zeros((context, model.num_codebooks + 1), np.int64)
 
     def measure(self, rows: int) -> FrameTime:
@@ -118,10 +118,10 @@ def measure_frames(
     voices: int = 0,
     prepare: Callable[[LanguageModel], object] = lambda _: None,
 ) -> list[FrameTime]:
-    """Measure each number of rows, with `context` positions at first and `frames` more at the end.
+    """Measure each number of rows, from `context` positions to `frames` more.
 
-    All rows share `voices` voices; with 0 each has its own. On a CPU on as many threads as the engine would. `prepare`
-    is called with the stage before.
+    All rows share `voices` voices; with 0 voices, each has its own. A CPU uses as many threads as the engine would.
+    `prepare` is called with the stage before each measurement.
     """
     threads = torch.get_num_threads()
     choose_threads(loaded.chain(1, SPAN), loaded.num_bytes).enter(0)

@@ -42,8 +42,8 @@ from s1_mini.runtime.loader import load
 from s1_mini.runtime.process import frozen, prepare_process
 
 VOICE = "suite"
-LATE_S = 1.0  # streams whose first audio comes later (p95) are too many: their listeners wait between two sentences
-STARTS = 2  # the last finds caches warm
+LATE_S = 1.0  # limit for p95 of the time to first audio; above it, listeners wait between sentences
+STARTS = 2  # the second start has warm caches
 START_LIMIT_S = 120.0
 START = """
 import sys
@@ -88,7 +88,7 @@ SAME = {  # figures of agreement, and their names there
 
 
 def judge(name: str, value: float | None, *, is_full: bool) -> dict[str, Any]:
-    """Return a figure for the line of JSON, with target and verdict (aim, must, missed) if it was measured in full."""
+    """Return a figure for the JSON output, with target and verdict (aim, must, missed) if `is_full`."""
     target = TARGETS.get(name)
     title = target.title if target else f"ms a frame, {name.removeprefix('frame_')} rows"
     figure = {"name": name, "title": title, "value": value}
@@ -119,14 +119,14 @@ class Scale:
 
     name: str = "full"
     rows: tuple[int, ...] = (1, 64, 128)
-    context: int = 300  # positions when frames are timed
-    frames: int = 100  # that are timed
-    reference_s: float = 10.0  # of the voice: with text and frames, the positions of the other parts
+    context: int = 300  # positions before the timed frames
+    frames: int = 100  # timed frames
+    reference_s: float = 10.0  # length of the voice's recording in the other parts
     max_new_tokens: int = 100
-    idle: int = 32  # requests
-    rate: float = 20.0  # requests a second
+    idle: int = 32  # requests to the idle engine
+    rate: float = 20.0  # requests per second
     rate_s: float = 12.0
-    clients: int = 512  # that saturate the engine
+    clients: int = 512  # clients that saturate the engine
     saturated_s: float = 20.0
     first_streams: int = 128
     most_streams: int = 4096
@@ -163,7 +163,7 @@ SMALL = Scale(
 def run_suite(config: EngineConfig, scale: Scale, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure all parts, one after the other; return facts, figures and their details.
 
-    `progress` is called with the name of each part. Raises what an engine raises at its start.
+    `progress` is called with the name of each part. Raises the errors of the engine's start.
     """
     begun, details = time.perf_counter(), dict[str, Any]()
     progress("start to ready")
@@ -249,7 +249,7 @@ class Parts:
         return self._bulk.closed("saturated", asks, concurrency=scale.clients, limit_s=scale.saturated_s)
 
     def streams(self) -> tuple[int, list[dict[str, Any]]]:
-        """Find the most real-time listeners, upwards by doubling, then between; return them and each try."""
+        """Find the maximum number of real-time listeners, by doubling, then bisection; return it and each try."""
         deadline = time.perf_counter() + self._scale.streams_s
         held, failed, tries = 0, self._scale.most_streams + 1, []
         count = self._scale.first_streams
@@ -289,7 +289,7 @@ class Parts:
 def listen_in_real_time(clients: Clients, asks: Sequence[Ask], *, streams: int, length_s: float) -> Load:
     """Start `streams` real-time clients one after the other within `length_s`, each with its share of the requests.
 
-    Each sends its next request when it has played the last answer, which it does from 100 ms after the first chunk on.
+    Playback starts 100 ms after the first chunk; a client sends its next request when playback has ended.
     """
     load = Load(f"{streams} streams", len(asks), concurrency=streams)
 

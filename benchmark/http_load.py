@@ -34,7 +34,7 @@ KEY = "S1_MINI_SERVER_API_KEY"
 TEXT = "The morning train was late again, and nobody knew why."
 BYTES_A_SECOND = 88_200.0  # of pcm at 44.1 kHz
 START_LIMIT_S = 120.0
-REFUSED_PAUSE_S = 1.0  # of a client after a refusal, as Retry-After says
+REFUSED_PAUSE_S = 1.0  # pause of a client after a refusal, as in Retry-After
 SEEDS = count()
 
 
@@ -74,7 +74,7 @@ class Place:
         return cls(parts.hostname or "127.0.0.1", parts.port or 80, os.environ.get(KEY))
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-        """Send one request on a connection of its own; return the response once its head has arrived."""
+        """Send one request on a new connection; return the response once its head has arrived."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
         lines = {"Host": self.host, "Content-Length": str(len(body)), "Connection": "close", **headers}
         if self.key:
@@ -138,19 +138,19 @@ class Traffic:
     streams: int
     seconds: float
     rate: float | None
-    frames: int  # of an answer, on average
-    ramp_s: float = 0.0  # before the `seconds` that count
-    listens: bool = False  # whether each client plays its answer to the end before its next request
+    frames: int  # mean length of a response
+    ramp_s: float = 0.0  # time before the measured `seconds`
+    listens: bool = False  # whether each client plays its response to the end before its next request
 
 
 @dataclass
 class Heard:
     """Figures of the clients of one process."""
 
-    sound_s: float = 0.0  # that arrived in the seconds that count
-    firsts_s: list[float] = field(default_factory=list)  # from a request to its first audio
+    sound_s: float = 0.0  # audio that arrived in the measured time
+    firsts_s: list[float] = field(default_factory=list)  # times to first audio
     failed: int = 0
-    ran_dry: int = 0  # answers with an underrun, despite a buffer
+    ran_dry: int = 0  # responses with an underrun despite a buffer
 
 
 def run_load(load: Traffic, clients: int) -> dict[str, float]:
@@ -194,7 +194,7 @@ async def _run(load: Traffic) -> Heard:
     ends = counts + load.seconds
 
     async def stream() -> None:
-        if load.listens:  # else all would end together again and again
+        if load.listens:  # otherwise all would keep ending together
             await asyncio.sleep(random.random() * load.ramp_s / 2)  # noqa: S311 - no secret
         while time.monotonic() < ends:
             await _request(load, heard, counts, ends)
@@ -211,7 +211,7 @@ async def _run(load: Traffic) -> Heard:
 
 
 async def _request(load: Traffic, heard: Heard, counts: float, ends: float) -> None:
-    """Send one request and read its answer as a player would; audio counts between `counts` and `ends`."""
+    """Send one request and read its response as a player would; audio between `counts` and `ends` is counted."""
     frames = random.randint(load.frames - load.frames // 2, load.frames + load.frames // 2)  # noqa: S311 - no secret
     sent, last, whole = time.monotonic(), b"", False
     begun, sound_s, ran_dry = sent, 0.0, False

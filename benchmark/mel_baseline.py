@@ -1,10 +1,10 @@
-"""The mel family against a plain baseline on one machine: the gain of its techniques.
+"""Compares the mel family with a plain baseline on one machine: the gain of its techniques.
 
-The baseline is in float32, one request at a time, keeps no keys and values (every step recomputes its whole prefix,
+The baseline runs in float32, one request at a time, without a KV cache (every step recomputes its whole prefix,
 causally, so that the result is the same), waits for the device after every request, and copies all intermediate results
-to the host. Prenet dropout is off on all sides, so that waves can be compared. Numbers of frames are fixed by the text,
-fifteen characters a second, since random weights end anywhere. `transformers` is measured, too, with a checkpoint in
-the published form. Every figure is measured except `derived` and `GMAC`, and the number of runs is printed.
+to the host. Prenet dropout is off everywhere, so that waves can be compared. The text determines the number of frames
+(fifteen characters per second), because random weights end anywhere. `transformers` is also measured, with a checkpoint
+in the published form. Every figure is measured except `derived` and `GMAC`, and the number of runs is printed.
 
 s1-mini random-checkpoint speecht5 --family mel --size full --form published
 python -m benchmark.mel_baseline --checkpoint speecht5 --output mel.json
@@ -131,7 +131,7 @@ class Baseline:
 
 
 class Original:
-    """The same weights in `transformers`, float32 and one request at a time: also with a KV cache."""
+    """The same weights in `transformers`, in float32, one request at a time, with a KV cache."""
 
     def __init__(self, directory: Path, loaded: LoadedMel) -> None:
         from transformers import SpeechT5ForTextToSpeech, SpeechT5HifiGan
@@ -209,7 +209,7 @@ def measure_each(
 ) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Generate texts one after the other; return latencies, differences from the `expected` waves, and the waves.
 
-    `speak` may return an iterator, whose rest is not timed; the waves are then the expected ones.
+    If `speak` returns an iterator, only its first item is timed, and the waves are the expected ones.
     """
     seconds, processor_s, waves = [], 0.0, []
     for text in texts:
@@ -242,10 +242,10 @@ def measure_each(
 
 
 def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float:
-    """Return the multiplications of decoding, as derived: by steps S and tokens T, of width d and L layers.
+    """Return the multiplications of decoding, derived from steps S, tokens T, width d and L layers.
 
-    With caches L (12 d² S + d S² + 2 d S T + 2 d² T), and the prenet P S; without, each step does it for all before it:
-    L (12 d² S²/2 + d S³/3 · 2 + d S² T + 2 d² S T), and P S²/2.
+    With caches, L (12 d² S + d S² + 2 d S T + 2 d² T), and the prenet P S. Without, each step repeats the work of all
+    earlier ones: L (12 d² S²/2 + d S³/3 · 2 + d S² T + 2 d² S T), and P S²/2.
     """
     width, layers = config.width, config.decoder_layers
     matrices = 6 * width**2 + 2 * width * config.decoder_ffn  # of a step: all but the text's keys and values
@@ -341,7 +341,7 @@ class Comparison:
     def batches(self, requests: Sequence[int], repeats: int) -> list[dict[str, Any]]:
         """Measure requests of fifty characters that arrive at once: the engine `repeats` times, the baseline once.
 
-        The baseline generates one after the other, so that its first N of the largest number are a queue of N.
+        The baseline generates one after the other, so the first N of its longest queue are also its queue of N.
         """
         text, steps, found = FIFTY, self.steps(FIFTY), []
         begun, ends = time.perf_counter(), []
@@ -391,7 +391,7 @@ class Comparison:
     def add_use(
         self, text: str, before: dict[str, Section], after: dict[str, Section], batches: list[dict[str, Any]]
     ) -> None:
-        """Add how long a GPU computes, in separate runs: torch's profiler is off where seconds are taken."""
+        """Add the time that a GPU computes, from separate runs, because torch's profiler would affect the timings."""
         if self.device.type != "cuda":
             return
         clock = Clock(self.device, SECTIONS)
@@ -409,7 +409,7 @@ class Comparison:
             batch["gpu_use"] = self._busy(partial(whole.time, "", ask), whole).get("", 0.0) / batch["seconds"]
 
     def _busy(self, work: Callable[[], object], clock: Clock) -> dict[str, float]:
-        """Run work again; return the seconds that kernels run in the sections of its clock."""
+        """Run work again; return the seconds of kernels in the sections of its clock."""
 
         def spans() -> Sequence[Span]:
             work()
@@ -462,7 +462,7 @@ class Comparison:
             self._stage.step([0], 1)()
 
     def _timed(self, work: Callable[[int], object], count: int) -> float:
-        """Return the seconds of some work: on a CPU of the processor, so that other work on the machine counts less."""
+        """Return the seconds of some work; on a CPU its CPU time, so that other work on the machine counts less."""
         on_cpu = self.device.type == "cpu"
         now, took = time.process_time if on_cpu else time.perf_counter, []
         self._clock.rest()
@@ -475,7 +475,7 @@ class Comparison:
 
 
 def tables(result: dict[str, Any], sections: Sequence[dict[str, Section]]) -> str:
-    """Return all tables but that of the growth."""
+    """Return all tables except that of the growth."""
     section_head = [
         "section",
         *(f"{when} {what}" for when in ("before", "after") for what in ("s", "MB", "use %", "GB/s")),
@@ -496,7 +496,7 @@ def tables(result: dict[str, Any], sections: Sequence[dict[str, Section]]) -> st
 
 
 def main() -> None:
-    """Measure, print tables and a line of JSON, and write that to a file if asked to."""
+    """Measure, print tables and a line of JSON, and write the JSON to `--output` if given."""
     parser = make_parser(__doc__)
     parser.add_argument("--precision", default="auto", help="precision of the engine's model [auto]")
     parser.add_argument(

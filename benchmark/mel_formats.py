@@ -33,7 +33,7 @@ from s1_mini.text.tidy import tidied
 from s1_mini.voices.library import CheckpointVoices
 
 FP8 = torch.float8_e4m3fn
-LIMIT = 0.05  # of the mel's standard deviation: up to here the quality counts as the same
+LIMIT = 0.05  # share of the mel's standard deviation up to which the quality counts as equal
 NUM_CEPSTRA = 13
 
 
@@ -61,7 +61,7 @@ class Quality(NamedTuple):
     """Distance of a format from float32."""
 
     name: str
-    distance: float  # root mean square of the difference, by the standard deviation of float32's mel
+    distance: float  # root mean square of the difference, divided by the standard deviation of float32's mel
     mcd_db: float
     pesq: float | None
 
@@ -135,7 +135,7 @@ def measure(directory: Path, device: torch.device, text: str) -> list[Quality]:
 
 
 def main() -> None:
-    """Measure, print a table and a line of JSON, and write that to a file if asked to."""
+    """Measure, print a table and a line of JSON, and write the JSON to `--output` if given."""
     parser = make_parser(__doc__)
     parser.add_argument("--text", default=FIFTY, help="text to synthesize")
     parser.add_argument("--output", type=Path, help="write the results to this JSON file")

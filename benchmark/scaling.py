@@ -36,7 +36,7 @@ from s1_mini.server.connections import open_more_files
 
 START_LIMIT_S = 600.0
 POLL_INTERVAL_S = 0.05
-KILL_AFTER = 0.3  # of the seconds of a load
+KILL_AFTER = 0.3  # share of a load's duration after which a replica is killed
 # Keys of the JSON and heads of the table. Times are in ms, or seconds where the name ends in _s.
 HEADS = {
     "replicas": "replicas",
@@ -110,7 +110,7 @@ class Server:
 
 
 def measure(server: Server, replicas: int, plan: Namespace, began: float) -> dict[str, Any]:
-    """Load a server that starts; return the figures of `HEADS`, but `of_one`, and some more."""
+    """Load a server that is starting; return the figures of `HEADS` except `of_one`, and some more."""
     server.wait()
     ready_s, clients = time.monotonic() - began, 2 * replicas
     many = Traffic(server.place, replicas * plan.streams, plan.seconds, None, plan.frames, plan.ramp_s)

@@ -47,7 +47,7 @@ class Section:
 
 
 class Span(NamedTuple):
-    """When a section ran, by the system's clock."""
+    """Start and end of a section, by the system's clock."""
 
     name: str
     start_ns: int
@@ -60,7 +60,7 @@ class Clock(Timer):
     def __init__(
         self, device: torch.device, names: Iterable[str] = (), renames: Mapping[str, str] | None = None
     ) -> None:
-        """Begin with sections of these names; a timed section may have another name."""
+        """`names` are the sections; `renames` maps names of timed work to other names."""
         super().__init__(device)
         self._names, self._renames, self._cores = tuple(names), renames or {}, num_cores()
         self.forget()
@@ -98,7 +98,7 @@ class Clock(Timer):
         self.parts.setdefault(self._renames.get(name, name), Section()).seconds += seconds
 
     def _memory_mb(self) -> float:
-        """Return the memory in use: torch's on a GPU, else the resident memory of this process."""
+        """Return the memory in use: torch's on a GPU, otherwise the resident memory of this process."""
         num_bytes = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else resident_bytes()
         return num_bytes / 1e6
 

@@ -29,7 +29,7 @@ from s1_mini.bench.clients import resident_bytes
 
 SEEDS = 16  # number of different requests
 PING_INTERVAL_S = 0.1
-ANSWER_LIMIT_S = 120.0  # an answer that takes longer is lost
+ANSWER_LIMIT_S = 120.0  # a response that takes longer counts as lost
 MEMORY_INTERVAL_S = 0.5
 HEAD = ["minute", "whole", "vanished", "first ms p50", "/ping ms p50", "p99", "MiB"]
 
@@ -45,7 +45,7 @@ class Minute:
     memory: list[int] = field(default_factory=list)  # bytes
 
     def row(self) -> list[float]:
-        """Return the figures of a row of the table, but its number."""
+        """Return the figures of a row of the table, without its number."""
         pings = [quantile_ms(self.pings_s, share) for share in (0.5, 0.99)]
         mib = round(sum(self.memory) / len(self.memory) / 2**20, 1) if self.memory else 0.0
         return [self.whole, self.vanished, quantile_ms(self.first_s, 0.5), *pings, mib]
@@ -73,7 +73,7 @@ class Tally:
 
 
 async def listen(place: Place, tally: Tally, number: int, chance: random.Random | None = None) -> None:
-    """Read a stream to its end mark; with `chance` only some chunks, then disconnect, half of the time by reset."""
+    """Read a stream to its end mark; with `chance`, read only some chunks, then disconnect, sometimes by a reset."""
     started, digest, length = time.monotonic(), hashlib.sha256(), 0
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
@@ -113,7 +113,7 @@ async def speak(place: Place, number: int, frames: int = 60) -> Answer:
 
 
 async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Tally:
-    """Keep `streams` streams in flight for `seconds`; then disconnect as many clients at one moment."""
+    """Keep `streams` streams in flight for `seconds`; then disconnect the same number of clients at one moment."""
     tally, chance = Tally(), random.Random(1)  # noqa: S311 - a choice, no secret
     ends = tally.started + seconds
 
@@ -212,7 +212,7 @@ def measure(
 
 
 def main() -> int:
-    """Load the server that is named, or one of our own."""
+    """Load the server at `--url`, or start one."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument(
         "--streams", type=int, default=64, help="concurrent streams; every second client disconnects early [64]"

@@ -35,7 +35,7 @@ from s1_mini.types import SamplingParams, Voice
 
 STAGES = ("semantic", "coarse")
 STEPS = 60  # tokens of each sequence: a coarse window
-LATE_WINDOW = 12  # of a coarse sequence, which sees as much before it as any can
+LATE_WINDOW = 12  # a window of a coarse sequence with the maximum of earlier codes
 TEXT = range(1000, 1040)
 
 
@@ -85,7 +85,7 @@ def measure(config: CascadeConfig, stages: tuple[Stage, ...], number: int, rows:
 
 
 def clocks(stage: Stage) -> np.ndarray:
-    """Return wall time and the CPU time of a stage [2], its worker process included."""
+    """Return wall time and the CPU time of a stage [2], including its worker process."""
     seconds = time.process_time()
     if isinstance(stage, WorkedStage):
         seconds += sum(psutil.Process(stage.worker.pid).cpu_times()[:2])

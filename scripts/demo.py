@@ -2,8 +2,8 @@
 
 Example: python scripts/demo.py "Any sentence." -o demo.wav
 
-Needs Python 3.11 or newer and this checkout, nothing else. Unless a checkpoint is named, the voice in the package
-speaks. The server is `s1-mini serve --local-endpoint demo`, and boto3 (`s1-mini endpoint invoke demo`) asks it.
+Needs only Python 3.11 or newer and this checkout. Without a checkpoint, it uses the built-in voice. The server is
+`s1-mini serve --local-endpoint demo`, called with boto3 (`s1-mini endpoint invoke demo`).
 """
 
 import argparse
@@ -23,7 +23,7 @@ import environment
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT_VARIABLE = "S1_MINI_CHECKPOINT_PATH"
 ENDPOINT = "demo"
-START_S = 300  # a large checkpoint takes its time
+START_S = 300  # start timeout, enough for a large checkpoint
 
 
 def main(arguments: "list[str]") -> int:
@@ -31,7 +31,7 @@ def main(arguments: "list[str]") -> int:
     options, passed_on = parse(arguments)
     python = environment.ensure(ROOT)
     env = environment.child_env(os.environ, sys.stderr.isatty())
-    env["PYTHONSAFEPATH"] = "1"  # a random.py in the person's folder is not ours
+    env["PYTHONSAFEPATH"] = "1"  # do not import a random.py in the user's folder
     if options.checkpoint:
         env[CHECKPOINT_VARIABLE] = options.checkpoint
     port = free_port()

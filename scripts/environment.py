@@ -95,8 +95,8 @@ class Recipe(NamedTuple):
 
     folder: str
     needed_bytes: int
-    parts: "Mapping[str, str]"  # part → its lock file, with hashes; the first part is always wanted
-    unhashed: str  # the lock file, of the first part too, that is installed after the others; none if empty
+    parts: "Mapping[str, str]"  # part → its lock file, with hashes; the first part is always installed
+    unhashed: str  # a lock file of the first part without hashes, installed after the others; none if empty
     with_checkout: bool
 
 
@@ -175,7 +175,7 @@ def child_env(environ: "Mapping[str, str]", is_terminal: bool) -> "dict[str, str
         dropped |= {"FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "MYPY_FORCE_COLOR"}
     env = {name: value for name, value in environ.items() if name not in dropped}
     env["PYTHONUTF8"] = "1"
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait do not fight for the cores with other programs
+    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads do not compete for cores with other programs
     if not is_terminal:
         env["NO_COLOR"] = "1"
     return env
@@ -214,7 +214,7 @@ class Environment:
         if not self.is_ready(wanted):
             self.venv.mkdir(exist_ok=True)
             with only_one(self.venv / LOCK_NAME):
-                if not self.is_ready(wanted):  # the run that was waited for may have done it
+                if not self.is_ready(wanted):  # the previous holder of the lock may have done it
                     self._build(wanted)
         return self.python
 
@@ -235,7 +235,7 @@ class Environment:
         return all(state.installed.get(part) == wanted[part] for part in wanted) and not self._fault(state)
 
     def _fault(self, state: State) -> str:
-        """Return why the environment must be rebuilt, or an empty string; one made by hand is kept if it works."""
+        """Return why the environment must be rebuilt, or an empty string. A working one made by hand is kept."""
         if not (self.venv / "pyvenv.cfg").exists():
             return "it is not a virtual environment"
         if state.step == "create" or (state.step == "install" and PIP_HAS_BEGUN in self._last_step()):
@@ -265,7 +265,7 @@ class Environment:
         self._install(wanted, state._replace(root=str(self.root)))
 
     def _clear(self, fault: str) -> None:
-        """Remove everything but the files of this run."""
+        """Remove everything except the files of this run."""
         found = [path for path in self.venv.iterdir() if path.name not in (LOCK_NAME, STATE_NAME, LOG_NAME)]
         if found:
             say(f"Removing the old {self.recipe.folder} ({fault}) …")

@@ -2,10 +2,10 @@
 
 Example: python scripts/lock.py --upgrade fastapi
 
-Run it after a change to a requirements file. Versions stay as they are unless they must change or --upgrade names them;
-torch's and pip's are written by hand (requirements-torch.lock.txt and requirements-pip.lock.txt say why). Needs uv
-(`pip install uv`) and a package index. `--check` needs neither: it only confirms that each package that a requirements
-file names is pinned, and that its pin says `via -r` that file.
+Run it after a change to a requirements file. Versions are kept unless they must change or --upgrade names them. The
+files of torch and pip are edited by hand (requirements-torch.lock.txt and requirements-pip.lock.txt say why). Needs uv
+(`pip install uv`) and a package index. `--check` needs neither: it only checks that each package in a requirements file
+is pinned, and that its pin has `via -r` and the file's name.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TORCH = "requirements-torch.lock.txt"
 COMMAND = (
     "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --annotation-style line --quiet"
 )
-# What torch brings where it is built for CUDA: it names the versions itself, and other builds have no such packages.
+# Dependencies of CUDA builds of torch, which pin them; other builds do not have these packages.
 WITH_TORCH = re.compile(r"torch|triton|(cuda|nvidia)-.*")
 BROWSER = "sys_platform == 'emscripten'"  # a Python in which no torch runs
 
@@ -107,7 +107,7 @@ def unmarked(lock: Lock) -> "list[str]":
 
 
 def compiled(lock: Lock, text: str, upgrades: "Sequence[str]") -> str:
-    """Return what uv makes of the inputs; what `text` pins stays where it can."""
+    """Return uv's lock file for the inputs; pins in `text` are kept if possible."""
     command = [*COMMAND.split(), *lock.inputs, f"--constraint={TORCH}"]
     command += [f"--constraint={name}" for name in lock.constraints]
     command += [f"--upgrade-package={name}" for name in upgrades]
@@ -143,7 +143,7 @@ def pins(text: str) -> "list[str]":
 
 
 def kept(text: str, without: "set[str]") -> str:
-    """Return the pins but those of `without`, those that come with torch and those for a browser."""
+    """Return the pins except those in `without`, those that come with torch and those for a browser."""
     return "".join(
         block
         for name, block in zip(pins(text), blocks(text), strict=True)

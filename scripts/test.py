@@ -2,9 +2,9 @@
 
 Example: python scripts/test.py -k scheduler
 
-Needs Python 3.11 or newer and this checkout, nothing else. Every check runs, also after one that failed; the exit
-code is 0 only if all passed. Arguments go to pytest. With --infra only the tests of infra/ run, in `.venv-infra`: cdk
-synth and the tests of its templates. They also need Node 20 or newer.
+Needs only Python 3.11 or newer and this checkout. Every check runs, even after one has failed; the exit code is 0 only
+if all passed. Arguments are passed to pytest. With --infra, only the tests of infra/ run, in `.venv-infra`: cdk synth
+and the tests of its templates. They also need Node 20 or newer.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
 
 def main(arguments: "list[str]") -> int:
-    """Run all checks in the folder of the checkout and close with a summary."""
+    """Run all checks in the folder of the checkout, then print a summary."""
     marks, pytest_arguments = parse(arguments)
     if marks == "infra":
         require_node(node_version())

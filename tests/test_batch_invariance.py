@@ -72,7 +72,7 @@ def test_a_request_sounds_the_same_alone_and_in_a_batch(
     assert same(together(engine, count), alone) == [True] * 8
 
 
-def test_it_does_so_after_a_restart_with_other_slots_and_no_cached_prefix(
+def test_a_request_sounds_the_same_after_a_restart_with_other_slots_and_no_cached_prefix(
     small: Path, tone: np.ndarray, alone: list[np.ndarray]
 ) -> None:
     engine = start(small, tone, max_columns=400, max_batch_size=12, kv_cache_size=0)
@@ -82,7 +82,7 @@ def test_it_does_so_after_a_restart_with_other_slots_and_no_cached_prefix(
         engine.stop()
 
 
-def test_it_does_so_in_a_batch_that_shares_its_voices_prefix(
+def test_a_request_sounds_the_same_in_a_batch_that_shares_its_voices_prefix(
     small: Path, tone: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_attention, "PROGRAMS", 64)  # so that 64 rows of two heads are in one part

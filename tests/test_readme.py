@@ -63,7 +63,7 @@ def test_python_blocks_run(page: str, code: str, desk: Path, capsys: pytest.Capt
     assert said or soundfile.info(desk / "morning.mp3").frames > 0
 
 
-def test_the_first_python_is_four_lines_and_all_is_read_in_a_few_minutes() -> None:
+def test_the_first_python_is_four_lines_and_the_readme_is_short() -> None:
     assert len([line for line in blocks("python")[0].splitlines() if line]) <= 4
     assert len(README.split()) <= 1000
 
@@ -112,7 +112,7 @@ def test_commands_run_in_order(
 
 
 @pytest.mark.slow
-def test_the_way_to_an_endpoint_and_back_runs_in_order(
+def test_the_commands_of_an_endpoint_run_in_order(
     desk: Path, tiny: Path, account: None, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """AWS is moto, which cannot invoke an endpoint: the container on a socket replaces it."""

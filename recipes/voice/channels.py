@@ -21,13 +21,13 @@ from s1_mini.codecs.dac.model import Dac, DecoderBlock, EncoderBlock
 from s1_mini.codecs.stream_state import NoState
 from s1_mini.kernels.backend import runs_triton
 
-PIECE = 2048  # steps of which one product gives a share of a weight's gradient
+PIECE = 2048  # steps per product that computes a part of a weight's gradient
 
 
 def _of_weight(x: Tensor, gradient: Tensor) -> Tensor:
     """Return the gradient [I, O] of a weight from x [N, I] and the gradient [N, O] of their product.
 
-    It is summed over many pieces, since one product over this many steps would keep few multiprocessors busy.
+    It is summed over many pieces, because one product over all steps would keep few multiprocessors busy.
     """
     pieces = _pieces(len(x))
     if pieces == 1:
@@ -45,7 +45,7 @@ def _pieces(length: int) -> int:
 
 
 class _Product(torch.autograd.Function):
-    """x [N, I] times weight [I, O] plus bias [O]; x and weight are of one type, the gradients of both others float."""
+    """x [N, I] times weight [I, O] plus bias [O]; x and weight share a dtype, weight and bias have float gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def unit(x: Tensor, layer: ResidualUnit) -> Tensor:
 
 
 def convnext(x: Tensor, layer: ConvNeXtBlock) -> Tensor:
-    """Apply a ConvNeXt block to x [B, T, C]; for so few channels to a group cuDNN is slow, or knows no way."""
+    """Apply a ConvNeXt block to x [B, T, C]; cuDNN is slow, or fails, with so few channels per group."""
     conv, length = layer.dwconv.conv, x.shape[1]
     assert conv.bias is not None
     padded = F.pad(x, (0, 0, layer.dwconv.context, 0))

@@ -25,12 +25,12 @@ from s1_mini.codecs.dac.model import Dac, Quantizer, VectorQuantizer
 
 @dataclass(frozen=True)
 class Stage:
-    """How long and how fast a stage trains, and with what."""
+    """Duration, learning rate and options of a training stage."""
 
     schedule: Schedule
     rows: int
     bypass: float  # share of rows that are not quantised (Défossez et al. 2024, Mimi)
-    dropout: float  # share of rows that use only the first few codebooks, so that those carry the most
+    dropout: float  # share of rows that use only the first few codebooks, so that these carry most information
     is_adversarial: bool = True
     keeps_codes: bool = False
     breadth: int = 1  # of the discriminators
@@ -50,7 +50,7 @@ class SpeechPool:
     def __init__(
         self, directory: Path, *, max_samples: int, device: torch.device, part: int = 0, parts: int = 1
     ) -> None:
-        """Of several processes, each reads its own share of the shards."""
+        """Each of several processes reads its own share of the shards."""
         self._shards = NewShards(directory, lambda name: sha256(name.encode()).digest()[0] % parts == part)
         self._wave = torch.zeros(max_samples, dtype=torch.int16, device=device)
         self.num_samples = 0
@@ -96,7 +96,7 @@ class Books:
 
     @property
     def num_used(self) -> list[int]:
-        """Entries of each book that were used since the last revival."""
+        """Number of entries of each book that were used since the last revival."""
         used: list[int] = (self._used > 0).sum(1).tolist()
         return used
 
@@ -119,7 +119,7 @@ class Books:
         return torch.ones(count, device=self._used.device)
 
     def _sum(self, exact: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Sum of the first `kept` [B] books' vectors, commitment, codes [K, B, F], and what the books saw."""
+        """Sum of the first `kept` [B] books' vectors, commitment, codes [K, B, F], and the inputs of the books."""
         rest = exact.transpose(1, 2)  # [B, F, C]
         total, commitment = torch.zeros_like(rest), exact.new_zeros(())
         all_codes, all_projected = [], []
@@ -153,7 +153,7 @@ class Books:
 
 
 def initialise(module: nn.Module) -> None:
-    """Set what the codec's layers leave empty."""
+    """Initialise parameters that the codec's layers leave empty."""
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
@@ -168,20 +168,20 @@ def initialise(module: nn.Module) -> None:
 
 
 SCALES = ((64, 10, 0.5), (128, 20, 0.5), (256, 40, 1.0), (512, 80, 1.0), (1024, 100, 1.0), (2048, 160, 1.0))
-FLOOR = 2e-3  # some -70 dB: a fifth of the teacher's frames is softer than that, and inaudible
+FLOOR = 2e-3  # about -70 dB; a fifth of the teacher's frames are softer, and inaudible
 MEL, VERDICT, FEATURES = 15.0, 1.0, 0.7  # weights of the losses
 REVIVE_EVERY, REVIVE_UNTIL = 500, 0.6  # steps; share of a stage
-CROP_S = 0.5  # of every row: what the discriminators see
+CROP_S = 0.5  # length of the part of every row that the discriminators get
 LENIENT_UNTIL = 0.6  # share of a stage; after it every row is quantised by all books
 SAVE_EVERY_S, PUBLISH_EVERY_S = 300.0, 60.0
-SOFTER_SHARE, SOFTEST = 0.5, 0.3  # of rows are made softer, down to this
-POOL_S = 110 * 3600  # of speech on the device at most
+SOFTER_SHARE, SOFTEST = 0.5, 0.3  # share of rows that are made softer, and the smallest factor
+POOL_S = 110 * 3600  # maximum duration of speech on the device
 MIN_POOL_S, MAX_WAIT_S = 60, 120
 DECODING = ("decoder.", "quantizer.post_module.", "quantizer.upsample.")
 
 
 class CodecTraining(TimedTraining):
-    """The codec, its discriminators if any, the speech it learns from, and its steps."""
+    """The codec, its discriminators if any, its training speech, and its steps."""
 
     report_every = 1000
 
@@ -262,7 +262,7 @@ class CodecTraining(TimedTraining):
             self._judges_optimiser.step()
 
     def _deceive(self, false: Tensor, features: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The decoder's loss. The judges' gradients, which are there already, stay as they are."""
+        """The decoder's loss. The judges' gradients, which already exist, are not changed."""
         for judge in self._judges:
             judge.requires_grad_(False)
         verdict, distance = self.adversary.deceive(false, features)
@@ -282,7 +282,7 @@ class CodecTraining(TimedTraining):
         return waves.gather(2, index.expand(-1, waves.shape[1], -1))
 
     def _coded(self, wave: Tensor) -> tuple[Tensor, Tensor]:
-        """Quantised vectors of waves, and what is lost by quantising them."""
+        """Quantised vectors of waves, and the loss from quantising them."""
         with self.half():
             exact = self._halves.latents(wave)
         exact = exact.float()
@@ -362,7 +362,7 @@ class CodecTraining(TimedTraining):
         (self.work / "codec_config.json").write_text(config, encoding="utf-8")
 
     def resume(self) -> bool:
-        """Continue from the stage's own state, or else from the codec and the discriminators of the stage before."""
+        """Continue from the stage's own state, otherwise from the codec and discriminators of the previous stage."""
         has_state = super().resume()
         if not has_state and self.stage.is_adversarial and self._judges_path.exists():
             self.adversary.load_state_dict(torch.load(self._judges_path, weights_only=True))

@@ -34,7 +34,7 @@ class Ears:
     def words(self, wave: Wave, rate: int) -> str:
         """Return the transcript of Whisper base, with figures as they are read aloud.
 
-        Where it repeats itself over and over, it decodes again at a higher temperature, as its authors intend.
+        If it repeats itself, it decodes again at a higher temperature, as its authors intend.
         """
         segments, _ = self._whisper.transcribe(
             _at_16k(wave, rate), language="en", beam_size=5, temperature=(0.0, 0.2, 0.4)
@@ -47,7 +47,7 @@ class Ears:
             return float(self._distillmos(torch.from_numpy(_at_16k(wave, rate)).unsqueeze(0)).item())
 
     def quality(self, wave: Wave, rate: int) -> float:
-        """DNSMOS overall, from 1 to 5; made to judge the suppression of noise."""
+        """DNSMOS overall, from 1 to 5; designed to rate noise suppression."""
         return overall_quality(_at_16k(wave, rate))
 
     def voice(self, wave: Wave, rate: int) -> NDArray[np.float32]:
@@ -119,7 +119,7 @@ def overall_quality(wave_16k: NDArray[np.generic]) -> float:
     """Predict the overall opinion (1 to 5) of one recording: the mean of its 9.01 s windows, one a second.
 
     A shorter recording is repeated up to 9.01 s and judged once. (speechmos doubles it until it is long enough and
-    judges every second's shift: up to eight times the work.) NaN for a recording without samples.
+    judges a window for every second: up to eight times the work.) NaN for a recording without samples.
     """
     scale = 32768.0 if np.issubdtype(wave_16k.dtype, np.integer) else 1.0
     wave = np.clip(wave_16k.astype(np.float32) / scale, -1, 1)
@@ -128,7 +128,7 @@ def overall_quality(wave_16k: NDArray[np.generic]) -> float:
     if len(wave) < WINDOW:
         wave = np.resize(wave, WINDOW)
     windows = [wave[start : start + WINDOW] for start in range(0, len(wave) - WINDOW + 1, EAR_RATE)]
-    # one by one: the same figures whatever the number of windows
+    # One at a time, so that the figures do not depend on the number of windows.
     raw = [_network().run(None, {"input_1": window[None]})[0][0][2] for window in windows]
     return float(np.mean(OVERALL(np.array(raw, np.float64))))
 

@@ -2,10 +2,10 @@
 
 python -m recipes.voice.export --work DIR --teacher DIR --output build/voice
 
-`DIR` holds the finished codec and model, `--teacher` is what `packages.py` wrote. Every voice is an encoded
-utterance of the teacher. Two adjustments that listeners prefer are folded into the weights, so that they apply at every
-setting: a lower temperature of both transformers, most of the depth transformer, and slightly louder audio. The codec's
-config raises the volume further and limits the peaks. Needs hibari-tts.
+`DIR` has the finished codec and model; `--teacher` is the output of `packages.py`. Every voice is an encoded utterance
+of the teacher. Two adjustments that listeners prefer are folded into the weights, so that they apply with all settings:
+a lower temperature of both transformers, mainly the depth transformer, and slightly louder audio. The codec's config
+raises the volume further and limits the peaks. Needs hibari-tts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from s1_mini.voices.library import FOLDER, write_voice
 # Logits are multiplied by these, of the backbone and of the depth transformer
 # (docs/internals/voice_measured.md).
 SLOW_COLDER, COLDER = 1.25, 1.6
-LOUDER_DB = 0.2  # than what it was trained on comes out
+LOUDER_DB = 0.2  # gain relative to the trained codec
 # With these (`DacConfig`) all voices are at -16.0 to -16.7 LUFS, and no sample is beyond -1.1 dB.
 BOUND = {"drive": 1.25, "ceiling": 0.88}
 
-# What each says to be known by, and how it is described: of five sentences the one whose clone had the best DistillMOS
-# (three sentences, 3.7 to 4.3). `emily` is not among them: 2.9 at best. The first is the default.
+# Reference sentence and description of each voice: of five sentences, the one whose clone had the best DistillMOS
+# (three sentences, 3.7 to 4.3). `emily` is left out (2.9 at best). The first voice is the default.
 REFERENCES = {
     "julia": ("Yesterday evening, the whole family sat together and played cards.", "a woman, American, even"),
     "clara": ("She bought two apples, a loaf of bread, and a very small cake.", "a woman, British, clear"),
@@ -66,7 +66,7 @@ def references(teacher: Path) -> dict[str, Tensor]:
 
 
 def finished(work: Path, output: Path) -> None:
-    """Copy the checkpoint of `work` to `output`, colder and louder."""
+    """Copy the checkpoint of `work` to `output` with a lower temperature and louder audio."""
     shutil.copytree(work, output, ignore=shutil.ignore_patterns("*.safetensors", "*.pt", "tokens", "speech"))
     model, codec = load_file(work / "model.safetensors"), load_file(work / "codec.safetensors")
     for name, factor in factors(codec).items():
@@ -79,9 +79,9 @@ def finished(work: Path, output: Path) -> None:
 
 
 def factors(codec: Container[str]) -> dict[str, float]:
-    """Return the factors of weights that make the model colder and the codec louder, by name."""
+    """Return the factors of weights that lower the model's temperature and make the codec louder, by name."""
     last = max(number for number in range(100) if f"decoder.model.{number}.conv.weight" in codec)
-    gain = 10 ** (LOUDER_DB / 20)  # what follows is the hyperbolic tangent
+    gain = 10 ** (LOUDER_DB / 20)  # before the hyperbolic tangent
     convolution = {f"decoder.model.{last}.conv.{name}": gain for name in ("weight", "bias")}
     return {"output.weight": SLOW_COLDER, "fast_output.weight": COLDER} | convolution
 

@@ -4,9 +4,9 @@ python -m recipes.voice.judge --packages DIR --checkpoint DIR [--checkpoint DIR 
     [--who default voices clones] [--speech HELD.npz --phonemes HELD.xz [--recording-s 7]]
 
 Every checkpoint synthesizes the same held-out sentences on the CPU, with the engine's defaults: in its default voice,
-in all of its voices in turn, or as the held-out speakers that `gate.py speak` wrote to `--speech`, each cloned from
-another of its utterances, or from several of a given total length, next to the teacher's own audio. `--packages` is the
-output of `packages.py`. Needs this folder's `requirements.txt`.
+in all of its voices in turn, or as the held-out speakers that `gate.py speak` wrote to `--speech`, compared with the
+teacher's own audio. These are cloned from another utterance of the speaker, or several of a given total length.
+`--packages` is the output of `packages.py`. Needs this folder's `requirements.txt`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from recipes.voice.words import compare
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.codecs.dac.config import read_dac_config
 
-KINDS = ("plain", "numbers", "plain", "names", "plain", "short", "plain", "long")  # of every eight sentences
-LOUDNESS, MARGIN, PEAK = -16.0, 1.0, -1.0  # LUFS, LU, dBTP: what voices ship at
-MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # beyond it, the generation has run away
+KINDS = ("plain", "numbers", "plain", "names", "plain", "short", "plain", "long")  # kinds of each eight sentences
+LOUDNESS, MARGIN, PEAK = -16.0, 1.0, -1.0  # target of exported voices: LUFS, LU, dBTP
+MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # a longer generation counts as not stopping
 # Figures of a table: heading and format.
 COLUMNS = {
     "distillmos": ("DistillMOS", "{:.2f}"),
@@ -65,14 +65,14 @@ class Held(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A sentence as a voice says it: float32 [T]."""
+    """A sentence spoken by a voice: float32 [T]."""
 
     text: str
     voice: str  # utterances of one voice should sound alike
     wave: Wave
     rate: int
-    reference: Wave | None = None  # of the same rate, whom it is to sound like
-    ended: bool = True  # by itself
+    reference: Wave | None = None  # recording of the cloned speaker, at the same rate
+    ended: bool = True  # whether the generation stopped by itself
     took_s: float = 0.0
 
 
@@ -93,7 +93,7 @@ def sentences(count: int) -> list[str]:
 
 
 class Speaker:
-    """An engine on the CPU that says texts, each with a seed of its own, up to a length that no sentence needs."""
+    """An engine on the CPU that speaks texts, each with its own seed, up to a length that no sentence needs."""
 
     def __init__(self, engine: ProductionTTSEngine, frames_per_s: float) -> None:
         self.engine, self._frames_per_s = engine, frames_per_s
@@ -132,7 +132,7 @@ class Speaker:
 
 
 def recording(one: Held, held: Sequence[Held], seconds: float) -> Held | None:
-    """Join other utterances of a speaker, the first and more until they last so long; nothing if it has no other."""
+    """Join other utterances of a speaker until they last `seconds`; None if there is no other."""
     taken: list[Held] = []
     for other in held:
         if other.speaker == one.speaker and other is not one:
@@ -145,7 +145,7 @@ def recording(one: Held, held: Sequence[Held], seconds: float) -> Held | None:
 
 
 def judge(said: Iterable[Said], ears: Ears) -> dict[str, float]:
-    """Return figures of utterances: means, but `lowest` and `peak`, and counts and errors in percent."""
+    """Return figures of utterances: means (except `lowest` and `peak`), and counts and errors in percent."""
     natural, quality, alike, loud, peaks, wrong, words, late = [], [], [], [], [], 0, 0, 0
     took_s = seconds = 0.0
     before: dict[str, Wave] = {}
@@ -177,7 +177,7 @@ def judge(said: Iterable[Said], ears: Ears) -> dict[str, float]:
 
 
 def true_peak(wave: Wave, rate: int) -> float:
-    """The highest level between samples, too, in dB of full scale (four times the rate, as ITU-R BS.1770-4 has it)."""
+    """The true peak in dBTP, including levels between samples (4 × oversampling, ITU-R BS.1770-4)."""
     return 20 * math.log10(max(1e-6, float(np.abs(_resampled(wave, rate, 4 * rate)).max())))
 
 

@@ -7,18 +7,18 @@ import math
 import torch
 from torch import Tensor
 
-LOUDNESS = -17.0  # LUFS; -16 is what voices ship at, and a decoded voice comes out a little louder or softer
-KNEE, PEAK = 0.6, 0.85  # of full scale: above the knee waves are bent, so that none goes beyond the peak
+LOUDNESS = -17.0  # LUFS; exported voices have -16, and decoding changes the loudness a little
+KNEE, PEAK = 0.6, 0.85  # of full scale: above the knee, waves are compressed to stay below the peak
 BLOCK_S, HOP_S = 0.4, 0.1
 EVEN = 2400  # samples
-ABSOLUTE_GATE, RELATIVE_GATE = -70.0, -10.0  # LUFS, and LU below the mean of what passed the first
+ABSOLUTE_GATE, RELATIVE_GATE = -70.0, -10.0  # LUFS; LU below the mean of the blocks that pass the first gate
 
 
 def loudness(waves: Tensor, rate: int) -> Tensor:
     """Integrated loudness in LUFS [B] of mono waves [B, T]; minus infinity for silence."""
     length, block, hop = waves.shape[-1], round(BLOCK_S * rate), round(HOP_S * rate)
     padded = torch.nn.functional.pad(waves.float(), (0, max(0, block - length)))
-    # Room for the filters' tails, and few lengths without large prime factors: others cost a GPU much memory.
+    # Room for the filters' tails, and few lengths, without large prime factors, which would take much GPU memory.
     transformed = -(-(padded.shape[-1] + rate // 10) // EVEN) * EVEN
     spectrum = torch.fft.rfft(padded, n=transformed)
     frequencies = torch.linspace(0, rate / 2, spectrum.shape[-1], device=waves.device)
@@ -51,7 +51,7 @@ def levelled(waves: Tensor, rate: int, target: float = LOUDNESS) -> Tensor:
 
 
 def bounded(waves: Tensor) -> Tensor:
-    """Bend what is louder than `KNEE`, so that nothing goes beyond `PEAK`."""
+    """Compress samples above `KNEE`, so that none exceeds `PEAK`."""
     room = PEAK - KNEE
     bent = KNEE + room * ((waves.abs() - KNEE).clamp_min(0) / room).tanh()
     return torch.where(waves.abs() > KNEE, waves.sign() * bent, waves)

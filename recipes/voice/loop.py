@@ -4,9 +4,9 @@
 weights. With the latter alone, training starts from those weights with a fresh optimiser.
 
 A step is two CUDA graphs, because launching thousands of small kernels one by one makes small models slow to train.
-Between them gradients are averaged over the processes of a `Group`, each on a GPU and on data of its own. The processes
-are started by `python -m torch.distributed.run --nproc-per-node N -m MODULE …`, or with `RANK` and the other variables
-that it sets, or as one process alone. All take the same steps at the same rates, by the clock of the first.
+Between them, gradients are averaged over the processes of a `Group`, each with its own GPU and data. Processes are
+started by `python -m torch.distributed.run --nproc-per-node N -m MODULE …`, or with `RANK` and the other variables that
+it sets, or as a single process. All take the same steps at the same rates, by the clock of the first.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Schedule:
     """Duration and learning rate of a training."""
 
     total_s: float
-    rate: float  # the peak; it falls by half a cosine to a fiftieth
+    rate: float  # peak learning rate; it falls along half a cosine to a fiftieth
     warm_up: int  # steps
     mean_decay: float = 0.999  # of the exponential mean of the weights
 
 
 class TimedTraining(ABC):
-    """A network, its optimiser, the mean of its weights and the time it has had."""
+    """A network, its optimiser, the mean of its weights and its training time so far."""
 
     name: str  # of the files
     report_every: int  # steps
@@ -69,14 +69,14 @@ class TimedTraining(ABC):
 
     @property
     def done(self) -> float:
-        """Progress from 0 to 1, by which the rate falls; at 1 the training ends."""
+        """Progress from 0 to 1, which determines the learning rate; at 1 the training ends."""
         return min(1.0, self.spent / self.schedule.total_s)
 
     def wait(self) -> None:  # noqa: B027 - some have all they need
-        """Wait for the data of the first step; called after capturing, which takes long and reads no values."""
+        """Wait for the data of the first step; called after capturing, which takes long and needs no data."""
 
     def between(self) -> None:  # noqa: B027 - most have nothing to do there
-        """Do what a captured step cannot; called after every step."""
+        """Do work that cannot be captured; called after every step."""
 
     @abstractmethod
     def print_progress(self, steps_per_s: float) -> None:
@@ -177,7 +177,7 @@ class TimedTraining(ABC):
 
     @property
     def weights_path(self) -> Path:
-        """The exported weights, from which a training without a state starts."""
+        """The exported weights, from which a training without a saved state starts."""
         return self.work / f"{self.name}.safetensors"
 
     def export(self, dtype: torch.dtype) -> None:
@@ -187,7 +187,7 @@ class TimedTraining(ABC):
         (self.work / f"{self.name}.new").replace(self.weights_path)
 
     def resume(self) -> bool:
-        """Continue from the last `save` and return True, or else from exported weights, or from the beginning."""
+        """Continue from the last `save` and return True; otherwise from exported weights or from the beginning."""
         path = self.work / f"{self.name}.pt"
         if path.exists():
             self.restore(torch.load(path, map_location=self.device, weights_only=True))
@@ -205,8 +205,8 @@ Step = Callable[[], None]
 def capture(first: Step, between: Step, last: Step, device: torch.device, *, warm_up: int = 3) -> Step:
     """Run a step's three parts a few times, then return a function that replays the first and the last.
 
-    `between` is called as it is, so processes may exchange data there. The others must not read values, and their
-    optimisers must be capturable. On a CPU all three are called.
+    `between` is not captured, so processes may exchange data there. The other parts must not read values, and their
+    optimisers must be capturable. On a CPU, all three are called normally.
     """
 
     def whole() -> None:
@@ -252,8 +252,8 @@ class Group:
             torch.cuda.set_stream(torch.cuda.Stream())  # nothing can be captured from the default stream
         if "RANK" not in os.environ:
             return cls(), device
-        # Its functions keep the group that there is when they are imported, as dynamo does; then the group's threads
-        # outlive it, and at times one of them aborts the process at its end.
+        # Its functions keep the group that exists when they are imported (as by dynamo); the group's threads then
+        # outlive it, and one of them may abort the process at its end.
         importlib.import_module("torch.distributed.nn")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         group = cls(distributed.get_world_size(), distributed.get_rank())
@@ -266,12 +266,12 @@ class Group:
         return self.rank == 0
 
     def pack(self, parameters: Iterable[Tensor]) -> Tensor:
-        """All gradients one after another, for `add`; of nothing if there is one process."""
+        """Concatenate all gradients for `add`; empty if there is only one process."""
         gradients = _gradients(parameters) if self.size > 1 else []
         return torch.cat([gradient.flatten() for gradient in gradients]) if gradients else torch.empty(0)
 
     def unpack(self, packed: Tensor, parameters: Iterable[Tensor]) -> None:
-        """Replace every gradient by the mean over all processes, of whose gradients `packed` is the sum."""
+        """Replace every gradient by the mean over all processes; `packed` is the sum of their gradients."""
         if self.size == 1:
             return
         gradients = _gradients(parameters)

@@ -85,7 +85,7 @@ class _Judge(nn.Module):
         """Return the input of the layers for a wave: [B, C, H, W], channels last."""
 
     def weights(self) -> Weights:
-        """The layers' weights; the last one's with seven empty outputs more, since for one cuDNN is slow."""
+        """The layers' weights; the last one gets seven additional empty outputs, because cuDNN is slow with one."""
         *weights, last = [layer.weight for layer in self._convolutions]
         weights.append(F.pad(last, (0, 0, 0, 0, 0, 0, 0, 7)))
         dtype = torch.bfloat16 if last.is_cuda else last.dtype
@@ -154,7 +154,7 @@ class Adversary(nn.Module):
         widths = tuple(width * breadth for width in WIDTHS)
         self._all.extend(PeriodJudge(period, widths) for period in PERIODS)
         self.judges = nn.ModuleList(self._all)
-        self._weights: list[Weights] = []  # what the last `loss` was of
+        self._weights: list[Weights] = []  # weights used by the last `loss`
 
     def loss(self, real: Tensor, decoded: Tensor) -> tuple[Tensor, Features]:
         """Return the discriminators' loss (least squares, Mao et al. 2017), and the features of `real`."""
@@ -170,7 +170,7 @@ class Adversary(nn.Module):
     def deceive(self, decoded: Tensor, features: Features) -> tuple[Tensor, Tensor]:
         """Return the decoder's loss: verdicts, and the distance to the features of real speech.
 
-        The judges are those of the last `loss`, and learn nothing of it.
+        The judges are those of the last `loss`, and get no gradients from it.
         """
         verdicts, all_features = [], []
         for judge, weights in zip(self._all, self._weights, strict=True):

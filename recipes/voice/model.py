@@ -4,9 +4,9 @@ python -m recipes.voice.model --work DIR [--size quick] [--seconds 540] …
 
 Reads the shards of `DIR/tokens` (more may appear during the training), one of which is held back; the result,
 `DIR/model.safetensors`, is the mean of the weights where the loss on that shard was lowest. Every training window is a
-prompt in the engine's format: the utterances of one speaker, in random order, each a reference for those after it; so
-speaking with no, one or several references is one task. Start one process for each GPU (`run.py` sets the variables by
-which they find each other); every step then uses the batches of all of them.
+prompt in the engine's format: the utterances of one speaker, in random order, each a reference for the following ones,
+so that speaking with no, one or several references is one task. Start one process for each GPU (`run.py` sets the
+variables by which they find each other); every step then uses the batches of all processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from s1_mini.layers.transformer import Attention, BlockConfig, FeedForward
 SCHEDULE = Schedule(total_s=1330.0, rate=1.5e-3, warm_up=400)
 MAX_TOKENS, MAX_HELD_TOKENS = 2**28, 2**18  # text and frames; 7 GB with their codes
 REFILL_EVERY = 100  # steps
-HELD_BACK = "shard_held_00000.npz"  # for validation: texts and speakers that are in no other
+HELD_BACK = "shard_held_00000.npz"  # for validation: texts and speakers that are in no other shard
 MAX_WAIT_S = 300  # for the first shards of tokens
 
 
@@ -47,17 +47,17 @@ class Batch:
     rows: int = 24
     columns: int = 1024
     frames: int = 8192  # of each step, drawn at random, on which the depth transformer is trained
-    dropout: float = 0.0  # of the backbone; 0.1 was worse on what is held back, and by the recogniser
+    dropout: float = 0.0  # of the backbone; 0.1 was worse on held-out data, also by the recogniser
     weight_decay: float = 0.05
     noise: float = 0.0  # share of the residual codes that the backbone reads wrong: all of a frame's name it
-    epochs: float = math.inf  # at most, of the tokens at the beginning; then no others are read
+    epochs: float = math.inf  # maximum, of the tokens at the beginning; then no others are read
 
 
 Half = Literal["both", "slow", "fast"]  # layers that are trained, or whose loss chooses the best weights
 
 
 class ModelTraining(TimedTraining):
-    """The network, the prompts it learns from and its steps."""
+    """The network, its training prompts and its steps."""
 
     name = "model"
     report_every = 1000
@@ -190,7 +190,7 @@ class ModelTraining(TimedTraining):
 
     @property
     def done(self) -> float:
-        """By time or by epochs, whichever is further."""
+        """Progress by time or by epochs, whichever is further."""
         prompts = self.batch.epochs * max(1, self.corpus.num_groups)
         return min(1.0, max(super().done, self.steps * self.batch.rows * self.group.size / prompts))
 

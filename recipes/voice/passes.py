@@ -23,7 +23,7 @@ if HAS_TRITON:
 SLOPE = 0.1
 PROGRAMS = 528  # four for each multiprocessor of an H200
 SPAN = 4096  # numbers that a program reads at once
-OFFSET = 1e-3  # keeps a feature that is nearly nothing from weighing much
+OFFSET = 1e-3  # keeps a feature near zero from getting a large weight
 
 
 @jit
@@ -98,7 +98,7 @@ class _Leaky(torch.autograd.Function):
 
 
 class _Distance(torch.autograd.Function):
-    """Sum over features of mean |mine - real| over mean |real|: first all of mine, then all of real."""
+    """Sum over features of mean |mine - real| / mean |real|; arguments are first all of mine, then all of real."""
 
     @staticmethod
     def forward(ctx: Any, *features: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def squares(values: Sequence[Tensor], targets: Sequence[float]) -> Tensor:
 
 @lru_cache
 def _shares(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """What a number counts if every group counts as much. Made once: a captured step copies nothing to the device."""
+    """Weights of numbers if every group counts equally. Cached, because a captured step cannot copy to the device."""
     return torch.cat([torch.full((count,), 1.0 / count) for count in counts]).to(device)
 
 
@@ -179,8 +179,8 @@ def distance(mine: Sequence[Tensor], real: Sequence[Tensor]) -> Tensor:
     return total
 
 
-# Adaptive instance norm and Snake of the teacher's generator, whose time in half precision goes into them. One pass
-# gathers sums over time (and adds the residual), one norms and applies Snake. x is [B, C, 1, T], channels last.
+# Adaptive instance norm and Snake of the teacher's generator, which take most of its time in half precision. One pass
+# gathers sums over time (and adds the residual), one normalizes and applies Snake. x is [B, C, 1, T], channels last.
 
 EPS = 1e-5
 STEPS, ROUNDS = 32, 16  # of time: one load, and loads of one program

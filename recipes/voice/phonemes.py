@@ -21,7 +21,7 @@ from recipes.voice.sizes import ALPHABET, LANGUAGE
 from recipes.voice.texts import held_out_sentences, load, utterances
 from s1_mini.text.form import TextForm
 
-# The letter A, which hibari takes for the article: next to another single letter, or a capital within a sentence.
+# The letter A, which hibari reads as the article: next to another single letter, or a capital within a sentence.
 LETTER_A = re.compile(r"\bA\b(?= [A-Z]\b)|(?<=\b[A-Z] )A\b|(?<=[a-z,;:] )A\b")
 LIKE_THE_LETTER = "eh"  # what hibari says as the letter
 

@@ -38,14 +38,14 @@ def parser(description: str | None, verbs: Collection[str] = (), **kinds: Any) -
 
 
 def fast_device(seed: int = 0) -> torch.device:
-    """Return the best device there is, random numbers seeded, with products that are fast and exact enough."""
+    """Return the best available device; seed random numbers, and allow products that are fast and exact enough."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(seed)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def write_shard(path: Path, **arrays: Any) -> None:
-    """Write arrays whole, so that no reader sees half of a shard."""
+    """Write arrays atomically, so that no reader sees a partial shard."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         np.savez(file, **arrays)

@@ -24,7 +24,7 @@ _COMMON: dict[str, Any] = {
     "q_block_size": 2048,
 }
 
-# The window of the quantiser's transformers is as long as what is trained on at once, about 1.2 s.
+# The window of the quantiser's transformers is as long as a training example, about 1.2 s.
 CODECS: dict[str, dict[str, Any]] = {
     # 12.5 frames/s, 10 codes each: 1.25 kbit/s
     "slow": {
@@ -68,7 +68,7 @@ _MODEL: dict[str, Any] = {
     "text": {"language": LANGUAGE, "alphabet": ALPHABET},
 }
 
-# What a frame costs on a CPU: README.md.
+# README.md has the cost of a frame on a CPU.
 MODELS: dict[str, dict[str, Any]] = {
     "quick": {**_MODEL, "dim": 256, "n_layer": 6, "n_head": 4, "intermediate_size": 768},
     "broad": {**_MODEL, "dim": 512, "n_layer": 6, "n_head": 8, "intermediate_size": 1280},

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from recipes.voice.weights import STYLE
 
-# Voices that no training speaker is mixed from, a woman and a man of each accent.
+# Voices that are not used for training speakers: a woman and a man of each accent.
 HELD_OUT = ("af_sarah", "am_eric", "bf_isabella", "bm_daniel")
-# Alone they have a DistillMOS of 3.8 to 4.0 where the others have 4.4 to 4.7; af_nicole whispers.
+# Alone, they have a DistillMOS of 3.8 to 4.0; the others have 4.4 to 4.7. af_nicole whispers.
 POOR = ("af_nicole", "am_puck", "bf_alice", "bm_lewis")
 PITCHES = (0.92, 0.96, 1.0, 1.0, 1.0, 1.04, 1.09)  # resampling: pitch and formants together; 1 three times as often
-# The voices that ship with the model, by the names they have there, and how fast they talk while it learns them.
+# The voices of the built-in checkpoint by their names there, and their speaking rates in the training data.
 NAMED = {
     "anna": "af_heart", "emily": "af_bella", "julia": "af_nova", "robert": "am_michael", "henry": "am_onyx",
     "thomas": "am_fenrir", "clara": "bf_emma", "grace": "bf_lily", "alan": "bm_george", "oliver": "bm_fable",
 }  # fmt: skip
 NAMED_SHARE, NAMED_RATE = 0.4, (0.94, 1.06)
-SPREAD = (1.0, 1.5)  # distance from the mean of all voices, 1 being the mix's own
-PLAIN_SHARE = 0.15  # of the others are a voice of the teacher as it is, higher or lower
-FOREIGN_SHARE = 0.3  # of the sounding halves also draw on voices of other languages
+SPREAD = (1.0, 1.5)  # distance from the mean of all voices, relative to the mix's own
+PLAIN_SHARE = 0.15  # share of the others that are an unmixed voice of the teacher, higher or lower
+FOREIGN_SHARE = 0.3  # share of timbres that also use voices of other languages
 RATE = (0.88, 1.12)  # of speaking
 
 
@@ -52,7 +52,7 @@ class Speaker:
 
     @property
     def is_british(self) -> bool:
-        """Whether most of its talk is British, so that it wants British phonemes."""
+        """Whether its prosody is mostly British, so that it needs British phonemes."""
         return sum(w for v, w in zip(self.talk.voices, self.talk.weights, strict=True) if v[0] == "b") > 0.5
 
 

@@ -31,8 +31,8 @@ CHUNK = 512  # texts whose durations are predicted at once
 GROUP = 8 * CHUNK  # texts that are sorted by length
 MAX_PHONEMES = 240
 MAX_S = 16.0
-KEPT_LEAD_S = 0.05  # of the third to half a second of silence that the teacher begins with
-# After the last phoneme, or the last audio if that is earlier, and fading: the teacher may breathe for 0.8 s.
+KEPT_LEAD_S = 0.05  # part of the teacher's initial silence of a third to half a second that is kept
+# Kept after the last phoneme, or the last audio if earlier, and faded out: the teacher may breathe for 0.8 s.
 KEPT_TAIL_S = 0.25
 KEPT_FRAMES = round(KEPT_TAIL_S * RATE / SAMPLES_PER_FRAME)
 LOUD = 300  # of 32,768
@@ -67,7 +67,7 @@ class _Waiting(NamedTuple):
 
 
 class Studio:
-    """The teacher, its styles, and what waits for enough rows of its length."""
+    """The teacher, its styles, and texts that wait for enough others of the same length."""
 
     def __init__(self, teacher: Teacher, styles: Styles, batch_s: float) -> None:
         self._teacher, self._styles, self._batch_s = teacher, styles, batch_s
@@ -79,7 +79,9 @@ class Studio:
         for text, _, who in items:
             numbers.append(self._teacher.numbers(text.british if who.is_british else text.american))
             rows.append(self._styles.row(who, len(numbers[-1]) - 2))
-        speeds = torch.tensor([who.rate / who.pitch for _, _, who in items], device=device)  # resampling quickens, too
+        speeds = torch.tensor(
+            [who.rate / who.pitch for _, _, who in items], device=device
+        )  # resampling also makes speech faster
         prepared = self._teacher.prepare(numbers, torch.stack(rows).to(device), speeds)
         for (text, index, who), spoken in zip(items, prepared, strict=True):
             num_frames = spoken.num_frames + -spoken.num_frames % SHELF
@@ -125,8 +127,8 @@ class Studio:
 def bound_memory(device: torch.device, processes: int) -> None:
     """Limit this process to its share of the memory of a GPU that `processes` share, leaving some to cuFFT and cuDNN.
 
-    torch keeps the memory that it has allocated, and cuFFT a plan for every count and length of rows, up to 4,096:
-    eight makers without bounds died after five minutes.
+    torch keeps the memory that it has allocated, and cuFFT keeps up to 4,096 plans, one for every count and length of
+    rows: without limits, eight processes ran out of memory after five minutes.
     """
     if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(0.8 / processes, device.index or 0)
@@ -134,10 +136,10 @@ def bound_memory(device: torch.device, processes: int) -> None:
 
 
 def resampled(waves: Tensor, factor: float) -> Tensor:
-    """Waves [B, T] sped up by `factor`, pitch and formants with them; band-limited.
+    """Waves [B, T] played faster by `factor`, which also raises pitch and formants; band-limited.
 
-    Lengths are filled up to multiples of `EVEN` and of the fraction that `factor` is: transforms of lengths with large
-    prime factors take many times the memory.
+    Lengths are padded to multiples of `EVEN` and of the denominator of `factor`, because transforms of lengths with
+    large prime factors take many times the memory.
     """
     if factor == 1:
         return waves
@@ -151,7 +153,7 @@ def resampled(waves: Tensor, factor: float) -> Tensor:
 
 
 def trimmed(samples: np.ndarray) -> np.ndarray:
-    """Cut the silence before the first audio to `KEPT_LEAD_S` and after the last to `KEPT_TAIL_S`, and let it fade."""
+    """Cut the silence to `KEPT_LEAD_S` before the first audio and `KEPT_TAIL_S` after the last, and fade it out."""
     loud = np.flatnonzero(np.abs(samples) > LOUD)
     if len(loud):
         start, end = int(loud[0]) - round(KEPT_LEAD_S * RATE), int(loud[-1]) + round(KEPT_TAIL_S * RATE)
@@ -163,9 +165,9 @@ def trimmed(samples: np.ndarray) -> np.ndarray:
 
 
 def read_phonemes(path: Path, part: int = 0, parts: int = 1) -> tuple[list[str], list[Text]]:
-    """Read a part of what `phonemes.py` wrote to a file or to a folder.
+    """Read a part of the output of `phonemes.py`, a file or a folder.
 
-    Return all texts of the part in words, and, numbered by their place, the phonemes of those that fit into a batch.
+    Return all texts of the part in words, and the phonemes of those that fit into a batch, numbered by position.
     """
     paths = sorted(path.glob("*.xz")) if path.is_dir() else [path]
     lines = [line for each in paths for line in json.loads(lzma.decompress(each.read_bytes()))][part::parts]
@@ -236,7 +238,7 @@ class Count:
 
 
 def open_studio(directory: Path, device: torch.device, batch_s: float) -> tuple[Studio, list[str]]:
-    """Load the teacher and its styles from what `packages.py` wrote; and return the names of the voices."""
+    """Load the teacher and its styles from the output of `packages.py`; also return the names of the voices."""
     styles = Styles.read(directory / "voices")
     teacher = Teacher(directory / "model.onnx", directory / "vocab.json", device)
     return Studio(teacher, styles, batch_s), list(styles.tables)

@@ -1,10 +1,11 @@
 """Generate speech with the teacher in batches: phonemes to durations, then rows of equal length to audio at 24 kHz.
 
-The first half takes padded batches, since masks and packed LSTMs are exact. The second takes rows of one frame count,
-which need no mask; the last phoneme is lengthened to a multiple of `SHELF` frames, so that there are some 40 counts.
+The first half uses padded batches, because masks and packed LSTMs are exact. The second uses rows with the same number
+of frames, which need no mask; the last phoneme is lengthened to a multiple of `SHELF` frames, so that only about 40
+numbers occur.
 
-The generator works channels last in half precision, with fused norms: the same sums as the package's own, phases and
-spectra in float32. Shapes: B rows, C channels, T steps.
+The generator works channels last in half precision, with fused norms: the same sums as the package's own, with phases
+and spectra in float32. Shapes: B rows, C channels, T steps.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from recipes.voice.weights import STYLE, load_teacher
 
 RATE = 24_000
 SAMPLES_PER_FRAME = 600  # 25 ms
-SHELF = 8  # frames; every new count costs a tenth of a second once
-SHORT, LAST_FRAMES = 20, 8  # phonemes of a text of which the last is drawled or breathed out if it is left longer
-MARKS = frozenset(' .,!?;:…—"()“”')  # what is among phonemes and has no audio of its own
+SHELF = 8  # frames; the first use of each count costs a tenth of a second
+SHORT, LAST_FRAMES = 20, 8  # in texts of up to 20 phonemes, a last phoneme over 8 frames is drawled or breathed out
+MARKS = frozenset(' .,!?;:…—"()“”')  # characters among phonemes without audio of their own
 
 
 class Spoken(NamedTuple):
-    """A text on its way: what the second half needs."""
+    """The input of the second half for one text."""
 
     features: Tensor  # [P, 640], for pitch and energy
     sounds: Tensor  # [512, P], for the decoder
     durations: Tensor  # [P] frames of each phoneme, their sum a multiple of SHELF
     style: Tensor  # [256]
     num_frames: int  # before the last phoneme was lengthened
-    num_sounding: int  # of them until the last phoneme ends that is not a mark
+    num_sounding: int  # of these, until the end of the last phoneme that is not a mark
 
 
 def last_sounds(is_silent: Tensor) -> Tensor:
@@ -59,12 +60,12 @@ class Teacher:
         self._silent = torch.tensor(silent, device=device)
 
     def numbers(self, phonemes: str) -> list[int]:
-        """Number the phonemes, a zero before and after; those it does not know are left out."""
+        """Number the phonemes, with a zero before and after; unknown ones are left out."""
         return [0, *(self._numbers[symbol] for symbol in phonemes if symbol in self._numbers), 0]
 
     @torch.inference_mode()
     def prepare(self, numbers: Sequence[Sequence[int]], styles: Tensor, speeds: Tensor) -> list[Spoken]:
-        """Predict durations of texts in `styles` [B, 256] at `speeds` [B], 1 being the teacher's own."""
+        """Predict durations of texts in `styles` [B, 256] at `speeds` [B], relative to the teacher's own."""
         modules, lengths = self._modules, torch.tensor([len(row) for row in numbers])
         table = torch.zeros(len(numbers), int(lengths.max()), dtype=torch.long)
         for row, given in zip(table, numbers, strict=True):
@@ -116,7 +117,7 @@ class Teacher:
 
 
 class Convolution:
-    """One convolution over time as a 2-D one of height 1: only those may be channels last. x is [B, C, 1, T]."""
+    """A convolution over time as a 2-D one of height 1: only 2-D ones can be channels last. x is [B, C, 1, T]."""
 
     def __init__(self, layer: Any, dtype: torch.dtype) -> None:
         self._layer = layer
@@ -132,7 +133,7 @@ class Convolution:
 
 
 class Block:
-    """Three pairs of normed convolutions around skips, all moved by the style [B, S]."""
+    """Three pairs of normed convolutions around skips, all conditioned on the style [B, S]."""
 
     def __init__(self, block: Any, dtype: torch.dtype) -> None:
         self._layers = [
@@ -152,7 +153,7 @@ class Block:
 
 
 class Generator(nn.Module):
-    """Takes the place of `decoder.generator`; has its weights."""
+    """Replaces `decoder.generator`, with its weights."""
 
     def __init__(self, original: Any, dtype: torch.dtype) -> None:
         super().__init__()

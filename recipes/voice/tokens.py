@@ -49,8 +49,8 @@ TENS = re.compile(
     r"\b(twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)-(one|two|three|four|five|six|seven|eight|nine)\b", re.I
 )
 ROWS = 32  # utterances encoded at once, sorted by length so that little is padding
-STEP = 16  # frames; there are few lengths, since every new one costs a GPU a tenth of a second
-PER_GROUP = 8  # utterances of one speaker, of which a prompt is made
+STEP = 16  # frames; keeps the number of lengths small, because each new one costs a GPU a tenth of a second
+PER_GROUP = 8  # utterances of one speaker in a prompt
 NUM_SEMANTIC = 1024
 MERGED = ("<|", "|>", "sp", "spe", "spea", "speak", "speake", "speaker")
 PIECES = [bytes([value]) for value in range(256)] + [text.encode() for text in MERGED]  # of text, by token
@@ -78,7 +78,7 @@ class Coded(NamedTuple):
 
 
 def encode_waves(codec: Dac | AsTrained, waves: list[NDArray[np.int16]]) -> list[NDArray[np.int16]]:
-    """Codes [K, F] of every int16 wave [samples], as if each were encoded by itself."""
+    """Codes [K, F] of every int16 wave [samples], as if each were encoded alone."""
     order = sorted(range(len(waves)), key=lambda index: len(waves[index]))
     codes: dict[int, NDArray[np.int16]] = {}
     step = STEP * codec.samples_per_frame
@@ -154,7 +154,7 @@ class Corpus:
         return (torch.rand(rows, dtype=torch.float64, device=self._end.device) * self._end).long()
 
     def windows(self, groups: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Prompts of these groups, utterances in random order: columns [B, K + 1, T] and which are there [B, T]."""
+        """Prompts of these groups, utterances in random order: columns [B, K + 1, T], and which are valid [B, T]."""
         starts, lengths = self._starts[groups], self._lengths[groups]
         order = torch.rand(lengths.shape, device=lengths.device).argsort(-1)
         starts, lengths = starts.gather(1, order), lengths.gather(1, order)
@@ -172,7 +172,7 @@ class Corpus:
 
 
 def _grouped(speaker: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and lengths [groups, PER_GROUP] of the utterances of each speaker, who follow one another."""
+    """Starts and lengths [groups, PER_GROUP] of the utterances of each speaker, which are consecutive."""
     begins = np.cumsum(lengths) - lengths
     speakers = np.split(np.arange(len(speaker)), np.flatnonzero(np.diff(speaker)) + 1)
     groups = [part for one in speakers for part in np.split(one, range(PER_GROUP, len(one), PER_GROUP))]
@@ -183,7 +183,7 @@ def _grouped(speaker: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 class Speakers:
-    """Encoded utterances that wait for the others of their speaker, and shards of those that need not."""
+    """Encoded utterances that wait for others of their speaker, and shards of complete speakers."""
 
     def __init__(self, output: Path, name: str, tokenizer: S1Tokenizer) -> None:
         self._output, self._name, self._tokenizer = output, name, tokenizer
@@ -192,7 +192,7 @@ class Speakers:
         self.num_shards = 0
 
     def add(self, speaker: int, text: str, codes: NDArray[np.int16]) -> None:
-        """Take one utterance; write a shard if that completes one."""
+        """Add an utterance; write a shard if it completes one."""
         waiting = self._waiting[speaker]
         waiting.append(Coded(speaker, text, codes))
         if len(waiting) == PER_GROUP:
@@ -201,7 +201,7 @@ class Speakers:
                 self._write()
 
     def finish(self) -> None:
-        """Write what is left, speakers with fewer utterances too."""
+        """Write the remaining utterances, including those of speakers with fewer."""
         for speaker in sorted(self._waiting):
             self._ready += self._waiting[speaker]
         self._waiting.clear()
@@ -231,10 +231,7 @@ class AsTrained:
 
 
 def written(read: str) -> str:
-    """A text in words as the model sees it: not always written with care.
-
-    Every other one writes twenty one without its hyphen, every twentieth has no capitals.
-    """
+    """A text in words with variations: half write "twenty one" without a hyphen, a twentieth have no capitals."""
     if len(read) % 2:
         read = TENS.sub(r"\1 \2", read)
     return read.lower() if len(read) % 20 == 7 else read
@@ -244,7 +241,7 @@ def written(read: str) -> str:
 def encode(
     made: Iterable[Sequence[Utterance]], texts: Sequence[str], codec: AsTrained, speakers: Speakers, name: str
 ) -> None:
-    """Encode utterances as they are made, until there are no more."""
+    """Encode utterances as they are generated, until there are no more."""
     count = Count(name)
     for utterances in map(heard, made):
         codes = encode_waves(codec, [wave for _, _, wave in utterances])

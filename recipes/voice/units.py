@@ -19,7 +19,7 @@ if HAS_TRITON:
     import triton.language as tl
 
 TAPS = 7
-MOST_CHANNELS = 128  # beyond, there are few steps, and plain products are as fast
+MOST_CHANNELS = 128  # with more channels there are few steps, and plain products are as fast
 PROGRAMS = 528  # four for each multiprocessor of an H200
 
 
@@ -30,7 +30,7 @@ def _for_any_dilation(function: Any) -> Any:
 
 @jit
 def _sin(x, FAST: tl.constexpr):
-    if FAST:  # exact enough within a hundred turns
+    if FAST:  # accurate enough up to a hundred periods
         return tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     return tl.sin(x)
 

@@ -106,7 +106,7 @@ def _module_path(node: str) -> str:
     kept: list[str] = ["decoder"] if in_decoder else []
     for word in words:
         if kept and (word == kept[-1] or word.startswith(kept[-1] + ".")):
-            kept[-1] = word  # `cnn.0/cnn.0.0` says its parent twice
+            kept[-1] = word  # `cnn.0/cnn.0.0` repeats its parent
         else:
             kept.append(word)
     return _PREDICTOR.sub(r"predictor.\1\2", ".".join(kept))

@@ -1,4 +1,4 @@
-"""A least-recently-used cache bounded by bytes; pinned entries stay. Every operation takes constant time, amortised.
+"""A least-recently-used cache bounded by bytes, with pinned entries. Operations take amortised constant time.
 
 Safe to use from several threads.
 """
@@ -31,7 +31,7 @@ class ByteCache(Generic[Value]):
 
     def __init__(self, max_bytes: int, max_entries: int | None = None) -> None:
         self.max_bytes, self.max_entries = max_bytes, max_entries
-        # Values with their bytes.
+        # Values with their sizes in bytes.
         self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()  # unpinned, the most recently used last
         self._pinned_entries: dict[str, tuple[Value, int]] = {}
         self._pinned: set[str] = set()  # keys, present or not
@@ -108,7 +108,7 @@ class ByteCache(Generic[Value]):
             )
 
     def _evict(self, max_bytes: int) -> None:
-        """Evict the least recently used entries. One just stored stays: `put` has checked that it fits."""
+        """Evict the least recently used entries. An entry just stored stays, because `put` has checked that it fits."""
         while self._entries and self._is_over(max_bytes):
             self._num_bytes -= self._entries.popitem(last=False)[1][1]
             self._evictions += 1
@@ -134,6 +134,6 @@ class ByteCache(Generic[Value]):
         return entry
 
     def _move(self, key: str) -> None:
-        """Move an entry to the pinned or the evictable ones, wherever it belongs now."""
+        """Move an entry between the pinned and the evictable entries if its status has changed."""
         if (entry := self._remove(key)) is not None:
             self._insert(key, entry)

@@ -1,6 +1,6 @@
 """Entry point of Ray Serve: `serve run s1_mini.cluster:app` (docs/cluster.md).
 
-It deploys the stages of a family, each with replicas and machines of its own, and an ingress, which is the server of
+It deploys the stages of a family, each with its own replicas and machines, and an ingress, which is the server of
 `s1-mini serve`. Of the modules that run stages, only this one imports Ray.
 """
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from s1_mini.remote.stage_worker import StageEngine
     from s1_mini.remote.work import Call, Facts, Piece, Work
 
-CPUS = 0.2  # default for a replica of a stage, so that all fit a laptop
+CPUS = 0.2  # default for a replica of a stage, small enough that all stages fit a laptop
 SLOTS_ON_GPU, SLOTS_ON_CPU = 64, 4  # defaults for the utterances that Ray sends to a replica of the first stage
-MANY = 1024  # utterances at a replica of a later stage: most wait for the previous stages
-LOAD = 0.75  # mean share of a replica's utterances above which another replica is started
+MANY = 1024  # utterances at a replica of a later stage; most of them wait for the previous stages
+LOAD = 0.75  # another replica is started above this mean share of the utterances that a replica can have
 HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
 LOOK_S = 2.0  # interval of the replica count in `/health`
 FULL_RETRY_S = 1.0
@@ -44,9 +44,9 @@ FIGURES = {
 
 
 def app(args: dict[str, Any]) -> Application:
-    """Return the application of the settings in `S1_MINI_*` variables and `args`, for Ray Serve.
+    """Return the application for Ray Serve, with settings from `S1_MINI_*` variables and `args`.
 
-    Raises `ConfigurationError` where Ray is not installed or settings cannot work together, and `CheckpointError`.
+    Raises `ConfigurationError` if Ray is not installed or settings conflict, and `CheckpointError`.
     """
     require("ray", "s1_mini.cluster")
     require("server", "the ingress of the cluster")
@@ -59,7 +59,7 @@ def app(args: dict[str, Any]) -> Application:
     config, cluster = settings_of(args)
     family = open_checkpoint(config, with_weights=False).family
     check(config, cluster, family)
-    if ray.is_initialized():  # else the ingress checks
+    if ray.is_initialized():  # otherwise the ingress checks
         check_resources(config, cluster, family.stage_names, _nodes())
     previous: Application | None = None
     stages: dict[str, Application] = {}
@@ -87,7 +87,7 @@ def settings_of(args: Mapping[str, Any]) -> tuple[EngineConfig, ClusterSettings]
 
 
 def check(config: EngineConfig, cluster: ClusterSettings, family: Family) -> None:
-    """Raise `ConfigurationError` for settings that cannot work together."""
+    """Raise `ConfigurationError` for conflicting settings."""
     cluster.check_names(family.title, family.stage_names)
     if config.placement:
         raise ConfigurationError(
@@ -146,7 +146,7 @@ def options_of(name: str, config: EngineConfig, cluster: ClusterSettings, *, is_
 def check_resources(
     config: EngineConfig, cluster: ClusterSettings, names: Sequence[str], nodes: Sequence[Mapping[str, float]]
 ) -> None:
-    """Raise `ConfigurationError` where the nodes of a cluster are too few or too small."""
+    """Raise `ConfigurationError` if the nodes of a cluster are too few or too small."""
     if cluster.grows:
         return
     for kind, key in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
@@ -205,7 +205,7 @@ def remote(handle: DeploymentHandle, stage: str) -> Call:
 
 
 class StageReplica:
-    """One stage in a process of its own."""
+    """One stage in its own process."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class Ingress:
     async def _watch(self) -> None:
         """Count the replicas of each stage for `/health`."""
         while True:
-            with suppress(Exception):  # the controller may be away for a while
+            with suppress(Exception):  # the controller may be temporarily unavailable
                 self._replicas = await asyncio.to_thread(_count_replicas, list(self._replicas))
             await asyncio.sleep(LOOK_S)
 

@@ -1,6 +1,6 @@
-"""Settings of one engine process: fields, their `S1_MINI_*` variables, their checks. Imports no torch.
+"""Settings of one engine process: fields, their `S1_MINI_*` variables and their checks, without torch.
 
-A keyword takes precedence over a variable, a variable over the default. Options of a request are in `types.py`.
+A keyword takes precedence over a variable, and a variable over the default. Options of a request are in `types.py`.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         description="true: a text that begins with `<speak>` and ends with `</speak>` is SSML without `text_type`",
     )
 
-    # Limits on what a client may send.
+    # Limits for client input.
     max_text_length: int = Field(20_000, ge=1, description="maximum characters of one request")
     chunk_length: int = Field(200, ge=50, le=1000, description="maximum UTF-8 bytes of one sentence piece")
     max_reference_s: float = Field(60.0, gt=0, le=190.0, description="maximum length of a recording")
@@ -238,7 +238,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
 
 
 def set_variable(name: str) -> str | None:
-    """Return the variable that sets a field where no keyword does, or None."""
+    """Return the variable that sets a field unless a keyword does, or None."""
     given = {variable.upper() for variable, value in os.environ.items() if value}
     return next((variable for variable in variables_of(EngineConfig, name) if variable in given), None)
 

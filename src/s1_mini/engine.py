@@ -74,11 +74,11 @@ class _Lifecycle:
     def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
         """Load another checkpoint, or the same one again, while requests continue.
 
-        The old checkpoint finishes the accepted requests, the new one takes all later ones. Until then both are in
-        memory, so a GPU needs room for a second one (`kv_cache_gb` limits each). If the new one cannot be loaded, the
-        old one stays and the reason is raised: `CheckpointError`, `ConfigurationError` or `CapacityError`. After
-        `timeout_s`, the remaining requests of the old one end with `EngineNotReadyError`. Voices added to memory and
-        pins are kept if the codec is the same.
+        The old checkpoint finishes its accepted requests; the new one gets all later requests. Until the old one has
+        finished, both are in memory, so a GPU needs room for a second one (`kv_cache_gb` limits each). If the new one
+        cannot be loaded, the old one stays loaded and the method raises `CheckpointError`, `ConfigurationError` or
+        `CapacityError`. After `timeout_s`, the remaining requests of the old one end with `EngineNotReadyError`. Voices
+        added to memory and pins are kept if the codec is the same.
         """
         with self._lifecycle:
             old = self._ready()
@@ -158,12 +158,12 @@ class _Lifecycle:
 
     @property
     def num_slots(self) -> int:
-        """Sentences that are generated at once; before the start, the configured number, or 1."""
+        """Number of sentences that are generated at once; before the start, the configured number, or 1."""
         running = self._running
         return running.synthesizer.num_slots if running else self.config.max_batch_size or 1
 
     def state(self) -> EngineState:
-        """Return whether the engine is ready, and how full its queue is: cheap enough for every request."""
+        """Return whether the engine is ready, and how full its queue is. Cheap enough to call for every request."""
         running = self._running
         return EngineState("stopped") if running is None else running.state()
 
@@ -215,8 +215,9 @@ class _Voices(_Lifecycle):
     ) -> VoiceInfo:
         """Add a named voice from a recording and its transcript.
 
-        Raises `VoiceError` for an invalid name, `VoiceExistsError` or `VoiceReadOnlyError` for one that is taken,
-        `ReferenceAudioError`, `TextError` or `ParameterError` for the rest, `CapacityError` if it does not fit.
+        Raises `VoiceError` for an invalid name, `VoiceExistsError` or `VoiceReadOnlyError` for a name in use,
+        `ReferenceAudioError`, `TextError` or `ParameterError` for other arguments, and `CapacityError` if the voice
+        does not fit.
         """
         return self._add_voice(name, Reference(reference_audio, reference_text), description, replace=replace).result()
 
@@ -262,18 +263,21 @@ class _Voices(_Lifecycle):
         await wait_async(encoding, deadline)
 
     def delete_voice(self, name: str) -> None:
-        """Delete an added voice; requests in progress keep it. Raises as `describe_voice`, or `VoiceReadOnlyError`."""
+        """Delete an added voice; requests in progress keep it.
+
+        Raises the errors of `describe_voice` and `VoiceReadOnlyError`.
+        """
         self._ready().voices.delete(name)
 
     def pin_voice(self, name: str) -> VoiceInfo:
         """Keep a voice in the caches until `unpin_voice` or `stop`, and prefill it soon.
 
-        Raises as `describe_voice`, and `CapacityError` if it does not fit with the other pinned voices.
+        Raises the errors of `describe_voice`, and `CapacityError` if it does not fit with the other pinned voices.
         """
         return self._ready().voices.pin(name)
 
     def unpin_voice(self, name: str) -> VoiceInfo:
-        """Unpin a voice. Raises as `describe_voice`."""
+        """Unpin a voice. Raises the errors of `describe_voice`."""
         return self._ready().voices.unpin(name)
 
 
@@ -287,8 +291,8 @@ class ProductionTTSEngine(_Voices):
     def stream(self, text: str, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
         """Yield the audio of `text` as it is generated; the last chunk has the finish reason.
 
-        The first chunk has the spoken text and the warning about skipped characters. Raises `RequestError` at once,
-        and `EngineError` from the iterator.
+        The first chunk has the spoken text and the warning about skipped characters. The call raises `RequestError`,
+        the iterator `EngineError`.
         """
         return iter(self._speak(TTSRequest.of(text, **options), streams=True))
 
@@ -298,14 +302,14 @@ class ProductionTTSEngine(_Voices):
         """Stream as `stream` does, without blocking the event loop.
 
         `flow` names a client and a group of its requests, such as a batch: clients take turns in the queue, and so do
-        the groups of a client. A request without a group forms its own.
+        the groups of a client. A request without a group is its own group.
         """
         return self.speak_async(replace(TTSRequest.of(text, **options), flow=flow))
 
     def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
         """Stream a request as `stream_async` does.
 
-        If `streams` is false, the audio is needed only as a whole, so streaming requests are scheduled first.
+        `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
         """
         return AudioStream(partial(self._begin_async, request, streams=streams))
 
@@ -319,8 +323,8 @@ class ProductionTTSEngine(_Voices):
     ) -> GenerationResponse:
         """Return the whole audio of `text`.
 
-        Its `audio_bytes` are a file of `audio_format`: encoded when they are first read, or at once with
-        `return_bytes`. Raises as `stream` does, and `ParameterError` for an unknown format.
+        Its `audio_bytes` are a file of `audio_format`, encoded when they are first read, or already here with
+        `return_bytes`. Raises the errors of `stream`, and `ParameterError` for an unknown format.
         """
         request = TTSRequest.of(text, **options)
         chosen, started = check_format(audio_format), time.perf_counter()
@@ -412,7 +416,7 @@ class ProductionTTSEngine(_Voices):
                     raise
 
     async def _begin_async(self, request: TTSRequest, *, streams: bool) -> Output:
-        """Submit a request; no thread waits for its references, and cancelling it cancels their encoding."""
+        """Submit a request. No thread waits for its references; cancelling the task cancels their encoding."""
         deadline = self._deadline()
         running = self._ready()
         if not is_plain(request, running.config, running.lexicon):
@@ -450,5 +454,7 @@ def _matched(name: str, values: Any, count: int) -> list[Any]:
         return [None] * count
     listed = _listed(name, values)
     if len(listed) != count:
-        raise ParameterError(name, f"has {len(listed)} items for {count} texts; give one for each text, None for none")
+        raise ParameterError(
+            name, f"has {len(listed)} items for {count} texts; give one for each text, with None where there is none"
+        )
     return listed

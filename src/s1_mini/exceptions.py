@@ -23,7 +23,7 @@ def _without_init(kind: type[S1MiniError], arguments: tuple[object, ...]) -> S1M
 
 
 class ConfigurationError(S1MiniError):
-    """A setting, or two settings together, cannot work."""
+    """A setting is invalid, or settings conflict."""
 
     code = "configuration_invalid"
 
@@ -53,7 +53,7 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class PackageError(CheckpointError):
-    """A packaged checkpoint is not what its manifest says, or cannot be written."""
+    """A packaged checkpoint differs from its manifest, or cannot be written."""
 
     code = "package_invalid"
 
@@ -65,7 +65,7 @@ class VerificationError(S1MiniError):
 
 
 class DeploymentError(S1MiniError):
-    """AWS refused a call, or its deployment does not work; the message has the next command."""
+    """AWS refused a call, or a deployment failed; the message has the next command."""
 
     code = "deployment_failed"
 
@@ -91,7 +91,7 @@ class TextTooLongError(TextError):
 
 
 class NothingToSpeakError(TextError):
-    """Nothing of the text can be spoken; `warning` names characters that were skipped, if any were."""
+    """No part of the text can be spoken; `warning` names skipped characters, if any."""
 
     def __init__(self, field: str, message: str, warning: str | None = None) -> None:
         super().__init__(field, message)
@@ -135,7 +135,7 @@ class VoiceExistsError(VoiceError):
 
 
 class VoiceReadOnlyError(VoiceError):
-    """The voice is the checkpoint's: it can be neither replaced nor deleted."""
+    """The voice belongs to the checkpoint, so it can be neither replaced nor deleted."""
 
     code = "voice_read_only"
 

@@ -22,8 +22,8 @@ WAITS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading. Raises `OSError`, also for a folder, a device or a FIFO, without waiting.
 
-    Opening a FIFO waits for a writer, and some libraries wait with the GIL held. The kind is checked before opening,
-    since opening a device may have effects, and again after it, since the file may have been replaced in between.
+    Opening a FIFO waits for a writer, and some libraries hold the GIL meanwhile. The type is checked before opening,
+    because opening a device may have effects, and again afterwards, because the file may have been replaced.
     """
     _check_regular(os.stat(path), path)
     file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - Path.open has no opener; the caller closes it

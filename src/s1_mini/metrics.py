@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-# Upper bounds in seconds; the last bucket takes the rest.
+# Upper bounds in seconds; a last bucket has all larger values.
 LATENCY_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 FACTOR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -73,7 +73,7 @@ class EngineMetrics:
     rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # rows per step that generated frames
     frames: int = 0
     audio_s: float = 0.0
-    underruns: int = 0  # times that a stream ran dry
+    underruns: int = 0  # times that a stream ran out of audio
     ends: Counter[str] = field(default_factory=Counter)  # requests by finish reason or error code
     stage_seconds: dict[str, float] = field(default_factory=dict)  # working time by stage
     stage_steps: Counter[str] = field(default_factory=Counter)  # number of steps by stage
@@ -81,7 +81,7 @@ class EngineMetrics:
     out_of_memory: int = 0  # times that memory ran out and caches were evicted
 
     def count_stage(self, name: str, rows: int, seconds: float) -> None:
-        """Add the work of a stage: a step of some rows, or only prefill with none."""
+        """Add the work of a stage: a step of `rows` rows, or only prefill if `rows` is 0."""
         self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + seconds
         self.stage_steps[name] += rows > 0
         self.stage_rows[name] += rows

@@ -98,7 +98,7 @@ def collect(
 def whole(
     chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat, *, return_bytes: bool
 ) -> GenerationResponse:
-    """Return all chunks of a text as one response; generation began at `started` [s, `time.perf_counter`]."""
+    """Join all chunks of a text into one response; generation began at `started` [s, `time.perf_counter`]."""
     received = list(chunks)
     response = GenerationResponse(
         audio=np.concatenate([chunk.audio for chunk in received]),

@@ -1,4 +1,4 @@
-"""Requests on the way in and chunks of audio on the way out (whole responses: `responses.py`).
+"""The engine's input and output: requests, and chunks of audio (complete responses are in `responses.py`).
 
 Frozen data that is checked on construction; imports no torch. Items between stages are described in `core/stage.py`.
 """
@@ -30,15 +30,15 @@ Normalize = Literal["auto", "off"]
 # Characters that the voice cannot pronounce: reject the text, or speak the rest and warn (`text/form.py`).
 OnUnsupported = Literal["error", "skip"]
 
-# What a text is: text as it is, SSML, or text with marks in brackets such as [pause 0.5s] (`text/markup.py`).
+# The format of a text: plain, SSML, or text with marks in brackets such as [pause 0.5s] (`text/markup.py`).
 TextType = Literal["text", "ssml", "marked"]
 
 VoiceSource = Literal["checkpoint", "added"]
 
-# Audio files (`audio/container.py`): ogg contains Opus, too; pcm, mulaw and alaw (8 kHz, telephony) have no header.
+# Audio files (`audio/container.py`): ogg also contains Opus; pcm, mulaw and alaw (8 kHz, telephony) have no header.
 AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm", "mulaw", "alaw"]
 
-# Upstream's defaults and bounds (ServeTTSRequest at d3df505); temperature 0 is ours and means greedy.
+# Upstream's defaults and bounds (ServeTTSRequest at d3df505), plus temperature 0 for greedy sampling.
 MAX_TEMPERATURE = 2.0
 MAX_TOP_K = 2**17
 MAX_REPETITION_PENALTY = 2.0
@@ -91,7 +91,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Voice:
-    """An encoded reference: named tensors, as the family defines them, and the transcript."""
+    """An encoded reference: named tensors, defined by the family, and the transcript."""
 
     tensors: Mapping[str, Tensor]
     text: str

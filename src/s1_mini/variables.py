@@ -65,13 +65,13 @@ def known_variables(prefix: str) -> list[str]:
 def unknown_variables(environment: Mapping[str, str], prefix: str = ENGINE) -> Iterator[str]:
     """Yield a sentence for each variable of `prefix` that no setting has, with the most similar known name.
 
-    With `SERVER` those of the server and its container, with `ENGINE` all others.
+    `SERVER` covers the variables of the server and its container, `ENGINE` all others.
     """
     unknown = [name for name in sorted(environment) if name.startswith(prefix)]
     if prefix == ENGINE:
         unknown = [name for name in unknown if not name.startswith(SERVER)]
     known: list[str] = []
-    for owner in sorted(OWNERS, key=lambda owner: owner != prefix):  # its own first, and usually last
+    for owner in sorted(OWNERS, key=lambda owner: owner != prefix):  # usually its own owner suffices, so try it first
         if unknown:
             known += known_variables(owner)
             unknown = [name for name in unknown if name.upper() not in known]
@@ -81,7 +81,7 @@ def unknown_variables(environment: Mapping[str, str], prefix: str = ENGINE) -> I
 
 
 def _most_similar(name: str, known: list[str]) -> str | None:
-    """Return the known name that resembles `name`, whose prefix may be another or incomplete."""
+    """Return the known name most similar to `name`, whose prefix may be wrong or incomplete."""
     if near := get_close_matches(name, known, n=1, cutoff=0.9):
         return near[0]
     words = {_without_prefix(variable): variable for variable in reversed(known)}

@@ -1,3 +1,3 @@
-"""Which release this is; a leaf, so that every room may say so."""
+"""The version of this package."""
 
 __version__ = "0.1.0"

@@ -65,7 +65,7 @@ def test_every_format_takes_every_rate_and_keeps_length_and_pitch(name, rate):
     ("name", "container", "coding", "rate"),
     [("opus", "OGG", "OPUS", 48_000), ("ogg", "OGG", "OPUS", 48_000), ("mp3", "MP3", "MPEG_LAYER_III", 44_100)],
 )
-def test_a_format_is_what_it_says_at_a_rate_that_it_can_hold(name, container, coding, rate):
+def test_a_file_has_its_format_at_a_supported_rate(name, container, coding, rate):
     info = soundfile.info(io.BytesIO(encode(tone(44_100), 44_100, name)))
 
     assert (info.format, info.subtype, info.channels, info.samplerate) == (container, coding, 1, rate)

@@ -65,7 +65,7 @@ def assert_refused(audio, reason, **limits):
         ("RF64", "PCM_16", 16_000),
     ],
 )
-def test_any_format_and_rate_becomes_a_wave_at_the_wanted_rate(tmp_path, container, coding, rate):
+def test_any_format_and_rate_becomes_a_wave_at_the_requested_rate(tmp_path, container, coding, rate):
     path = tmp_path / "recording"
     path.write_bytes(file_of(tone(rate), rate, container, coding))
 
@@ -97,7 +97,7 @@ def test_channels_are_averaged(num_channels):
     assert wave == pytest.approx(tone(RATE) / num_channels, abs=1e-6)
 
 
-def test_an_array_is_taken_as_it_is_and_copied():
+def test_an_array_is_copied_unchanged():
     given = tone(RATE)
 
     wave = load_reference(given, **LIMITS)
@@ -205,7 +205,7 @@ def test_hours_in_a_small_file_are_refused_from_the_header():
     assert_refused(data, "lasts 660.00 s; at most 30 s are allowed; .*S1_MINI_MAX_REFERENCE_S")
 
 
-def test_a_header_that_promises_too_much_is_not_believed():
+def test_a_header_with_too_large_a_length_is_refused():
     assert_refused(flac_that_says(2**36 - 1), "lasts 8589934.59 s")
     assert_refused(flac_that_says(8000 * 20), "corrupt|cut short")
 

@@ -27,7 +27,7 @@ def test_two_replicas_are_loaded_and_one_is_lost(tiny: Path, tmp_path: Path, com
     assert {"sound_s_a_second", "first_ms_p50", "first_ms_p95", "cores", "cores_proxy", "cores_client"} < two.keys()
 
 
-def test_a_picture_is_drawn_of_figures(tmp_path: Path) -> None:
+def test_figures_are_drawn_as_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="draws the plots: pip install -r requirements-test.txt")
     outcomes = [
         {"replicas": count, "sound_s_a_second": 570.0 * count, "first_ms_p50": 12.0, "first_ms_p95": 18.0}

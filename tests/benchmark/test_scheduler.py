@@ -10,7 +10,7 @@ from benchmark.scheduler import SAMPLES, NullStage, main, measure_scheduler
 from commands import Command
 
 
-def test_a_null_stage_gives_as_many_items_as_were_asked_for() -> None:
+def test_a_null_stage_returns_the_requested_number_of_items() -> None:
     frames = NullStage(np.zeros((1, 10), np.int64), is_over=False).step([3, 5], 1)()
     sound = NullStage(np.zeros(SAMPLES, np.float32), is_over=True).step([3, 5], 12)()
 
@@ -18,7 +18,7 @@ def test_a_null_stage_gives_as_many_items_as_were_asked_for() -> None:
     assert (np.shape(sound.values), sound.counts, sound.stops) == ((2, 12 * SAMPLES), [12 * SAMPLES] * 2, [True, True])
 
 
-def test_in_every_turn_all_rows_make_a_frame_and_their_sound_is_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_every_turn_all_rows_generate_a_frame_and_their_audio_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     cores, unthreaded = [], scheduler.unthreaded
     monkeypatch.setattr(scheduler, "unthreaded", lambda *given: cores.append(unthreaded(*given)) or cores[0])
 

@@ -104,7 +104,7 @@ def test_bad_input_is_one_sentence_and_exit_code_1(call: Call, options: list[str
     assert shown.err.count("\n") == 1
 
 
-def test_what_is_missing_is_named_with_its_variable(call: Call) -> None:
+def test_missing_options_are_named_with_their_variables(call: Call) -> None:
     code, _, shown = call("endpoint", "create", "hello", "--role", ROLE, "--artifact", ARCHIVE)
 
     assert code == 2

@@ -139,7 +139,7 @@ def test_seconds_of_a_stage_are_not_counted_twice_where_it_launches_ahead(monkey
     assert 8 * 0.02 <= seconds <= time.perf_counter() - began
 
 
-def test_a_stage_begins_before_the_one_before_it_ends(core: EngineCore) -> None:
+def test_a_stage_begins_before_the_previous_one_ends(core: EngineCore) -> None:
     queue = ask(core, max_steps=10**6, temperature=0.0)
 
     listener = iter(queue)
@@ -160,7 +160,7 @@ def test_a_shared_prefix_is_read_once(core: EngineCore) -> None:
     assert all(np.array_equal(wave, sound(ask(fresh, [f"{shared}Text {i}."]))) for i, wave in enumerate(waves))
 
 
-def test_requests_that_survive_random_faults_sound_as_alone_and_nothing_leaks() -> None:
+def test_requests_that_survive_random_faults_sound_the_same_and_nothing_leaks() -> None:
     chance = random.Random(3)
     core, plain = start(slots=6, ahead=True), start(ONE_THREAD, slots=1)
     poison(core)
@@ -304,7 +304,9 @@ def test_a_stop_at_once_does_not_wait_for_the_last_step(threads: dict, ahead: bo
         list(listener)
 
 
-def test_prefill_is_delayed_for_streams_near_an_underrun_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_is_delayed_for_streams_near_an_underrun_only_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With one thread for everything, some stream is always near an underrun; prompts are prefilled all the same."""
     monkeypatch.setattr("s1_mini.core.stage_queue.RESERVE_S", 1e6)
     core = start(ONE_THREAD)

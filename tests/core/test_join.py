@@ -100,7 +100,7 @@ def test_without_fades_and_pauses_pieces_pass_unchanged():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_the_stream_is_float32_and_the_caller_keeps_his_wave(dtype):
+def test_the_stream_is_float32_and_the_callers_wave_is_unchanged(dtype):
     stream, piece = joiner(), np.ones(50, dtype)
 
     parts = [stream.push(piece), stream.push(piece[:0]), stream.end_piece(), stream.finish()]

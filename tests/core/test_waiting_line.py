@@ -41,7 +41,7 @@ def test_a_long_text_does_not_keep_a_short_one_waiting() -> None:
     assert taken(line_of(long, short), 2) == [long, short]
 
 
-def test_later_pieces_are_not_put_off_for_ever() -> None:
+def test_later_pieces_are_not_delayed_indefinitely() -> None:
     queue = line_of(request(0.0, pieces=2))
     queue.take(1, now=0.0)
     now, served = 0.0, False

@@ -94,7 +94,7 @@ def test_a_line_may_have_any_parameter(tmp_path: Path) -> None:
     assert third.reason == "on_unsupported: must be one of error, skip, not 1"
 
 
-def test_a_seed_is_made_of_the_id_and_stays_the_same_from_version_to_version() -> None:
+def test_a_seed_is_derived_from_the_id_and_is_the_same_in_all_versions() -> None:
     assert seed_of("a", 0) == 3020425808536308780
     assert seed_of("a", 1) == 7158381635676926530
     assert len({seed_of(str(number), 0) for number in range(1000)}) == 1000
@@ -123,10 +123,10 @@ def test_a_malformed_csv_row_is_reported_with_the_line_where_it_begins(tmp_path:
 
     assert [(row.line, getattr(row, "reason", "")) for row in rows] == [
         (2, ""),
-        (4, "has 3 fields, and the header 2"),
-        (5, "has 1 fields, and the header 2"),
+        (4, "has 3 fields, but the header has 2"),
+        (5, "has 1 fields, but the header has 2"),
         (6, ""),
-        (7, "is not CSV up to line 8: unexpected end of data"),
+        (7, "is not valid CSV (read as far as line 8): unexpected end of data"),
     ]
 
 

@@ -75,7 +75,7 @@ def test_how_many_texts_are_in_flight_changes_no_byte(
     assert tree(tmp_path / "again") == tree(whole)
 
 
-def test_the_engine_has_more_texts_than_slots_while_there_are_any(
+def test_the_engine_has_more_texts_than_slots_until_the_texts_run_out(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Local
 ) -> None:
     at_once, most, lock, original = 0, 0, threading.Lock(), ProductionTTSEngine.generate
@@ -97,7 +97,7 @@ def test_the_engine_has_more_texts_than_slots_while_there_are_any(
     assert most == 8  # four slots on a CPU
 
 
-def test_a_shard_is_begun_when_all_texts_of_the_one_before_have_begun(
+def test_a_shard_is_begun_when_all_texts_of_the_previous_one_have_begun(
     texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, original, submit = [], ProductionTTSEngine.generate, ThreadPoolExecutor.submit
@@ -290,7 +290,7 @@ def test_fail_on_error_exits_with_1_if_any_line_failed_in_this_run_or_an_earlier
     assert speak(monkeypatch, good, tmp_path / "good", *options, "--fail-on-error") == 0
 
 
-def test_a_corpus_depends_on_the_voices_that_it_names_alone(tiny: Path, tmp_path: Path) -> None:
+def test_a_corpus_depends_only_on_the_voices_that_it_names(tiny: Path, tmp_path: Path) -> None:
     config = EngineConfig(checkpoint_path=shutil.copytree(tiny, tmp_path / "tiny"), voices_path=tmp_path / "voices")
     (tmp_path / "voices").mkdir()
     for name in ("anna", "clara"):

@@ -78,7 +78,7 @@ def killed_at(step: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("layout", ["files", "parquet"])
-def test_killed_at_any_step_and_again_at_any_it_ends_with_the_same_bytes(layout: Layout, tmp_path: Path) -> None:
+def test_a_corpus_killed_twice_at_any_steps_ends_with_the_same_bytes(layout: Layout, tmp_path: Path) -> None:
     write_all(FolderOutput(tmp_path / "whole"), layout)
 
     for step in count(1):
@@ -106,7 +106,7 @@ def test_the_error_table_has_file_line_id_and_reason(tmp_path: Path) -> None:
     }
 
 
-def test_a_shard_of_parquet_has_bytes_and_all_that_is_known_of_them(tmp_path: Path) -> None:
+def test_a_parquet_shard_has_the_audio_and_all_its_metadata(tmp_path: Path) -> None:
     write_all(FolderOutput(tmp_path), "parquet")
 
     tables = [parquet.read_table(path) for path in sorted((tmp_path / "shards").glob("*.parquet"))]
@@ -207,7 +207,7 @@ def objects(prefix: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("layout", "at"), [("files", 1), ("files", 3), ("files", 6), ("files", 9), ("parquet", 3)])
-def test_s3_gets_the_same_objects_also_after_a_kill_at_one_of_them(
+def test_s3_gets_the_same_objects_even_after_a_kill(
     layout: Layout, at: int, bucket: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_all(FolderOutput(tmp_path), layout)
@@ -237,7 +237,7 @@ def test_s3_gets_the_same_objects_also_after_a_kill_at_one_of_them(
         ("texts.jsonl/texts.jsonl", "texts.jsonl"),  # as Spark writes them
     ],
 )
-def test_a_corpus_comes_from_s3_and_goes_there(  # noqa: PLR0917 - fixtures
+def test_a_corpus_is_read_from_and_written_to_s3(  # noqa: PLR0917 - fixtures
     bucket: None, whole: Path, texts: Path, key: str, source: str, local: Local
 ) -> None:
     boto3.client("s3").upload_file(str(texts), BUCKET, key)

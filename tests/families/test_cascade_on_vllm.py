@@ -157,7 +157,7 @@ def test_the_id_before_each_code_determines_its_codebook_as_in_transformers(
         assert np.array_equal(next_is_second(config, before), is_second)
 
 
-def test_it_sounds_as_our_own_stages_do_batched_streamed_and_with_a_voice_in_several_windows(
+def test_audio_equals_that_of_our_own_stages_batched_streamed_and_with_a_voice_in_several_windows(
     engine: ProductionTTSEngine, ours: ProductionTTSEngine, expected: list[np.ndarray]
 ) -> None:
     together = [each.audio for each in engine.generate_batch(TEXTS, **GREEDY).results]

@@ -148,7 +148,7 @@ def test_fp8_applies_to_decoder_steps_and_not_to_the_encoder(checkpoint: Path) -
     assert all(name.startswith("decoder.") and "encoder_attn" not in name for name in quantized)
 
 
-def test_when_memory_runs_out_the_newest_gives_way_and_the_others_go_on(
+def test_when_memory_runs_out_the_newest_request_ends_and_the_others_continue(
     endless: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, failing = as_mel(endless._running.speaker.loaded).model, [2]

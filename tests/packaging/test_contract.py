@@ -76,7 +76,7 @@ def test_an_impossible_request_is_refused_in_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_checkpoint_the_voice_that_ships_is_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_checkpoint_the_built_in_voice_is_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_here(monkeypatch, "package", "-o", tmp_path / "model", "--layout", "prefix") == 0
 
     files = json.loads((tmp_path / "model" / "manifest.json").read_text())["files"]

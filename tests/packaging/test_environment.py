@@ -59,7 +59,7 @@ def test_the_unpacked_model_is_used_and_a_folder_of_code_alone_is_not(tmp_path: 
     assert container_environment(base | {"S1_MINI_CHECKPOINT_PATH": "mine"})["S1_MINI_CHECKPOINT_PATH"] == "mine"
 
 
-def test_a_folder_around_the_files_is_reported_as_such(tmp_path: Path) -> None:
+def test_an_extra_folder_around_the_files_is_reported(tmp_path: Path) -> None:
     (tmp_path / "model" / "s1-mini").mkdir(parents=True)
     (tmp_path / "model" / "s1-mini" / "config.json").write_text("{}")
 

@@ -237,7 +237,7 @@ def test_cache_folders_unused_for_a_month_are_removed_at_a_start(work: Compilabl
     assert all(path.exists() for path in (used, fresh, foreign / "inside" / "file", file))
 
 
-def test_without_a_home_it_is_compiled_but_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_folder_code_is_compiled_but_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     from s1_mini.kernels.compiled import build
 
     def no_home() -> Path:

@@ -300,7 +300,7 @@ def test_a_full_queue_delays_later_parts_of_an_async_consumer_to_the_deadline() 
         asyncio.run(read(composition))
 
 
-def test_a_consumer_that_leaves_cancels_all_parts_in_the_engine(speaking: ProductionTTSEngine) -> None:
+def test_a_consumer_that_stops_cancels_all_parts_in_the_engine(speaking: ProductionTTSEngine) -> None:
     async def leave() -> None:
         chunks = speaking.stream_async("One. [pause 0s] Two. [pause 0s] Three.", text_type="marked", seed=1)
         await anext(chunks)

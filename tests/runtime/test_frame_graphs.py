@@ -33,7 +33,7 @@ def equip(core: EngineCore) -> None:
     stage.is_overlapped = True
 
 
-def test_an_engine_with_graphs_generates_what_one_without_generates(both: tuple[Synthesizer, Synthesizer]) -> None:
+def test_an_engine_with_graphs_generates_the_same_as_one_without(both: tuple[Synthesizer, Synthesizer]) -> None:
     heard = []
     for synthesizer in both:
         queues = [

@@ -173,7 +173,7 @@ CONFIG_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", CONFIG_FAULTS)
-def test_a_config_that_contradicts_the_rest_is_refused_by_field(fault: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_config_that_contradicts_the_checkpoint_is_refused_by_field(fault: str, tiny: Path, tmp_path: Path) -> None:
     values, complaint = CONFIG_FAULTS[fault]
     shutil.copytree(tiny, tmp_path / "c")
     path = tmp_path / "c" / "config.json"
@@ -291,7 +291,7 @@ def test_stages_are_placed_by_name_and_a_wrong_placement_is_refused_before_weigh
     assert "'codec=cpu' is not stage=device, or names a stage twice" in refusal("codec=cpu,codec=cpu")
 
 
-def test_weights_that_the_machine_cannot_multiply_stay_unquantised_and_health_says_why(
+def test_weights_that_the_machine_cannot_multiply_stay_unquantised_and_health_reports_why(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -304,14 +304,14 @@ def test_weights_that_the_machine_cannot_multiply_stay_unquantised_and_health_sa
     assert output == {"value": "full", "reason": "cpu cannot multiply int8 weights: no kernel for this processor"}
 
 
-def test_a_gpu_without_bfloat16_computes_in_float16_and_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_bfloat16_computes_in_float16_and_reports_why(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_it, expected in ((True, "bfloat16"), (False, "float16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has_it=has_it, **_: has_it)
         assert choose_precision("auto", "cuda").value == expected
     assert choose_precision("auto", "cuda").reason == "this GPU does not support bfloat16"
 
 
-def test_kernels_that_cannot_be_compiled_are_left_out_and_it_says_why(
+def test_kernels_that_cannot_be_compiled_are_left_out_and_the_reason_is_reported(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: str) -> None:
@@ -332,14 +332,14 @@ def test_kernels_that_cannot_be_compiled_are_left_out_and_it_says_why(
     assert choose_kernels("cuda").value == "triton"
 
 
-def test_batch_invariance_is_on_only_where_it_can_be_kept_and_health_says_so(tiny: Path) -> None:
+def test_batch_invariance_is_on_only_if_it_is_guaranteed_and_health_reports_it(tiny: Path) -> None:
     s1, cascade = get_family("s1"), get_family("cascade")
     ours, torchs = Choice("triton", "it is there"), Choice("torch", "Triton failed: no C compiler")
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", batch_invariance="on")) as engine:
         output = engine.health_check()["batch_invariance"]
 
-    assert output == {"value": "on", "reason": "always on for a CPU"}
+    assert output == {"value": "on", "reason": "a CPU is always batch-invariant"}
     assert choose_batch_invariance("on", s1, "cuda", ours, "bfloat16").value == "on"
     assert choose_batch_invariance("off", s1, "cuda", ours, "bfloat16").value == "off"
     assert choose_batch_invariance("on", s1, "cuda", ours, "float32").value == "off"

@@ -69,7 +69,7 @@ def test_the_shared_length_is_in_whole_blocks_and_bounded(shared: SharedPrefixes
     assert [length for _, length, _ in groups_of(shared)] == [64, MAX_COMMON]
 
 
-def test_only_slots_of_the_step_are_members_and_no_more_groups_than_it_looks_at(shared: SharedPrefixes) -> None:
+def test_only_slots_of_the_step_are_in_groups_and_there_are_not_too_many_groups(shared: SharedPrefixes) -> None:
     hold(shared, range(2, 12), torch.zeros(1))
 
     assert groups_of(shared, 5) == []

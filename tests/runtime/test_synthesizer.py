@@ -40,7 +40,7 @@ def test_requests_sound_the_same_in_any_batch(synthesizer: Synthesizer) -> None:
     assert all(np.array_equal(sound(queue), wave) for queue, wave in zip(together, alone, strict=True))
 
 
-def test_another_engine_says_the_same(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
+def test_another_engine_generates_the_same(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
     other = start(speaker)
 
     assert np.array_equal(sound(ask(other)), sound(ask(synthesizer)))
@@ -94,7 +94,7 @@ def test_a_cancelled_request_stops_within_a_frame(synthesizer: Synthesizer) -> N
     assert leaks(synthesizer.core.scheduler) == []
 
 
-def test_the_last_chunk_reports_where_time_to_first_audio_went(synthesizer: Synthesizer) -> None:
+def test_the_last_chunk_reports_the_phases_of_the_time_to_first_audio(synthesizer: Synthesizer) -> None:
     started = time.monotonic()
     *before, last = ask(synthesizer)
     took = time.monotonic() - started
@@ -190,7 +190,7 @@ NUM_STORM = 200  # requests; several of each kind meet in every slot
 
 
 @pytest.mark.slow
-def test_requests_that_survive_random_faults_sound_as_alone_and_nothing_leaks(speaker: LoadedCheckpoint) -> None:
+def test_requests_that_survive_random_faults_sound_the_same_and_nothing_leaks(speaker: LoadedCheckpoint) -> None:
     chance = random.Random(7)
     voices = [(), *((random_voice(10 * seed, seed=seed),) for seed in (2, 4, 6))]
     texts = [

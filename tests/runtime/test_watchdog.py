@@ -35,14 +35,14 @@ def reported(workers: list[Any], limit_s: float, looks: Looks) -> list[tuple[str
     return calls
 
 
-def test_a_thread_that_does_one_thing_for_too_long_is_reported_once() -> None:
+def test_a_thread_with_one_turn_over_the_limit_is_reported_once() -> None:
     calls = reported([worker("good", None), worker("bad", 0)], 0.2, Looks(20, lambda: None))
 
     assert [name for name, _ in calls] == ["bad"]
     assert calls[0][1] >= 0.2
 
 
-def test_a_thread_that_does_many_things_or_nothing_is_left_alone() -> None:
+def test_a_thread_with_many_short_turns_or_none_is_not_reported() -> None:
     busy = worker("busy", 0)
 
     def work() -> None:

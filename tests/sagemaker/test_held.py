@@ -219,7 +219,7 @@ def settled(allocated: Callable[[], int]) -> int:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_what_a_client_holds_is_charged_and_released_when_it_disconnects(rig: Rig, name: str) -> None:
+def test_resources_of_a_client_are_charged_and_released_when_it_disconnects(rig: Rig, name: str) -> None:
     scenario, accounts = SCENARIOS[name], rig.container.app.state.accounts
 
     def is_charged() -> bool:

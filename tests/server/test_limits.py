@@ -96,7 +96,7 @@ def test_a_declared_body_over_the_limit_is_refused_before_it_is_sent(strict: Doo
     assert b'"body_too_large"' in received
 
 
-def test_a_body_that_does_not_say_its_length_is_refused_once_it_is_over_the_limit(strict: Door) -> None:
+def test_a_body_of_undeclared_length_is_refused_once_it_is_over_the_limit(strict: Door) -> None:
     chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
 
     received = exchange(strict, head("Transfer-Encoding: chunked"), *[chunk] * 3, b"0\r\n\r\n")

@@ -148,7 +148,7 @@ def test_only_declared_fields_are_accepted_where_the_schema_says_so(
     assert ((status, at_fault) == (422, "pitch")) is refuses
 
 
-def test_all_of_it_is_json_schema(told: dict[str, Any]) -> None:
+def test_every_schema_is_valid_json_schema(told: dict[str, Any]) -> None:
     found = list(schemas(told))
     for schema in found:
         assert set(schema) <= KEYWORDS, schema

@@ -136,7 +136,7 @@ def upload(page: Page, content: bytes, name: str = "a.wav") -> None:
 
 @pytest.mark.slow
 @needs_browser
-def test_audio_plays_while_it_is_generated_and_is_kept_to_the_sample(
+def test_audio_plays_while_it_is_generated_and_every_sample_is_kept(
     visit: Open, voiced: ProductionTTSEngine, tmp_path: Path
 ) -> None:
     """Audio plays before all of it is generated, and the download equals the engine's output."""

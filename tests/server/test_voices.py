@@ -59,7 +59,7 @@ def test_a_voice_speaks_by_its_name(client: httpx2.Client) -> None:
     assert len(bert) > 1000
 
 
-def test_a_voice_of_the_checkpoint_stays(client: httpx2.Client) -> None:
+def test_a_voice_of_the_checkpoint_cannot_be_deleted(client: httpx2.Client) -> None:
     answer = client.delete("/v1/voices/anna")
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "voice_read_only")

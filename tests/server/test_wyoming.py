@@ -179,7 +179,7 @@ def test_several_clients_are_served_at_once(port: int) -> None:
     assert all(kinds(events)[-1] == "audio-stop" for events in asyncio.run(run()))
 
 
-def test_what_a_client_holds_is_released_when_it_disconnects(small_engine: ProductionTTSEngine) -> None:
+def test_resources_of_a_client_are_released_when_it_disconnects(small_engine: ProductionTTSEngine) -> None:
     with home(small_engine) as (door, port):
         state = door.app.state
         with socket.create_connection(("127.0.0.1", port)) as plug:

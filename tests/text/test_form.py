@@ -19,7 +19,7 @@ ROWS = [tuple(line.split("\t")) for line in SENTENCES.read_text(encoding="utf-8"
 WORDS = TextForm("en", frozenset(ascii_letters + " '(),-.:;?!"))
 
 
-def test_a_checkpoint_that_declares_nothing_gets_what_was_sent() -> None:
+def test_a_checkpoint_without_declarations_gets_the_text_as_sent() -> None:
     assert TextForm().script("Take 2  жуки 😀!", 100).text == "Take 2 жуки 😀!"
 
 
@@ -92,7 +92,7 @@ def test_ornaments_are_dropped_without_an_error_or_a_warning(ornaments: str, cho
         ("5㎏ of 𝗯𝗼𝗹𝗱 flour", "five kilograms of bold flour."),
     ],
 )
-def test_signs_that_look_like_ornaments_keep_their_meaning(text: str, read: str) -> None:
+def test_symbols_that_look_like_ornaments_keep_their_meaning(text: str, read: str) -> None:
     assert WORDS.script(text, 100).text == read
 
 
@@ -122,7 +122,7 @@ def test_an_invalid_declaration_is_refused(text: object) -> None:
         TextForm.from_config({"text": text})
 
 
-def test_the_voice_that_ships_reads_english_words() -> None:
+def test_the_built_in_voice_reads_english_words() -> None:
     form = TextForm.from_config(json.loads((DEFAULT_MODEL / "config.json").read_text(encoding="utf-8")))
 
     assert (

@@ -115,7 +115,7 @@ SENTENCES = "One two. Three four. Five six. Seven eight."
         (" \n\n ", 200, []),
     ],
 )
-def test_pieces_are_cut_where_a_reader_would_breathe(text, max_bytes, pieces):
+def test_pieces_are_cut_at_clauses(text, max_bytes, pieces):
     assert split(text, max_bytes) == pieces
 
 
@@ -180,7 +180,7 @@ def test_twenty_thousand_characters_take_no_time(unit):
         ("Hello ", ("", "Hello ")),
     ],
 )
-def test_of_text_that_is_still_arriving_only_certain_sentences_are_given(text: str, parts: tuple[str, str]) -> None:
+def test_of_text_that_is_still_arriving_only_complete_sentences_are_returned(text: str, parts: tuple[str, str]) -> None:
     assert split_arriving(text) == parts
 
 

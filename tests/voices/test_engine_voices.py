@@ -69,7 +69,7 @@ def test_a_restart_keeps_what_was_added_to_a_directory_and_nothing_else(
         assert engine.voices() == []
 
 
-def test_the_checkpoints_voices_stay_as_they_are_and_win(
+def test_the_checkpoints_voices_are_read_only_and_take_precedence(
     voiced: Path, folder: Path, codec: str, tone: np.ndarray
 ) -> None:
     with engine_of(voiced) as engine:
@@ -320,7 +320,7 @@ def test_preloading_a_voice_yields_to_requests(voiced: Path, monkeypatch: pytest
         assert core.prefixes.stats.entries == 2
 
 
-def test_warming_ends_with_the_engine(voiced: Path) -> None:
+def test_preloading_ends_with_the_engine(voiced: Path) -> None:
     for index in range(40):
         write_voice(voiced / FOLDER, f"more{index}", make_voice(10 + index, frames=600))
     before = set(threading.enumerate())

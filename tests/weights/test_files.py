@@ -293,7 +293,7 @@ def test_a_dictionary_that_holds_itself_is_refused(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_small_tensor_that_says_it_is_large_is_refused(tmp_path: Path, zipped: bool) -> None:
+def test_a_small_tensor_that_claims_to_be_large_is_refused(tmp_path: Path, zipped: bool) -> None:
     torch.save({"a": torch.zeros(1).expand(2**40)}, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
 
     with pytest.raises(CheckpointFileError, match="not plain tensors: 'a'"):

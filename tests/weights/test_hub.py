@@ -124,7 +124,7 @@ def refusal(find: Callable[..., Path]) -> Callable[..., str]:
     return refused
 
 
-def test_a_name_is_an_owner_and_a_repository_and_perhaps_a_revision() -> None:
+def test_a_name_is_an_owner_and_a_repository_and_optionally_a_revision() -> None:
     assert hub_name(Path("suno/bark-small")) == HubName("suno/bark-small")
     assert hub_name(Path("owner/name@refs/pr/1")) == HubName("owner/name", "refs/pr/1")
     for path in ("name", "/opt/ml/model", "../owner/name", "a/b/c", "owner/name@", "~/name"):
@@ -144,7 +144,7 @@ def test_only_needed_files_of_each_family_are_downloaded_and_never_python(
     assert all((directory / name).read_bytes() == data for name, data in files.items())
 
 
-def test_of_a_cascade_the_whole_file_goes_before_the_sets_and_a_set_comes_whole() -> None:
+def test_of_a_cascade_the_single_file_precedes_the_sets_and_a_set_is_complete() -> None:
     sets = [f"{stem}{ending}" for ending in (".pt", "_2.pt") for stem in ("text", "coarse", "fine")]
     others = ["config.json", "vocab.txt", "codec.safetensors", "README.md"]
     pick = get_family("cascade").pick_files
@@ -153,7 +153,7 @@ def test_of_a_cascade_the_whole_file_goes_before_the_sets_and_a_set_comes_whole(
     assert set(pick([*sets, *others])) == {*sets[3:], *others[:3]}
 
 
-def test_weights_come_in_one_form_the_best_with_the_shards_of_an_index(
+def test_weights_come_in_the_best_form_with_the_shards_of_an_index(
     hub: Hub, repository: Repository, find: Callable[..., Path], published: Path
 ) -> None:
     more = {f"model-0000{part}-of-00002.safetensors": f"shard {part}".encode() for part in (1, 2)}
@@ -166,7 +166,7 @@ def test_weights_come_in_one_form_the_best_with_the_shards_of_an_index(
     assert {*more, *index} <= hub.downloads()
 
 
-def test_a_directory_of_that_name_goes_before_the_hub(
+def test_a_directory_of_that_name_takes_precedence_over_the_hub(
     hub: Hub, repository: Repository, find: Callable[..., Path], tmp_path: Path
 ) -> None:
     (tmp_path / "work" / NAME).mkdir(parents=True)

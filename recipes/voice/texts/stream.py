@@ -236,14 +236,14 @@ def sentence_of(text: str) -> str:
 
 MAX_CHARACTERS = 220
 
-# Kinds in every block of forty utterances. The prototype overfitted 28,000 sentences and needed its salads for
-# spelling, so there are some, and a third is natural; the rest covers what people type to a voice.
+# Kinds in every block of forty utterances. The prototype overfitted 28,000 sentences and needed word salads for
+# spelling, so there are some; a third are natural sentences; the rest covers texts that people type.
 WEIGHTS = {
-    "natural": 14,  # how English goes on; each is used once before any comes again
+    "natural": 14,  # sentences of the corpus; each is used once before any is repeated
     "salad": 6,  # arbitrary word pairs, to learn spelling
     "template": 7,  # statements, questions, commands, service and technical talk, names
     "number": 4,  # digits, years, dates, times, money, units
-    "short": 5,  # one or two words: where small voices run away
+    "short": 5,  # one or two words; small voices may not stop on these
     "long": 2,  # several clauses up to 220 characters
     "list": 2,  # commas
 }
@@ -253,7 +253,7 @@ BLOCK = sum(WEIGHTS.values())
 def utterances(seed: int, corpora: Corpora | None = None, start: int = 0) -> Iterator[str]:
     """Yield utterances without end, from the ``start``-th; the i-th depends on seed, corpora and i alone.
 
-    Without corpora the templates' words stand in for them. Held-out sentences never come.
+    Without corpora, the templates' words replace them. Held-out sentences are never yielded.
     """
     corpora = corpora or _small_corpora()
     i = start

@@ -1,4 +1,4 @@
-"""The attention head that follows the text, as a checkpoint's `config.json` names it, and its scores."""
+"""The attention head that follows the text, given in a checkpoint's `config.json`, and its scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_SHIFT_MS = 1000
 
 @dataclass(frozen=True)
 class AlignmentHead:
-    """Layer and head, counted from 0, and how much later than its attention speech is heard."""
+    """Layer and head, counted from 0, and the delays from the head's attention to the audible speech."""
 
     layer: int
     head: int

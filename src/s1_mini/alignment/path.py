@@ -69,7 +69,7 @@ def frames_spent(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def weights_of(scores: np.ndarray) -> np.ndarray:
-    """Return weights [..., N] up to 1 of scores, logarithms up to a constant of each frame."""
+    """Return weights of at most 1 [..., N] for scores: logarithms, up to a constant of each frame."""
     exact = scores.astype(np.float64)
     weights: np.ndarray = np.maximum(np.exp(exact - exact.max(-1, keepdims=True)), FLOOR)
     return weights

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from s1_mini.exceptions import ParameterError
 from s1_mini.types import Word
 
-LINE_LENGTH, MAX_LINES = 42, 2  # as Netflix's and the BBC's guidelines have them
+LINE_LENGTH, MAX_LINES = 42, 2  # from the guidelines of Netflix and the BBC
 MAX_CUE_S = 7.0
 PAUSE_S = 0.6  # a longer pause ends a cue
 SENTENCE_END = re.compile(r"[.!?…]")
@@ -35,7 +35,7 @@ def check_suffix(path: Path) -> None:
 
 
 def blank_markup(text: str, text_type: str, words: Sequence[Word]) -> str:
-    """Return a text with spaces instead of markup, so that the places of words stay; brackets that are read stay."""
+    """Replace markup by spaces, so that words keep their positions; brackets that are read aloud are kept."""
 
     def blank(found: re.Match[str]) -> str:
         is_read = any(found.start() < word.stop and word.start < found.end() for word in words)
@@ -45,7 +45,7 @@ def blank_markup(text: str, text_type: str, words: Sequence[Word]) -> str:
 
 
 def find_cues(text: str, words: Sequence[Word]) -> list[Cue]:
-    """Divide a text into cues: at the ends of sentences, at pauses, and where two lines or seven seconds are full."""
+    """Divide a text into cues: after sentences, at pauses, and where a cue would exceed two lines or seven seconds."""
     cues: list[Cue] = []
     first = 0
     for number, word in enumerate(words):
@@ -80,7 +80,7 @@ def _ends(text: str, first: Word, word: Word, following: Word) -> bool:
 
 
 def _with_signs_before(text: str, start: int) -> int:
-    """Return where the signs before a word begin that no space separates from it, such as an opening quote."""
+    """Return the start of the punctuation attached to the front of a word, such as an opening quote."""
     while start and not text[start - 1].isspace():
         start -= 1
     return start

@@ -1,7 +1,7 @@
-"""When the words of one utterance are spoken: while it is generated, and of a whole one.
+"""Times of the words of one utterance: live while it is generated, or afterwards from all of it.
 
-The head looks ahead to the next word in a pause. Ends of words before a pause are therefore times at which the last
-letter is left, and in whole utterances the edges of silences replace the boundaries near them.
+During a pause, the head already attends to the next word. A word before a pause therefore ends when the head leaves its
+last letter, and in whole utterances the edges of silences replace the boundaries near them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LiveTimes:
         return self._report(len(self._starts) - 1)
 
     def finish(self, duration_s: float, *, was_cut: bool) -> list[Interval]:
-        """Return the other words at the end of the utterance; of one that was cut, only those that have begun."""
+        """Return the remaining words at the end of the utterance; if it was cut, only those that have begun."""
         while not was_cut and len(self._starts) < len(self._spans):
             self._begin(self._spans[len(self._starts)].first)
         self._starts = [min(start, duration_s) for start in self._starts]
@@ -116,7 +116,7 @@ def whole_times(
 ) -> list[Interval]:
     """Return the times of all words of an utterance from the scores [T, N] of its frames and its audio [samples].
 
-    Of an utterance that was cut, words that have not begun are left out.
+    If the utterance was cut, words that have not begun are left out.
     """
     if not spans or not len(scores):
         return []
@@ -152,7 +152,7 @@ def whole_times(
 
 
 def after_silences(intervals: Sequence[Interval], sounds: Sequence[Interval]) -> list[Interval]:
-    """Return words of which those that begin in a silence, or shortly before one, begin at its end."""
+    """Move the start of each word that begins in a silence, or shortly before one, to the end of the silence."""
     moved = []
     for word in intervals:
         silences = ((before.end_s - NEAR_S, after.start_s) for before, after in pairwise(sounds))

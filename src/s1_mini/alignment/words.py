@@ -1,4 +1,4 @@
-"""The words of one request, while its audio is read: times from attention, and places in the request's text."""
+"""The words of one request as its audio arrives: their times from attention, and their positions in the text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from s1_mini.alignment.times import Interval, LiveTimes, after_silences, find_so
 from s1_mini.alignment.written import Group, Read, divide, find_groups, find_written, keys
 from s1_mini.types import Word
 
-WINDOW_S = 4.0  # audio before a word's end in which silences are looked for
-HELD_S = 0.01  # more than the audio of a frame that may be sent later, for joining utterances
+WINDOW_S = 4.0  # audio before a word's end that is searched for silences
+HELD_S = 0.01  # longer than the end of the audio that is held back to join utterances (5 ms)
 
 
 @dataclass(frozen=True)
 class Aligner:
-    """What a checkpoint's word times are computed with."""
+    """The facts of a checkpoint from which word times are computed."""
 
     head: AlignmentHead
     frame_s: float  # duration of a frame
@@ -29,8 +29,8 @@ class Aligner:
 class WordTimes:
     """Times of the words of one request, from its audio before any effect and the scores sent with it.
 
-    Live times do not depend on later audio or on the chunks. Otherwise the words of an utterance are reported at its
-    end, with times from the whole utterance and its audio.
+    With `is_live`, times depend neither on later audio nor on the chunks. Otherwise the words of an utterance are
+    reported at its end, with times from all of its scores and audio.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class WordTimes:
             self._note(intervals)
 
     def _after_silences(self, intervals: Sequence[Interval]) -> list[Interval]:
-        """Move starts to the ends of silences, as far as the audio of the frames so far shows them."""
+        """Move starts to the ends of the silences that the audio of the frames so far shows."""
         if not intervals:
             return []
         self._audio = [np.concatenate(self._audio)]
@@ -124,7 +124,7 @@ class WordTimes:
             self._num_timed += 1
 
     def _known(self, *, is_last: bool) -> list[Word]:
-        """Return the next words whose spoken words all have times; at the end, those of which any has."""
+        """Return the next words whose spoken words all have times; at the end, one timed spoken word is enough."""
         known: list[Word] = []
         while self._groups:
             group = self._groups[0]
@@ -139,7 +139,7 @@ class WordTimes:
         return known
 
     def _is_passed(self, group: Group) -> bool:
-        """Return whether later words have times already, so that this one will get none: an utterance was cut."""
+        """Return whether later words have times already, so that this group will get none: its utterance was cut."""
         return bool(self._times) and next(reversed(self._times)) >= group.stop_spoken
 
     def _word(self, group: Group) -> Word | None:

@@ -1,8 +1,8 @@
-"""Which words of a written text are read as which spoken words.
+"""Maps the words of a written text to the spoken words that they are read as.
 
-Most words are the same in both, in the same order. Between them are words that are read otherwise, such as numbers. A
-run of these is divided where both sides, read alone, are what the whole run is read as; else they share one group:
-"Dr. Smith" may be two groups, "10:05 am" is one.
+Most words are the same in both, in the same order. Between them are runs of words that are read differently, such as
+numbers. A run is divided where its two sides, read separately, give the same words as the whole run; otherwise it stays
+one group: "Dr. Smith" may be two groups, "10:05 am" is one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from s1_mini.alignment.times import WORD
 
-MAX_WRITTEN, MAX_SPOKEN = 12, 60  # words of a run that are read otherwise
-NUM_AROUND = 2  # words on both sides of a run that are read with it
+MAX_WRITTEN, MAX_SPOKEN = 12, 60  # words of a run that are read differently
+NUM_AROUND = 2  # context: words on each side of a run that are read together with it
 WRITTEN_WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'“”‘’«»([{<*_~`", "\"'“”‘’«»)]}>*_~`,.;:!?…"
 
@@ -57,7 +57,7 @@ def keys(text: str) -> list[str]:
 
 
 def find_groups(text: str, words: Sequence[WrittenWord], spoken: Sequence[str]) -> list[Group]:
-    """Return groups that together have all spoken words, given as `keys`, in order; undivided (`divide`)."""
+    """Return groups that together cover all spoken words (in the form of `keys`), in order. `divide` divides them."""
     written: list[str] = []
     owners: list[int] = []
     for number, word in enumerate(words):
@@ -79,7 +79,7 @@ def find_groups(text: str, words: Sequence[WrittenWord], spoken: Sequence[str]) 
 
 
 def divide(group: Group, text: str, words: Sequence[WrittenWord], spoken: Sequence[str], read: Read) -> list[Group]:
-    """Divide a group of several written words where it is certain how both sides are read."""
+    """Divide a group of several written words where both sides, read separately, give the words of the whole."""
     if group.stop - group.first < 2:
         return [group]
     low, high = max(0, group.first - NUM_AROUND), min(len(words), group.stop + NUM_AROUND)
@@ -105,7 +105,10 @@ def divide(group: Group, text: str, words: Sequence[WrittenWord], spoken: Sequen
 
 
 def _find_same(written: Sequence[str], spoken: Sequence[str]) -> tuple[int, int]:
-    """Return how many words of both are passed until two in a row, or the last, are the same; all if there are none."""
+    """Return how many written and spoken words to skip until the next two (or the last one) are the same in both.
+
+    Returns all words if that never happens.
+    """
     for total in range(1, MAX_WRITTEN + MAX_SPOKEN):
         for num_written in range(min(total, MAX_WRITTEN) + 1):
             num_spoken = total - num_written

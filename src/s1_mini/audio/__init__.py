@@ -1,1 +1,1 @@
-"""Audio in and out: references become waves, waves of successive pieces are joined, and become bytes of a format."""
+"""Audio input and output: decodes references, applies effects, and encodes waves as files and streams."""

@@ -1,8 +1,8 @@
 """Encode waves as wav, flac, mp3, Ogg Opus, raw 16-bit or G.711 samples: whole, in memory or to disk, or as a stream.
 
-Everything is mono, and 16 bit except G.711. Only `StreamEncoder` works piece by piece: it never changes bytes that it
-has returned, so a length in a header stays unknown, as in every stream. Many programs, libsndfile among them, do not
-read a flac without a length, so a flac is returned whole at the end.
+Everything is mono, and 16 bit except G.711. `StreamEncoder` works piece by piece: it never changes bytes that it has
+returned, so headers do not contain the length. Many programs, including libsndfile, cannot read a flac without a
+length, so a flac is returned in one piece at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from s1_mini.exceptions import GenerationError, ParameterError
 from s1_mini.files import files
 from s1_mini.types import AudioFormat
 
-FULL_SCALE = 2**15 - 1  # symmetric: 1.0 is 32767 and -1.0 is -32767, so that silence stays in the middle
+FULL_SCALE = 2**15 - 1  # symmetric: 1.0 is 32767 and -1.0 is -32767
 
 FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
 RAW: tuple[AudioFormat, ...] = ("pcm", "mulaw", "alaw")  # without a header
@@ -54,7 +54,7 @@ _UNKNOWN_LENGTH = 0xFFFFFFFF
 def to_int16(wave: np.ndarray) -> np.ndarray:
     """Round a float wave in [-1, 1] to little-endian int16 of the same shape; louder samples are clipped.
 
-    Raises `GenerationError` if a sample is NaN or infinite: a model that says so has failed.
+    Raises `GenerationError` if a sample is NaN or infinite, because the model has then failed.
     """
     if wave.size == 0:
         return np.zeros(wave.shape, "<i2")
@@ -65,8 +65,8 @@ def to_int16(wave: np.ndarray) -> np.ndarray:
 
 
 def _range(wave: np.ndarray) -> tuple[float, float]:
-    """Return the least and the largest sample. Raises `GenerationError` if one is NaN or infinite."""
-    least, most = wave.min(), wave.max()  # a NaN is both
+    """Return the smallest and the largest sample. Raises `GenerationError` if one is NaN or infinite."""
+    least, most = wave.min(), wave.max()  # both are NaN if any sample is
     if not (np.isfinite(least) and np.isfinite(most)):
         is_broken = ~np.isfinite(wave)
         first = int(np.argmax(is_broken))
@@ -83,7 +83,7 @@ def check_format(name: str) -> AudioFormat:
 
 
 def format_of(path: str | Path) -> AudioFormat:
-    """Return the format that the suffix of `path` names; raise `ParameterError` if it names none."""
+    """Return the format for the suffix of `path`; raise `ParameterError` if there is none."""
     suffix = Path(path).suffix
     for known in FORMATS:
         if suffix[1:].lower() == known:
@@ -97,7 +97,7 @@ def media_type(audio_format: AudioFormat) -> str:
 
 
 def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> bytes:
-    """Encode a float wave [samples] in [-1, 1] at `sample_rate` Hz; clipped beyond.
+    """Encode a float wave [samples] in [-1, 1] at `sample_rate` Hz; louder samples are clipped.
 
     Audio of a rate that the format does not support is resampled (`rate_in`). Raises `GenerationError` for samples that
     are NaN or infinite, for an empty wave unless the format has no header, and for a wave of more than one dimension.
@@ -113,7 +113,7 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> byt
     samples = to_int16(wave)
     if audio_format == "pcm":
         return samples.tobytes()
-    if audio_format == "wav":  # without libsndfile, whose calls back cost threads that encode side by side far more
+    if audio_format == "wav":  # without libsndfile: its callbacks are much slower if several threads encode
         return b"".join((wav_header(rate, len(samples)), samples.data))
     buffer, encoding = io.BytesIO(), _ENCODINGS[audio_format]
     with soundfile.SoundFile(buffer, "w", rate, 1, encoding.coding, format=encoding.container) as sound:
@@ -123,7 +123,7 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> byt
 
 
 def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
-    """Return the rate in Hz of a file for audio of `sample_rate` Hz: the same if its format supports it."""
+    """Return the sample rate of a file for audio of `sample_rate` Hz: the same if the format supports it."""
     rates = _ENCODINGS[audio_format].rates
     return sample_rate if not rates or sample_rate in rates else rates[-1]
 
@@ -131,7 +131,7 @@ def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
 def wav_header(sample_rate: int, num_samples: int | None = None) -> bytes:
     """Return the header of a wav file of 16-bit mono samples.
 
-    Without a number of them, or with more than its fields hold, any number may follow, as through a pipe.
+    Without `num_samples`, or with more than the header's fields can hold, the length is left open, as for a pipe.
     """
     layout = struct.pack("<HHIIHH", 1, 1, sample_rate, 2 * sample_rate, 2, 16)  # PCM, mono, rates, frame, bits
     chunk = b"fmt " + struct.pack("<I", len(layout)) + layout
@@ -141,27 +141,27 @@ def wav_header(sample_rate: int, num_samples: int | None = None) -> bytes:
 
 
 def write(path: str | Path, wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> None:
-    """Write a float wave [samples] to `path` whole or not at all; a file that was there is replaced.
+    """Write a float wave [samples] to `path` atomically, replacing an existing file.
 
-    Raises `GenerationError` as `encode` does and `ParameterError` if the file cannot be written.
+    Raises the errors of `encode`, and `ParameterError` if the file cannot be written.
     """
     content = encode(wave, sample_rate, audio_format)
     try:
-        _replace(Path(os.path.realpath(path)), content)  # through a link, not instead of it
+        _replace(Path(os.path.realpath(path)), content)  # keep a symbolic link, replace its target
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise ParameterError("path", f"cannot write {str(path)!r}: {reason}") from error
 
 
 def check_writable(path: str | Path, *, is_windows: bool = os.name == "nt") -> None:
-    """Raise `ParameterError` where `write` could not create or replace `path`: no folder, no permission, no file."""
+    """Raise `ParameterError` if `write` cannot create or replace `path`: no folder, no permission, or not a file."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise ParameterError("path", f"cannot write {str(path)!r}: it is a folder")
     if target.is_char_device():
         if not is_windows and not os.access(target, os.W_OK):
             raise ParameterError("path", f"cannot write {str(path)!r}: no permission")
-        return  # on Windows its NUL has neither permissions nor a folder
+        return  # the device NUL of Windows has neither permissions nor a folder
     if not target.parent.is_dir():
         raise ParameterError("path", f"cannot write {str(path)!r}: the folder {str(target.parent)!r} does not exist")
     if not os.access(target.parent, os.W_OK):
@@ -188,9 +188,9 @@ def encodes_fast(audio_format: AudioFormat) -> bool:
 
 
 class StreamEncoder:
-    """Encodes float waves [samples] in [-1, 1] at `sample_rate` in Hz, one after the other, to one file.
+    """Encodes successive float waves [samples] in [-1, 1] at `sample_rate` in Hz as one file.
 
-    The samples do not depend on the sizes of the waves.
+    The encoded samples do not depend on how the waves are divided.
     """
 
     def __init__(self, audio_format: AudioFormat, sample_rate: int) -> None:
@@ -206,7 +206,8 @@ class StreamEncoder:
             self._file.write(wav_header(rate))
         elif audio_format != "pcm":
             encoding = _ENCODINGS[audio_format]
-            # Of an mp3 without a length in its header, players guess it by the bit rate: it must not vary (160 kbit/s).
+            # Players estimate the length of an mp3 without a length from its bit rate, which must be constant
+            # (160 kbit/s).
             steady = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if audio_format == "mp3" else {}
             self._sound = soundfile.SoundFile(
                 self._file, "w", rate, 1, encoding.coding, format=encoding.container, **steady
@@ -241,11 +242,11 @@ class StreamEncoder:
 
 
 class _OneWayFile:
-    """A file for encoders that is emptied piece by piece; writes to bytes that were taken are ignored."""
+    """A file for encoders, emptied piece by piece by `take`; later writes to the bytes taken are ignored."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
-        self._taken = 0  # bytes that have left
+        self._taken = 0  # bytes
         self._place = 0
 
     def take(self) -> bytes:

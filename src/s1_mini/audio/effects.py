@@ -1,4 +1,4 @@
-"""Speed, gain and sample rate of a request's audio, applied to a stream: the output does not depend on the chunks."""
+"""Speed, gain and sample rate of a request's audio, applied to a stream. The output does not depend on the chunks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import soxr
 
 FRAME_S = 0.02  # output hop of the time stretch; windows overlap by half
 SEARCH_S = 0.01  # how far a window may be moved to match the waveform before it
-SEARCH_RATE = 12_000  # Hz; the similarity of windows is computed from samples at about this rate
+SEARCH_RATE = 12_000  # Hz; approximate rate of the samples from which the similarity of windows is computed
 MAX_PEAK = 10 ** (-1 / 20)  # -1 dBTP, the limit of EBU R 128
 BLOCK_S = 0.005  # look-ahead of the limiter
 RELEASE = 10 ** (0.25 / 20)  # per block: 50 dB per second
-OVERSAMPLING, TAPS = 4, 12  # true-peak meter: four times the rate as in ITU-R BS.1770-4; samples on each side
+OVERSAMPLING, TAPS = 4, 12  # true-peak meter: 4 × oversampling as in ITU-R BS.1770-4; filter samples on each side
 NOTHING = np.zeros(0, np.float32)
 
 
@@ -61,13 +61,13 @@ class Stretch:
         self._fade_in = (0.5 - 0.5 * np.cos(np.pi * ramp)).astype(np.float32)
         self._input, self._begins = NOTHING, 0  # kept input, and the index of its first sample
         self._num_fed = self._num_sent = self._windows = 0
-        self._next = 0  # where the last window would continue without any change of speed
+        self._next = 0  # input position of the last window's natural continuation
         self._tail = NOTHING  # second half of the last window, before it is faded out
 
     def feed(self, wave: np.ndarray, *, is_last: bool) -> np.ndarray:
         self._num_fed += len(wave)
         self._input = np.concatenate((self._input, wave))
-        length = round(self._num_fed / self._speed)  # of the whole output, if this is the end
+        length = round(self._num_fed / self._speed)  # length of the whole output, if this is the last wave
         if is_last:  # silence after the end completes the last windows
             self._input = np.concatenate((self._input, np.zeros(2 * (self._hop + self._search), np.float32)))
         parts: list[np.ndarray] = []
@@ -98,7 +98,7 @@ class Stretch:
         return output
 
     def _start(self) -> int:
-        """Return where the window begins that continues the last one best."""
+        """Return the start of the window that best continues the last one."""
         low = max(self._begins, self._place() - self._search)
         if not self._windows:
             return 0
@@ -124,7 +124,7 @@ class Limiter:
     def __init__(self, sample_rate: int, gain_db: float) -> None:
         self._gain, self._block = 10 ** (gain_db / 20), round(sample_rate * BLOCK_S)
         self._input = NOTHING  # not yet sent
-        self._context = np.zeros(TAPS, np.float32)  # samples before it
+        self._context = np.zeros(TAPS, np.float32)  # samples before `_input`
         self._node = self._gain  # gain at the start of `_input`
         self._here: float | None = None  # gain that the first block of `_input` allows, once known
         self._ramp = np.arange(self._block, dtype=np.float32) / self._block
@@ -149,13 +149,13 @@ class Limiter:
         return output[:length] if is_last else output
 
     def _allowed(self, known: np.ndarray) -> float:
-        """Return the gain that a block allows; `known` has `TAPS` samples more on both sides."""
+        """Return the gain that a block allows; `known` has `TAPS` additional samples on both sides."""
         between = np.lib.stride_tricks.sliding_window_view(known, 2 * TAPS + 1) @ INTERPOLATORS
         return min(self._gain, MAX_PEAK / max(float(np.abs(between).max()), 1e-9))
 
 
 def _interpolators() -> np.ndarray:
-    """Return windowed sinc filters [2 × TAPS + 1, OVERSAMPLING] for the wave at and between two samples."""
+    """Return windowed sinc filters [2 × TAPS + 1, OVERSAMPLING] that interpolate between two samples."""
     places = np.arange(-TAPS, TAPS + 1)[:, None] + np.arange(OVERSAMPLING) / OVERSAMPLING
     return (np.sinc(places) * np.cos(np.pi * places / (2 * TAPS + 2)) ** 2).astype(np.float32)
 

@@ -1,6 +1,6 @@
 """Keep the messages of C libraries out of a server's log: libmpg123 writes one to stderr for every broken frame.
 
-Off unless a program turns it on, because it also silences other threads that write to stderr at that moment.
+Off by default, because it also silences other threads that write to stderr at that moment.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 STDERR = 2
 
 _lock = threading.Lock()
-_real: int | None = None  # a descriptor of the real stderr, once a program has asked for quiet
+_real: int | None = None  # a descriptor of the real stderr, once `keep_out` was called
 _nowhere = -1
 _num_inside = 0
 
 
 def keep_out() -> int:
-    """Turn it on; return a file descriptor of the real stderr, for the program's own log."""
+    """Enable `kept_out`; return a file descriptor of the real stderr, for the program's own log."""
     global _real, _nowhere
     if _real is None:
         _real, _nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
@@ -28,7 +28,7 @@ def keep_out() -> int:
 
 @contextmanager
 def kept_out() -> Iterator[None]:
-    """Discard all that any thread writes to stderr until the block ends."""
+    """Discard everything that any thread writes to stderr within the block, if `keep_out` was called."""
     if _real is None:
         yield
         return
@@ -40,7 +40,7 @@ def kept_out() -> Iterator[None]:
 
 
 def _count(change: int) -> None:
-    """Count the blocks in progress; the first closes stderr, the last opens it."""
+    """Count the blocks in progress; the first redirects stderr, the last restores it."""
     global _num_inside  # noqa: PLW0603
     assert _real is not None
     with _lock:

@@ -1,6 +1,6 @@
 """Read a reference recording in a supported container into the mono wave that the codec encodes.
 
-It checks the size before reading, the length before and while decoding, and the samples while and after decoding.
+The size is checked before reading, the length before and during decoding, the samples during and after decoding.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from s1_mini.files import open_regular
 
 MIN_REFERENCE_S = 0.5
 SILENCE = 1e-3  # peak below -60 dBFS
-MAX_PEAK = 16.0  # 24 dB over full scale: beyond lie waves that were never scaled to [-1, 1]
+MAX_PEAK = 16.0  # 24 dB over full scale; a louder wave was never scaled to [-1, 1]
 MAX_CHANNELS = 64
 MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 384_000
 
 READABLE = "wav, flac, mp3, ogg, opus and aiff can be read"
 
-# The only containers that reach libsndfile. Its decoders of rarer ones are less tested and print to stdout.
+# The only containers passed to libsndfile. Its decoders of rarer ones are less tested and print to stdout.
 _CONTAINER = re.compile(rb"RIFF....WAVE|RF64....WAVE|FORM....AIF[FC]|fLaC|OggS|\xff[\xe0-\xff]", re.DOTALL)
 _ID3_BYTES = 10  # header of an ID3v2 tag, which libsndfile skips before it looks for a container
 _MAX_TAGS = 8
 
 _BLOCK = 2**16  # frames decoded at once
 _MAX_LOSS_S = 0.1  # mp3 headers round; more missing audio means a file cut short
-_UNKNOWN_FRAMES = 2**62  # libsndfile says 2**63 - 1 for a stream that does not state its length
+_UNKNOWN_FRAMES = 2**62  # libsndfile reports 2**63 - 1 for a stream without a length
 
 
 def load_reference(
@@ -66,7 +66,7 @@ def load_reference(
 def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> bytes | np.ndarray:
     """Return an undecoded recording: the bytes of its file, or the wave itself.
 
-    Raises `ReferenceAudioError` if it is missing, empty, over `max_bytes` (files) or nothing that could be one.
+    Raises `ReferenceAudioError` if it is missing, empty, over `max_bytes` (files) or has an unsupported type.
     """
     with naming(audio):
         return _check_array(audio) if isinstance(audio, np.ndarray) else _read(audio, max_bytes)
@@ -74,7 +74,7 @@ def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> by
 
 @contextmanager
 def naming(audio: object) -> Iterator[None]:
-    """Add the path of a recording that was given by path to errors about it."""
+    """Add the path of a recording, if it was given by path, to errors about it."""
     try:
         yield
     except ReferenceAudioError as error:
@@ -125,7 +125,7 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
 
 
 def _decode(data: bytes, sample_rate: int, max_s: float, check: Callable[[], None]) -> np.ndarray:
-    """Decode, average and resample block by block, so that no more than the result is in memory at any time."""
+    """Decode, average and resample block by block, so that only the result and one block are in memory."""
     _check_container(data)
     try:
         with kept_out(), soundfile.SoundFile(io.BytesIO(data)) as sound:
@@ -164,7 +164,7 @@ def _check_container(data: bytes) -> None:
 
 
 def _read_block(sound: soundfile.SoundFile) -> np.ndarray:
-    """Read the next samples, mono; none at the end."""
+    """Read the next samples as mono; empty at the end."""
     block = sound.read(_BLOCK, dtype="float32", always_2d=True)
     with np.errstate(over="ignore", invalid="ignore"):  # reported by `_Level.add`
         mono: np.ndarray = block.mean(axis=1)
@@ -198,7 +198,7 @@ class _Level:
         self.num_samples, self._peak = 0, 0.0
 
     def add(self, block: np.ndarray) -> None:
-        """Count the next samples. Raises `ReferenceAudioError` for a NaN, or once it is too long."""
+        """Count the next samples. Raises `ReferenceAudioError` for a NaN, or if the recording is too long."""
         self.num_samples += len(block)
         _check_length(self.num_samples, self._rate, self._max_s)
         if not np.isfinite(block).all():
@@ -206,7 +206,7 @@ class _Level:
         self._peak = max(self._peak, float(np.abs(block).max(initial=0.0)))
 
     def check(self) -> None:
-        """Raise `ReferenceAudioError` if all of it is too short, too quiet or too loud."""
+        """Raise `ReferenceAudioError` if the recording is too short, too quiet or too loud."""
         if self.num_samples < MIN_REFERENCE_S * self._rate:
             given = f"the recording lasts {self.num_samples / self._rate:.2f} s"
             raise _error(f"{given}; at least {MIN_REFERENCE_S:g} s are needed")

@@ -1,4 +1,4 @@
-"""Batches: a transform job with its model, created by API calls because CloudFormation has no such job."""
+"""Batches: a transform job with its model, created by API calls because CloudFormation has no transform jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLL_S = 10.0
 def run(
     clients: Clients, deployment: Deployment, display: Display, sleep: Callable[[float], None], limit_s: float | None
 ) -> None:
-    """Start the job, and wait up to `limit_s` seconds unless it is None. Raises `DeploymentError`."""
+    """Start the job and, unless `limit_s` is None, wait at most that many seconds. Raises `DeploymentError`."""
     sagemaker, name = clients["sagemaker"], deployment.name
     content = model_properties(deployment)
     model = f"{name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGEST]}"
@@ -59,7 +59,7 @@ def job(deployment: Deployment, model: str) -> dict[str, Any]:
         output["KmsKeyId"] = deployment.kms_key
         if not has_own_disk(deployment.instance_type[0]):
             instances["VolumeKmsKeyId"] = deployment.kms_key
-    if deployment.machine_image:  # other names than those of an endpoint, so none is chosen
+    if deployment.machine_image:  # image names differ from those of endpoints, so there is no default
         instances["TransformAmiVersion"] = deployment.machine_image
     return {
         "TransformJobName": deployment.name,

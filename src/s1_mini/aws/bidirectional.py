@@ -1,7 +1,7 @@
-"""InvokeEndpointWithBidirectionalStream: text is sent line by line, and audio is received while more text follows.
+"""InvokeEndpointWithBidirectionalStream: text is sent line by line while audio is received.
 
-boto3 has no such operation, because it needs HTTP/2. AWS publishes a client of its own, which is a preview and needs
-Python 3.12. A local endpoint answers on the container's WebSocket route, with the same messages.
+boto3 does not have this operation, because it needs HTTP/2. AWS publishes a separate client, which is a preview and
+needs Python 3.12. For a local endpoint, the container's WebSocket route is used, with the same messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from s1_mini.extras import require
 FORMATS = ("wav", "pcm")  # the server encodes each sentence by itself, and other formats cannot be joined
 PACKAGE = "aws-sdk-sagemaker-runtime-http2[awscrt]~=0.12.0"
 PORT = 8443  # of the HTTP/2 endpoint
-CLOSE_S = 5.0  # for the last event of the request
+CLOSE_S = 5.0  # timeout for the last event of the request
 
 
 class Channel(Protocol):
@@ -36,7 +36,7 @@ class Channel(Protocol):
 
 
 def converse(clients: Clients, invocation: Invocation, lines: Iterable[str]) -> Iterator[bytes]:
-    """Yield the audio of `lines` as it is generated. Raises `S1MiniError`, also after some parts."""
+    """Yield the audio of `lines` as it is generated. Raises `S1MiniError`, possibly after some parts."""
     config = {key: value for key, value in invocation.body.items() if key not in {"text", "format"}}
     audio_format = invocation.body.get("format", "wav")
     if audio_format not in FORMATS:
@@ -95,7 +95,7 @@ async def _send(channel: Channel, config: Mapping[str, Any], lines: Iterable[str
 
 
 async def _read(lines: Iterable[str]) -> AsyncIterator[str]:
-    """Yield `lines`, which a daemon thread reads: a blocked read of stdin must not keep the process alive."""
+    """Yield `lines`, read in a daemon thread, because a blocked read of stdin must not keep the process alive."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | None]()
 
     def read() -> None:
@@ -145,7 +145,7 @@ async def _connect_to_aws(clients: Clients, name: str, url: str) -> AsyncIterato
     from smithy_aws_core.identity import AWSCredentialsIdentity, StaticCredentialsResolver
     from smithy_http.aio.crt import AWSCRTHTTPClient
 
-    keys = clients.credentials()  # of boto3, so that profiles and sign-ins work as in the other modes
+    keys = clients.credentials()  # boto3's, so that profiles and sign-ins work as in the other modes
     identity = AWSCredentialsIdentity(
         access_key_id=keys.access_key, secret_access_key=keys.secret_key, session_token=keys.token
     )
@@ -162,7 +162,7 @@ async def _connect_to_aws(clients: Clients, name: str, url: str) -> AsyncIterato
         try:
             yield _AwsChannel(stream)
         finally:
-            with suppress(TimeoutError, OSError):  # after a failure nothing reads the last event
+            with suppress(TimeoutError, OSError):  # after a failure, nothing reads the last event
                 async with asyncio.timeout(CLOSE_S):
                     await stream.input_stream.close()
 

@@ -1,4 +1,4 @@
-"""Invoke an endpoint with one sentence and return the audio: whole, streamed, or from its async output location."""
+"""Invoke an endpoint with one sentence and return the audio: whole, as a stream, or from the async output location."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from s1_mini.exceptions import ConfigurationError, DeploymentError
 
 RUNTIME = "sagemaker-runtime"
 COMPONENT = r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
-POLL_S = 2.0  # for the output in S3
+POLL_S = 2.0  # poll interval for the output in S3
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """A body for `/invocations`, and the model, component or instance that it is for."""
+    """A body for `/invocations`, and its target: model, component or instance."""
 
     name: str
     body: Mapping[str, Any]
@@ -53,7 +53,7 @@ def invoke(clients: Clients, invocation: Invocation) -> bytes:
 
 
 def stream(clients: Clients, invocation: Invocation) -> Iterator[bytes]:
-    """Yield the response as it is generated. Raises `S1MiniError`, also after some parts."""
+    """Yield the response as it is generated. Raises `S1MiniError`, possibly after some parts."""
     if invocation.target_model is not None:
         raise DeploymentError("target_model: SageMaker does not stream from multi-model endpoints; use --mode whole")
     answer = _send(clients, invocation, "invoke_endpoint_with_response_stream")
@@ -112,7 +112,7 @@ def _stored(clients: Clients, location: str | None) -> bytes | None:
         return bytes(clients["s3"].get_object(Bucket=bucket, Key=key)["Body"].read())
     except ClientError as error:
         if error.response["Error"]["Code"] in {"NoSuchKey", "404", "AccessDenied"}:
-            return None  # without s3:ListBucket a missing key is AccessDenied
+            return None  # without s3:ListBucket, S3 reports a missing key as AccessDenied
         raise
 
 

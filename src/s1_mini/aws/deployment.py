@@ -17,11 +17,11 @@ from s1_mini.exceptions import ConfigurationError
 
 VARIANT = "main"
 OWNER_TAG = "s1-mini:endpoint"
-MAX_NAME = 50  # names that SageMaker derives from it have at most 63 characters
-GPU_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"  # the only one with a driver for CUDA 13
+MAX_NAME = 50  # characters; the names derived from it may have at most 63
+GPU_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"  # the only machine image with a driver for CUDA 13
 MAX_POOLS = 5  # instance types of a variant
 REQUESTS_PER_ENGINE = 4  # concurrent requests per engine of async endpoints and batches, if not set
-MAX_TRANSFORMS = 16  # of 6 MB: together below SageMaker's limit of 100 MB
+MAX_TRANSFORMS = 16  # concurrent transforms of 6 MB, together below SageMaker's limit of 100 MB
 PAYLOAD_MB = 6
 REPLICAS, PLACEMENT = "S1_MINI_SERVER_REPLICAS", "S1_MINI_PLACEMENT"
 GPUS = {machine.instance_type: machine.num_gpus for machine in MACHINES}
@@ -101,7 +101,7 @@ class Described(BaseModel):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Build from `values`. Raises `ConfigurationError` with field, value and what is allowed."""
+        """Build from `values`. Raises `ConfigurationError` with the field, its value and the allowed values."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -328,7 +328,7 @@ class Deployment(Described):
 
     @property
     def replicas(self) -> int:
-        """Engines of one container: one per GPU unless its variables say otherwise."""
+        """Engines of one container: one per GPU, unless its variables set another number."""
         given = self.env.get(REPLICAS, "auto")
         if given.isdecimal():
             return max(1, int(given))

@@ -22,7 +22,6 @@ class Display:
         self._console = console
 
     def line(self, text: str) -> None:
-        """Print a line."""
         self._console.print(text, markup=False)
 
     @contextmanager

@@ -1,6 +1,6 @@
 """Messages for errors of boto3: one sentence with the cause and the next command.
 
-A message never holds a secret: it quotes messages of AWS, but no headers and signatures.
+Messages never contain secrets: they quote messages of AWS, but no headers or signatures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class About:
-    """The operation, for the message."""
+    """The failed operation, for the message."""
 
     name: str = "NAME"
     region: str | None = None
@@ -28,7 +28,7 @@ class About:
 
 
 def explain(error: BaseException, about: About, kind: type[S1MiniError] = DeploymentError) -> S1MiniError:
-    """Return the error with the message for `error`, its notes included; an `S1MiniError` unchanged."""
+    """Return an error whose message explains `error`, including its notes; an `S1MiniError` is returned unchanged."""
     if isinstance(error, S1MiniError):
         return error
     doing = f"{about.doing}: " if about.doing else ""
@@ -37,12 +37,12 @@ def explain(error: BaseException, about: About, kind: type[S1MiniError] = Deploy
 
 @contextmanager
 def explained(about: About, kind: type[S1MiniError] = DeploymentError) -> Iterator[None]:
-    """Convert all errors of boto3 inside to `kind`."""
+    """Convert all errors of boto3 in this block to `kind`."""
     try:
         yield
     except S1MiniError:
         raise
-    except Exception as error:  # also of the HTTP library and of plugins for credentials
+    except Exception as error:  # includes errors of the HTTP library and of credential plugins
         raise explain(error, about, kind) from error
 
 
@@ -80,7 +80,7 @@ def no_answer(url: str) -> str:
 
 
 def find(ask: Callable[..., Result], **which: Any) -> Result | None:
-    """Return the answer to `ask(**which)`, or None if AWS answers that the thing is missing."""
+    """Return the response of `ask(**which)`, or None if AWS reports that the resource does not exist."""
     from botocore.exceptions import ClientError
 
     try:
@@ -129,7 +129,7 @@ def _no_permission(message: str, about: About) -> str:
     )
 
 
-# By a pattern of `code: message`; the first match counts. `clause` is the message without its full stop.
+# Advice by a pattern for `code: message`; the first match counts. `clause` is the message without its full stop.
 _REFUSALS = (
     (r"^(PreconditionFailed|412):", "the object exists already and is never overwritten: upload to a new prefix"),
     (
@@ -221,7 +221,7 @@ _REFUSALS = (
     ),
 )
 
-# By a pattern of the stated reason of a failed resource.
+# Advice by a pattern for the reason that AWS states for a failed resource.
 _REASONS = (
     (
         r"service limit|quota|LimitExceeded",
@@ -271,7 +271,7 @@ _UNREACHABLE = (
     "EndpointConnectionError ConnectTimeoutError ConnectionClosedError ProxyConnectionError SSLError ReadTimeoutError"
 )
 
-# By the names of botocore's exceptions, which have no response.
+# Messages by the names of botocore's exceptions without a response.
 _FAILURES = {
     "NoCredentialsError CredentialRetrievalError": "no AWS credentials were found: run `aws configure` or "
     "`aws sso login`, or set AWS_PROFILE",

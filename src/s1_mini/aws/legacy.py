@@ -1,4 +1,4 @@
-"""Endpoints and batches without a stack: those that earlier versions created call by call, and transform jobs."""
+"""Endpoints and batches without a stack: those that earlier versions created by API calls, and transform jobs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def foreign(name: str) -> DeploymentError:
 
 
 def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float) -> None:
-    """Delete everything under `name`, dependents first. Run it again after a failure. Raises `DeploymentError`."""
+    """Delete all resources of `name`, dependents first; can be repeated after a failure. Raises `DeploymentError`."""
     sagemaker, scaling = clients["sagemaker"], clients["application-autoscaling"]
     seen = find_endpoint(clients, name)
     if seen is not None and not is_ours(clients, seen):
@@ -124,7 +124,7 @@ def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float
 
 
 def delete_batch(clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float) -> bool:
-    """Stop the batch and delete its models; return whether there was anything."""
+    """Stop the batch and delete its models; return whether there were any."""
     sagemaker = clients["sagemaker"]
     job = find(sagemaker.describe_transform_job, TransformJobName=name) or {}
     is_running = job.get("TransformJobStatus") == "InProgress"

@@ -1,4 +1,4 @@
-"""Places on S3."""
+"""Locations on S3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from s1_mini.exceptions import ConfigurationError
 
-BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"  # what a bucket may be called
+BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"  # valid bucket names
 _PLACE = re.compile(rf"s3://({BUCKET})(?:/(.*))?", re.DOTALL)
 MAX_KEY_BYTES = 1024
 

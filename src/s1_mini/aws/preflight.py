@@ -1,4 +1,4 @@
-"""Checks before anything is created: credentials, buckets and artifact. CloudFormation would find out minutes later."""
+"""Checks of credentials, buckets and artifact before anything is created; CloudFormation would fail minutes later."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_instance_types(deployment: Deployment) -> None:
 
 
 def check_artifact(clients: Clients, deployment: Deployment, owner: str) -> None:
-    """Check that the buckets belong to `owner` and this region, that the artifact exists, and that it fits.
+    """Check that the buckets belong to `owner` and are in this region, and that the artifact exists and fits the disk.
 
     Raises `DeploymentError`.
     """

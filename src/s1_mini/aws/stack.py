@@ -18,7 +18,7 @@ from s1_mini.aws.template import build_template, read_template, tags
 from s1_mini.exceptions import ConfigurationError, DeploymentError
 
 POLL_S = 10.0
-# CREATE_FAILED is left out: with OnFailure=DELETE the deletion follows.
+# Without CREATE_FAILED, because with OnFailure=DELETE the deletion follows.
 FINAL = ("CREATE_COMPLETE", "ROLLBACK_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "DELETE_COMPLETE")
 BROKEN = ("ROLLBACK_FAILED", "UPDATE_ROLLBACK_FAILED", "DELETE_FAILED", "UPDATE_FAILED")
 NO_CHANGES = r"didn't contain changes|No updates are to be performed"
@@ -43,7 +43,7 @@ class Stacks:
         self._sleep = sleep
 
     def create(self, deployment: Deployment, *, wait: bool = True) -> None:
-        """Create the endpoint, or run the batch. A failure leaves nothing."""
+        """Create the endpoint, or run the batch. A failure leaves nothing behind."""
         name = deployment.name
         preflight.check_instance_types(deployment)
         with self._explained(name, "create"):
@@ -58,13 +58,13 @@ class Stacks:
                 TemplateBody=json.dumps(build_template(deployment)),
                 Tags=tags(deployment),
                 OnFailure="DELETE",
-                ClientRequestToken=uuid.uuid4().hex,  # a retry after a lost response does not conflict with itself
+                ClientRequestToken=uuid.uuid4().hex,  # makes a retry after a lost response idempotent
             )
         if wait:
             self._watch(stack["StackId"], name, "create", set())
 
     def update(self, deployment: Deployment, *, wait: bool = True) -> bool:
-        """Change the endpoint and keep its scaling; return False if nothing differs."""
+        """Change the endpoint and keep its scaling; return False if there is nothing to change."""
         if deployment.form == "batch":
             raise ConfigurationError("form='batch': a batch cannot be updated; run `s1-mini endpoint create`")
         preflight.check_instance_types(deployment)
@@ -76,7 +76,7 @@ class Stacks:
         return self._change(stack, deployment.changed(scaling=before.scaling), wait=wait)
 
     def autoscale(self, name: str, scaling: Scaling | None) -> bool:
-        """Change only the scaling, or remove it; return False if nothing differs."""
+        """Change only the scaling, or remove it; return False if there is nothing to change."""
         with self._explained(name, "autoscale"):
             stack, before = self._changeable(name)
         return self._change(stack, before.changed(scaling=scaling), wait=True)
@@ -234,7 +234,7 @@ class Stacks:
         return True
 
     def _watch(self, stack_id: str, name: str, verb: str, seen: set[str]) -> None:
-        """Show events until the stack is at rest. Raises `DeploymentError` unless it succeeded."""
+        """Show events until the stack has a final state. Raises `DeploymentError` unless it succeeded."""
         going_on = f"AWS continues to {verb} {name}: `s1-mini endpoint describe {name}` shows its progress" + (
             f", `s1-mini endpoint delete {name}` removes it" if verb == "create" else ""
         )
@@ -311,7 +311,7 @@ def _busy(name: str, stack: Mapping[str, Any]) -> DeploymentError:
 
 
 def _first_failure(events: list[dict[str, Any]]) -> str:
-    """Return the reason of the first failed event: later ones are consequences."""
+    """Return the reason of the first failed event; later failures are consequences of it."""
     for event in events:
         why = event.get("ResourceStatusReason", "")
         if event["ResourceStatus"].endswith("_FAILED") and not re.search(r"cancell?ed", why, re.I):
@@ -320,7 +320,7 @@ def _first_failure(events: list[dict[str, Any]]) -> str:
 
 
 def _check_change(before: Deployment, after: Deployment) -> None:
-    """Raise `DeploymentError` for changes that SageMaker rejects minutes later."""
+    """Raise `DeploymentError` for changes that SageMaker would reject minutes later."""
     name = before.name
     if after.form != before.form:
         raise DeploymentError(

@@ -1,7 +1,7 @@
-"""The CloudFormation template of a deployment. Pure: no clock, network or random numbers.
+"""The CloudFormation template of a deployment: a pure function, without clock, network and random numbers.
 
-Model and endpoint configuration are immutable and have no fixed names: a change creates new ones, moves the endpoint,
-and deletes the old ones. Only the endpoint and the inference component have fixed names, because clients use them.
+Model and endpoint configuration are immutable and have no fixed names: a change creates new ones, moves the endpoint to
+them, and deletes the old ones. Only the endpoint and the inference component, which clients use, have fixed names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Resource = dict[str, Any]
 
 
 def build_template(deployment: Deployment) -> dict[str, Any]:
-    """Return the template as JSON data. Raises `ConfigurationError` for a batch, which is a job and not a stack."""
+    """Return the template as JSON data. Raises `ConfigurationError` for a batch, which has no stack."""
     if deployment.form == "batch":
         raise ConfigurationError(
             "form='batch': a batch is a job without a stack; run it with `s1-mini endpoint create`"
@@ -40,7 +40,7 @@ def build_template(deployment: Deployment) -> dict[str, Any]:
     resources = {"Model": _model(deployment), "Config": _config(deployment), **_rollback_alarms(deployment)}
     resources["Endpoint"] = _endpoint(deployment)
     if deployment.endpoint is not None:
-        del resources["Config"], resources["Endpoint"]  # of the other deployment
+        del resources["Config"], resources["Endpoint"]  # belong to the other deployment
     if deployment.form == "components":
         resources["Component"] = _component(deployment)
     if deployment.scaling is not None:
@@ -54,7 +54,7 @@ def build_template(deployment: Deployment) -> dict[str, Any]:
 
 
 def build_with_parameters(deployment: Deployment, *fields: str) -> dict[str, Any]:
-    """Return the template with a parameter for each of the fields that is set; `kms_key` becomes `KmsKey`.
+    """Return the template with a parameter for each of the given fields that is set; `kms_key` becomes `KmsKey`.
 
     The values of these fields are placeholders and must differ from each other. The result has no metadata.
     """
@@ -83,13 +83,12 @@ def read_template(template: Any) -> Deployment:
 
 
 def tags(deployment: Deployment) -> list[dict[str, str]]:
-    """Return the tags of all resources."""
     every = {OWNER_TAG: deployment.name, **deployment.tag}
     return [{"Key": key, "Value": value} for key, value in sorted(every.items())]
 
 
 def model_properties(deployment: Deployment) -> dict[str, Any]:
-    """Return the model, as both CloudFormation and CreateModel take it."""
+    """Return the model's properties in the form of both CloudFormation and CreateModel."""
     container: dict[str, Any] = {"Image": deployment.image}
     if deployment.form == "multi-model":
         container |= {"Mode": "MultiModel", "ModelDataUrl": deployment.artifact}
@@ -103,7 +102,9 @@ def model_properties(deployment: Deployment) -> dict[str, Any]:
         environment.setdefault(REPLICAS, "auto")  # the image's default, visible in the model's description
     if environment:
         container["Environment"] = dict(sorted(environment.items()))
-    network = {} if deployment.form == "components" else _network(deployment)  # there the endpoint config has it
+    network = (
+        {} if deployment.form == "components" else _network(deployment)
+    )  # components have it in the endpoint config
     return {
         "PrimaryContainer": container,
         "ExecutionRoleArn": deployment.role,
@@ -323,7 +324,7 @@ def _follow(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
 
 
 def _wake(deployment: Deployment) -> dict[str, Resource]:
-    """Add the first instance or copy: at zero capacity, the metric of the other policy has no data."""
+    """Return a policy that adds the first instance or copy: at zero capacity, the other policy's metric has no data."""
     step = {
         "AdjustmentType": "ChangeInCapacity",
         "MetricAggregationType": "Maximum",

@@ -1,7 +1,7 @@
-"""Clients of one process: threads that request speech from an engine and play it, and the figures of their requests.
+"""Simulated clients: threads that request speech from an engine and play it, and the figures of their requests.
 
-Times are seconds since the request was planned. A client plays each chunk when the chunk before it is over, or when it
-arrives, whichever is later.
+Times are seconds since the planned start of the request. A client plays each chunk when the previous chunk ends or when
+the chunk arrives, whichever is later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BUFFER_S = 0.1  # playback buffer of `underruns_100ms`
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of one request. A failed request has a `failure` and counts in no other figure."""
+    """The figures of one request. A failed request has a `failure` and is left out of all other figures."""
 
     end_to_end_s: float
     first_byte_s: float = 0.0
@@ -39,7 +39,7 @@ class Outcome:
     audio_s: float = 0.0
     underruns: int = 0
     underruns_buffered: int = 0
-    late_s: float = 0.0  # between plan and call
+    late_s: float = 0.0  # from the planned start to the call
     failure: str | None = None
     is_cut: bool = False  # it reached `max_new_tokens`
 
@@ -62,7 +62,7 @@ MEASURES: dict[str, Callable[[Outcome], float | None]] = {
 
 
 def percentiles(values: Iterable[float | None]) -> dict[str, float | None]:
-    """Return p50, p95 and p99 of the values that are not None, linear between neighbours; None if there are none."""
+    """Return p50, p95 and p99, linearly interpolated, of the values that are not None; None without any values."""
     known = [value for value in values if value is not None]
     return {f"p{percent}": float(np.percentile(known, percent)) if known else None for percent in (50, 95, 99)}
 
@@ -70,7 +70,7 @@ def percentiles(values: Iterable[float | None]) -> dict[str, float | None]:
 def play(chunks: Sequence[tuple[float, float]], buffer_s: float = 0.0) -> tuple[list[float], int]:
     """Return when each chunk (arrival, length) starts to play, and the number of underruns.
 
-    Playback starts `buffer_s` after the first arrival, and at once after a gap.
+    Playback starts `buffer_s` after the first arrival, and resumes immediately after a gap.
     """
     starts: list[float] = []
     underruns, over = 0, 0.0
@@ -92,7 +92,7 @@ class Listener:
         self._loud: tuple[int, float] | None = None  # the chunk of the first audible sample, and its offset in it
 
     def hear(self, arrived_s: float, wave: np.ndarray, sample_rate: int) -> None:
-        """Take a chunk [samples]; an empty one is ignored."""
+        """Record a chunk [samples]; empty chunks are ignored."""
         if not len(wave):
             return
         if self._loud is None:
@@ -102,7 +102,7 @@ class Listener:
         self._chunks.append((arrived_s, len(wave) / sample_rate))
 
     def outcome(self, ended_s: float, *, late_s: float = 0.0, failure: str | None = None, is_cut: bool) -> Outcome:
-        """Compute the figures; a request without audio counts as failed."""
+        """Return the figures; a request without audio counts as failed."""
         if failure is not None or not self._chunks:
             return Outcome(ended_s, late_s=late_s, failure=failure or "no_sound")
         starts, underruns = play(self._chunks)
@@ -119,9 +119,9 @@ class Listener:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the resident memory of a process (default: this one), or 0 where the system does not report it.
+    """Return the resident memory of a process (default: this one); 0 if the system does not report it.
 
-    Without /proc it is the peak of this process.
+    On systems without /proc, it is the peak of this process.
     """
     if sys.platform == "win32":
         return 0
@@ -148,11 +148,10 @@ class Load:
     seconds: float = 0.0  # from `begun` to the end of the last request
     outcomes: list[Outcome] = field(default_factory=list)
     early_bytes: int = field(default_factory=resident_bytes)  # when a tenth of the requests had ended
-    late_bytes: int = 0  # … and when all had
+    late_bytes: int = 0  # when all had ended
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one request that has ended."""
         with self._lock:
             self.outcomes.append(outcome)
             self.seconds = time.perf_counter() - self.begun
@@ -172,12 +171,10 @@ class Load:
 
     @property
     def failures(self) -> dict[str, int]:
-        """Number of failed requests by error code."""
         return dict(Counter(one.failure for one in self.outcomes if one.failure is not None))
 
     @property
     def num_failed(self) -> int:
-        """Number of failed requests."""
         return sum(self.failures.values())
 
     @property
@@ -192,7 +189,6 @@ class Load:
         return None if here is None or there is None else here / there
 
     def data(self, idle: Load) -> dict[str, Any]:
-        """Return the fields of the line of JSON."""
         memory = {"at_tenth": self.early_bytes, "at_end": self.late_bytes, "growth": self.late_bytes - self.early_bytes}
         return {
             "name": self.name,
@@ -236,7 +232,7 @@ class Clients:
         return load
 
     def open(self, name: str, asks: Sequence[Ask], arrivals: Sequence[float], *, rate: float) -> Load:
-        """Send requests at the planned `arrivals` [s], each in a thread of its own, whether or not others ended."""
+        """Send requests at the planned `arrivals` [s], each in its own thread, even if earlier ones have not ended."""
         begun = time.perf_counter()
         load = Load(name, len(asks), rate=rate, begun=begun + arrivals[0])
         with ThreadPoolExecutor(len(asks)) as pool:
@@ -250,7 +246,7 @@ class Clients:
         return load
 
     def ask(self, ask: Ask, planned: float | None = None, voice: dict[str, Any] | None = None) -> Outcome:
-        """Send a request and play it to the end; times count from `planned`, a `perf_counter()`, or from the call."""
+        """Send a request and play it to the end; times count from `planned` (a `perf_counter()`) or from the call."""
         listener, failure = Listener(), None
         reason: FinishReason | None = None
         options = {**(self._voice(ask.number) if voice is None else voice)}
@@ -261,7 +257,7 @@ class Clients:
             for chunk in self._engine.stream(ask.text, **options):
                 listener.hear(time.perf_counter() - planned, chunk.audio, chunk.sample_rate)
                 reason = chunk.finish_reason
-        except Exception as error:  # a load test counts every failure by its name and goes on
+        except Exception as error:  # a load test counts each failure by name and continues
             failure = str(getattr(error, "code", type(error).__name__))
         ended_s = time.perf_counter() - planned
         return listener.outcome(ended_s, late_s=late_s, failure=failure, is_cut=reason == "length")

@@ -1,4 +1,4 @@
-"""The load test of `s1-mini bench`: the engine at rest first, then each load, one after the other."""
+"""The load test of `s1-mini bench`: first single requests to an idle engine, then one load after another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIN_IDLE = 8  # requests to an idle engine; a quarter of the workload if that is
 
 @dataclass(frozen=True)
 class LoadTest:
-    """Options of a load test. `concurrencies` and `rates` [requests/s] each make a load of `requests` requests."""
+    """Options of a load test: one load of `requests` requests for each concurrency and each rate [requests/s]."""
 
     concurrencies: tuple[int, ...]
     rates: tuple[float, ...]
@@ -41,7 +41,7 @@ class LoadTest:
 
 @dataclass
 class LoadResult:
-    """The idle engine, each load, and the baseline, which has an engine of its own."""
+    """The results with an idle engine, of each load, and of the baseline, which has its own engine."""
 
     idle: Load
     loads: list[Load]
@@ -55,7 +55,7 @@ class LoadResult:
 
     @property
     def ratios(self) -> dict[str, float | None]:
-        """The load of the greatest concurrency (or rate) compared with the idle engine and the baseline."""
+        """Figures at the highest concurrency (or rate) relative to the idle engine and to the baseline."""
         busiest = max(self.loads, key=lambda load: (load.concurrency or 0, load.rate or 0.0))
         ratios = {"first_p95_ratio": busiest.first_p95_ratio(self.idle)}
         if self.sequential is not None:
@@ -64,11 +64,10 @@ class LoadResult:
         return ratios
 
     def data(self) -> list[dict[str, Any]]:
-        """Return every load for the line of JSON."""
         return [load.data(self.idle) for load in self.all_loads]
 
     def tables(self) -> str:
-        """Return a table with one line per load, and one with each of its measures."""
+        """Return a table with one line per load, and one with a line for each of its measures."""
         head = ["load", "requests", "failed", "audio s/s", "underruns", "100 ms buffer", "first p95 ratio", "memory MB"]
         keys = ("name", "requests", "failed", "audio_per_s", "underruns", "underruns_100ms", "first_p95_ratio")
         whole = [[*(each[key] for key in keys), each["memory_mb"]["growth"]] for each in self.data()]
@@ -82,8 +81,8 @@ class LoadResult:
 
 
 def measure(test: LoadTest) -> LoadResult:
-    """Run a load test. Raises what the engine raises at its start; failed requests are counted."""
-    busy_before = load_average()  # other work, before ours begins
+    """Run a load test. Raises the errors of the engine's start; failed requests are counted."""
+    busy_before = load_average()  # of other processes
     counts = [max(MIN_IDLE, test.requests // 4)]
     counts += [test.requests] * (len(test.concurrencies) + len(test.rates))
     asks = make_workload(sum(counts) + WARM_UP * len(counts), test.seed, test.max_new_tokens)

@@ -1,7 +1,7 @@
 """Profile of an utterance: the engine's own scheduler and stages, timed from outside.
 
-One thread runs one section at a time, and the device is idle before and after each, so that the times add up. In an
-engine stages may run in parallel, and a GPU computes while the host reads its results.
+One thread runs one section at a time, and the device is idle before and after each, so that the times add up. In a
+real engine, stages may run in parallel, and a GPU computes while the host reads its results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.text.tidy import tidied
 from s1_mini.types import AudioFormat, SamplingParams
 
-SCHEDULING = "scheduling"  # all that a turn does but its stages' work
+SCHEDULING = "scheduling"  # everything in a turn except the stages' work
 MAX_CHARACTERS = 20_000
 
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ _numbers = itertools.count()  # request numbers
 
 @dataclass(frozen=True)
 class Section:
-    """Figures of one section. Latencies are of one call, of which a repetition makes `calls`."""
+    """Figures of one section. Latencies are per call; each repetition makes `calls` calls."""
 
     name: str
     calls: float
@@ -63,7 +63,6 @@ class Timer:
         self._seconds: dict[str, list[float]] = {}
 
     def time(self, name: str, work: Callable[[], Result]) -> Result:
-        """Time some work and return its result."""
         self.rest()
         begun = time.perf_counter()
         result = work()
@@ -92,7 +91,6 @@ class Timer:
         return found
 
     def rest(self) -> None:
-        """Wait until the device is idle."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":
@@ -110,12 +108,9 @@ class TimedStage(Stage):
             setattr(self, method, getattr(stage, method))
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Prefill parts of prompts."""
         self._timer.time(f"{self._name}: prefill", lambda: self._stage.prefill(parts))
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
-        """Run a step and wait for it."""
-
         def work() -> StepResult:
             wait = self._stage.step(slots, size)
             return wait()
@@ -140,7 +135,7 @@ class Profiler:
     ) -> None:
         """Build the stages and their graphs, and set the threads of this process as the engine does.
 
-        With a `config` their steps are compiled for a CPU as it says, before the first request.
+        With a `config`, steps are compiled for a CPU according to its settings, before the first request.
 
         Raises `ParameterError` or `CapacityError` for an unsupported text.
         """
@@ -160,7 +155,7 @@ class Profiler:
 
     @torch.inference_mode()
     def speak(self, recording: np.ndarray | None = None) -> list[np.ndarray]:
-        """Generate once, and encode a recording [samples] if there is one; return the audio of each row [samples]."""
+        """Generate once, and encode a recording [samples] if given; return the audio of each row [samples]."""
         timer, kind = self.timer, self._format
         prompts = timer.time("text to prompt", lambda: [self._prompt() for _ in range(self._rows)])
         if recording is not None:
@@ -180,7 +175,6 @@ class Profiler:
         return waves
 
     def can_encode(self, recording: np.ndarray) -> bool:
-        """Return whether the checkpoint encodes recordings."""
         try:
             self._encode(recording)
         except (CheckpointError, VoiceUnsupportedError):
@@ -201,8 +195,8 @@ def measure_sections(
 ) -> tuple[list[Section], int]:
     """Generate `repeats` times after one warm-up; return the sections, and the frames of the first row.
 
-    `options` are those of `Profiler`; `tell` is called before each repetition. The audio of the warm-up is the
-    recording that is encoded, if the checkpoint can encode.
+    `options` are passed to `Profiler`; `tell` is called before each repetition. If the checkpoint can encode, the audio
+    of the warm-up is also encoded as a recording.
     """
     threads = torch.get_num_threads()
     try:

@@ -16,7 +16,7 @@ NONE = "–"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:
-    """Return rows as aligned text, with numbers in about three digits."""
+    """Return rows as aligned text, with numbers rounded to about three digits."""
     cells = [list(head), *([_cell(value) for value in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = (
@@ -42,7 +42,7 @@ def load_average() -> list[float] | None:
 
 def describe_machine(device: str) -> dict[str, Any]:
     """Return machine, torch version and commit."""
-    import torch  # takes seconds, which clients of a server need not wait for
+    import torch  # takes seconds, and clients of a server do not need it
 
     where = torch.cuda.get_device_name() if device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
     return {"machine": f"{platform.machine()}, {where}", "torch": torch.__version__, "commit": _commit()}

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
 
 VoiceState = Literal["cold", "cached", "none"]
-VoiceChoice = Callable[[int], dict[str, Any]]  # the arguments of `stream` for a request's number
+VoiceChoice = Callable[[int], dict[str, Any]]  # arguments of `stream`, by the request's number
 
-NOISE = 1e-4  # -80 dBFS: a cache miss, but inaudible
+NOISE = 1e-4  # -80 dBFS: inaudible, but makes a new recording for the cache
 TONE_HZ = 150.0
 TEXT = "The children were playing in the garden behind the house."
 
@@ -73,7 +73,7 @@ def make_workload(requests: int, seed: int, max_new_tokens: int) -> list[Ask]:
 
 
 def sentence(number: int) -> str:
-    """Return the sentence of a number in [0, `MAX_ASKS`); no two are the same."""
+    """Return the sentence for a number in [0, `MAX_ASKS`); all are different."""
     words = []
     for part in _PARTS:
         number, index = divmod(number, len(part))
@@ -92,10 +92,10 @@ def planned_arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 
 def choose_voice(state: VoiceState, engine: ProductionTTSEngine, seed: int) -> VoiceChoice:
-    """Return the voice options of a request by its number.
+    """Return a function that returns the voice options for a request's number.
 
-    `cold` is a new recording for every number, `cached` the default voice or the first that can be read (a tone, where
-    there is none), and `none` no voice: see `without_voices`.
+    `cold` uses a new recording for every number; `cached` the default voice, otherwise the first one, otherwise a tone;
+    `none` no voice (see `without_voices`).
     """
     names = [info.name for info in sorted(engine.voices(), key=lambda info: not info.is_default)]
     if state == "none":
@@ -124,10 +124,10 @@ def tone(sample_rate: int, seconds: float = 2.0) -> np.ndarray:
 
 @contextmanager
 def without_voices(checkpoint: Path) -> Iterator[Path]:
-    """Yield the same checkpoint without named voices, and so without a default voice."""
+    """Yield the same checkpoint without named voices, and therefore without a default voice."""
     from s1_mini.voices.library import FOLDER  # imports torch
 
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps what is mapped
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows cannot delete mapped files
         bare = Path(folder) / checkpoint.name
         shutil.copytree(checkpoint.resolve(), bare, ignore=shutil.ignore_patterns(FOLDER), copy_function=_link)
         yield bare
@@ -136,5 +136,5 @@ def without_voices(checkpoint: Path) -> Iterator[Path]:
 def _link(file: str, link: str) -> None:
     try:
         Path(link).symlink_to(file)
-    except OSError:  # Windows lets few users make links
+    except OSError:  # on Windows, most users cannot create links
         shutil.copyfile(file, link)

@@ -1,8 +1,8 @@
-"""GPUs that AWS rents out, and the machines that have them.
+"""GPUs that AWS offers, and the instance types that have them.
 
-Bandwidth and TFLOP/s are NVIDIA's, from the data sheets of T4, A10G, L4, L40S, A100 (40 GB SXM), H100 (SXM5) and H200
-(SXM), dense: half of what a sheet says "with sparsity". Memory is what the driver reports (`nvidia-smi`, MiB), which
-is what an engine finds. Machines by AWS's pages of the G4, G5, G6, G6e, P4 and P5 families.
+Bandwidth and TFLOP/s are from NVIDIA's data sheets of T4, A10G, L4, L40S, A100 (40 GB SXM), H100 (SXM5) and H200 (SXM);
+TFLOP/s are dense, half of the figures "with sparsity". Memory is as the driver reports it (`nvidia-smi`, MiB), like the
+engine reads it. Instance types are from AWS's pages of the G4, G5, G6, G6e, P4 and P5 families.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. A card without bfloat16 computes in float16, at the same speed."""
+    """One GPU. A GPU without bfloat16 computes in float16, at the same speed."""
 
     name: str
     title: str
@@ -96,11 +96,11 @@ def find_machine(instance_type: str) -> InstanceType:
 
 
 def card_in(device_name: str) -> Gpu | None:
-    """Return the GPU by the name that its driver reports ("NVIDIA A100-SXM4-40GB"), or None."""
+    """Return the GPU for the name that its driver reports ("NVIDIA A100-SXM4-40GB"), or None."""
     words = device_name.lower().replace("-", " ").split()
     return next((card for card in CARDS.values() if card.name in words), None)
 
 
 def machines_with(card: Gpu) -> list[InstanceType]:
-    """Return the machines that have this card, the smallest first."""
+    """Return the instance types with this GPU, the smallest first."""
     return [machine for machine in MACHINES if machine.card == card.name]

@@ -1,8 +1,8 @@
-"""A checkpoint on a GPU: memory, slots, least and expected time of a frame, real-time streams and machines.
+"""A checkpoint on a GPU: memory, slots, minimum and expected time of a frame, real-time streams and instance types.
 
-A step reads every weight once and the used keys and values of every row. These bytes over the bandwidth are the floor
-of stages that generate step by step; operations over the computing rate are that of the codec. One GPU does both in
-turn. Stages on several GPUs work at the same time, and the slowest GPU counts.
+A step reads every weight once, and the used keys and values of every row. The lower bound ("floor") of a stage that
+generates step by step is these bytes divided by the bandwidth; that of the codec is its operations divided by the
+computing rate. One GPU does both in turn. Stages on several GPUs work at the same time, and the slowest GPU counts.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ CodecFormat = Literal["half", "float32"]
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Efficiency of the engine: frame = `fixed_ms` + memory floor / share, audio = floor / share.
+    """Efficiency of the engine: frame time = `fixed_ms` + memory floor / share, codec time = floor / share.
 
-    The engine sustains `engine_share` of the streams that these allow; prompts, bookkeeping and bursts take the rest.
+    The engine sustains `engine_share` of the streams that these times allow; prompts, bookkeeping and bursts take the
+    rest.
     The defaults are fitted to an early H200 run (2026-11) and apply to every card: 1.19, 2.44, 3.47 and 5.60 ms at 1,
     64, 128 and 256 rows of 350 positions, 1,900 seconds of audio per second by the codec alone, 640 streams.
     docs/internals/performance.md has later figures.
@@ -60,7 +61,7 @@ IDEAL = Efficiency(fixed_ms=0, memory_share=1, compute_share=1, engine_share=1, 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of one frame of `rows` rows: of what reads weights at every step, and of what computes."""
+    """Milliseconds per frame with `rows` rows: of memory-bound stages (model) and of compute-bound ones (codec)."""
 
     rows: int
     model_ms: float
@@ -68,7 +69,6 @@ class StepTime:
 
     @property
     def total_ms(self) -> float:
-        """Frame and audio."""
         return self.model_ms + self.codec_ms
 
 
@@ -92,7 +92,7 @@ class Streams:
 class Floors:
     """Times of one checkpoint on one card, with `context` positions in use in each row.
 
-    `devices` are the names of the stages that are on each of several such cards.
+    With several such cards, `devices` has the names of the stages on each.
     """
 
     def __init__(self, sizes: Sizes, card: Gpu, context: int, devices: Sequence[Sequence[str]] = ()) -> None:
@@ -117,7 +117,7 @@ class Floors:
         return max(cost.num_bytes / self._bytes_per_ms, cost.operations / per_ms)
 
     def streams(self, slots: int, efficiency: Efficiency = IDEAL) -> Streams:
-        """Return the highest throughput of up to `slots` rows with a step shorter than its audio."""
+        """Return the throughput of the most rows, up to `slots`, whose step takes less time than its audio lasts."""
         frame_ms = 1000 * self._sizes.frame_s
         times = {rows: self.time(rows, efficiency).total_ms for rows in range(1, max(1, slots) + 1)}
         rows = max((rows for rows in range(1, slots + 1) if times[rows] < frame_ms), default=0)
@@ -144,7 +144,6 @@ class PlanOptions:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that one engine needs."""
         return 1 + max((self.gpu_of(stage) for stage in self.placement), default=0)
 
     def gpu_of(self, stage: str) -> int:
@@ -156,7 +155,6 @@ class PlanOptions:
 
     @property
     def formats(self) -> Formats:
-        """Bytes of the numbers."""
         return Formats(
             large=2 if self.weights == "half" else 1,
             kv=2 if self.kv == "half" else 1,
@@ -166,18 +164,18 @@ class PlanOptions:
 
     @property
     def needs_fp8(self) -> bool:
-        """Whether only a card with fp8 can do it."""
+        """Whether the plan needs a GPU with fp8."""
         return "fp8" in (self.weights, self.kv)
 
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """One card's figures, or those of several such cards that one engine uses; memory in bytes."""
+    """The figures of one engine on one card, or on several of the same kind; memory in bytes."""
 
     card: Gpu
     wish: PlanOptions
     sizes: Sizes
-    stages: Mapping[str, tuple[str, ...]]  # on each GPU, by its name
+    stages: Mapping[str, tuple[str, ...]]  # names of the stages, by GPU
     rooms: tuple[DeviceMemory, ...]  # memory of each GPU without weights and the driver's context
     slots: int
     columns: int
@@ -186,7 +184,7 @@ class CapacityPlan:
     most: Streams  # computed from the lower bound of the frame time
     likely: Streams
     machine: InstanceType | None = None
-    replicas: int = 1  # on that machine
+    replicas: int = 1  # on the machine
 
     @property
     def free_bytes(self) -> float:
@@ -207,14 +205,13 @@ class CapacityPlan:
 
     @property
     def machines(self) -> list[str]:
-        """Types of instances, with the number of GPUs where that is not one."""
+        """Instance types, with the number of GPUs if they have several."""
         return [
             f"{m.instance_type} (x{m.num_gpus})" if m.num_gpus > 1 else m.instance_type
             for m in machines_with(self.card)
         ]
 
     def data(self) -> dict[str, Any]:
-        """Return the fields of the line of JSON."""
         demand, card = self.sizes.demand, self.card
         devices = [
             {"device": room.name, "stages": list(self.stages[room.name]), "free_bytes": round(room.free_bytes)}
@@ -230,7 +227,7 @@ class CapacityPlan:
             "has_fp8": card.has_fp8,
             "model_bytes": round(self.sizes.weight_bytes("memory")),
             "codec_bytes": round(self.sizes.weight_bytes("compute")),
-            "fixed_bytes": sum(room.demand.fixed for room in self.rooms),  # whatever the number of slots
+            "fixed_bytes": sum(room.demand.fixed for room in self.rooms),  # independent of the number of slots
             "column_bytes": demand.position,
             "stream_row_bytes": demand.stream_row,
             "free_bytes": round(self.free_bytes),
@@ -251,7 +248,7 @@ class CapacityPlan:
 def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish: PlanOptions) -> list[CapacityPlan]:
     """Plan for each card; `measure` returns the sizes of the checkpoint for formats and bytes of the prefix cache.
 
-    Raises `ParameterError` for invalid columns, formats or placements, and for a single card without room.
+    Raises `ParameterError` for invalid columns, formats or placements, and if the only card is too small.
     """
     sizes = measure(wish.formats, round(1e6 * _default("prefix_cache_mb")))
     for name, value in (("columns", wish.columns), ("context", wish.context)):
@@ -274,9 +271,9 @@ def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish:
 def plan_machine(
     measure: Callable[[Formats, int], Sizes], machine: InstanceType, card: Gpu, wish: PlanOptions, replicas: int | None
 ) -> CapacityPlan:
-    """Plan for a machine with `replicas`; None is one for each of its GPUs, or one if `wish` places stages.
+    """Plan for a machine with `replicas` (default: one per GPU, or a single one if `wish` places stages).
 
-    Raises `ParameterError` if they do not fit, naming what does.
+    Raises `ParameterError` if they do not fit, with the options that do.
     """
     has = f"{machine.instance_type} has {machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
     if wish.num_gpus > machine.num_gpus:
@@ -295,7 +292,7 @@ def plan_machine(
 
 
 def _larger(machine: InstanceType, num_gpus: int, way: str) -> str:
-    """Return the ways out of too few GPUs, for an error message."""
+    """Return what to do about too few GPUs, for an error message."""
     larger = [each for each in MACHINES if each.card == machine.card and each.num_gpus >= num_gpus]
     least = min(larger, key=lambda each: each.num_gpus, default=None)
     return way if least is None else f"{way}, or use {least.instance_type}, which has {least.num_gpus}"

@@ -1,8 +1,8 @@
-"""The memory and work of a checkpoint, as its family counts them, and the slots that fit a memory.
+"""The memory and work of a checkpoint, as counted by its family, and the slots that fit a device.
 
-The engine computes its slots from free memory once the checkpoint is loaded; `s1-mini plan` from the memory of a GPU,
-less weights and context. `docs/internals/complexity.md` has the formulas of S1. Bytes, and operations: a multiplication
-and an addition are two. Small parts (norms, random numbers, embeddings) are not counted.
+The engine computes its slots from free memory once the checkpoint is loaded; `s1-mini plan` computes them from the
+memory of a GPU, less weights and context. `docs/internals/complexity.md` has the formulas of S1. Memory is in bytes; a
+multiplication and an addition are two operations. Small parts (norms, random numbers, embeddings) are not counted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Literal
 GIB = 2**30
 SPAN = 64  # positions of a slot are a multiple of it
 MAX_SLOTS = 4096  # per engine
-AUTO_SLOTS = 256  # the default limit: the largest size of the captured steps
+AUTO_SLOTS = 256  # default limit: the largest batch size of the captured steps
 STREAM_ROWS = 2  # codec rows per slot: an utterance may still be decoded when its slot has a new one
-DECODED_FRAMES = 2  # at once, a slot
-SPARE_FRAMES = 32  # … and for all together
+DECODED_FRAMES = 2  # frames decoded at once, per slot
+SPARE_FRAMES = 32  # additional frames, for all slots together
 CONTEXT_BYTES = GIB  # the driver's context and all kernels' code, before the first allocation
 GRAPH_BYTES = GIB  # captured graphs with their shared pool, workspaces of the libraries
 SAFE_SHARE = 0.02  # share of the free memory reserved for fragmentation
@@ -33,9 +33,9 @@ class MemoryRequirement:
     frame: int = 0  # working memory of decoding one frame
     prefix_cache: int = 0
     encoding: int = 0  # the encoder of references and its working memory; loaded at first use
-    # Leftovers of loading and capturing, estimated by the size of the weights: merged parts, the decoder's weights in
-    # the layout of its graphs. An H200 with 256 slots of S1-mini used 72.7 GB (2026-11); the count is 70.7 without
-    # these and 72.5 with them.
+    # Memory that remains in use after loading and capturing: merged parts, the decoder's weights in the layout of its
+    # graphs. Estimated from the size of the weights. An H200 with 256 slots of S1-mini used 72.7 GB (2026-11); the
+    # computed figure is 70.7 without `copies` and 72.5 with it.
     copies: int = 0
     fixed_slot: int = 0  # bytes per slot, regardless of its length
 
@@ -65,11 +65,10 @@ class DeviceMemory:
 
     @property
     def for_slots(self) -> float:
-        """Bytes left for slots."""
         return max(0.0, self.free_bytes * (1 - SAFE_SHARE) - self.demand.fixed)
 
     def count(self, positions: int) -> int:
-        """Return the slots of `positions` positions that fit; all possible ones if a slot takes no memory."""
+        """Return the slots of `positions` positions that fit; `MAX_SLOTS` if a slot takes no memory."""
         each = self.demand.slot(positions)
         if not each:
             return MAX_SLOTS if self.for_slots else 0
@@ -77,7 +76,6 @@ class DeviceMemory:
 
 
 def sum_demands(demands: Iterable[MemoryRequirement]) -> MemoryRequirement:
-    """Return the sum of the demands of stages on one device."""
     return sum(demands, MemoryRequirement())
 
 
@@ -87,10 +85,11 @@ def count_slots(rooms: Sequence[DeviceMemory], positions: int) -> int:
 
 
 def fit_slots(rooms: Sequence[DeviceMemory], *, requested: int, positions: int, needed: int) -> tuple[int, int]:
-    """Choose slots and their positions: the requested number with all `positions`, if there is room for it.
+    """Choose the number of slots and their positions: `requested` slots with all `positions` if they fit.
 
-    Else as many slots, at most `requested`, as there is room for with the `needed` positions of a piece of speech, in
-    whole spans. Without room for one it is one of as many whole spans as fit, which may be none.
+    Otherwise slots get only the `needed` positions of an utterance, rounded up to a multiple of `SPAN`, and there are
+    as many as fit, at most `requested`. If not even one fits, there is one slot with the largest multiple of `SPAN`
+    that fits, which may be 0.
     """
     if count_slots(rooms, positions) >= requested:
         return requested, positions
@@ -99,25 +98,25 @@ def fit_slots(rooms: Sequence[DeviceMemory], *, requested: int, positions: int, 
     if slots:
         return slots, needed
     if count_slots(rooms, -1) < 1 or not any(room.demand.position for room in rooms):
-        return 1, 0  # shorter slots need as much
+        return 1, 0  # a shorter slot would need as much memory
     left = ((room.for_slots - room.demand.slot(-1), room.demand.position) for room in rooms)
     return 1, min(max(0, int(free // position) - 1) // SPAN * SPAN for free, position in left if position)
 
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes of the numbers that are stored: of all weights but the large products', of those, of keys and values."""
+    """Bytes per stored number."""
 
-    weights: float = 2
-    large: float = 2
-    kv: float = 2
+    weights: float = 2  # except those of large products
+    large: float = 2  # weights of large products
+    kv: float = 2  # keys and values
     codec: int = 2  # bytes per weight of the codec
-    is_fp8: bool = False  # whether the large products are in e4m3, which a family may not have everywhere
+    is_fp8: bool = False  # whether large products are in e4m3; families may not support it for all of them
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes of weights, keys and values that are read, and operations."""
+    """Bytes of weights, keys and values to read, and operations."""
 
     num_bytes: float
     operations: float
@@ -125,7 +124,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class StageSizes:
-    """One stage of a checkpoint. A stage that makes several steps a frame, or one for several, counts all or its part.
+    """One stage of a checkpoint. If a frame takes several steps or a part of one, costs are per frame all the same.
 
     `bound` is its bottleneck: reading its weights at every step, or computing.
     """
@@ -144,7 +143,7 @@ class Sizes:
     demands: Mapping[str, MemoryRequirement]
     frame_s: float  # seconds of audio of one frame
     max_positions: int  # per slot
-    needed_positions: Callable[[float, int], int]  # for a reference of seconds, and a piece of bytes of text
+    needed_positions: Callable[[float, int], int]  # by seconds of the reference and bytes of a sentence piece
 
     def weight_bytes(self, bound: Literal["memory", "compute"]) -> float:
         """Return the weight bytes of all stages with this bottleneck."""

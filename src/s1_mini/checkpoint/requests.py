@@ -1,6 +1,6 @@
-"""Voices and checks of requests without an engine, since loading a checkpoint takes seconds.
+"""List voices and check requests without an engine, because loading a checkpoint takes seconds.
 
-Loads no torch, except for a voice file.
+Torch is loaded only to read a voice file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def list_voices(checkpoint: Checkpoint, voices_path: Path | None) -> VoiceRegist
 
 
 def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raise what an engine with these settings would raise for a request, as far as that needs no weights.
+    """Raise the errors that an engine with these settings would raise for a request, if they do not need weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """
@@ -50,7 +50,7 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
 
 
 def check_reference(reference: Reference, config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raise what an engine with these settings would raise for a reference, as far as that needs no weights.
+    """Raise the errors that an engine with these settings would raise for a reference, if they do not need weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """

@@ -1,7 +1,7 @@
-"""Verify that a checkpoint, run by this engine, gives the tensors of the original implementation.
+"""Verify that this engine computes the same tensors from a checkpoint as the original implementation.
 
-An oracle file holds tensors that the original computed for one checkpoint; its family defines the steps. All of them
-are recomputed by the engine's own path in fp32, and compared.
+An oracle file holds tensors that the original computed for one checkpoint; its family defines the steps. The engine
+recomputes all of them in fp32 and compares them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _read_oracle(path: Path) -> Mapping[str, Any]:
 
 @contextmanager
 def _named_faults(path: Path) -> Iterator[None]:
-    """Convert errors about an oracle of another form to one sentence."""
+    """Convert errors about an oracle with unexpected tensors to one sentence."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:

@@ -1,1 +1,1 @@
-"""The command line: one module per verb. Parses, calls the rooms below, prints; decides nothing."""
+"""The command line, one module per command. It parses options, calls other packages and prints."""

@@ -17,12 +17,12 @@ from s1_mini.cli import bench, checkpoints, corpus, mcp, plan, say, serve, setti
 from s1_mini.cli.verb import Group, Verb
 from s1_mini.exceptions import S1MiniError
 
-# without these defaults typer loads pydantic, 0.1 s, to parse options that were not given
+# Without these defaults, typer loads pydantic (0.1 s) to parse options that were not given.
 GROUP_DEFAULTS: dict[str, object] = {"help": False, "install_completion": False, "show_completion": False}
 
 
 class EndpointGroup(Group):
-    """Imports the endpoint commands when they are needed: their options are the fields of a pydantic model."""
+    """Imports the endpoint commands only when needed, because their options are the fields of a pydantic model."""
 
     @property
     def commands(self) -> Any:
@@ -89,8 +89,8 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 def run() -> int:
     """Run the command line on `sys.argv`; return the exit code."""
-    # Set before torch is loaded: waiting threads that spin take cores from other processes. Two `say` at once on two
-    # cores took 26 s each, and 0.75 s with sleeping threads; alone it is the same (2026-11).
+    # Set before torch is loaded, because threads that spin while waiting take cores from other processes: two `say` at
+    # once on two cores took 26 s each, and 0.75 s with sleeping threads. A single one is equally fast (2026-11).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.showwarning = _print_warning
     for stream in (sys.stdout, sys.stderr):
@@ -106,7 +106,7 @@ def run() -> int:
 
 
 def _escape_unencodable(stream: object) -> None:
-    """Write characters that a console or pipe cannot encode as escapes."""
+    """Make a stream write characters that it cannot encode as escapes."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 

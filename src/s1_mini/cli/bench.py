@@ -1,4 +1,4 @@
-"""`s1-mini bench` and `profile`: throughput and latency of the engine, and where the time of an utterance goes."""
+"""`s1-mini bench` and `profile`: throughput and latency of the engine, and the time of each part of an utterance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`s1-mini convert`, `verify`, `random-checkpoint`, `align` and `package`: checkpoints, and artifacts of them."""
+"""`s1-mini convert`, `verify`, `random-checkpoint`, `align` and `package`: checkpoints and artifacts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def convert(
 
 
 def tell_origin(directory: Path) -> Origin | None:
-    """Print the origin of a checkpoint and what its licence forbids to stderr; return the origin."""
+    """Print the origin of a checkpoint and the restrictions of its licence to stderr; return the origin."""
     from s1_mini.weights.hub import origin_of
 
     origin = origin_of(directory)
@@ -116,7 +116,7 @@ def random_checkpoint(
         raise ParameterError("family", f"must be one of {', '.join(SHORT_NAMES)}, not {family!r}")
     found = get_family(chosen)
     if size not in found.random_sizes:
-        allowed = "; ".join(f"{name}: {told}" for name, told in found.random_sizes.items())
+        allowed = "; ".join(f"{name}: {text}" for name, text in found.random_sizes.items())
         raise ParameterError("size", f"{size!r} is not a size of {found.title} ({allowed})")
     found.write_random(directory, size=size, form=form, seed=seed)
     typer.echo(f"wrote {directory}", err=True)

@@ -1,4 +1,4 @@
-"""`s1-mini corpus`: speak a file of texts into shards, with one engine or several; a later run continues."""
+"""`s1-mini corpus`: synthesize a file of texts into shards, with one engine or several; a later run resumes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 Show = Callable[[], None]
 Say = Callable[[str], None]
 
-LINE_EVERY_S = 60.0  # without a terminal
+LINE_EVERY_S = 60.0  # interval of progress lines without a terminal
 HOUR_S = 3600
 
 
 @dataclass
 class CorpusTally:
-    """Figures of a corpus of `total` lines; `price` is that of an hour of all machines. Rates are those of this run."""
+    """Figures of a corpus of `total` lines; `price` is the hourly price of all machines. Rates cover only this run."""
 
     total: int
     price: float | None = None
@@ -52,7 +52,7 @@ class CorpusTally:
         self.seconds += entry.seconds
 
     def begin(self) -> None:
-        """Treat everything counted so far as earlier runs."""
+        """Treat everything counted so far as the result of earlier runs."""
         self._begun, self._done_before, self._seconds_before = self.clock(), self.done, self.seconds
 
     @property
@@ -197,7 +197,7 @@ def corpus(
 def _speak(
     job: Job, texts: Source, entries: dict[int, Entry], tally: CorpusTally, *, actors: int | None
 ) -> Iterator[Entry]:
-    """Speak the missing shards, with a progress bar; `actors` is None without Ray, 0 for as many as fit."""
+    """Speak the missing shards, with a progress bar; `actors` is None without Ray and 0 for as many as fit."""
     from s1_mini.corpus.workers import work_here, work_on_ray
 
     missing = (shard for shard in texts.shards() if shard.number not in entries)
@@ -212,7 +212,7 @@ def _speak(
 
 @contextmanager
 def _shown(tally: CorpusTally) -> Iterator[tuple[Show, Say]]:
-    """Yield functions that show the tally and a message: a bar on a terminal, a line a minute elsewhere."""
+    """Yield functions that show the tally and a message: a progress bar on a terminal, otherwise a line per minute."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -228,10 +228,10 @@ def _shown(tally: CorpusTally) -> Iterator[tuple[Show, Say]]:
         yield show, lambda sentence: typer.echo(sentence, err=True)
         return
     columns = (TextColumn("speaking"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} texts"))
-    with Progress(*columns, TextColumn("{task.fields[told]}"), console=console, transient=True) as bar:
-        task = bar.add_task("speaking", total=tally.total, completed=tally.done, told="")
+    with Progress(*columns, TextColumn("{task.fields[status]}"), console=console, transient=True) as bar:
+        task = bar.add_task("speaking", total=tally.total, completed=tally.done, status="")
         yield (
-            lambda: bar.update(task, completed=tally.done, told=tally.describe()),
+            lambda: bar.update(task, completed=tally.done, status=tally.describe()),
             lambda sentence: console.print(sentence, markup=False),
         )
 

@@ -39,9 +39,9 @@ def variables() -> list[str]:
 def takes(
     *, are_required: bool = True, **groups: type[Described]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the fields of `groups` to a command's options; it receives the values of each group as a dict, by name.
+    """Add the fields of `groups` to a command's options; the command gets each group's values as a dict, by name.
 
-    Without `are_required`, fields without a default are None if they are not given.
+    Without `are_required`, fields without a default are None unless given.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -80,7 +80,7 @@ def _parameters(group: type[Described], are_required: bool = True) -> list[inspe
 
 
 def _parameter(name: str, field: FieldInfo, *, is_needed: bool) -> inspect.Parameter:
-    """Convert a field to an option: a tuple or dict is repeatable, pydantic checks the bounds."""
+    """Convert a field to an option. Options for a tuple or dict can be repeated; pydantic checks the bounds."""
     extra = field.json_schema_extra
     variable = extra.get("variable") if isinstance(extra, dict) else None
     is_many = get_origin(field.annotation) in {tuple, dict}
@@ -103,11 +103,11 @@ No_wait = Annotated[
 
 
 @commands.command("plan", cls=Verb)
-@takes(are_required=False, wanted=Deployment, scale=Scaling)
+@takes(are_required=False, fields=Deployment, scale=Scaling)
 def plan(
     action: Annotated[Literal["create", "update", "autoscale"], typer.Argument(metavar="ACTION")],
     name: Name,
-    wanted: Values,
+    fields: Values,
     scale: Values,
     region: Region = None,
     profile: Profile = None,
@@ -121,7 +121,7 @@ def plan(
     from s1_mini.aws.preflight import check_instance_types
     from s1_mini.aws.template import build_template
 
-    missing = [field for field in ("image", "role", "artifact") if wanted[field] is None]
+    missing = [field for field in ("image", "role", "artifact") if fields[field] is None]
     scaling = Scaling.of(**scale) if action == "autoscale" else None
     if scaling is not None and missing:
         deployment = _stacks(region, profile).plan_scaling(name, scaling)
@@ -129,7 +129,7 @@ def plan(
         options = " and ".join(f"--{field} (or {PREFIX}{field.upper()})" for field in missing)
         raise ConfigurationError(f"plan {action} needs {options}")
     else:
-        deployment = Deployment.of(name=name, **wanted, scaling=scaling)
+        deployment = Deployment.of(name=name, **fields, scaling=scaling)
         check_instance_types(deployment)
     is_batch = deployment.form == "batch"
     planned = job(deployment, f"{name}-model") if is_batch else build_template(deployment)
@@ -137,28 +137,28 @@ def plan(
 
 
 @commands.command("create", cls=Verb)
-@takes(wanted=Deployment)
+@takes(fields=Deployment)
 def create(
     name: Name,
-    wanted: Values,
+    fields: Values,
     region: Region = None,
     profile: Profile = None,
     limit_s: Limit = 3600,
     no_wait: No_wait = False,
 ) -> None:
-    """Create an endpoint, or run a batch, and wait until it serves; a failure leaves nothing.
+    """Create an endpoint and wait until it serves, or run a batch; a failure leaves nothing behind.
 
     Example: s1-mini endpoint create hello --image … --role … --artifact s3://…/model.tar.gz
     """
-    deployment = Deployment.of(name=name, **wanted)
+    deployment = Deployment.of(name=name, **fields)
     _stacks(region, profile, limit_s).create(deployment, wait=not no_wait)
 
 
 @commands.command("update", cls=Verb)
-@takes(wanted=Deployment)
+@takes(fields=Deployment)
 def update(
     name: Name,
-    wanted: Values,
+    fields: Values,
     region: Region = None,
     profile: Profile = None,
     limit_s: Limit = 7200,
@@ -168,14 +168,14 @@ def update(
 
     Example: s1-mini endpoint update hello --image … --role … --artifact s3://…/2/model.tar.gz
     """
-    deployment = Deployment.of(name=name, **wanted)
+    deployment = Deployment.of(name=name, **fields)
     if not _stacks(region, profile, limit_s).update(deployment, wait=not no_wait):
         typer.echo(f"{name}: no changes", err=True)
 
 
 @commands.command("list", cls=Verb)
 def list_endpoints(region: Region = None, profile: Profile = None) -> None:
-    """List the endpoints of s1-mini: names, state, number of instances.
+    """List the endpoints of s1-mini with their states and numbers of instances.
 
     Example: s1-mini endpoint list --region eu-west-1
     """
@@ -255,11 +255,13 @@ def invoke(
 def autoscale(
     name: Name,
     scale: Values,
-    off: Annotated[bool, typer.Option("--off", help="Stop scaling; the number stays as it is.")] = False,
+    off: Annotated[
+        bool, typer.Option("--off", help="Stop scaling; the number of instances (or copies) stays as it is.")
+    ] = False,
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Scale instances (with components: copies) with the load, between two numbers.
+    """Scale the number of instances (with components: of copies) with the load, within limits.
 
     Example: s1-mini endpoint autoscale hello --min 1 --max 4 --slots 8
     """
@@ -284,7 +286,7 @@ def _stacks(region: str | None, profile: str | None, limit_s: float = 3600) -> S
 
 
 def _write(output: Path, parts: Iterator[bytes]) -> None:
-    """Write parts as they arrive; remove the file if the stream breaks off."""
+    """Write parts as they arrive; remove the file if the stream is interrupted."""
     if str(output) == "-":
         stream = typer.get_binary_stream("stdout")
         for part in parts:

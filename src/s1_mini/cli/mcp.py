@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-TIMEOUT_S = 300.0  # of a request to a server
+TIMEOUT_S = 300.0  # timeout of a request to a server
 INSTRUCTIONS = "Speaks text aloud, as a file or as audio, in a voice of list_voices or one cloned from a recording."
 
 
@@ -55,7 +55,7 @@ def mcp(
 
 
 class EngineSpeaker:
-    """An engine in this process, which is loaded by the first call. Like `ServerSpeaker`, it blocks."""
+    """An engine in this process, loaded by the first call. Its methods block, like those of `ServerSpeaker`."""
 
     def __init__(self, config: EngineConfig) -> None:
         from s1_mini.engine import ProductionTTSEngine
@@ -82,7 +82,7 @@ class EngineSpeaker:
 
 
 class ServerSpeaker:
-    """A server, by its HTTP API."""
+    """A server, called by its HTTP API."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         import httpx2
@@ -153,7 +153,7 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
 
     @server.tool(structured_output=False)
     async def speak(text: str, voice: str | None = None, path: str | None = None, speed: float = 1.0) -> Any:
-        """Speak a text. Writes the audio to `path` (.mp3, .wav, .flac, .ogg), or returns it as mp3 without a path.
+        """Speak a text. Writes the audio to `path` (.mp3, .wav, .flac, .ogg); without a path, returns it as mp3.
 
         `voice` is a name from list_voices; without one, the default voice speaks. `speed` is 0.25 to 4.
         """

@@ -1,4 +1,4 @@
-"""`s1-mini plan`: what a checkpoint can do on a GPU, computed from its sizes and the card's data sheet."""
+"""`s1-mini plan`: the performance of a checkpoint on a GPU, computed from its sizes and the GPU's data sheet."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def plan(
 ) -> None:
     """Compute memory, slots, lower bounds of time and real-time streams on a GPU: a table, then one line of JSON.
 
-    With --price, print only what instance types cost per hour and month.
+    With --price, print only the prices of instance types per hour and month.
 
     Example: s1-mini plan --gpu l4, or s1-mini plan --machine ml.g6.12xlarge
     """
@@ -110,9 +110,9 @@ def plan(
         )
         console.print(_table(plans))
         typer.echo(
-            f"expected time per frame = {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}; of the codec "
-            f"= floor / {efficiency.compute_share:g}; streams = {efficiency.engine_share:g} × those that these times "
-            f"allow ({efficiency.source})"
+            f"expected time per frame = {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}; expected "
+            f"time of the codec = floor / {efficiency.compute_share:g}; expected streams = "
+            f"{efficiency.engine_share:g} × the number that these times allow ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
 
@@ -138,7 +138,7 @@ def _print_prices(instance_type: str | None, card: str | None) -> None:
 
 
 def _table(plans: list[CapacityPlan]) -> Table:
-    """One column a card, one line a figure."""
+    """Return a table with one column per card and one line per figure."""
     from rich.table import Table
 
     table = Table()
@@ -197,7 +197,7 @@ def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
 
 
 def _where(fits: list[bool], figures: list[str]) -> list[str]:
-    """Return figures, empty where the GPU has fewer slots."""
+    """Return figures, empty if the GPU has fewer slots."""
     return [figure if fit else "" for fit, figure in zip(fits, figures, strict=True)]
 
 

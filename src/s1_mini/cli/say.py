@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from s1_mini.types import AudioChunk, AudioFormat, Word
 
 PIPE = "-"
-ONE_PIECE_BYTES = 200  # a text that is not split
+ONE_PIECE_BYTES = 200  # a text of at most this size is not split
 
 
 def say(
@@ -127,7 +127,7 @@ def say(
     """
     from s1_mini.checkpoint.requests import check_request
 
-    # Everything that can be is checked before torch and the model are loaded, which takes seconds.
+    # As much as possible is checked before torch and the model are loaded, which takes seconds.
     _check_voice(voice, reference_audio, reference_text)
     options: SpeechOptions = {
         "voice": voice,
@@ -171,7 +171,7 @@ def say(
     with ProductionTTSEngine(_for_one(words, config)) as engine:
         loaded_s = time.perf_counter() - started
         started = time.perf_counter()
-        is_live = subtitles is None or stream or play  # times of words are more exact for the whole audio
+        is_live = subtitles is None or stream or play  # word times from the whole audio are more accurate
         spoken = engine.stream(text, **options) if is_live else iter([_chunk_of(engine.generate(text, **options))])
         chunks = _with_progress(_noted(spoken, verbose=verbose), engine.sample_rate)
         if loudspeaker is not None:
@@ -213,7 +213,6 @@ def _write_subtitles(path: Path, text: str, text_type: str, words: Sequence[Word
 
 
 def _chunk_of(response: GenerationResponse) -> AudioChunk:
-    """Return a whole response as one chunk."""
     from s1_mini.types import AudioChunk
 
     return AudioChunk(
@@ -241,7 +240,7 @@ def _check_voice(voice: str | None, reference: Path | None, transcript: str | No
 
 
 def _for_one(words: str, config: EngineConfig) -> EngineConfig:
-    """Change settings that have their defaults: one request has no time limit, and needs one slot if it is short."""
+    """Change default settings for a single request: no time limit, and one slot if the text is short."""
     from s1_mini.config import set_variable
 
     values: dict[str, object] = {}
@@ -270,7 +269,7 @@ def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
 
     file = None if output == PIPE else output
     if file is not None:
-        check_writable(file)  # before an hour of speech, not after
+        check_writable(file)  # before generating, which may take an hour
     if named is None:
         chosen: AudioFormat = "wav" if file is None else format_of(file)
     else:
@@ -306,7 +305,7 @@ def _write_stdout(content: bytes) -> None:
 
 
 def is_gone(error: Exception, *, is_windows: bool = os.name == "nt") -> bool:
-    """Return whether a write failed because the pipe has no reader any more."""
+    """Return whether a write failed because the reader of the pipe has closed it."""
     return getattr(error, "errno", None) in ((errno.EPIPE, errno.EINVAL) if is_windows else (errno.EPIPE,))
 
 
@@ -321,7 +320,7 @@ def _noted(chunks: Iterator[AudioChunk], *, verbose: bool) -> Iterator[AudioChun
 
 
 def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChunk]:
-    """Show how much audio there is, if stderr is a terminal."""
+    """Show the duration of the audio so far, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield from chunks
         return
@@ -338,7 +337,7 @@ def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChu
 
 
 def find_loudspeaker() -> Any:
-    """Return the package sounddevice, once it has an output device. Raises `ConfigurationError`."""
+    """Return the package sounddevice if it finds an output device. Raises `ConfigurationError`."""
     try:
         import sounddevice
     except ImportError:
@@ -354,7 +353,7 @@ def find_loudspeaker() -> Any:
 
 
 def played(chunks: Iterator[AudioChunk], sample_rate: int, sounddevice: Any) -> Iterator[AudioChunk]:
-    """Play chunks as they arrive and yield them; ends when all was heard. Raises `ConfigurationError`."""
+    """Play chunks as they arrive and yield them; ends when everything was played. Raises `ConfigurationError`."""
     try:
         with sounddevice.OutputStream(samplerate=sample_rate, channels=1, dtype="float32") as stream:
             for chunk in chunks:

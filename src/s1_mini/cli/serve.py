@@ -1,4 +1,4 @@
-"""`s1-mini serve`: the server in front of one engine, until a signal."""
+"""`s1-mini serve`: run the HTTP server until a signal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def serve(
         str | None, typer.Option(help="Folder or s3://bucket/prefix for its asynchronous responses. [a new folder]")
     ] = None,
 ) -> None:
-    """Serve over HTTP. S1_MINI_* and S1_MINI_SERVER_* variables set everything else (docs/settings_server.md).
+    """Serve over HTTP. All other settings are S1_MINI_* and S1_MINI_SERVER_* variables (docs/settings_server.md).
 
     Example: s1-mini serve --port 8080, then open http://localhost:8080/
     """
@@ -59,7 +59,7 @@ def serve(
     from s1_mini.sagemaker.settings import ContainerSettings
     from s1_mini.server.settings import ServerSettings
 
-    # Mistakes are reported before torch is loaded, which takes seconds, and before the server listens.
+    # Report mistakes before torch is loaded, which takes seconds, and before the server listens.
     given = {"host": host, "port": port, "replicas": replicas, "wyoming_port": wyoming}
     settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
     config = engine_config(
@@ -84,7 +84,7 @@ def serve(
             from s1_mini.remote.supervisor import run_replicas
 
             raise typer.Exit(run_replicas(plan))
-    if config.checkpoint_path is not None:  # a name may mean another directory by now
+    if config.checkpoint_path is not None:  # by now, a hub name may resolve to another directory
         config = config.model_copy(update={"checkpoint_path": checkpoint})
 
     from s1_mini.engine import ProductionTTSEngine
@@ -104,7 +104,7 @@ def _plan_replicas(
     local_endpoint: str | None,
     async_store: str | None,
 ) -> ServePlan | None:
-    """Plan several replicas; return None if one is enough. Raises `ConfigurationError` where they do not fit."""
+    """Plan several replicas; return None if one is enough. Raises `ConfigurationError` if they do not fit."""
     from s1_mini.remote.devices import LocalMachine, count_replicas, measure
 
     machine = LocalMachine.here(settings.replicas, counts_gpus=config.device in ("auto", "cuda"))

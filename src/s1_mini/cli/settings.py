@@ -20,14 +20,14 @@ LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 class Setting(NamedTuple):
     """One line of the table."""
 
-    variables: tuple[str, ...]  # each sets it
-    value: str  # current
+    variables: tuple[str, ...]  # each of them sets it
+    value: str  # current value
     default: str
     meaning: str
 
     @property
     def is_set(self) -> bool:
-        """Whether a variable changes it."""
+        """Whether a variable sets it."""
         return self.value != self.default
 
 
@@ -48,7 +48,7 @@ def settings(
         if lines and markdown:
             typer.echo(f"## {title}\n\n{as_markdown(lines)}\n")
         elif lines:
-            # Readers look for the name, so it is never cut.
+            # Names are what readers search for, so they are never truncated.
             width = max(len(name) for line in lines for name in line.variables)
             variable = Column("variable", no_wrap=True, min_width=width)
             rows = [("\n".join(line.variables), line.value, line.default, line.meaning) for line in lines]
@@ -97,7 +97,7 @@ def _describe(chosen: BaseSettings) -> list[Setting]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as a variable holds it; secrets are masked."""
+    """Return a value in the format of a variable; secrets are masked."""
     if value is None or value in ("", (), {}):
         return "–"
     if isinstance(value, bool):
@@ -112,7 +112,6 @@ def _written(value: Any) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """Return the description and the allowed values."""
     allowed = []
     if get_origin(field.annotation) is Literal:
         allowed.append(", ".join(map(str, get_args(field.annotation))))

@@ -1,6 +1,6 @@
-"""What all commands share: options, tables, complete summaries, and errors that name the option or variable at fault.
+"""Shared parts of all commands: options, tables, untruncated summaries, and errors that name the option or variable.
 
-A command's parameters have the engine's names; errors have those of the options.
+The parameters of a command have the engine's names; errors use the names of the options.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("auto", "float32", "float16", "bfloat16")
 FORMATS: tuple[str, ...] = get_args(AudioFormat)
 
-WHOLE = 1000  # characters: more than any summary has
+WHOLE = 1000  # characters; longer than any summary
 VARIABLE = "S1_MINI_"
 
 
@@ -101,7 +101,7 @@ def engine_config(**given: object) -> EngineConfig:
 
 
 def named_checkpoint(path: Path | None, *, checks: bool = True, with_weights: bool = True) -> FoundCheckpoint:
-    """Find the checkpoint that an option or a setting names, and check that no file is missing, unless told otherwise.
+    """Find the checkpoint of an option or a setting and, with `checks`, check that no file is missing.
 
     Raises `CheckpointError` or `ConfigurationError`; loads no torch.
     """
@@ -119,7 +119,7 @@ def print_table(rows: Iterable[Iterable[str]], *columns: Any, **options: Any) ->
 
     table = Table(*columns, **options)
     for row in rows:
-        table.add_row(*map(Text, row))  # brackets in it are not markup
+        table.add_row(*map(Text, row))  # brackets in cells are not markup
     Console().print(table)
 
 
@@ -156,7 +156,7 @@ def _named(error: S1MiniError, ctx: Context) -> S1MiniError:
 
 
 def _spelling(name: str, ctx: Context) -> str | None:
-    """Return an option as it is typed, an argument as the help calls it."""
+    """Return the name of an option as it is typed, or of an argument as in the help."""
     for param in ctx.command.params:
         if param.name == name:
             return max(param.opts, key=len) if param.param_type_name == "option" else param.metavar or name.upper()

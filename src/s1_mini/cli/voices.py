@@ -66,7 +66,7 @@ def add_voice(
 
     Example: s1-mini voices add me me.wav --text "What I say there." --voices-path my-voices
     """
-    # to make one voice, no other is read ahead and one slot is enough
+    # One slot is enough to make a voice, and no other voice is preloaded.
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, warm_voices="", max_batch_size=1)
     if config.voices_path is None:
         raise _no_directory()
@@ -104,7 +104,7 @@ def _registry(config: EngineConfig) -> VoiceRegistry:
 
 
 def _seconds(info: VoiceInfo) -> str:
-    return f"{info.seconds:.1f}" if info.seconds else ""  # a voice that is a vector has none
+    return f"{info.seconds:.1f}" if info.seconds else ""  # voices that are vectors have no duration
 
 
 def _no_directory() -> ConfigurationError:

@@ -1,1 +1,1 @@
-"""Codecs: frames to waves and back. They know no text, no family and no request."""
+"""Codecs: frames to waves and back, independent of texts, families and requests."""

@@ -21,7 +21,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of captured calls; the smallest one tha
 
 
 def rows_of(device: torch.device, slots: int) -> tuple[int, ...]:
-    """Return the numbers of slots of captured calls; without capture 1, so that no slot affects another one's bits."""
+    """Return the numbers of slots of captured calls; 1 without capture, so that slots cannot affect each other."""
     return tuple(sorted({min(rows, slots) for rows in ROWS})) if device.type == "cuda" else (1,)
 
 

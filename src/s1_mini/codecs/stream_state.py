@@ -1,8 +1,8 @@
 """State of a causal network between two chunks, so that any chunking gives the samples of one call.
 
 A causal layer depends on a fixed number of past inputs. The state prepends them to each layer's new input; at the start
-of a stream they are zeros, the padding of a causal layer. So whole and streamed work share one code path. Tensors are
-allocated at first use and then changed in place.
+of a stream they are zeros, the padding of a causal layer. Whole and streamed audio share one code path. Tensors
+are allocated at first use and then changed in place.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Policy: which request does what next, in integers and seconds. Imports no torch, and opens no array."""
+"""Scheduling policy: which request does what next, in integers and seconds. Without torch; arrays are never read."""

@@ -1,4 +1,4 @@
-"""Items of one utterance on the host, while they are handed from one stage to the next."""
+"""Items of one utterance in host memory, as they pass from one stage to the next."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from s1_mini.core.stage import Spec
 
-MIN_CAPACITY = 64  # items; few blocks are allocated
+MIN_CAPACITY = 64  # items; keeps the number of allocations small
 
 
 class Items:
-    """A growing row of items [n, *shape]; one thread extends it while another reads."""
+    """A growing array of items [n, *shape]; one thread extends it while another reads."""
 
     def __init__(self, spec: Spec) -> None:
         self._items = np.zeros((0, *spec.shape), np.dtype(spec.dtype))
@@ -29,5 +29,5 @@ class Items:
         self._count = end
 
     def cut(self, start: int, stop: int) -> np.ndarray:
-        """Return items start … stop, not copied."""
+        """Return items start … stop without copying."""
         return self._items[max(0, start) : min(stop, self._count)]

@@ -23,7 +23,7 @@ class RequestTracker:
     def late(self, now: float) -> list[Request]:
         """Return the requests past their deadline.
 
-        A stream that is paused for its consumer is never late: its deadline restarts.
+        A stream that is paused for its consumer is never late, and its deadline restarts.
         """
         late = [request for request in self.requests.values() if now > request.deadline]
         for request in late:
@@ -58,6 +58,6 @@ class RequestTracker:
         self.tell_end(request, error)
 
     def tell_end(self, request: Request, error: S1MiniError | None) -> None:
-        """Notify the consumer only, unless another thread just did."""
+        """Only notify the consumer, unless another thread has just done so."""
         if self.requests.pop(request.number, None) is not None:
             request.speech.queue.end(error)

@@ -1,7 +1,8 @@
 """A queue of audio for each request, from the engine's threads to the consumer.
 
-The engine never waits for a consumer. One that goes away is reported once through `on_close`. While a request is paused
-for unread audio, each chunk that is taken is reported through `on_take`, so that it goes on.
+The engine never waits for a consumer. `on_close` is called once when the consumer stops early. While a request is
+paused because of unread audio, `on_take` is called for each chunk that the consumer takes, so that the request can
+continue.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class WordSource(Protocol):
 
 
 class Output(Protocol):
-    """What the consumer of a request sees."""
+    """The consumer's interface to a request."""
 
     whole: bool
 
@@ -55,7 +56,7 @@ class OutputQueue:
     """Chunks of one request in order, then the end or an error; read by one consumer, from any thread."""
 
     def __init__(self, on_close: Callable[[], None], *, whole: bool = False) -> None:
-        """With `whole` the consumer is woken only at the end."""
+        """With `whole`, the consumer is woken only at the end."""
         self._on_close, self.whole = on_close, whole
         self._chunks: deque[tuple[AudioChunk, AlignedFrames | None]] = deque()
         self._error: BaseException | None = None
@@ -65,7 +66,7 @@ class OutputQueue:
         self.reports_takes = False  # while the request is paused
         self._changed = threading.Condition()
         self._wake: Callable[[], None] | None = None  # wakes a consumer on an event loop
-        self._details: dict[str, Any] = {}  # with the first chunk
+        self._details: dict[str, Any] = {}  # sent with the first chunk
         self.effects: Effects | None = None  # applied to the audio when it is taken
         self.words: WordSource | None = None  # computed when the audio is taken
 
@@ -140,7 +141,6 @@ class OutputQueue:
         return self._finished(*taken)
 
     def _finished(self, chunk: AudioChunk, frames: AlignedFrames | None) -> AudioChunk:
-        """Return a chunk with the words and effects of its request."""
         if chunk.finish_reason == "cancelled":
             return chunk
         is_last = chunk.finish_reason is not None
@@ -218,7 +218,7 @@ class AudioStream(AsyncIterator[AudioChunk]):
 
     async def _iterate(self) -> AsyncGenerator[AudioChunk]:
         self._queue = await self._begin()
-        self._queue.whole = False  # a whole HTTP answer is charged to its client chunk by chunk
+        self._queue.whole = False  # complete HTTP responses are also charged to their client chunk by chunk
         async with aclosing(aiter(self._queue)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 yield chunk

@@ -11,10 +11,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """What the first stage reads of one utterance."""
+    """The input of the first stage for one utterance."""
 
     items: np.ndarray  # [S, *shape] of the first stage's input
     num_shared: int = 0  # leading items that depend on the voice alone, not on the text
-    prefix_key: str = ""  # the same for prompts that share those items
+    prefix_key: str = ""  # equal for prompts that share those items
     facts: Mapping[str, int] = field(default_factory=dict)  # inputs of policies, such as the length of a history
     voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that condition the stages

@@ -18,21 +18,21 @@ from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Progress, Spec, Unit
 from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
 
-# Seconds between the due times of successive utterances: less than the duration of an utterance, so that long texts do
-# not run out of audio, and enough that they leave slots to later requests.
+# Seconds between the due times of successive utterances: less than an utterance lasts, so that long texts do not run
+# out of audio, but long enough to leave slots to later requests.
 SPACING_S = 2.0
-MAX_QUEUED = 4  # queued utterances per request; the next ones are built when these leave the queue
+MAX_QUEUED = 4  # queued utterances per request; later ones are built when these leave the queue
 
 
 @dataclass(eq=False)
 class Utterance:
-    """A part of a request's text that is generated at once; it passes through all stages."""
+    """A part of a request's text that is generated as a unit and passes through all stages."""
 
     request: Request
     index: int
     prompt: PromptTokens
     max_steps: int
-    sequences: list[StageSequence] = field(default_factory=list)  # one per stage that has begun it
+    sequences: list[StageSequence] = field(default_factory=list)  # one for each stage that has begun
     # Input of the first stage if another process produces it step by step; None: the prompt.
     arriving: Items | None = None
     has_arrived: bool = True  # the input is complete
@@ -48,7 +48,7 @@ class Utterance:
         return len(self.prompt.items if self.arriving is None else self.arriving)
 
     def given(self, start: int, stop: int) -> np.ndarray:
-        """Return input items start … stop of the first stage, not copied."""
+        """Return input items start … stop of the first stage without copying."""
         return self.prompt.items[start:stop] if self.arriving is None else self.arriving.cut(start, stop)
 
     @property
@@ -65,7 +65,7 @@ class Utterance:
         return (self.sequences[-1].available - self.sequences[-1].consumed) / rate
 
     def release_prompt(self) -> None:
-        """Free the prompt's items: the first stage is done with them."""
+        """Free the prompt's items, which the first stage no longer needs."""
         self.prompt = replace(self.prompt, items=self.prompt.items[:0].copy())
 
 
@@ -75,21 +75,21 @@ class StageSequence:
     def __init__(self, utterance: Utterance, stage: int, output: Spec) -> None:
         self.utterance, self.request, self.stage, self.output = utterance, utterance.request, stage, output
         self.items = Items(output)  # output so far; empty for the last stage
-        self.scores: Items | None = None  # attention scores of each output item, if the request wants word times
+        self.scores: Items | None = None  # attention scores of each output item, if word times are requested
         self.available = self.consumed = self.produced = self.units = 0
         self.is_final = self.is_done = False
-        self.asks_at = 0  # number of available items at which the policy is asked for the next unit
+        self.asks_at = 0  # number of available items at which `next_unit` is called again
         self.slot: int | None = None
         self.next_unit: Unit | None = None  # ready to begin
         self.unit: Unit | None = None  # in progress
-        # Counts of the current unit: prefilled positions, launched steps, reported steps.
+        # Counts for the current unit: prefilled positions, launched steps, reported steps.
         self.num_read = self.num_launched = self.num_steps = 0
         self.has_looked = False  # whether the prefix cache was searched
         self.last_choice = 0  # number of the last choice that selected it
 
     @property
     def before(self) -> StageSequence | None:
-        """The same utterance at the previous stage."""
+        """The sequence of the same utterance at the previous stage."""
         return self.utterance.sequences[self.stage - 1] if self.stage else None
 
     @property
@@ -130,9 +130,9 @@ class Request:
     profile: ChunkProfile = "balanced"
     flow: tuple[str, str] = ("", "")  # client and group that take turns in the queue
     word_times: bool = False
-    utterances: list[Utterance] = field(default_factory=list)  # built and not finished, in order
+    utterances: list[Utterance] = field(default_factory=list)  # built but not finished, in order
     later: deque[Callable[[], Utterance]] = field(default_factory=deque)  # builders of the following utterances
-    # Without a voice, later utterances use the output of the first as their voice, and are built only after it.
+    # Without a voice, the output of the first utterance becomes the voice of later ones, which are built after it.
     set_voice: Callable[[Sequence[np.ndarray]], None] | None = None
     is_building: bool = False  # builders from `later` are running
     first: int = 0  # number of the first utterance
@@ -153,9 +153,9 @@ class Request:
 
     @property
     def is_paused(self) -> bool:
-        """Whether no further utterance is begun because the consumer of the stream is behind.
+        """Whether no further utterance is begun, because the consumer of the stream reads too slowly.
 
-        A pause begins with a full window of unread audio, and ends when unread and undecoded audio fit the window.
+        A pause begins when unread audio exceeds the window, and ends when unread and undecoded audio fit into it.
         """
         speech, queue = self.speech, self.speech.queue
         if speech.is_full:

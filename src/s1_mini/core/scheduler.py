@@ -1,4 +1,4 @@
-"""Scheduler of a chain of stages: requests from submission to their end, which comes exactly once.
+"""Scheduler of a chain of stages: handles requests from submission to their end, which happens exactly once.
 
 Stage threads call `wait` and `plan`, carry out the plan, and call `report`. One lock guards everything; no stage
 computes while it is held.
@@ -60,11 +60,11 @@ class Pipeline:
         self.stages, self.ledger, self._line = stages, ledger, line
         self._wake, self._on_end, self._extend, self._clock = wake, on_end, extend, clock
         self._follows: list[Follow] = []
-        # The stage whose items and calls are counted: the last autoregressive one.
+        # The stage whose items and calls are counted in the metrics: the last autoregressive one.
         self.counted = max((stage.index for stage in stages if stage.policy.is_autoregressive), default=0)
 
     def is_behind(self, stage: int) -> bool:
-        """Back-pressure: the next stage is full."""
+        """Whether the next stage is full, so that this one begins nothing (back-pressure)."""
         if stage + 1 == len(self.stages):
             return False
         return self.stages[stage + 1].num_waiting >= self.stages[stage].slots.count
@@ -209,7 +209,7 @@ class Pipeline:
             self._build_later(request, partial(set_voice, items))
 
     def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:
-        """Have a request's next utterances built after `prepare`, once the lock is released."""
+        """Schedule `prepare`, then the building of a request's next utterances, for when the lock is released."""
         builds = request.take_later(MAX_QUEUED - self._line.num_waiting(request))
 
         def work() -> None:
@@ -257,7 +257,7 @@ class Pipeline:
 
 
 class Scheduler:
-    """Decides what each stage does next. `threads` lists the stages of each thread."""
+    """Decides what each stage does next. `threads` has the stages of each thread."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class Scheduler:
         with self._lock:
             if self._closed.is_set():
                 raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
-            # An estimate: an utterance takes some seconds, and all slots work at once.
+            # An estimate: an utterance takes a few seconds, and all slots work at once.
             self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self.stages[0].policy.slots))
             request.speech.queue.on_take = self._look_again
             self.ledger.add(request)
@@ -303,13 +303,13 @@ class Scheduler:
     def cancel(self, request: Request) -> None:
         """Cancel a request soon; does nothing if it has ended.
 
-        Takes no lock: the garbage collector may call it in any thread, even in one that holds the lock.
+        Does not take the lock, because the garbage collector may call this in any thread, even one that holds it.
         """
         self._cancelled.append(request)
         self._look_again()
 
     def _look_again(self) -> None:
-        """Wake all threads, unless the lock is held: then they notice within `POLL_S`."""
+        """Wake all threads; if the lock is held, they notice within `POLL_S` instead."""
         if self._lock.acquire(blocking=False):
             self._wake_all()
             self._lock.release()
@@ -328,7 +328,7 @@ class Scheduler:
             for request in self.ledger.all():
                 try:
                     self._pipeline.end(request, error)
-                except Exception:  # broken bookkeeping; its consumer was notified, and the others must be
+                except Exception:  # broken bookkeeping; this consumer was notified, and the others must still be
                     logger.exception("failed to end a request")
 
     def tell_all(self, error: S1MiniError) -> None:
@@ -365,7 +365,7 @@ class Scheduler:
             self._wake(stage)
 
     def plan(self, stage: int, *, only_first: bool = False) -> Plan | None:
-        """Return a stage's next plan, or None. With `only_first` only small units of first audio."""
+        """Return a stage's next plan, or None. With `only_first`, it has only small units of first audio."""
         with self._lock:
             now, queue = self.clock(), self.stages[stage]
             self._end_unwanted(now)
@@ -387,7 +387,7 @@ class Scheduler:
         owners = self.stages[plan.stage].in_flight[plan.number].owners
         for row, slot in enumerate(plan.steps):
             sequence, units = owners[slot]
-            unit = sequence.unit if sequence.units == units else None  # else it was launched ahead of a stop
+            unit = sequence.unit if sequence.units == units else None  # otherwise it was launched ahead of a stop
             is_good = slot not in report.errors and slot not in report.skipped and result.valid[row]
             if is_good and unit is not None and not sequence.request.has_ended:
                 wave, before = result.values[row][: result.counts[row]], sequence.before
@@ -422,7 +422,7 @@ class Scheduler:
             self._pipeline.end(request, error)
 
     def may_help(self, stage: int) -> bool:
-        """Whether a thread of the first stage has time for this one: it is busy, and no prompts wait to be read."""
+        """Whether the first stage's thread may help this stage: this stage's thread is busy, and no prompt waits."""
         return bool(self.stages[stage].in_flight) and not (self.stages[0].reading or self.stages[0].ready)
 
     @property

@@ -1,6 +1,6 @@
-"""The audio of a request: its utterances joined into one stream, and how much of it the client has yet to play.
+"""The audio of a request: its utterances joined into one stream, and the duration that the client has yet to play.
 
-Written by the thread that generates the next audio, one at a time, and by the code that ends the request.
+Written by one thread at a time: the one that generates the next audio, or the one that ends the request.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from s1_mini.types import AudioChunk, FinishReason, Timing
 
 NEVER = float("inf")
 NOTHING = np.zeros(0, np.float32)
-WINDOW_S = 30.0  # unread audio of a stream from which its next utterances are not begun
+WINDOW_S = 30.0  # with more unread audio, a stream is paused
 
 
 class Joiner:
     """Joins waves [samples] of sentence pieces without clicks: each piece fades in and out, with a pause between.
 
-    The output does not depend on how the waves are chunked; only what the next fade-out may need is held back. Call
+    The output does not depend on how the waves are chunked; only samples that may be faded out are held back. Call
     `push` for each wave, `end_piece` after each piece, `finish` after the last. A pause is sent with the first sample
     of the next piece, so none follows the last piece or an empty one.
     """
@@ -41,7 +41,7 @@ class Joiner:
         return self._num_paused if self._pause_is_due else 0
 
     def push(self, wave: np.ndarray) -> np.ndarray:
-        """Add samples of the piece; return those that can be played now, perhaps none."""
+        """Add samples of the piece; return the samples that can be played now, possibly none."""
         if len(wave) == 0:
             return NOTHING
         pause = self.num_before
@@ -87,7 +87,7 @@ class AudioOutput:
         self.first_sent: float | None = None
         self.sent_s = 0.0
         self.runs_dry = NEVER  # when a client that plays a stream in real time has played everything
-        self.underruns = 0  # chunks that came after the client had played everything before
+        self.underruns = 0  # chunks that arrived after the client had played everything before them
         self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
         self._num_sent = 0  # samples
         self._utterance = 0
@@ -148,7 +148,7 @@ class AudioOutput:
         self.queue.put(AudioChunk(wave, self._sample_rate, items), frames)
 
     def _count(self, wave: np.ndarray, now: float) -> None:
-        """Count audio; after an underrun, playback goes on from now."""
+        """Count audio; after an underrun, playback resumes now."""
         if not len(wave):
             return
         self._num_sent += len(wave)
@@ -163,7 +163,7 @@ class AudioOutput:
 
 
 class Outlet(AudioOutput):
-    """Sends the items of a stage unchanged, and counts the seconds of speech they stand for."""
+    """Sends the items of a stage unchanged, and counts the seconds of speech that they stand for."""
 
     def __init__(self, queue: OutputQueue, made: Spec, *, arrived: float, is_streamed: bool) -> None:
         super().__init__(queue, sample_rate=max(1, round(made.rate)), arrived=arrived, is_streamed=is_streamed)
@@ -172,7 +172,7 @@ class Outlet(AudioOutput):
         self.set_window(self.window_s)
 
     def push(self, wave: np.ndarray, items: int, now: float, scores: np.ndarray | None = None) -> None:  # noqa: ARG002
-        """Send a copy of a stage's output: the stage may reuse the memory."""
+        """Send a copy of a stage's output, because the stage may reuse the memory."""
         self._put(np.array(wave), items, now)
 
     def finish(

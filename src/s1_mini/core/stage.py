@@ -1,8 +1,8 @@
-"""What the scheduler knows about a stage: its input and output, and which unit of work comes next.
+"""The policy of a stage, as the scheduler sees it: its input and output, and its next unit of work.
 
-A family is a chain of stages. An item is what one stage hands to the next: a token, a frame of codes or of a mel, a
-sample. A unit of work begins in a slot with a window of items; it may prefill, then it makes steps. One form fits all
-stages: a language model has one long unit, a model that works in windows has one for each window, and a codec, or any
+A family is a chain of stages. An item is one element that a stage passes to the next: a token, a frame of codes or of a
+mel, a sample. A unit of work begins in a slot with a window of items; it may prefill, then it makes steps. A language
+model has one long unit per utterance, a model that works in windows has one unit per window, and a codec, or any other
 stage that is not autoregressive, has units of one step.
 """
 
@@ -20,21 +20,21 @@ NEVER = 2**62  # items
 
 @dataclass(frozen=True)
 class Spec:
-    """A stream of items, as one stage hands it to the next."""
+    """The type of a stream of items between two stages."""
 
     dtype: str  # numpy's name
     shape: tuple[int, ...] = ()  # shape of one item
-    rate: float = 0.0  # items per second of speech; 0 for a stream that is not speech, such as a prompt
+    rate: float = 0.0  # items per second of speech; 0 if they have no rate, such as a prompt
 
 
 class Progress(NamedTuple):
-    """Where one utterance stands at one stage, in items."""
+    """The progress of one utterance at one stage, in items."""
 
     available: int  # items from the previous stage
-    is_final: bool  # whether no more will come
+    is_final: bool  # whether the input is complete
     consumed: int  # items that finished units have consumed
     produced: int  # items of this stage's output
-    units: int  # finished
+    units: int  # finished units
     max_steps: int  # the request's limit for an autoregressive stage
     profile: ChunkProfile
     facts: Mapping[str, int] = MappingProxyType({})  # `PromptTokens.facts` of the utterance
@@ -43,44 +43,44 @@ class Progress(NamedTuple):
 class Unit(NamedTuple):
     """A unit of work; an utterance has at most one at a time at a stage."""
 
-    start: int  # first item that it sees of the stage before
-    stop: int  # one past the last
-    consumes: int  # items that later units do not count as new
-    steps: int = 1  # at most; a stop ends it sooner
+    start: int  # first input item
+    stop: int  # end of the input items, exclusive
+    consumes: int  # number of input items that are no longer new to later units
+    steps: int = 1  # maximum; a stop ends the unit sooner
     prefill: int = 0  # positions to read before the first step
-    past: int = 0  # number of the stage's own last items that are input, too
+    past: int = 0  # number of the stage's own last items that are also input
     size: int = 1  # shape class: one call makes steps of units of one size
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePolicy:
-    """A stage as the scheduler sees it. Stages differ in `next_unit`."""
+    """A stage from the scheduler's point of view. Stages differ in `next_unit`."""
 
     name: str
     input: Spec
     output: Spec
     slots: int  # rows of the stage's state
-    holds: Literal["utterance", "unit"] = "utterance"  # how long a slot, with its state, is kept
-    is_autoregressive: bool = True  # all units step together; else the most urgent are chosen for each call
-    stops: bool = False  # whether a unit ends by itself; if so, running out of steps cuts the speech off
+    holds: Literal["utterance", "unit"] = "utterance"  # how long a sequence keeps its slot and state
+    is_autoregressive: bool = True  # all units step together; otherwise each call has the most urgent ones
+    stops: bool = False  # whether a unit ends by itself; if it reaches its step limit first, the speech was cut
     is_remote: bool = False  # runs in another process; a thread waits for it and reports dropped slots
     helped_size: int = 0  # another thread may generate first audio of units up to this size at the same time
-    items_a_turn: int = 0  # per turn of a thread with several stages; one call at least
-    prefill_positions: int = 256  # per plan, of all units
-    max_prefills: int = 4  # per plan: each has a fixed cost
+    items_a_turn: int = 0  # limit per turn of a thread with several stages; at least one call is made
+    prefill_positions: int = 256  # limit per plan, for all units together
+    max_prefills: int = 4  # limit per plan, because each has a fixed cost
     not_finite: str = "the model's output was not finite"  # error message for NaN and infinity
 
     def next_unit(self, progress: Progress) -> Unit | None:
         """Return the next unit of work, or None if more input is needed.
 
-        The available input may decide when a unit is returned, never which: otherwise audio would depend on timing.
+        The available input may affect when a unit is returned, but not which one: audio must not depend on timing.
         """
         raise NotImplementedError
 
     def asks_at(self, progress: Progress) -> int:
-        """Return how many items must be available before `next_unit`, which returned None, is called again.
+        """Return the number of available items at which `next_unit`, which returned None, is called again.
 
-        It is called in any case when the input is complete.
+        It is always called again when the input is complete.
         """
         return progress.available + 1
 
@@ -88,8 +88,8 @@ class StagePolicy:
         """Return whether the utterance, whose input is complete, needs no further unit."""
         return progress.is_final and progress.consumed >= progress.available
 
-    def most_together(self, size: int) -> int:  # noqa: ARG002 - others have other bounds for large ones
-        """Return the most units of this size in one call."""
+    def most_together(self, size: int) -> int:  # noqa: ARG002 - overridden by stages whose limit depends on it
+        """Return the maximum number of units of this size in one call."""
         return self.slots
 
 
@@ -115,31 +115,31 @@ class Autoregressive(StagePolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks(StagePolicy):
-    """Chunks of items in, chunks out: a causal codec with state, or a vocoder with look-ahead.
+    """Works on chunks of items: a causal codec with state, or a vocoder with look-ahead.
 
-    `sizes` are the items of the first, second, … chunk, the last for all further ones; only the end is shorter.
+    `sizes` are the items of the first, second, … chunk; the last size repeats. Only the last chunk may be shorter.
     """
 
     is_autoregressive: bool = False
     sizes: Mapping[ChunkProfile, tuple[int, ...]]
-    context: int = 0  # items before a chunk that it sees again
-    look_ahead: int = 0  # items after a chunk that it must see, unless the utterance ends before
-    rows: Sequence[int] = (1,)  # batch sizes; up to the largest that `max_items` allows
+    context: int = 0  # earlier items that are input again
+    look_ahead: int = 0  # later items that are input, unless the utterance ends first
+    rows: Sequence[int] = (1,)  # batch sizes, limited by `max_items`
     max_items: int = 1  # limit for all units of one call; a single unit may have more
 
     @property
     def classes(self) -> list[int]:
-        """All sizes of chunks, ascending; the end of an utterance counts as the next larger one."""
+        """All chunk sizes, ascending; a shorter last chunk counts as the next larger size."""
         return sorted({size for sizes in self.sizes.values() for size in sizes})
 
     @property
     def calls(self) -> list[tuple[int, int]]:
-        """All (batch size, chunk size) that are captured, largest first."""
+        """All captured pairs of batch size and chunk size, largest first."""
         made = [(rows, size) for size in self.classes for rows in self.rows if rows <= self.most_together(size)]
         return sorted(made, key=lambda call: -call[0] * call[1])
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Return the next chunk once its input, look-ahead included, is available."""
+        """Return the next chunk once its input, including the look-ahead, is available."""
         sizes = self.sizes[progress.profile]
         size, rest = sizes[min(progress.units, len(sizes) - 1)], progress.available - progress.consumed
         if rest < size + self.look_ahead and not (progress.is_final and rest):

@@ -14,13 +14,13 @@ from s1_mini.core.messages import Begin, Load, Plan, Prefill, Saved
 from s1_mini.core.request import StageSequence
 from s1_mini.core.stage import StagePolicy
 
-MIN_SHARED = 16  # positions; a shorter prefix is computed faster than it is looked up
-RESERVE_S = 0.1  # a stream with less unplayed audio is about to run out
-# Consecutive choices that may pass over a waiting class: urgent, first, dry, the rest.
+MIN_SHARED = 16  # positions; computing a shorter prefix is faster than loading it
+RESERVE_S = 0.1  # a stream with less unplayed audio is about to run out of audio
+# Maximum number of consecutive choices that pass over each class: about to run out, first audio, run out, the rest.
 MAX_PASSED_OVER = (9, 1, 3, 4)
 MAX_PUT_OFF = 4  # consecutive plans without prefill while a stream is about to run out of audio
 
-Owners = dict[int, tuple[StageSequence, int]]  # slot: its sequence and that sequence's number of finished units
+Owners = dict[int, tuple[StageSequence, int]]  # by slot: the sequence and its number of finished units
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StageQueue:
     def __init__(self, index: int, policy: StagePolicy, prefixes: ByteCache[Saved], *, is_last: bool) -> None:
         self.index, self.policy, self.is_last = index, policy, is_last
         self.slots, self.urgency, self.prefixes = Slots(policy.slots), Priority(), prefixes
-        self.ready: list[StageSequence] = []  # have a unit to begin; with or without a slot
+        self.ready: list[StageSequence] = []  # sequences with a unit to begin, with or without a slot
         self.reading: list[StageSequence] = []
         self.running: list[StageSequence] = []
         self.in_flight: dict[int, InFlightPlan] = {}  # by plan number
@@ -71,7 +71,7 @@ class StageQueue:
     # ---- queries ----------------------------------------------------------------------------------------------------
 
     def can_begin(self, sequence: StageSequence) -> bool:
-        """Whether a ready sequence may begin: a slot is free, and it is next in its request."""
+        """Whether a ready sequence may begin: a slot is free, and the sequence is the next of its request."""
         if sequence.slot is None and not self.slots.num_free:
             return False
         return self._is_its_turn(sequence)
@@ -87,11 +87,11 @@ class StageQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences whose input is complete and that wait only for this stage."""
+        """Number of sequences whose input is complete and which wait only for this stage."""
         return sum(sequence.is_final and self._is_its_turn(sequence) for sequence in self.ready)
 
     def _is_its_turn(self, sequence: StageSequence) -> bool:
-        """Whether its audio is the next of its request and the consumer is not too far behind."""
+        """Whether a sequence's audio is the next of its request, and the consumer has not too much unread audio."""
         if not self.is_last:
             return True
         request = sequence.request
@@ -208,7 +208,7 @@ class StageQueue:
             assert slot is not None
             while room and sequence.num_read < unit.prefill and len(plan.prefills) < self.policy.max_prefills:
                 start, shared = sequence.num_read, self._num_shared(sequence)
-                # No part crosses the end of the shared prefix, so that a cached and a computed prefix have equal parts.
+                # No part crosses the end of the shared prefix, so that the parts are the same with a cached prefix.
                 stop = min(start + room, shared if start < shared else unit.prefill)
                 key = sequence.utterance.prompt.prefix_key if stop == shared else ""
                 if key in self.prefixes or key in self._saving:
@@ -233,7 +233,7 @@ class StageQueue:
     def _load_prefix(self, sequence: StageSequence, plan: Plan) -> None:
         key = sequence.utterance.prompt.prefix_key
         if not self._num_shared(sequence) or (sequence.has_looked and key not in self.prefixes):
-            return  # this miss was counted before
+            return  # this miss has already been counted
         sequence.has_looked = True
         saved = self.prefixes.get(key)
         if saved is not None and sequence.slot is not None:
@@ -241,7 +241,7 @@ class StageQueue:
             sequence.num_read = saved.positions
 
     def keep(self, key: str, saved: Saved | None) -> None:
-        """Cache a saved prefix; `saved` is None if memory was short."""
+        """Cache a saved prefix; `saved` is None if memory ran out."""
         self._saving.discard(key)
         if saved is not None:
             self.prefixes.put(key, saved, saved.num_bytes)
@@ -279,13 +279,13 @@ class StageQueue:
 
 
 class Priority:
-    """Orders the sequences of one stage: about to run out of audio, first audio, has run out, then the rest.
+    """Orders the sequences of one stage by class: about to run out of audio, first audio, run out, then the rest.
 
     Each class has its own order, and is passed over at most a few times in a row, so that no sequence starves.
     """
 
     def __init__(self) -> None:
-        self.somebody_runs_dry = False  # at the last choice
+        self.somebody_runs_dry = False  # whether a stream was about to run out of audio at the last choice
         self._passed_over = [0, 0, 0, 0]  # consecutive choices of another class, per class
         self._num_choices = 0
 

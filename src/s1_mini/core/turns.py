@@ -1,7 +1,7 @@
-"""Fairness among clients: whose turn is next, and how much of a resource one client may hold.
+"""Fairness among clients: the order of their turns, and the share of a resource that one client may hold.
 
-Self-clocked fair queueing with equal weights. A turn costs one round; any further cost is charged later, when it is
-known. A new flow joins in the round after the current one, so that a series of new flows cannot starve a waiting one.
+Self-clocked fair queueing with equal weights. A turn costs one round; further costs are charged when they are known. A
+new flow joins in the round after the current one, so that a series of new flows cannot starve a waiting one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 Flow = TypeVar("Flow", bound=Hashable)
 
-CLIENT_SHARE = 3 / 4  # a client may hold this share of what other clients do not use
+CLIENT_SHARE = 3 / 4  # share that a client may hold of the amount not used by other clients
 
 
 def client_share(limit: int, total: int, own: int) -> float:
@@ -25,7 +25,7 @@ class Turns(Generic[Flow]):
     def __init__(self) -> None:
         self.round = 0.0  # round of the last turn that was not early
         self._next: dict[Flow, float] = {}
-        self._left: dict[Flow, float] = {}  # flows without waiting work that are charged beyond the next round
+        self._left: dict[Flow, float] = {}  # next rounds of flows without waiting work, if later than the next round
 
     def __len__(self) -> int:
         return len(self._next)
@@ -55,7 +55,7 @@ class Turns(Generic[Flow]):
 
     @property
     def first(self) -> float:
-        """The round of the earliest turn that a flow waits for; flows that skipped rounds do not hold it back."""
+        """The round of the earliest pending turn, but not before the current round."""
         return max(self.round, min(self._next.values(), default=0.0))
 
     def charge(self, flow: Flow, *, early: bool = False) -> None:
@@ -65,5 +65,5 @@ class Turns(Generic[Flow]):
             self.round = turn
             if self._left:
                 self._left = {each: left for each, left in self._left.items() if left > turn + 1}
-        # A flow that skipped rounds while it was paused has no claim to them.
+        # Rounds that a flow skipped while it was paused are lost.
         self._next[flow] = max(turn, self.round) + 1

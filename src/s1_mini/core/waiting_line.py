@@ -1,9 +1,9 @@
 """The queue of utterances that wait for a slot of the first stage: bounded, fair to clients, grouped by voice.
 
-If the queue is full, a request is refused at once with a retry time; an accepted request is never lost. Clients take
-turns and are charged by steps, so that long utterances cost more. Groups of requests within a client take turns in the
-same way; utterances within a group are ordered by due time. A request counts once, regardless of its waiting
-utterances; paused requests stay in the queue and do not count. Pure bookkeeping with the time as an argument.
+If the queue is full, a request is refused with a retry time; an accepted request is never lost. Clients take turns and
+are charged by steps, so that long utterances cost more. Groups of requests within a client take turns in the same way;
+utterances within a group are ordered by due time. A request counts once, regardless of its waiting utterances; paused
+requests stay in the queue but do not count. Pure bookkeeping with the time as an argument.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from s1_mini.exceptions import QueueFullError
 STEPS_A_TURN = 10  # steps of the first stage that one turn covers
 HISTORY = 1000  # admissions in the statistics
 
-Group = str | int  # an unnamed group is the number of its only request
-Entry = tuple[float, float, int, int, Request]  # the group's next turn, due, request number, a number that breaks ties
-ClientTurn = tuple[float, float, int, str]  # the client's next turn, due and number of its first request, its name
+Group = str | int  # name; for an unnamed group, the number of its only request
+Entry = tuple[float, float, int, int, Request]  # the group's next turn, due time, request number, tie-breaker, request
+ClientTurn = tuple[float, float, int, str]  # the client's next turn, due time and number of its first request, name
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class QueueStats:
 
 
 class WaitingLine:
-    """Waiting utterances, of at most `max_size` requests: beyond that, new ones are refused.
+    """Waiting utterances of at most `max_size` requests; further requests are refused.
 
     `batch_timeout_ms` limits how long an utterance is held back to be admitted together with others; a batch that
     fills the free slots is admitted at once. With `grouping`, first utterances with the same voice are admitted
-    together if their clients and groups are at most one turn ahead of those that they overtake.
+    together if their clients and groups get at most one turn ahead of those they overtake.
     """
 
     def __init__(self, max_size: int, *, batch_timeout_ms: float = 0.0, grouping: bool = True) -> None:
@@ -99,7 +99,7 @@ class WaitingLine:
             with self._order.turns() as following:
                 while len(taken) < free and (request := following()) is not None:
                     if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
-                        groups = False  # requests with the voice of the first go before this one
+                        groups = False  # requests with the first one's voice go before this one
                         taken += self._take_like(taken[0].prompt.prefix_key, free - len(taken))
                         continue
                     taken.append(self._pop(request))
@@ -109,7 +109,7 @@ class WaitingLine:
             return taken
 
     def wakes(self, now: float, free: int) -> float | None:
-        """Return the seconds until `take` returns something for `free` slots; None if it will not."""
+        """Return the seconds until `take` returns an utterance for `free` slots; None if it will not."""
         if free <= 0 or not self._waiting:
             return None
         with self._lock:
@@ -180,7 +180,7 @@ class WaitingLine:
         return bool(key) and utterance.index == 0 and utterance.prompt.prefix_key == key
 
     def _take_like(self, key: str, count: int) -> list[Utterance]:
-        """Take up to `count` first utterances that begin with this prefix, so that it is prefilled once.
+        """Take up to `count` first utterances that begin with this prefix, so that it is prefilled only once.
 
         They are charged for an ordinary turn, and overtake others by at most one turn.
         """
@@ -255,7 +255,7 @@ class _FairOrder:
         return sorted(requests, key=lambda each: (self._clients.next(each.flow[0]), *self._entry(each)[:-1]))
 
     def next_round(self) -> Callable[[Request], bool]:
-        """Return a predicate: whether a request is at most one turn ahead of all others now."""
+        """Return a predicate: whether a request is currently at most one turn ahead of all others."""
         first = self._clients.first
         first_groups = {client: groups.first for client, groups in self._groups.items()}
 

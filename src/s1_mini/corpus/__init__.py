@@ -1,5 +1,5 @@
-"""A corpus of texts, spoken by one engine or several, that continues after a kill.
+"""Speaks a corpus of texts with one engine or several; a killed job can be resumed.
 
-`source.py` cuts the input into shards by number, the same at every run. A worker (`workers.py`) speaks a shard, and
-writes first the shard and then its entry of the manifest. It runs in this process, or in each of several Ray actors.
+`source.py` divides the input into numbered shards, the same ones in every run. A worker (`workers.py`) speaks a shard,
+then writes the shard and after it its entry of the manifest. Workers run in this process or in several Ray actors.
 """

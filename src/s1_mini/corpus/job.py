@@ -1,4 +1,4 @@
-"""Configuration of a corpus worker, and the fingerprint of everything that a corpus depends on. Does not load torch."""
+"""Configuration of a corpus worker, and the fingerprint of everything that its audio depends on, without torch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from s1_mini.version import __version__
 from s1_mini.voices.library import SUFFIX, is_name
 from s1_mini.voices.registry import unread_recordings
 
-# Settings that change what is heard, or what is refused; families' own are added.
+# Settings that change the audio or which texts are refused; those of the families are added.
 AUDIBLE = (
     *("device", "placement", "precision", "codec_dtype", "weights_dtype", "kv_dtype", "compile", "compile_backend"),
     *("max_columns", "max_text_length", "chunk_length", "normalize", "on_unsupported"),
 )
-ANY_NUMBER = 2**30  # no limit on waiting sentences: the number of texts in flight limits them
+ANY_NUMBER = 2**30  # no queue limit, because the number of texts in flight is limited
 
 
 @dataclass(frozen=True)
 class Job:
-    """How a worker speaks, and where it writes. It is sent to other machines as it is."""
+    """What a worker needs to speak and to write; it is sent to other machines unchanged."""
 
     config: EngineConfig
     output: str
@@ -67,7 +67,7 @@ def make_header(source: Source, config: EngineConfig, layout: Layout, audio_form
 
 
 def fingerprints(config: EngineConfig, voices: Iterable[str]) -> dict[str, Any]:
-    """Return the hash of the checkpoint, and of each of these voices that was added. Raises `CorpusError`."""
+    """Return the hashes of the checkpoint and of the added voices among `voices`. Raises `CorpusError`."""
     folder = config.voices_path
     return {
         "checkpoint": _fingerprint(open_checkpoint(config).directory),
@@ -76,7 +76,7 @@ def fingerprints(config: EngineConfig, voices: Iterable[str]) -> dict[str, Any]:
 
 
 def _voices(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Hash voices that were added. A recording that is still to be read has no hash to rely on."""
+    """Hash added voices. Raises `CorpusError` for a recording that is not encoded yet: its hash would not be final."""
     unread = {recording.name: recording.audio for recording in unread_recordings(folder)}
     found = {}
     for name in sorted(names):
@@ -91,7 +91,7 @@ def _voices(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Hash all files of a checkpoint but hidden ones, which say how it was downloaded."""
+    """Hash all files of a checkpoint except hidden ones, which describe its download."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder)

@@ -1,6 +1,6 @@
 """The state of a corpus: a header that identifies it, its shards, and an entry for each complete shard.
 
-Neither header nor entries contain times or places, so an interrupted corpus ends with the same bytes as another.
+Neither header nor entries contain times or locations, so a resumed job writes the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ERRORS = "errors.jsonl"
 METADATA = "metadata.jsonl"
 _ENTRY = re.compile(r"(\d{6,})\.json")
 _SHARD = re.compile(r"(\d{6,})(?:\.parquet)?")
-_MAX_NAMED = 4  # differences in a sentence
-_GROUP_ROWS = 64  # rows that a reader of Parquet must hold at once
+_MAX_NAMED = 4  # differences in an error message
+_GROUP_ROWS = 64  # rows that a Parquet reader must load at once
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A complete shard: its files with their SHA-256, and its lines that could not be spoken."""
+    """A complete shard: its files with their SHA-256, and the lines that could not be spoken."""
 
     shard: int
     texts: int  # lines, good and bad
@@ -79,7 +79,7 @@ def header_bytes(header: Mapping[str, Any]) -> bytes:
 def open_manifest(output: CorpusOutput, header: Mapping[str, Any]) -> dict[int, Entry]:
     """Begin or continue a corpus: return the entries of complete shards and delete incomplete files.
 
-    Raises `CorpusError` if the output holds something else, or shards of another input or other settings.
+    Raises `CorpusError` if the output has other files, or shards of another input or other settings.
     """
     found, expected = output.read(HEADER), header_bytes(header)
     if found is None:
@@ -165,7 +165,7 @@ def _parquet(spoken: Sequence[Spoken]) -> bytes:
     )
     table = pa.Table.from_pylist([{**result.describe(), "audio": result.sound} for result in spoken], schema)
     buffer = io.BytesIO()
-    # Audio does not shrink, and a dictionary of it would double the work.
+    # Encoded audio does not compress further, and a dictionary of it would double the work.
     parquet.write_table(table, buffer, compression={"audio": "NONE"}, use_dictionary=False, row_group_size=_GROUP_ROWS)
     return buffer.getvalue()
 
@@ -178,7 +178,7 @@ def _read_entries(output: CorpusOutput) -> Iterator[Entry]:
                 yield Entry(**json.loads(content or b""))
             except (ValueError, TypeError):
                 raise CorpusError(
-                    f"{ENTRIES}/{name} is not an entry; delete it and run the same command again"
+                    f"{ENTRIES}/{name} is not a valid entry; delete it and run the same command again"
                 ) from None
 
 

@@ -1,7 +1,7 @@
-"""Where a corpus is written: a folder, or a prefix on S3. A file under its final name is complete, even after a kill.
+"""The output of a corpus: a folder, or a prefix on S3. A file under its final name is complete, even after a kill.
 
-S3 shows an object once it is complete; a folder of files is not atomic there, so the manifest's entry, which is written
-last, decides.
+S3 objects appear only when they are complete. A folder of objects is not atomic, so it counts as complete once the
+manifest has its entry, which is written last.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _DELETED_AT_ONCE = 1000  # limit of S3
 
 
 class CorpusOutput(Protocol):
-    """A place for files, by names with slashes. All methods raise `CorpusError`."""
+    """Files by names with slashes. All methods raise `CorpusError`."""
 
     def names(self, folder: str) -> set[str]:
         """List the names directly in a folder, which may be missing."""
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's content, or None if there is no such file."""
+        """Return a file's content, or None if it does not exist."""
 
     def write(self, name: str, content: bytes) -> None:
         """Write a complete file or none; an existing one is replaced."""
@@ -55,9 +55,9 @@ def is_temporary(name: str) -> bool:
 
 
 class FolderOutput:
-    """A folder of this machine, or one that all machines share.
+    """A local folder, or one that all machines share.
 
-    Each file, or folder of files, is written and synced under a temporary name; then it is renamed.
+    Each file, or folder of files, is written and synced under a temporary name, then renamed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,7 +96,7 @@ class FolderOutput:
 
     @contextmanager
     def _replacing(self, name: str) -> Iterator[Path]:
-        """Yield a temporary path, which replaces `name` in the end."""
+        """Yield a temporary path that replaces `name` at the end of the block."""
         with self._explained("written"):
             target = self._folder / name
             temporary = target.with_name(f".s1-mini-{secrets.token_hex(8)}.tmp")

@@ -1,4 +1,4 @@
-"""The texts of a corpus with all that decides their audio, and the lines that cannot be spoken."""
+"""The texts of a corpus with everything that determines their audio, and the lines that cannot be spoken."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CorpusColumns:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Values for lines that do not name their own; `seed` is mixed into the seeds that are derived from ids."""
+    """Values for lines without their own; `seed` is mixed into the seeds derived from ids."""
 
     voice: str | None = None
     seed: int = 0
@@ -51,7 +51,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a file, or one row of a Parquet file, counted from 1; `reason` is why it could not be read."""
+    """One line of a file, or one row of a Parquet file, counted from 1; `reason` says why it could not be read."""
 
     number: int
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True)
 class CorpusRow:
-    """One text: its number in the corpus, from 0, and its place in the input."""
+    """One text: its number in the corpus, counted from 0, and its location in the input."""
 
     number: int
     file: str
@@ -84,14 +84,14 @@ class BadLine:
 
 @dataclass(frozen=True)
 class Shard:
-    """Lines that are spoken and written together."""
+    """The lines that are spoken and written together."""
 
     number: int
     lines: tuple[CorpusRow | BadLine, ...]
 
 
 def check(line: Line, number: int, file: str, columns: CorpusColumns, defaults: Defaults) -> CorpusRow | BadLine:
-    """Return a line as a row, or with the reason why it is none."""
+    """Convert a line to a row, or to a `BadLine` with the reason."""
     identity: str | None = None
     if line.reason:
         return BadLine(number, file, line.number, None, line.reason)
@@ -128,13 +128,13 @@ def _id_of(line: Line, number: int, column: str | None) -> str:
 
 
 def seed_of(identity: str, seed: int) -> int:
-    """Derive a seed from an id: it depends neither on the machine nor on neighbouring texts."""
+    """Derive a seed from an id, so that it depends neither on the machine nor on neighbouring texts."""
     digest = hashlib.blake2b(f"{seed} {identity}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) & MAX_SEED
 
 
 def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
-    """Return `base` changed by an object of parameters, or JSON of one. Raises `ParameterError` with field `name`."""
+    """Return `base` with the parameters of an object or its JSON. Raises `ParameterError` with field `name`."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -159,13 +159,13 @@ def _checked(options: Mapping[str, Any]) -> SharedOptions:
 
 
 def _value(line: Line, column: str | None) -> Any:
-    """Return the value of a column; None for a gap, which is "" in some tables and NaN in others."""
+    """Return the value of a column, or None if it is missing ("" in some tables and NaN in others)."""
     value = None if column is None else line.values.get(column)
     return None if value == "" or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def _as_number(value: Any) -> Any:
-    """Convert 3.0 and "3" to 3: numbers of tables with gaps are floats, those of CSV are text."""
+    """Convert 3.0 and "3" to 3: a column with missing values has floats, and CSV has text."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,20}", value):
         return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value

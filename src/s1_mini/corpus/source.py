@@ -1,7 +1,7 @@
 """The input of a corpus: CSV, TSV, JSON lines or Parquet, local or on S3; read once to check it and once to speak it.
 
-Lines are numbered over all files, and shards cut by that number, so the same input makes the same shards at every run.
-A line that cannot be read becomes a `BadLine`.
+Lines are numbered across all files, and this number determines the shard, so the same input gives the same shards in
+every run. A line that cannot be read becomes a `BadLine`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SUFFIXES = (*DELIMITERS, *JSON_LINES, PARQUET)
 MAX_LINE_BYTES = 4 * 2**20  # limit for a line of JSON; Python's csv limits a field to 131,072 characters
 PURPOSES = ("text", "id", "voice", "seed", "parameters")  # and the usual names of their columns
 _BATCH_ROWS = 1024
-_MAX_NAMED = 20  # columns in a sentence
+_MAX_NAMED = 20  # columns in an error message
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file in its state at the first reading."""
+    """One file as it was when it was first read."""
 
     name: str
     path: Path
@@ -77,7 +77,7 @@ class Source:
             yield Shard(number, lines)
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the texts, by content and not by place: moved files are the same input."""
+        """Return what identifies the texts: content rather than location, so moved files are the same input."""
         return {"files": {file.name: file.sha256 for file in self.files}, "lines": self.num_lines}
 
 
@@ -113,7 +113,7 @@ def _is_read(name: str) -> bool:
 
 
 def _download(place: S3Place, folder: Path) -> list[Path]:
-    """Download an object, or those directly below a prefix."""
+    """Download an object, or all objects directly below a prefix."""
     from s1_mini.aws.clients import Clients
     from s1_mini.aws.failures import About, explained
 
@@ -126,30 +126,30 @@ def _download(place: S3Place, folder: Path) -> list[Path]:
         client = Clients()["s3"]
         is_file = _is_read(place.key.rpartition("/")[2])
         keys = [place.key] if is_file and place.key in list_keys(place.key) else list_keys(place.join(""))
-        wanted = sorted(key for key in keys if _is_read(key.rpartition("/")[2]))
-        if not wanted:
+        chosen = sorted(key for key in keys if _is_read(key.rpartition("/")[2]))
+        if not chosen:
             problem = "does not exist" if is_file else f"has no object whose name ends in {', '.join(SUFFIXES)}"
             raise CorpusError(f"{place} {problem}")
-        paths = [folder / key.rpartition("/")[2] for key in wanted]
-        for key, path in zip(wanted, paths, strict=True):
+        paths = [folder / key.rpartition("/")[2] for key in chosen]
+        for key, path in zip(chosen, paths, strict=True):
             client.download_file(place.bucket, key, str(path))
         return paths
 
 
 def _choose(named_columns: Mapping[str, str | None], files: tuple[InputFile, ...]) -> CorpusColumns:
-    """Return the columns to use. Raises `CorpusError` for a requested one that a file lacks."""
+    """Return the columns to use. Raises `CorpusError` for a requested column that a file lacks."""
     names: dict[str, Any] = {}
     found = [(file, _columns_of(file.path)) for file in files]
     for purpose in PURPOSES:
-        wanted, name = named_columns.get(purpose), named_columns.get(purpose) or purpose
+        requested, name = named_columns.get(purpose), named_columns.get(purpose) or purpose
         for file, columns in found:
-            if (purpose == "text" or wanted) and name not in columns:
+            if (purpose == "text" or requested) and name not in columns:
                 known = ", ".join(columns[:_MAX_NAMED]) + (", …" if len(columns) > _MAX_NAMED else "")
                 raise CorpusError(
                     f"{file.name} has no column {name!r}; its columns are {known or 'none'}; choose one with "
                     f"--{purpose}-column"
                 )
-        is_used = purpose == "text" or (wanted != "" and any(name in columns for _, columns in found))
+        is_used = purpose == "text" or (requested != "" and any(name in columns for _, columns in found))
         names[purpose] = name if is_used else None
     return CorpusColumns(**names)
 
@@ -232,8 +232,8 @@ def _open_parquet(path: Path) -> Any:
 
 def _parquet(path: Path, columns: Iterable[str]) -> Iterator[Line]:
     with _open_parquet(path) as file:
-        wanted, number = [name for name in columns if name in file.schema_arrow.names], count(1)
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted):
+        present, number = [name for name in columns if name in file.schema_arrow.names], count(1)
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=present):
             for values in batch.to_pylist():
                 yield Line(next(number), values)
 
@@ -286,7 +286,7 @@ def _csv(path: Path) -> Iterator[Line]:
             try:
                 row = next(rows, None)
             except csv.Error as error:
-                yield Line(first, reason=f"is not CSV up to line {rows.line_num}: {error}")
+                yield Line(first, reason=f"is not valid CSV (read as far as line {rows.line_num}): {error}")
                 continue
             if row is None:
                 return
@@ -295,7 +295,7 @@ def _csv(path: Path) -> Iterator[Line]:
             elif len(row) == len(header):
                 yield Line(first, dict(zip(header, row, strict=True)))
             elif row:
-                yield Line(first, reason=f"has {len(row)} fields, and the header {len(header)}")
+                yield Line(first, reason=f"has {len(row)} fields, but the header has {len(header)}")
 
 
 def _undecoded(row: list[str]) -> int | None:

@@ -1,7 +1,7 @@
 """Workers of a corpus: one engine in this process, or one in each of several Ray actors.
 
-A worker speaks several shards at a time, so that its slots stay full while the last texts of a shard end. Ray restarts
-a lost actor, on another machine if necessary, and retries its shards. Writing a shard twice is harmless.
+A worker speaks several shards at a time, so that its slots stay full while the last texts of a shard finish. Ray
+restarts a lost actor, on another machine if necessary, and retries its shards. Writing a shard twice is harmless.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
 from s1_mini.types import SharedOptions
 
 TRIES = 2  # attempts per text; a failure may be caused by the memory use of other texts
-SPARE_SHARDS = 6  # being written, or waiting for one long text
-RESTARTS = 20  # limit per actor, for one that always fails
+SPARE_SHARDS = 6  # additional shards, because some are being written or wait for one long text
+RESTARTS = 20  # limit per actor, in case it always fails
 RETRIES = 3  # attempts per shard after its actor was lost
-MAX_SHARDS = 64  # at one actor, which has a thread for each
-MAX_REASON = 300  # characters of an error of Ray, which may be pages long
+MAX_SHARDS = 64  # per actor, which has a thread for each
+MAX_REASON = 300  # characters of an error of Ray; such errors may be pages long
 AGAIN = "run the same command again to continue"
 
 
@@ -44,7 +44,7 @@ class Worker:
 
         prepare_process()
         self._job, self._output = job, open_output(job.output)
-        self._in_line = threading.Lock()  # held while a shard's texts line up for the pool
+        self._in_line = threading.Lock()  # held while a shard submits its texts to the pool
         self.engine = ProductionTTSEngine(job.config)
         with ExitStack() as cleanup:
             cleanup.callback(self.engine.stop, drain=False)
@@ -58,11 +58,11 @@ class Worker:
         freeze_what_is_loaded()
 
     def work(self, shard: Shard) -> Entry:
-        """Speak a shard, write it, write its entry; several threads may. Raises `CorpusError`, `EngineNotReadyError`.
+        """Speak a shard, then write it and its entry. Raises `CorpusError` or `EngineNotReadyError`. Thread-safe.
 
         A text that cannot be spoken becomes a bad line.
         """
-        with self._in_line:  # one shard after the other: were they mixed, all would end at once and leave slots empty
+        with self._in_line:  # one shard at a time: mixed shards would all end together and leave slots empty
             begun = self._pool.map(self._speak, shard.lines)
         results = list(begun)
         return write_shard(self._output, shard, results, self._job.layout, self._job.audio_format)
@@ -103,18 +103,18 @@ class Worker:
 
 @dataclass(eq=False)
 class Member:
-    """A worker of this process or of an actor. Calls of an actor return errors."""
+    """A worker in this process or in an actor. Calls of an actor return errors instead of raising them."""
 
     starting: Future[Any]  # (number of concurrent shards, node)
     begin: Callable[[Shard], Future[Entry | S1MiniError]]
     num_shards: int = 0
-    num_free: int = 0  # places for further shards
+    num_free: int = 0  # number of further shards that it can take
 
 
 class Team:
-    """Hands out the shards of a corpus to workers.
+    """Distributes the shards of a corpus to workers.
 
-    `tell` receives progress messages; `lost` is the error of a call whose worker is lost for good.
+    `tell` receives progress messages; `lost` is the exception class of calls whose worker is lost for good.
     """
 
     def __init__(self, members: Sequence[Member], tell: Callable[[str], None], *lost: type[Exception]) -> None:
@@ -124,11 +124,11 @@ class Team:
         self._members: list[Member] = []  # ready
         self._running: dict[Future[Any], tuple[Member, Shard]] = {}
         self._again: deque[Shard] = deque()
-        self._num_lost: Counter[int] = Counter()  # workers, by shard
-        self._why = ""  # the last one was lost
+        self._num_lost: Counter[int] = Counter()  # lost workers, by shard
+        self._why = ""  # why the last worker was lost
 
     def work(self, shards: Iterator[Shard]) -> Iterator[Entry]:
-        """Send each shard to the worker with the most free places; yield its entry when it is complete."""
+        """Send each shard to the worker with the most free capacity; yield its entry when it is complete."""
         while self._hand_out(shards) or self._running or self._again:
             if not self._starting and not self._members:
                 raise CorpusError(f"no actor is left: {self._why}; fix that and run the same command again")
@@ -140,7 +140,7 @@ class Team:
                     yield entry
 
     def _hand_out(self, shards: Iterator[Shard]) -> bool:
-        """Fill all free places; return whether shards may be left."""
+        """Send shards to all workers with free capacity; return whether there may be more shards."""
         while self._members:
             member = max(self._members, key=self._num_free)
             if self._num_free(member) <= 0:
@@ -153,7 +153,7 @@ class Team:
         return True
 
     def _num_free(self, member: Member) -> int:
-        """Return the free places; half are kept while others start, so that a small corpus is shared."""
+        """Return the free capacity, half of it while others start, so that they get a part of a small corpus."""
         return member.num_free - (member.num_shards // 2 if self._starting else 0)
 
     def _greet(self, future: Future[Any]) -> None:
@@ -197,7 +197,7 @@ def _result(future: Future[Any]) -> Any:
 
 
 def _short(error: Exception) -> str:
-    """Return an error's message; of Ray's the end, which has the cause, in one line without colours."""
+    """Return an error's message in one line without colours; of Ray's errors only the end, which has the cause."""
     if isinstance(error, S1MiniError):
         return str(error)
     message = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
@@ -205,7 +205,10 @@ def _short(error: Exception) -> str:
 
 
 def work_here(job: Job, shards: Iterator[Shard]) -> Iterator[Entry]:
-    """Speak shards with an engine in this process; yield the entry of each when it is complete. Raises as `Worker`."""
+    """Speak shards with an engine in this process; yield the entry of each when it is complete.
+
+    Raises the errors of `Worker`.
+    """
     worker = Worker(job)
     try:
         yield from work_by(worker, shards)
@@ -240,11 +243,10 @@ class Actor:
             return CorpusError(f"{error} ({_here()})")
 
     def work(self, shard: Shard) -> Entry | CorpusError:
-        """Speak and write a shard."""
         try:
-            return self._start().work(shard)  # a restarted actor was not told to start
+            return self._start().work(shard)  # a restarted actor has not been started
         except EngineNotReadyError:
-            os._exit(1)  # the engine is dead, and the next process may have a better one
+            os._exit(1)  # the engine is dead; Ray starts a new process
         except S1MiniError as error:
             return CorpusError(f"shard {shard.number}: {error} ({_here()}); {AGAIN}")
 
@@ -277,12 +279,11 @@ def work_on_ray(
 ) -> Iterator[Entry]:
     """Speak shards on actors, and yield the entry of each when it is complete; `tell` receives progress messages.
 
-    The cluster is the one of `RAY_ADDRESS`, or one of this machine alone that ends with this process. Raises
-    `CorpusError`.
+    Uses the cluster at `RAY_ADDRESS`, or starts one on this machine that ends with this process. Raises `CorpusError`.
     """
     import ray
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports every start to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports every start to its developers
     address = os.environ.get("RAY_ADDRESS")
     own = {} if address else {"include_dashboard": False}
     try:
@@ -305,15 +306,15 @@ def work_on_ray(
         ray.shutdown()
 
 
-def actors_for(there: dict[str, float], device: str, wanted: int | None) -> tuple[int, dict[str, int]]:
-    """Return how many actors there are, one for each GPU or one where there is none, and what Ray keeps for each.
+def actors_for(there: dict[str, float], device: str, requested: int | None) -> tuple[int, dict[str, int]]:
+    """Return the number of actors (default: one per GPU, or a single one without GPUs) and the resources of each.
 
     Raises `CorpusError` for more than Ray has.
     """
     has_gpu = there.get("GPU", 0) >= 1 and device != "cpu"
     kind = "GPU" if has_gpu or device.startswith("cuda") else "CPU"
     count = int(there.get(kind, 0))
-    chosen = wanted or (count if kind == "GPU" else 1)
+    chosen = requested or (count if kind == "GPU" else 1)
     if not 1 <= chosen <= count:
         raise CorpusError(
             f"{chosen} actors need a {kind} each, and Ray has {count}; add GPUs or CPUs to Ray, or request fewer actors"

@@ -1,8 +1,8 @@
-"""One-dimensional convolutions; short ones as matrix products where torch's kernels are slow.
+"""One-dimensional convolutions; short ones are matrix products where torch's kernels are slow.
 
-Chunks of a stream are a few steps long, and torch's kernels for those are two to five times as slow on one thread as
-the equivalent product (2026-11, torch 2.13: 880 µs against 330 for 256 channels, 7 taps, dilation 9, 20 steps).
-On a GPU cuDNN uses a transform (FFT) for short float32 rows (2026-11, H200, torch 2.11: 42.8 ms for 128 rows of 75
+Chunks of a stream are a few steps long. For such chunks, torch's kernels on one thread take two to five times as long
+as the equivalent product (2026-11, torch 2.13: 880 µs instead of 330 for 256 channels, 7 taps, dilation 9, 20 steps).
+On a GPU, cuDNN uses a transform (FFT) for short float32 rows (2026-11, H200, torch 2.11: 42.8 ms for 128 rows of 75
 steps, 128 to 512 channels, 7 taps; with one product per tap 0.67 ms).
 Shapes: B rows, C inputs, O outputs, K taps, T steps.
 """
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Below, torch takes a slow path for dilated convolutions (its threshold for oneDNN).
+# For smaller inputs, torch uses a slow path for dilated convolutions (its threshold for oneDNN).
 SHORT_INPUT = 20_480
-SHORT_STEPS = 48  # below, the product of a transposed convolution is faster
+SHORT_STEPS = 48  # for fewer steps, a product is faster than a transposed convolution
 # cuDNN may use a transform for rows up to this length with at least these channels and taps.
 TRANSFORMED_STEPS, TRANSFORMED_CHANNELS, TRANSFORMED_TAPS = 256, 64, 5
 
@@ -37,7 +37,7 @@ def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: 
 
 
 def _is_single(x: Tensor) -> bool:
-    """Return whether x is one row on a CPU in inference, for which the products are faster."""
+    """Return whether x is one row on a CPU in inference, the case in which products are faster."""
     return x.shape[0] == 1 and x.device.type == "cpu" and not torch.is_grad_enabled()
 
 

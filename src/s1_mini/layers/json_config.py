@@ -1,4 +1,4 @@
-"""Validated values of a checkpoint's JSON configs, for families and codecs. Imports no torch.
+"""Validated values of a checkpoint's JSON configs, for families and codecs, without torch.
 
 A config is a dataclass whose fields are declared with `size`, `number` … and read with `read_fields`. Each `read_`
 function raises `CheckpointMismatchError`, whose message begins with its argument `name`: file and key.
@@ -14,7 +14,7 @@ from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError
 
-# Far above any checkpoint, but low enough that a damaged config cannot exhaust the machine's memory.
+# Far larger than in any checkpoint, but small enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**20
 MAX_LAYERS = 256
 

@@ -78,8 +78,8 @@ class KVCache:
 class CachePositions:
     """Cache position of one token of each of n rows, and the positions that it attends to."""
 
-    target: Tensor  # [n] cache position of its key and value
-    position: Tensor  # [n] last position that it attends to: its own; no kernel of a frame changes this tensor
+    target: Tensor  # [n] cache position of the token's key and value
+    position: Tensor  # [n] last position that the token attends to, its own; kernels of a frame do not change it
     span: int  # upper bound of all positions
     rope: Tensor  # [n, D / 2, 2] rows of the rotary table
     mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all rows have `span` positions

@@ -17,9 +17,9 @@ def uniforms(seed: int, piece: int, frames: int, samples: int) -> Tensor:
 
 
 def random_bytes(seed: int, piece: int, block: int, frames: int, samples: int) -> Tensor:
-    """Return random bytes in the same way: uint8 [frames, samples], for many coarse samples.
+    """Return random bytes by the same method: uint8 [frames, samples], for many coarse samples.
 
-    Frames may be sampled in blocks when they are needed; each block has its own numbers.
+    Frames may be sampled in blocks as they are needed; each block has its own numbers.
     """
     count = frames * samples
     words = np.random.Philox(key=_key(seed, piece), counter=block << 192).random_raw(-(-count // 8))

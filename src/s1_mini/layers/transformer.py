@@ -27,7 +27,7 @@ from s1_mini.layers.kv_cache import CachePositions, KVStore
 class RMSNorm(nn.Module):
     """Root-mean-square norm (Zhang and Sennrich 2019): in fp32, rounded to the input's dtype, then weighted.
 
-    `round_last` multiplies in fp32 and rounds once at the end. In bf16 the two orders are not bit-equal.
+    `round_last` multiplies in fp32 and rounds once at the end. In bf16, the two orders give different bits.
     """
 
     def __init__(self, dim: int, eps: float, *, round_last: bool = False) -> None:
@@ -38,7 +38,7 @@ class RMSNorm(nn.Module):
 
     @property
     def spec(self) -> Norm:
-        """Arguments for kernels; not for `round_last`."""
+        """Arguments for kernels; without support for `round_last`."""
         return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, round_last=True)
 
     def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, store: KVStore) -> Tensor:
-        """Attend from x [B, T, dim]; `mask` [B or 1, 1, T, S] is true where it may attend, None everywhere."""
+        """Attend from x [B, T, dim]; `mask` [B or 1, 1, T, S] is true where it may attend (None: everywhere)."""
         heads, groups = self.config.num_heads, self.config.num_kv_heads
         qkv = self.wqkv(x).unflatten(-1, (heads + 2 * groups, self.config.head_dim)).transpose(1, 2)
         rotated, value = qkv.split((heads + groups, groups), dim=1)

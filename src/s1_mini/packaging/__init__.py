@@ -1,5 +1,5 @@
 """Artifacts for endpoints and converted checkpoints.
 
 `write` defines their content and writes them; `verify` defines the manifest of an artifact, and checks an artifact
-before anything of it is used. Knows no AWS: `s1_mini.sagemaker.upload` sends artifacts to S3.
+before it is used. Independent of AWS: `s1_mini.sagemaker.upload` sends artifacts to S3.
 """

@@ -1,6 +1,6 @@
 """Kernels that torch and Triton compiled on one machine, for others with the same GPU and torch.
 
-A cache is code: write access to an artifact is permission to run code where it is loaded.
+A cache is code: write access to an artifact allows running code on every machine that loads it.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def is_cache(directory: Path) -> bool:
 
 
 def keep_cache(directory: Path) -> None:
-    """Set the folder for everything that is compiled from now on; variables that are set already stay."""
+    """Set the folder for all kernels compiled from now on; variables that are already set are kept."""
     for variable, part in VARIABLES.items():
         if not os.environ.get(variable):
             os.environ[variable] = str(directory.absolute() / part)
 
 
 def use_cache(directory: Path) -> Path | None:
-    """Use the cache in an unpacked artifact that was made for this GPU and this torch, if there is one.
+    """Use the cache for this GPU and torch from an unpacked artifact, if it has one.
 
-    A copy of it is used until the process ends, because compilers write into a cache and an artifact must not change.
-    A cache that a variable names already takes precedence. Raises `PackageError` if it cannot be copied.
+    The process uses a copy, because compilers write into a cache and an artifact must not change. A cache set by an
+    environment variable takes precedence. Raises `PackageError` if it cannot be copied.
     """
     source = directory / FOLDER / cache_key()
     if not is_cache(source):

@@ -1,11 +1,11 @@
-"""The manifest of an artifact, and its verification before anything of it is unpacked, loaded or run.
+"""The manifest of an artifact, and its verification before any of its files is unpacked, loaded or run.
 
 A manifest has the SHA-256 and size of every file, and the versions that wrote it.
 
 Refused, each by name: a file that is changed, missing or not listed; a link, a device or anything else that is not a
-plain file; a path that is absolute or leads out; a name that is both a file and a folder. An archive is read member by
-member in bounded memory. Each header is checked before its content is unpacked, because a few kilobytes of gzip may
-unpack to gigabytes, before a member too.
+plain file; a path that is absolute or leads out of the artifact; a name that is both a file and a folder. An archive is
+read member by member in bounded memory. Each header is checked before its content is unpacked, because a few kilobytes
+of gzip may unpack to gigabytes. The same holds for bytes before a member.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_FILES = 10_000
-_MAX_NAME = 255  # bytes of one part of a path; file systems take no more
-_MAX_PATH = 1024  # bytes; a key of S3 takes no more
+_MAX_NAME = 255  # bytes of one part of a path; limit of file systems
+_MAX_PATH = 1024  # bytes; limit of a key of S3
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _NO_LETTERS = re.compile("[\x00-\x1f\ud800-\udfff]")  # controls, and invalid UTF-8
-_FOREIGN = re.compile(r'[<>:"|?*]')  # a colon opens another stream of a file there
+_FOREIGN = re.compile(r'[<>:"|?*]')  # invalid on Windows; a colon opens an alternate data stream
 _DEVICE = re.compile(r"con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]", re.IGNORECASE)
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4
 _JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python has on Windows only
 _IGNORED = {"lost+found", "__pycache__"}  # created by mounted volumes and by the toolkits' Python
-# Weights do not get much smaller by packing; text and compiled kernels do, and are small.
+# Compression shrinks weights only a little; text and compiled kernels shrink more, but are small.
 _MOST_PER_PACKED_BYTE = 4
 _MOST_BESIDE = 256 * 2**20
 _HEADER_BYTES = 16 * 2**10  # limit for the headers of one member; a path of 1,024 bytes takes 3 KiB
@@ -83,12 +83,12 @@ class Manifest:
 
     @property
     def content_sha256(self) -> str:
-        """One hash of the whole content, independent of the form of the artifact."""
+        """One hash of the whole content, the same for archive and prefix."""
         lines = (f"{one.sha256} {one.size} {name}\n" for name, one in sorted(self.files.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """Return it as JSON, the same for the same content."""
+        """Return the manifest as JSON, the same bytes for the same content."""
         files = {name: {"sha256": one.sha256, "bytes": one.size} for name, one in sorted(self.files.items())}
         value = {
             "format": FORMAT,
@@ -125,7 +125,7 @@ def _read_files(value: Mapping[str, Any]) -> dict[str, Content]:
 
 
 def check_names(names: Mapping[str, Any] | list[str]) -> None:
-    """Raise `PackageError` for a path that is unsafe, there twice, or both a file and a folder, and for too many."""
+    """Raise `PackageError` for too many paths, or one that is unsafe, repeated, or both a file and a folder."""
     if len(names) > MAX_FILES:
         raise PackageError(f"there are more than {MAX_FILES:,} files")
     seen: dict[str, str] = {}
@@ -161,7 +161,7 @@ def check_name(name: str) -> None:
 
 
 def open_checkpoint(config: EngineConfig, *, with_weights: bool = True) -> Checkpoint:
-    """Find the checkpoint that the settings name; verify it if it is an unpacked artifact, else check its files.
+    """Find the checkpoint of the settings; verify it if it is an unpacked artifact, otherwise check its files.
 
     Without weights, only its small files are downloaded, and nothing is checked. Raises `CheckpointError` or
     `ConfigurationError`.
@@ -187,7 +187,9 @@ def verify_directory(directory: Path) -> Manifest:
             text = file.read(MAX_MANIFEST_BYTES + 1)
     manifest = _parse_manifest(text, directory)
     _check_listed(manifest, sizes)
-    _check_changed(name for name, size in sizes.items() if size != manifest.files[name].size)  # before any is read
+    _check_changed(
+        name for name, size in sizes.items() if size != manifest.files[name].size
+    )  # before reading any content
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         hashes = pool.map(lambda name: _hash_file(directory / name), sizes)
         _check_changed(name for name, one in zip(sizes, hashes, strict=True) if one != manifest.files[name].sha256)
@@ -220,7 +222,7 @@ def _refuse_unreadable(error: OSError) -> None:
 
 
 def check_kind(name: str, status: os.stat_result) -> None:
-    """Raise `PackageError` for what is neither a plain file nor a folder; a junction of Windows passes for a folder."""
+    """Raise `PackageError` for anything but a plain file or folder; `lstat` reports a Windows junction as a folder."""
     if getattr(status, "st_reparse_tag", 0) == _JUNCTION:
         raise PackageError(f"{name!r} is a link; only plain files may be in an artifact")
     kinds = {stat.S_IFLNK: "a link", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe"}
@@ -246,7 +248,7 @@ def verify_archive(archive: Path) -> Manifest:
             if member.name == MANIFEST:
                 text = file.read(MAX_MANIFEST_BYTES + 1)
                 if len(text) > MAX_MANIFEST_BYTES:
-                    break  # its rest is more than may stand before the next file
+                    break  # `read_members` would refuse to skip the rest of it
             else:
                 contents[member.name] = Content(hashlib.file_digest(file, "sha256").hexdigest(), member.size)
     manifest = _parse_manifest(text, archive)
@@ -287,7 +289,7 @@ def _some(names: list[str]) -> str:
 
 
 class _Unpacked:
-    """The bytes of a tar up to a limit. tarfile reads whole blocks, so some bytes earlier than needed."""
+    """The bytes of a tar up to a limit. tarfile reads whole blocks, so a read may go a little beyond what is needed."""
 
     def __init__(self, file: gzip.GzipFile) -> None:
         self._file, self._left = file, 0
@@ -296,7 +298,7 @@ class _Unpacked:
         self._left = num_bytes + _BLOCK_BYTES
 
     def read(self, size: int) -> bytes:
-        """Read up to `size` bytes. Raises `PackageError` beyond what is allowed."""
+        """Read up to `size` bytes. Raises `PackageError` beyond the limit."""
         block = self._file.read(size)
         self._left -= len(block)
         if self._left < 0:

@@ -1,10 +1,10 @@
 """Write artifacts and converted checkpoints. A failure leaves nothing behind, and nothing is overwritten.
 
-An artifact has two forms, each file hashed while it is written, the manifest last: `archive` is one reproducible
-`.tar.gz` for `ModelDataUrl` with fixed times, owners, modes and order; `prefix` is a folder of plain files for an
-uncompressed `ModelDataSource`. Its content::
+An artifact has one of two forms. In both, each file is hashed while it is written, and the manifest is written last.
+`archive` is one reproducible `.tar.gz` for `ModelDataUrl` with fixed times, owners, modes and order; `prefix` is a
+folder of plain files for an uncompressed `ModelDataSource`. Its content::
 
-    the files of the checkpoint, as its family lists them                     copied, weights converted
+    the files of the checkpoint, as listed by its family                      copied, weights converted
     voices/NAME.safetensors                                                   named voices, encoded
     code/inference.py, code/requirements.txt                                  for SageMaker's toolkits
     compile_cache/GPU-TORCH/…                                                 if requested
@@ -77,7 +77,7 @@ def lay_out(
     compile_cache: Path | None = None,
     compile_key: str | None = None,
 ) -> list[ArchiveEntry]:
-    """Return all members of the artifact of a checkpoint directory, in their order.
+    """Return all members of the artifact of a checkpoint directory, in order.
 
     The weights are checked against their config now, and read when their chunks are requested. Raises
     `CheckpointError`, or `VoiceError` if two voices share a name.
@@ -130,7 +130,7 @@ def _compile_cache(folder: Path, key: str) -> list[ArchiveEntry]:
 
 
 def _requirements() -> str:
-    """Return the requirements of the toolkits' handler: installed versions, otherwise the supported ranges."""
+    """Return the requirements of the toolkits' handler: the installed versions, or the supported ranges."""
     try:
         lines = [line for line in metadata.requires("s1-mini") or [] if not re.search("extra == .(?!server)", line)]
     except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
@@ -189,8 +189,8 @@ def convert_checkpoint(
 ) -> dict[str, int]:
     """Write `source` in compact form to the new directory `target`; return the bytes of each file written.
 
-    `decode_only` leaves out what only encodes references: smaller, but they can no longer be encoded.
-    Raises `CheckpointError`; the weights are checked against their config before anything is written.
+    `decode_only` leaves out the weights that only encode references: the result is smaller, but cannot encode
+    references. Raises `CheckpointError`; the weights are checked against their config before anything is written.
     """
     if not source.is_dir():
         raise CheckpointNotFoundError(f"{source} is not a checkpoint directory")
@@ -229,7 +229,7 @@ def write_alignment(directory: Path, head: AlignmentHead) -> None:
 
 
 def _replaced(voices: Path) -> Callable[[str, list[str]], list[str]]:
-    """Return a filter of published voice files that exist in the engine's format, in `voices` or in the same folder."""
+    """Return a filter for published voice files that also exist in the engine's format, here or in `voices`."""
 
     def ignored(_: str, names: list[str]) -> list[str]:
         compact = {name: Path(name).with_suffix(SUFFIX).name for name in names if Path(name).suffix in PUBLISHED_VOICES}
@@ -239,7 +239,7 @@ def _replaced(voices: Path) -> Callable[[str, list[str]], list[str]]:
 
 
 class _Gzip:
-    """One gzip stream in which each write is deflated or stored: `gzip.GzipFile` has one level for all."""
+    """One gzip stream in which each write is deflated or stored; `gzip.GzipFile` has one level for all writes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._crc, self.size = file, 0, 0

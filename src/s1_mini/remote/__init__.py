@@ -1,8 +1,8 @@
 """Engines and stages in other processes.
 
-- `process`: the one supervisor of child processes: start, readiness, health, restart with back-off, kill.
+- `process`: supervises child processes: start, readiness, health, restart with back-off, kill.
 - `supervisor`, `replica`, `proxy`, `devices`: several engines behind one port, with HAProxy in front.
 - `tokens`, `token_server`: a process that generates the tokens of one stage, and the two ends of its pipes.
-- `work`, `stage_worker`, `relay`, `ray_settings`: stages in processes of their own; `s1_mini.cluster` has Ray Serve run
-  them.
+- `work`, `stage_worker`, `relay`, `ray_settings`: stages in separate processes, which `s1_mini.cluster` runs on Ray
+  Serve.
 """

@@ -1,4 +1,4 @@
-"""Number of replicas, and the device of each: a GPU of its own, or its share of the CPU cores."""
+"""The number of replicas, and the device of each: its own GPU, or its share of the CPU cores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 TENSOR_FILES = (".safetensors", ".pth")
 PROCESS_BYTES = 500e6  # memory of a process that runs torch on a CPU
-WORKING_SHARE = 2.0  # memory of a loaded checkpoint per byte of its files: float16 becomes float32; work space
+WORKING_SHARE = 2.0  # memory of a loaded checkpoint per byte of its files: float16 becomes float32; working memory
 GB = 2**30
 
 Wanted = int | Literal["auto"]
@@ -39,12 +39,12 @@ class LocalMachine:
 
     @classmethod
     def here(cls, requested: Wanted, *, counts_gpus: bool) -> LocalMachine:
-        """Measure this machine; GPUs are counted only where they matter."""
+        """Measure this machine; GPUs are counted only if needed."""
         return cls(_count_gpus(requested) if counts_gpus else 0, num_cores(), _free_bytes(), os.name == "nt")
 
 
 def count_replicas(requested: Wanted, config: EngineConfig, machine: LocalMachine, checkpoint_bytes: int) -> int:
-    """Return the number of replicas. Raises `ConfigurationError` where the machine is too small for them."""
+    """Return the number of replicas. Raises `ConfigurationError` if the machine is too small for them."""
     on_gpu = config.device in ("auto", "cuda") and machine.num_gpus > 0
     if requested == "auto":
         return machine.num_gpus if on_gpu and not machine.is_windows and not config.placement else 1
@@ -94,9 +94,9 @@ def measure(checkpoint: Path) -> int:
 
 
 def _count_gpus(requested: Wanted) -> int:
-    """Count GPUs as torch does, in a child process: the supervisor does not need torch's 200 MB.
+    """Count GPUs with torch, in a child process, because the supervisor itself does not need torch's 200 MB.
 
-    That takes seconds, so it is skipped where device files show that there is at most one.
+    This takes seconds, so it is skipped if device files show that there is at most one GPU.
     """
     if sys.platform == "linux" and not Path("/dev/dxg").exists():  # WSL has no file for each GPU
         nodes = sum(1 for node in Path("/dev").glob("nvidia*") if node.name.removeprefix("nvidia").isdigit())
@@ -108,7 +108,7 @@ def _count_gpus(requested: Wanted) -> int:
 
 
 def _free_bytes() -> float:
-    """Return free memory within the container's limit; infinite where the system does not report it."""
+    """Return the free memory within the container's limit; infinity if the system does not report it."""
     free = float("inf")
     try:
         output = Path("/proc/meminfo").read_text(encoding="ascii")

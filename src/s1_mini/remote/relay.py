@@ -1,8 +1,7 @@
-"""Requests through stages in other processes: `RemoteCore` takes the place of `EngineCore`.
+"""Requests through stages in other processes: `RemoteCore` replaces `EngineCore`.
 
-Every utterance is requested from the last stage, which requests its input from the previous stage, and so on. Some
-utterances of a request start before the previous one is delivered. Each accepted request ends exactly once. Does not
-import Ray.
+Every utterance is requested from the last stage, which requests its input from the previous stage, and so on. Several
+utterances of a request are in progress at a time. Each accepted request ends exactly once. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from s1_mini.runtime.tasks import Steps, Tasks
 logger = logging.getLogger(__name__)
 
 AHEAD = 8  # utterances of one request in the queue and in progress
-POLL_S = 0.05  # interval of the checks of deadlines and paused streams
+POLL_S = 0.05  # poll interval for deadlines and paused streams
 
 Result = TypeVar("Result")
 Health = Callable[[], Mapping[str, Any]]  # returns the state of the stages
@@ -118,7 +117,7 @@ class RemoteCore:
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
         """Run a task in the task thread and return its future. Raises `QueueFullError` or `EngineNotReadyError`."""
         future = self._tasks.submit(make)
-        with suppress(RuntimeError):  # the engine stopped meanwhile and has failed the task
+        with suppress(RuntimeError):  # the engine has stopped meanwhile and failed the task
             self._task_thread.submit(self._run_tasks).add_done_callback(self._check_tasks)
         return future
 
@@ -151,7 +150,7 @@ class RemoteCore:
         reason = "was stopped"
         try:
             self._loop.run_until_complete(self._relay.run(self._is_over))
-        except BaseException:  # requests must end whatever happens
+        except BaseException:  # requests must end in any case
             reason = "has died"
             logger.exception("the relay thread died")
         finally:
@@ -176,7 +175,7 @@ class Relay:
     """Utterances in progress. Used only on the event loop's thread."""
 
     def __init__(self, core: RemoteCore, call: Call, stage: str, output: Spec, *, count: int, max_open: int) -> None:
-        """`call` reaches the last stage; `count` is the number of slots of the first one."""
+        """`call` sends work to the last stage; `count` is the number of slots of the first one."""
         self.count, self._max_open = count, max_open
         self._line, self._ledger, self._prefixes = core.line, core.ledger, core.prefixes
         self._call, self._stage, self._output = call, stage, output
@@ -185,7 +184,7 @@ class Relay:
 
     @property
     def num_free(self) -> int:
-        """Free slots of the first stage, in all replicas counted at the start. Further utterances wait in its queue."""
+        """Free slots of the first stage, in replicas counted at the start; further utterances wait in its queue."""
         return max(0, self.count - len(self._open))
 
     async def run(self, is_over: threading.Event) -> None:
@@ -198,7 +197,6 @@ class Relay:
                 self._end(request, RequestTimeoutError(message))
 
     async def close(self, error: S1MiniError) -> None:
-        """End all requests with an error."""
         for request in self._ledger.all():
             self._end(request, error)
         await asyncio.gather(*self._open.values(), return_exceptions=True)
@@ -207,7 +205,7 @@ class Relay:
         await loop.shutdown_default_executor()
 
     def admit(self) -> None:
-        """Begin utterances in the order of the queue."""
+        """Start utterances in the order of the queue."""
         now = time.monotonic()
         for utterance in self._line.take(max(0, self._max_open - len(self._open)), now):
             self._ledger.count_admitted(utterance.request, now)
@@ -230,7 +228,6 @@ class Relay:
         self.admit()
 
     async def _receive(self, utterance: Utterance) -> None:
-        """Receive the pieces of one utterance."""
         request, waiting = utterance.request, self._pieces[utterance]
         async with aclosing(receive(self._call, self._work(utterance), self._stage, self._output)) as pieces:
             async for piece in pieces:
@@ -322,7 +319,7 @@ class Relay:
 
 
 class ClusterEngine(ProductionTTSEngine):
-    """An engine with its stages in other processes: it loads the checkpoint's tokenizer and voices, and no weights."""
+    """An engine with its stages in other processes; it loads the checkpoint's tokenizer and voices, but no weights."""
 
     def __init__(
         self,
@@ -352,7 +349,7 @@ class ClusterEngine(ProductionTTSEngine):
         first = self._facts[0]
         chain = replace(
             speaker.loaded.chain(first.slots, first.positions), aligner=None
-        )  # scores stay in the processes
+        )  # processes do not send alignment scores
         core = RemoteCore(chain, names, self._call, config, slots=first.slots, max_open=self._max_open)
         return Backend(core, chain, first.positions)
 

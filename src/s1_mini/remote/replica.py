@@ -1,4 +1,4 @@
-"""One replica: its handle in the supervisor, and its program, which is this module."""
+"""One replica: its handle in the supervisor, and the program of its process, `main`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 PROCESS = "s1_mini.remote.replica"
 PROBE_S = 2.0  # timeout of a health check
-SILENT_S = 15.0  # without an answer from its event loop a replica hangs
-START_S = 1800.0  # to the first 200 of `/ready`: kernels may have to be compiled
+SILENT_S = 15.0  # a replica that does not answer for this long hangs
+START_S = 1800.0  # timeout until `/ready` first answers 200; kernels may have to be compiled
 
 
 class Replica(Supervised):
@@ -39,8 +39,8 @@ class Replica(Supervised):
         admit: Callable[[Replica], Awaitable[bool]],
         on_end: Callable[[Replica, int | None], Awaitable[None]],
     ) -> None:
-        """`admit` opens the replica to requests when it is ready; it returns whether that worked."""
-        import httpx  # here, since the replica itself needs none
+        """`admit` routes requests to the replica once it is ready, and returns whether this succeeded."""
+        import httpx  # not at the top, because the replica's process does not need it
 
         identity = ["--index", member.name, "--count", str(member.count), "--socket", str(member.socket)]
         identity += ["--keeps-voices"] if member.keeps_voices else []
@@ -48,7 +48,7 @@ class Replica(Supervised):
         super().__init__(command, environment, start_s=START_S, silent_s=SILENT_S)
         self.member, self._admit, self._on_end = member, admit, on_end
         self._has_answered = False
-        # Without keep-alive: the process at the other end of the socket may be another one by the next request.
+        # Without keep-alive, because another process may own the socket by the next request.
         transport = httpx.AsyncHTTPTransport(
             uds=str(member.socket), verify=False, limits=httpx.Limits(max_keepalive_connections=0)
         )
@@ -59,11 +59,11 @@ class Replica(Supervised):
 
     @property
     def owes_answer(self) -> bool:
-        """Whether it has answered once, so that silence now means that it hangs."""
+        """Whether the replica has answered before, so that silence means that it hangs."""
         return self._has_answered
 
     def health(self) -> dict[str, Any]:
-        """State and number of starts for `/health`."""
+        """Return the state and the number of starts for `/health`."""
         is_running = self.process is not None and self.process.returncode is None
         state = "ready" if self.is_ready else "starting" if is_running else "waiting to start"
         return {"replica": self.member.name, "state": state, "starts": self.num_starts}
@@ -103,7 +103,7 @@ class Replica(Supervised):
 
 
 def main() -> int:
-    """Serve as one replica until a signal, with the settings of the environment; return the exit code."""
+    """Serve as one replica until a signal, with settings from the environment; return the exit code."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--index", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)

@@ -1,6 +1,6 @@
-"""One stage of a family in a process of its own: it streams items in from the previous stage and out to the next.
+"""One stage of a family in its own process: it receives items from the previous stage and sends items to the next.
 
-It has a scheduler and a thread of its own, and batches as it would in one process with the others. Does not import Ray.
+It has its own scheduler and thread, and batches like a stage in a common process. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from s1_mini.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-ANY_NUMBER = 2**31  # no limit on waiting utterances: the caller limits them
+ANY_NUMBER = 2**31  # no limit on waiting utterances, because the caller limits them
 WARM_UP_STEPS = 8
 WARM_UP_ITEMS = 16
 
@@ -51,7 +51,7 @@ class StageSpec:
         self._consumed = self._units = 0
 
     def after(self, count: int) -> int:
-        """Return the total number of items that it needs next, once it has `count`."""
+        """Return the total number of items that the next stage needs for its next unit, once it has `count`."""
         while (unit := self._policy.next_unit(self._progress(count))) is not None:
             self._consumed += unit.consumes
             self._units += 1
@@ -116,13 +116,12 @@ class StageEngine:
         self.core.watch()
 
     def close(self) -> None:
-        """Cancel the utterances in progress."""
         self.core.stop(drains=False)
 
     async def speak(self, work: Work) -> AsyncGenerator[Piece, None]:
         """Yield the output of an utterance; a failure is the last piece.
 
-        Closing the iterator cancels the utterance, at the previous stages too.
+        Closing the iterator cancels the utterance here and at the previous stages.
         """
         try:
             begun = self._begin(work)
@@ -181,7 +180,6 @@ class StageEngine:
             (self.core.prefixes.pin if work.pins else self.core.prefixes.unpin)(key)
 
     async def _feed(self, previous: Call, begun: Begun, work: Work) -> None:
-        """Pass the output of the previous stage to the scheduler."""
         async for piece in receive(previous, work, self._names[self.index - 1], self.policy.input):
             begun.was_cut |= piece.was_cut
             if piece.made is not None:
@@ -189,24 +187,24 @@ class StageEngine:
             self.core.scheduler.arrive(begun.utterance, piece.items, is_final=piece.is_last)
 
     def _check_feeding(self, begun: Begun, feeding: asyncio.Task[None]) -> None:
-        """End the request with the error of its previous stage, if there was one."""
+        """End the request if its previous stage failed, with that stage's error."""
         error = None if feeding.cancelled() else feeding.exception()
         if isinstance(error, Exception):
             begun.failure = as_error(error)
             self.core.scheduler.end(begun.utterance.request, begun.failure)
 
     async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
-        """Yield the output, whenever the next stage can begin a unit with it."""
-        wanted = None if self._is_last else StageSpec(self._policies[self.index + 1], work)
+        """Yield the output each time the next stage can begin a unit with it."""
+        next_stage = None if self._is_last else StageSpec(self._policies[self.index + 1], work)
         parts: list[np.ndarray] = []
         own: list[np.ndarray] = []
         count = consumed = 0
-        asked = 0 if wanted is None else wanted.after(0)
+        needed = 0 if next_stage is None else next_stage.after(0)
         async for chunk in begun.queue:
             parts.append(chunk.audio)
             count, consumed = count + len(chunk.audio), consumed + chunk.frames
             is_last = chunk.finish_reason is not None
-            if count < asked and not is_last:
+            if count < needed and not is_last:
                 continue
             items = np.concatenate(parts) if len(parts) > 1 else parts[0]
             was_cut = is_last and (begun.was_cut or chunk.finish_reason == "length")
@@ -216,18 +214,18 @@ class StageEngine:
                 made = self._made(begun, own, is_last=is_last)
             yield Piece(items, consumed, is_last, was_cut, made)
             parts, consumed = [], 0
-            if wanted is not None and not is_last:
-                asked = wanted.after(count)
+            if next_stage is not None and not is_last:
+                needed = next_stage.after(count)
 
     def _made(self, begun: Begun, own: list[np.ndarray], *, is_last: bool) -> list[np.ndarray] | None:
-        """Return the output of all stages up to this one, once complete; audio is not kept."""
+        """Return the complete output of all stages up to this one, without audio; None before it is complete."""
         if self._is_last:
             made, begun.made = begun.made, None
             return made
         return [*(begun.made or []), np.concatenate(own)] if is_last else None
 
     def _failed(self, error: S1MiniError, of_previous: S1MiniError | None = None) -> Piece:
-        """Return an error as the last piece. If it is this stage that is lost, another replica can start over."""
+        """Return an error as the last piece. If this stage itself is lost, another replica can start over."""
         is_lost = isinstance(error, EngineNotReadyError) and error is not of_previous
         nothing = np.zeros((0, *self.policy.output.shape), self.policy.output.dtype)
         return Piece(nothing, failure=LostError(str(error)) if is_lost else error)
@@ -247,7 +245,7 @@ class StageEngine:
 
 
 def fingerprint(directory: Path) -> str:
-    """Return a hash of a checkpoint: the content of its JSON files, names and sizes of all; not the voices."""
+    """Return a hash of a checkpoint without its voices: the content of its JSON files, names and sizes of all files."""
     digest = hashlib.sha256()
     for path in (path for path in sorted(directory.iterdir()) if path.is_file()):
         digest.update(f"{path.relative_to(directory).as_posix()} {path.stat().st_size}\n".encode())

@@ -1,8 +1,8 @@
 """The parent process of `s1-mini serve` with several replicas. It binds the port and loads no model.
 
-It starts HAProxy on the port and the replicas behind it, admits a replica once that is ready, and restarts processes
-that end or hang. SIGTERM: the proxy refuses new requests, every replica finishes what it has accepted, and the exit
-code is 0. It is 1 if no replica could be started.
+It starts HAProxy on the port and the replicas behind it, admits a replica once it is ready, and restarts processes that
+end or hang. On SIGTERM, the proxy refuses new requests, every replica finishes its accepted requests, and the exit code
+is 0. The exit code is 1 if no replica could be started.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Supervisor:
         return Replica(member, options, plan.environment | own, self._admit, self._on_replica_end)
 
     async def _admit(self, replica: Replica) -> bool:
-        """Load the models of the others into a replica that is ready, and route requests to it; return success."""
+        """Load the other replicas' models into a ready replica, and route requests to it; return success."""
         if self._is_draining:
             return False
         try:
@@ -200,7 +200,6 @@ class Supervisor:
             self._give_up("the proxy could not be started", {"event": "start_failed", "reason": proxy.verdict})
 
     def _give_up(self, reason: str, fields: dict[str, str]) -> None:
-        """End the supervisor with exit code 1."""
         logger.error(reason, extra={"fields": fields})
         self._code = 1
         self._over.set()
@@ -208,14 +207,14 @@ class Supervisor:
     # ---- shutdown ------------------------------------------------------------------------------------------------
 
     def _on_signal(self) -> None:
-        """Start to drain; at the second signal, stop at once."""
+        """Start to drain; at the second signal, stop immediately."""
         if self._is_draining:
             for replica in self._replicas:
                 replica.end(signal.SIGTERM)
         self._over.set()
 
     async def _drain(self) -> None:
-        """Refuse new requests and wait until every replica has finished what it has accepted."""
+        """Refuse new requests and wait until every replica has finished its accepted requests."""
         self._is_draining = True
         for process in self._processes:
             process.is_ending = True
@@ -253,7 +252,7 @@ class Supervisor:
 
 
 async def _ignore_lost(command: Awaitable[None]) -> None:
-    """Send a command to the proxy; a proxy that is down gets its state after its restart."""
+    """Send a command to the proxy; if the proxy is down, ignore the error, because its restart sets the state."""
     with suppress(OSError):
         await command
 
@@ -270,14 +269,14 @@ def _folder() -> Iterator[Path]:
 
 
 class AdminRoutes:
-    """Routes that concern all replicas and are answered by the supervisor: `/health`, `/metrics`, loading of models.
+    """Routes for all replicas, answered by the supervisor: `/health`, `/metrics`, loading of models.
 
-    Voices need no such route: all replicas share one folder of added voices and read it with every request.
+    Voices need no such route, because all replicas share one folder of added voices and read it at every request.
     """
 
     def __init__(self, replicas: Sequence[Replica], settings: ServerSettings, is_draining: Callable[[], bool]) -> None:
         self._replicas, self._settings, self._is_draining = replicas, settings, is_draining
-        # By model name: the request that loaded it, to be repeated for replicas that start later.
+        # The requests that loaded models, by model name, to repeat for replicas that start later.
         self._models: dict[str, tuple[Headers, bytes]] = {}
         self._changing = asyncio.Lock()  # models are loaded one at a time
         self.app = Starlette(
@@ -297,7 +296,7 @@ class AdminRoutes:
                 await replica.request("/models", method="POST", headers=headers, content=body, within_s=LOAD_S)
 
     async def healths(self, within_s: float) -> list[dict[str, Any]]:
-        """Return the `/health` of each replica; empty for one that does not answer."""
+        """Return the `/health` of each replica; empty if it does not answer."""
         responses = await self._each("/health", self._replicas, within_s)
         return [json.loads(response.content) if _is_ok(response) else {} for response in responses]
 
@@ -346,7 +345,6 @@ class AdminRoutes:
         return _response(next((each for each in responses if each is not None and not _is_ok(each)), None))
 
     async def _unload(self, request: Request) -> Response:
-        """Unload a model from all replicas."""
         headers, path = _without_body(_forwarded(request)), request.scope["raw_path"].decode("latin-1")
         async with self._changing:
             responses = await self._each(path, self._ready(), LOAD_S, method="DELETE", headers=headers)
@@ -423,7 +421,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 def num_under_way(healths: Iterable[dict[str, Any]]) -> int:
-    """Return the number of requests that replicas have under way."""
+    """Return the number of requests in progress in all replicas."""
     return _sum(health.get("server", {}).get("requests") for health in healths)
 
 

@@ -1,6 +1,6 @@
 """The worker's side of the pipes of `tokens.py`, which describes the messages.
 
-It runs in an environment of its own, which may have other versions of all packages: it imports as little as it can.
+It runs in its own environment, which may have other versions of all packages, and imports as little as possible.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Begun = tuple[int, list[int], bool]  # number of a sequence, its new tokens, whe
 
 
 class TokenMaker(Protocol):
-    """Generates the tokens of many sequences, one step of all at a time."""
+    """Generates the tokens of many sequences, one step for all at a time."""
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is unfinished."""
 
-    def begin(self, number: int, asked: Mapping[str, Any]) -> None:
-        """Begin a sequence. Raises any error that concerns it alone."""
+    def begin(self, number: int, request: Mapping[str, Any]) -> None:
+        """Begin a sequence. Raises any error; it concerns only this sequence."""
 
     def drop(self, number: int) -> None:
         """Cancel a sequence; does nothing if it has ended."""
@@ -39,11 +39,11 @@ class TokenMaker(Protocol):
 def serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[str, Any]]]) -> None:
     """Generate tokens until the input ends. `open_maker` returns the generator and facts for the log.
 
-    Never returns: libraries with threads of their own make an orderly exit slow.
+    Never returns, because libraries with their own threads make an orderly exit slow.
     """
     try:
         _serve(open_maker)
-    except BaseException:  # the end of the process: nothing else prints the error
+    except BaseException:  # the process ends, and nothing else prints the error
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -73,7 +73,7 @@ def _serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[s
 
 
 def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Handle all pending messages; without unfinished sequences wait for one."""
+    """Handle all pending messages; without unfinished sequences, wait for one."""
     while True:
         try:
             message = inbox.get(block=not maker.has_work)
@@ -84,7 +84,7 @@ def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, send: Callab
             continue
         try:
             maker.begin(message["begin"], message)
-        except Exception as error:  # the sequence gets any error of the generator
+        except Exception as error:  # any error of the generator ends the sequence
             send(
                 {
                     "failed": message["begin"],

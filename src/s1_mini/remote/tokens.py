@@ -1,4 +1,4 @@
-"""A worker process that generates the tokens of one stage, and its pipes: messages in JSON, one a line.
+"""A worker process that generates the tokens of one stage, and its pipes: JSON messages, one per line.
 
 | to its standard input | from its standard output |
 |---|---|
@@ -31,7 +31,7 @@ from s1_mini.remote.process import Supervised
 logger = logging.getLogger(__name__)
 
 LAST_LINES = 20  # lines of standard error in the error message when the worker ends
-STOP_S = 10.0  # for a worker to end after its input; then it is killed
+STOP_S = 10.0  # time for a worker to end after its input has ended; then it is killed
 MAX_LINE_BYTES = 2**26
 
 
@@ -54,9 +54,9 @@ class _Sequence:
 
 
 class TokenWorker(Supervised):
-    """A worker process, restarted when it ends. Its public methods are thread-safe; a thread has the event loop.
+    """A worker process that is restarted when it ends. Public methods are thread-safe; the event loop runs in a thread.
 
-    When the process ends, its sequences fail. After a failed start it is started again by the next `begin`.
+    When the process ends, its sequences fail. After a failed start, the next `begin` starts it again.
     """
 
     pipes: Mapping[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE_BYTES}
@@ -81,8 +81,8 @@ class TokenWorker(Supervised):
         self._refusal = ""
         self._failure: S1MiniError | None = None  # error of the last start, until the next one
         self._lines = deque[str](maxlen=LAST_LINES)
-        self._loop, self._wanted = asyncio.new_event_loop(), asyncio.Event()
-        self._wanted.set()
+        self._loop, self._needed = asyncio.new_event_loop(), asyncio.Event()
+        self._needed.set()
         self._thread = threading.Thread(target=self._run, name=f"s1_mini worker of {name}", daemon=True)
         self._thread.start()
 
@@ -90,7 +90,6 @@ class TokenWorker(Supervised):
 
     @property
     def num_sequences(self) -> int:
-        """Unfinished sequences."""
         return sum(not each.has_ended for each in list(self._sequences.values()))
 
     @property
@@ -115,8 +114,8 @@ class TokenWorker(Supervised):
             number, self._next_number = self._next_number, self._next_number + 1
             self._sequences[number] = _Sequence()
             self._messages.append({"begin": number, **message})
-            self.heard = time.monotonic()  # an idle worker has been silent before
-        self._soon(self._wanted.set, self._write)
+            self.heard = time.monotonic()  # the silence of an idle worker does not count
+        self._soon(self._needed.set, self._write)
         return number
 
     def drop(self, number: int) -> None:
@@ -129,9 +128,9 @@ class TokenWorker(Supervised):
         self._soon(self._write)
 
     def take(self, numbers: Collection[int], wait_s: float) -> list[Made]:
-        """Take the next token of each sequence; if none has one, wait for one, at most `wait_s`.
+        """Take the next token of each sequence; if there is none, wait at most `wait_s` for one.
 
-        Raises the error of the first sequence that has one; then nothing is taken.
+        Raises the error of the first failed sequence without taking anything.
         """
         with self._changed:
             sequences = [self._sequences[number] for number in numbers]
@@ -171,7 +170,7 @@ class TokenWorker(Supervised):
 
     def _close(self) -> None:
         self.is_ending = True
-        self._wanted.set()
+        self._needed.set()
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
 
@@ -185,7 +184,7 @@ class TokenWorker(Supervised):
 
     async def may_start(self) -> bool:
         """Wait until a sequence needs the process."""
-        await self._wanted.wait()
+        await self._needed.wait()
         return True
 
     def before_start(self) -> None:
@@ -195,7 +194,7 @@ class TokenWorker(Supervised):
             self._messages.appendleft({"open": self._opening})
 
     async def on_start(self, process: asyncio.subprocess.Process) -> None:
-        """Send the messages so far, and read what the process writes."""
+        """Send the pending messages, and read the output of the process."""
         self._write()
         if self.is_ending:
             self._close()
@@ -249,7 +248,7 @@ class TokenWorker(Supervised):
                 self._failure = EngineNotReadyError(
                     f"{reason} before it was ready" + (f". Last lines of its log:\n{lines}" if lines else "")
                 )
-                self._wanted.clear()
+                self._needed.clear()
             else:
                 _fail_all(self._sequences, f"{reason} during this request; it is restarting")
             if self._refusal:
@@ -261,7 +260,6 @@ class TokenWorker(Supervised):
 
 
 async def _keep_lines(process: asyncio.subprocess.Process, lines: deque[str]) -> None:
-    """Read standard error into `lines`."""
     assert process.stderr is not None
     async for line in process.stderr:
         lines.append(line.decode(errors="replace").rstrip())

@@ -1,6 +1,6 @@
 """Messages between stages: the work for one utterance and its output. `receive` continues after a replica is lost.
 
-Random numbers are counter-based, so another replica generates the same items. Items that were delivered before are
+Random numbers are counter-based, so another replica generates the same items. Items that were already delivered are
 compared and skipped. If they differ, which may happen on different GPUs, the utterance ends with an error, so that two
 different renderings are never joined.
 """
@@ -34,17 +34,17 @@ class Work:
     prompt: PromptTokens
     sampling: SamplingParams
     seed: int
-    utterance: int  # its index in its request: with the seed it selects the random numbers
+    utterance: int  # index in its request; selects the random numbers together with the seed
     max_steps: int
     profile: ChunkProfile = "balanced"
     is_streamed: bool = False  # audio is delivered while it is generated
-    keeps: bool = False  # also return the output of all stages but the last
+    keeps: bool = False  # also return the output of all stages except the last
     pins: bool = False  # pin its voice in the cache of the first stage
     timeout_s: float = float("inf")
 
 
 class LostError(Exception):
-    """The replica or its engine is lost; another can start over."""
+    """The replica or its engine is lost; another replica can start over."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ async def receive(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenera
 
 
 def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
-    """Return the new items; `items` begin at index `at`, and those seen before must be equal."""
+    """Return the new items of `items`, which begin at index `at`; those seen before must be equal."""
     known = seen.cut(at, at + len(items))
     again = items[: len(known)]
     same = np.allclose(known, again, rtol=0, atol=SAME) if known.dtype.kind == "f" else np.array_equal(known, again)

@@ -1,8 +1,8 @@
-"""Compile the steps of a CPU engine with numba: at the start if they are cached, else in the background.
+"""Compile the steps of a CPU engine with numba in the background, or load them at the start if they are cached.
 
-Compiling takes some ten seconds of a core, once per machine. A process of low priority does it and caches the result
-(`kernels/compiled/build.py` says where); it continues when the engine stops. Processes of several engines exclude each
-other with a lock file. An utterance keeps the step that it began with.
+Compiling takes about ten seconds of one core, once per machine. A process of low priority compiles and caches the
+result (see `kernels/compiled/build.py`); it continues when the engine stops. A lock file keeps several engines from
+compiling at the same time. An utterance uses the same step from start to end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ sys.exit(main(json.loads(sys.argv.pop(1))))
 
 
 class AheadCompiler:
-    """Compiles the steps of an engine's stages; `kernels` of the loaded checkpoint has the state."""
+    """Compiles the steps of an engine's stages, and reports the state in `kernels` of the loaded checkpoint."""
 
     def __init__(
         self, speaker: LoadedCheckpoint, stages: Sequence[Stage], config: EngineConfig, *, in_background: bool = True
@@ -62,7 +62,7 @@ class AheadCompiler:
     def close(self) -> None:
         """Stop waiting for the compiler; its kernels are no longer activated."""
         self._stopped.set()
-        # A thread that still releases tensors while the interpreter shuts down aborts the process.
+        # The process would abort if a thread released tensors while the interpreter shuts down.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -76,7 +76,7 @@ class AheadCompiler:
         remove_unused()
         try:
             missing = {path: each for each in work if not (path := marker(each.module, each.formats)).exists()}
-        except OSError:  # nothing can be cached: compile at each start, if requested
+        except OSError:  # without a cache, compile at each start if requested
             if not waits:
                 raise
             self._use(work, "at the start")
@@ -100,10 +100,10 @@ class AheadCompiler:
             self._use(work, "in the background")
 
     def _compile(self, missing: Mapping[Path, Compilable]) -> bool:
-        """Compile in a process; return whether it ended before the engine did. Raises `RuntimeError` if it fails."""
+        """Compile in a process; return False if the engine stopped first. Raises `RuntimeError` if it fails."""
         parts = json.dumps([(each.module, list(each.formats), str(path)) for path, each in missing.items()])
-        paths = json.dumps([str(path) for path in sys.path])  # the child finds the same modules, and no others
-        # Windows: no window, and no Ctrl-C that is meant for the engine
+        paths = json.dumps([str(path) for path in sys.path])  # the child uses the same modules, and no others
+        # On Windows, the child opens no window and ignores Ctrl-C, which is meant for the engine.
         flags = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
         until = time.monotonic() + LIMIT_S
         with tempfile.TemporaryFile() as stderr:

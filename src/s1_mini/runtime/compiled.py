@@ -1,4 +1,4 @@
-"""Steps of a stage that numba compiles on a CPU."""
+"""Steps of a stage that numba can compile on a CPU."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FORMATS = {torch.float32, torch.bfloat16, torch.int8}  # weight formats; `kernel
 
 @dataclass(frozen=True)
 class Compilable:
-    """A step that one compiled function can compute; before that, and if that fails, torch computes it."""
+    """A step that one function can compute. Until that is compiled, and if compilation fails, torch computes it."""
 
     what: str  # title
     module: str  # has `compile_for(formats)`; imports no torch
     formats: Sequence[str]  # weight formats
-    use: Callable[[], None]  # loads or compiles it, and checks it; utterances begun later use it
+    use: Callable[[], None]  # loads or compiles the function, and checks it; later utterances use it
 
 
 class CompilableModel(Protocol):
-    """The facts of a model that decide whether its steps can be compiled."""
+    """The properties of a model that determine whether its steps can be compiled."""
 
     device: torch.device
     dtype: torch.dtype
@@ -34,13 +34,13 @@ class CompilableModel(Protocol):
 
 
 def can_compile(model: CompilableModel, weights: Iterable[Tensor]) -> bool:
-    """Whether a model and its weights have a device and formats for compiled steps."""
+    """Return whether compiled steps support the device and the number formats of a model and its weights."""
     is_wide = model.dtype == model.kv_dtype == torch.float32
     return model.device.type == "cpu" and is_wide and {weight.dtype for weight in weights} <= FORMATS
 
 
 class CompiledSlots:
-    """The slots that a compiled function steps: those that began after it was taken into use."""
+    """The slots that a compiled function steps: those whose utterances began after it was activated."""
 
     def __init__(self) -> None:
         self._step: Step | None = None
@@ -49,7 +49,7 @@ class CompiledSlots:
     def compilable(
         self, what: str, family: ModuleType, model: CompilableModel, make: Callable[[Any], Step]
     ) -> Compilable:
-        """Return what is to be compiled; `make` returns the step for weights.
+        """Return the function to compile; `make` returns the step for given weights.
 
         A family's module has `MODULE`, `gather(model)`, which returns weights, `formats_of(weights)`, and
         `check(model, weights)`, which raises `RuntimeError` if compiled steps differ from torch's.
@@ -67,11 +67,11 @@ class CompiledSlots:
         (self._slots.add if self._step else self._slots.discard)(slot)
 
     def others(self, slots: Sequence[int]) -> list[int]:
-        """Return those of `slots` that torch steps."""
+        """Return the `slots` that torch steps."""
         return [slot for slot in slots if slot not in self._slots]
 
     def fill(self, slots: Sequence[int], made: np.ndarray) -> None:
-        """Step those of `slots` that are compiled, into their rows of `made`."""
+        """Step the compiled `slots`, writing to their rows of `made`."""
         compiled = [slot for slot in slots if slot in self._slots]
         if compiled:
             assert self._step is not None

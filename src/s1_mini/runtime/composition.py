@@ -1,4 +1,4 @@
-"""Requests with markup: their parts become requests of the engine, whose audio is joined with the pauses.
+"""Requests with markup: each part becomes a request to the engine, and their audio is joined with the pauses.
 
 Parts are submitted shortly before their turn, so that a stream has no gaps and a long text does not fill the queue.
 Imports no torch.
@@ -41,8 +41,8 @@ from s1_mini.types import (
 )
 from s1_mini.voices.registry import VoiceRegistry
 
-AHEAD = 2  # parts submitted in addition to the one that is read
-RETRY_S = 0.05  # poll interval while the engine's queue has no room for the next part
+AHEAD = 2  # parts submitted in addition to the current one
+RETRY_S = 0.05  # poll interval while the engine's queue is full
 SILENCE_S = 1.0  # maximum length of a chunk of silence
 NOTHING = np.zeros(0, np.float32)
 _groups = itertools.count()
@@ -50,14 +50,14 @@ _groups = itertools.count()
 
 @dataclass(frozen=True)
 class Part:
-    """One request of the engine, and the pause before it."""
+    """One request to the engine, and the pause before it."""
 
     request: TTSRequest
     segment: Segment
     pause_s: float
 
     def place(self, word: Word, origin_s: float) -> Word:
-        """Return a word with its place in the source of the whole request, and its times in the whole audio."""
+        """Convert a word's position and times from this part to the source and audio of the whole request."""
         return replace(
             word,
             start=self.segment.starts[word.start],
@@ -93,11 +93,11 @@ def make_plan(
     *,
     sample_rate: int,
 ) -> Plan | None:
-    """Check the texts and voices of a request and return its parts; None if there is no markup after all.
+    """Check the texts and voices of a request and return its parts; None if it has no markup.
 
     Raises `RequestError`.
     """
-    tidied(request.text, config.max_text_length)  # refuses what is too long before it is parsed
+    tidied(request.text, config.max_text_length)  # refuses a text that is too long before parsing it
     segments, ignored = _read(request, config, form, lexicon.merged(request.lexicon), voices)
     if request.text_type == "text" and [segment.text for segment in segments] == [request.text]:
         return None
@@ -154,7 +154,7 @@ def _read(request: TTSRequest, config: EngineConfig, form: TextForm, lexicon: Le
 
 
 def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate: int) -> TTSRequest:
-    """Return the request for a segment. The first has the request's own seed, as without markup."""
+    """Return the request for a segment. The first segment uses the request's own seed, as without markup."""
     speed, gain_db = request.speed * segment.speed, request.gain_db + segment.gain_db
     place = partial(error_at, request.text, segment.starts[0])
     if not MIN_SPEED <= speed <= MAX_SPEED:
@@ -172,31 +172,31 @@ def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate
         sampling=sampling,
         speed=speed,
         gain_db=gain_db,
-        sample_rate=request.sample_rate or sample_rate,  # also if `reload` loads a model of another rate meanwhile
+        sample_rate=request.sample_rate or sample_rate,  # fixed, because `reload` may load a model with another rate
         voice=segment.voice or request.voice,
         references=() if segment.voice else request.references,
     )
 
 
 class Composition:
-    """The audio of a plan, for one consumer; has the interface of `OutputQueue` for consumers."""
+    """The audio of a plan for one consumer, with the consumer's interface of `OutputQueue`."""
 
     def __init__(self, plan: Plan, submit: Callable[[TTSRequest], OutputQueue], deadline: float) -> None:
         self._plan, self._submit, self._deadline = plan, submit, deadline
         self._left = deque(plan.parts)  # not submitted yet
-        self._submitted: deque[tuple[Part, OutputQueue]] = deque()  # the first one is read
+        self._submitted: deque[tuple[Part, OutputQueue]] = deque()  # the first one is the current part
         self._lock = threading.Lock()  # guards `_submitted` against `close`
         self._closed = threading.Event()
         self._whole: bool | None = None  # None: as submitted
         self._ready: deque[AudioChunk] = deque()
         self._details: dict[str, Any] = {"spoken_text": plan.spoken_text, "warning": plan.warning}
         self._num_samples = 0  # of the audio so far
-        self._origin: int | None = None  # where the audio of the part begins; None before its first chunk
+        self._origin: int | None = None  # first sample of the part's audio; None before its first chunk
         self._timing: Timing | None = None  # of the first part
         self._is_cut = self._is_over = False
 
     def begin(self) -> Self:
-        """Submit the first parts. Raises as `submit` does."""
+        """Submit the first parts. Raises the errors of `submit`."""
         self._submit_ahead()
         return self
 
@@ -218,7 +218,6 @@ class Composition:
             return sum(queue.unread_bytes for _, queue in self._submitted)
 
     def close(self) -> None:
-        """Cancel all parts that have not ended."""
         with self._lock:
             self._closed.set()
             queues = [queue for _, queue in self._submitted]
@@ -226,7 +225,7 @@ class Composition:
             queue.close()
 
     def __iter__(self) -> OutputIterator:
-        """Yield chunks as they arrive; raises the error of any part. Closing the iterator cancels all parts."""
+        """Yield chunks as they arrive; raise the error of any part. Closing the iterator cancels all parts."""
         return OutputIterator(self)
 
     def wait(self) -> AudioChunk | None:
@@ -250,7 +249,7 @@ class Composition:
                 if self._left:
                     try:
                         await asyncio.to_thread(self._submit_ahead)  # a part submitted after `close` is cancelled
-                    except QueueFullError:  # no thread waits: the server needs its threads for other requests
+                    except QueueFullError:  # poll instead of waiting in a thread, which other requests need
                         self._check_deadline()
                         await asyncio.sleep(RETRY_S)
                         continue
@@ -268,7 +267,7 @@ class Composition:
             self.close()
 
     def _submit_ahead(self) -> None:
-        """Submit the next parts. Raises `QueueFullError` if the queue is full and there is nothing else to read."""
+        """Submit the next parts. Raises `QueueFullError` if the queue is full and no submitted part is left to read."""
         while self._left and len(self._submitted) <= AHEAD and not self._closed.is_set():
             try:
                 queue = self._submit(self._left[0].request)
@@ -288,7 +287,6 @@ class Composition:
             raise RequestTimeoutError("the queue had no room for the next part of the text in time") from None
 
     def _add(self, chunk: AudioChunk) -> None:
-        """Take the next chunk of the current part."""
         if chunk.finish_reason == "cancelled":
             self._finish("cancelled")
             return
@@ -320,7 +318,7 @@ class Composition:
         self._details = {}
 
     def _finish(self, reason: FinishReason) -> None:
-        """Add the last chunk, and cancel what is left."""
+        """Add the last chunk, and cancel the remaining parts."""
         if reason == "stop":
             self._add_silence(self._plan.end_pause_s)
             reason = "length" if self._is_cut else "stop"

@@ -1,6 +1,6 @@
-"""The threads of a chain of stages: what runs on them, and what happens if one of them dies or hangs.
+"""The threads of a chain of stages: their work, and the handling of a thread that dies or hangs.
 
-Each accepted request ends exactly once, with audio or with an error of its own.
+Each accepted request ends exactly once, with audio or with its own error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from s1_mini.runtime.tasks import Steps, Tasks
 
 logger = logging.getLogger(__name__)
 
-JOIN_S = 2.0  # for a thread that hung and may come back
+JOIN_S = 2.0  # wait for a thread that hung, in case it continues
 HELPED_CALLS = 2  # small calls for first audio that another stage's thread makes between its own steps
 WATCH_S = 1.0  # poll interval of the watchdog; shorter for limits of a few seconds
 
@@ -57,7 +57,7 @@ class SlotCounts(Protocol):
 
 
 class Core(Protocol):
-    """Runs requests through the stages of a family, wherever these are."""
+    """Runs requests through the stages of a family, in this process or in others."""
 
     line: WaitingLine
     prefixes: ByteCache[Saved]
@@ -66,7 +66,7 @@ class Core(Protocol):
     def start(self) -> None: ...
 
     def watch(self) -> None:
-        """From now on, end all requests if a thread hangs."""
+        """Start the watchdog, which ends all requests if a thread hangs."""
 
     def submit(self, request: Request) -> None:
         """Accept a request. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
@@ -75,10 +75,10 @@ class Core(Protocol):
         """Cancel a request; does nothing if it has ended."""
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Run a task between plans, one `yield` at a time; return its result. Raises as `submit`."""
+        """Run a task between plans, one `yield` at a time; return its result. Raises the errors of `submit`."""
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
-        """Accept no more; finish what was accepted, or end it with `EngineNotReadyError`."""
+        """Accept no more requests; finish the accepted ones, or end them with `EngineNotReadyError`."""
 
     @property
     def is_alive(self) -> bool:
@@ -86,18 +86,18 @@ class Core(Protocol):
 
     @property
     def num_requests(self) -> int:
-        """Requests that were accepted and have not ended."""
+        """Number of accepted requests that have not ended."""
 
     @property
     def slots(self) -> SlotCounts: ...
 
 
 class StageWorker:
-    """A thread that carries out the plans of some stages in turn. `on_end` gets the error that ended it, or None.
+    """A thread that carries out the plans of some stages in turn. `on_end` receives the error that ended it, or None.
 
-    Where a stage only launches its steps, its next plan is launched before the last report is processed and its audio
-    delivered, so that the device never waits for bookkeeping. An autoregressive stage is planned while its last step
-    runs; any other one after it, because that plan depends on which client is most in need of audio.
+    If a stage's steps are only launched, its next plan is launched before the previous report is processed and its
+    audio delivered, so that the device never waits for bookkeeping. An autoregressive stage is planned while its
+    previous step runs. Other stages are planned after it, because their plans depend on which client needs audio most.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class StageWorker:
     ) -> None:
         """`helps` is a stage of another thread for which this one may generate first audio."""
         self.name = name
-        self.current_turn: int | None = None  # its number; None while waiting
+        self.current_turn: int | None = None  # number of the turn; None while waiting
         self._scheduler, self._runners, self._tasks, self._helps = scheduler, runners, tasks, helps
         self._enter, self._on_end = enter, on_end
         self._in_flight: dict[int, tuple[Plan, Callable[[], Report]]] = {}  # by stage
@@ -130,7 +130,7 @@ class StageWorker:
                 self.current_turn = next(numbers)
                 self.turn()
                 self.current_turn = None
-        except BaseException as error:  # the end of a thread: `on_end` gets any error
+        except BaseException as error:  # the thread ends, and `on_end` receives any error
             failure = error
         self.current_turn = None
         for runner in self._runners.values():
@@ -138,7 +138,7 @@ class StageWorker:
         self._on_end(failure)
 
     def turn(self) -> None:
-        """Carry out the next plans of each stage, then a bit of the tasks."""
+        """Carry out the next plan of each stage, then a step of the tasks."""
         for stage, runner in self._runners.items():
             if runner.stage.is_overlapped:
                 self._launch_ahead(stage, runner)
@@ -190,7 +190,7 @@ class StageWorker:
 
 
 class Watchdog:
-    """Polls workers; calls `on_stuck` once with the name of one whose turn takes `limit_s`.
+    """Polls workers; calls `on_stuck` once, with the name of the worker, if a turn takes `limit_s`.
 
     Time is counted in polls, so that a suspended machine counts as one poll.
     """
@@ -312,7 +312,7 @@ class EngineCore(Core):
             raise EngineError(f"the engine has failed; restart it: {self.failure!r}")
 
     def _free_memory(self) -> None:
-        """Evict prefixes, which can be computed again, when memory has run out."""
+        """Evict cached prefixes, which can be computed again, when memory has run out."""
         self.metrics.out_of_memory += 1
         freed = self.prefixes.shrink()
         if self._clears_memory:
@@ -320,7 +320,7 @@ class EngineCore(Core):
         logger.warning("out of memory: released %.1f MB of cached prefixes, retrying", freed / 1e6)
 
     def _on_end(self, failure: BaseException | None) -> None:
-        """Record the end of the calling thread; the last thread ends all requests that are left."""
+        """Record the end of the calling thread; the last thread ends all remaining requests."""
         if failure is not None:
             self.failure = self.failure or failure
             logger.error("an engine thread died", exc_info=failure)
@@ -338,7 +338,7 @@ class EngineCore(Core):
             self._over.set()
 
     def _on_stuck(self, worker: str, seconds: float) -> None:
-        """End all requests when a thread hangs, from the watchdog's thread; the memory of the thread is not touched."""
+        """End all requests because a thread hangs; called by the watchdog, which leaves the thread's state alone."""
         self.failure = self.failure or EngineError(f"the {worker} thread has been stuck for {seconds:.4g} s")
         self._is_stuck = True
         try:

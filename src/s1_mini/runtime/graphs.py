@@ -1,11 +1,11 @@
 """CUDA graphs of the repeated calls of a stage, all captured before the first request.
 
-cuBLAS has a workspace for each stream of a thread, and a graph keeps using that of the stream it was captured on. So
-graphs that run concurrently must come from different streams: otherwise their products overwrite each other's counters,
-and both may hang. Torch hands out a pool of 32 streams in turn, so two streams created at different times may be the
-same; those of all stages are therefore created together.
+cuBLAS has a workspace for each stream of a thread, and a graph always uses the workspace of the stream on which it was
+captured. Graphs that run concurrently must therefore be captured on different streams: otherwise their products
+overwrite each other's counters, and both may hang. Torch returns streams from a pool of 32 in turn, so two streams
+created at different times may be the same; those of all stages are therefore created together.
 
-Several engines may be in one process, and one may run while another starts.
+A process may have several engines, and one may run while another starts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from s1_mini.layers.staging import stage
 
-WARM_UPS = 2  # before a capture: kernels are compiled, workspaces made
+WARM_UPS = 2  # calls before a capture, which compile kernels and allocate workspaces
 STREAMS = 8  # CUDA streams per GPU, one per stage that captures graphs; torch's pool has more
 
-# One capture at a time, warm-ups included: a capture includes work of other engines on its stream.
+# One capture at a time, including its warm-ups: otherwise it would capture other engines' work on the same stream.
 one_capture = threading.RLock()
 # Torch refuses to replay a graph during a capture, because both touch the state of its random numbers.
 _replays = threading.Lock()
@@ -39,7 +39,7 @@ Wait = Callable[[], list[np.ndarray]]
 
 
 def graph_stream(device: torch.device, stage_number: int) -> torch.cuda.Stream:
-    """Return the stream of a GPU on which a stage of this number captures; the first call creates all streams."""
+    """Return the stream of a GPU on which the stage of this number captures; the first call creates all streams."""
     with one_capture:
         return _streams(torch.cuda.current_device() if device.index is None else device.index)[stage_number]
 
@@ -67,7 +67,7 @@ def capture(
             work()
 
     def replay() -> None:
-        with _replays:  # `after` too: as soon as the stream is free, another capture may use it
+        with _replays:  # including `after`, because another capture may use the stream as soon as it is free
             graph.replay()
             if after is not None:
                 after()
@@ -77,7 +77,7 @@ def capture(
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Disable garbage collection; one block at a time.
+    """Disable garbage collection in a block; only one block at a time.
 
     A collection may destroy graphs of a stopped engine, and destroying a graph on a thread that captures another one is
     a CUDA error that ends the process.
@@ -104,15 +104,15 @@ class GraphOptions:
 
     stream: torch.cuda.Stream | None = None  # capture stream; None: nothing is captured
     pool: Any = None  # memory shared by the graphs of one stage, of which one runs at a time
-    is_beside: bool = False  # replay on that stream, not on the thread's own
-    is_staged: bool = False  # copy inputs, so that a call can follow the last one at once
-    is_ahead: bool = False  # copy outputs to one of two places in turn, for the same reason
+    is_beside: bool = False  # replay on `stream` instead of the thread's own
+    is_staged: bool = False  # copy inputs, so that a call can be launched before the previous one ends
+    is_ahead: bool = False  # copy outputs alternately to two buffers, for the same reason
     sleeps: bool = False  # sleep while waiting, instead of spinning
-    own_kernels: bool = False  # without cuDNN, which makes plans for every size
+    own_kernels: bool = False  # without cuDNN, which would make plans for every size
 
     @classmethod
     def of_stage(cls, device: torch.device, stage_number: int) -> GraphOptions:
-        """Return options that capture on the stage's stream, in a pool of its own; on a CPU nothing is captured."""
+        """Return options that capture on the stage's stream with its own pool; on a CPU nothing is captured."""
         if device.type != "cuda":
             return cls()
         return cls(graph_stream(device, stage_number), torch.cuda.graph_pool_handle())
@@ -137,13 +137,13 @@ class StepGraphs(Generic[Key]):
     ) -> None:
         """Capture `call(key, *inputs)` for all `keys`, the largest first: the others reuse its memory."""
         self._call, self._device, self._options = call, device, options
-        # Otherwise inputs would be overwritten while the last call still reads them.
+        # Otherwise inputs would be overwritten while the previous call still reads them.
         assert not options.is_ahead or options.is_staged or not any(inputs(key) for key in keys)
         self._places = ["out", "other out"] if options.is_ahead else ["out"]
         has_outputs = options.stream is not None and any(outputs(key) for key in keys)
         self._done = [torch.cuda.Event(blocking=options.sleeps) if has_outputs else None for _ in self._places]
         self._launched: list[_Launched | None] = [None for _ in self._places]
-        self._place = 0  # index of the last call's outputs
+        self._place = 0  # index of the previous call's output buffer
         self._memory: dict[tuple[str, int], Tensor] = {}
         for key in keys:
             for at, buffer in enumerate(inputs(key)):
@@ -160,7 +160,7 @@ class StepGraphs(Generic[Key]):
         graph = self._graphs[key]
         self._place = (self._place + 1) % len(self._places)
         last = self._launched[self._place]
-        if last is not None:  # it may still read its inputs, too
+        if last is not None:  # it may also still read its inputs
             last.wait()
         for place, array in zip(graph.inputs, arrays, strict=True):
             values = torch.from_numpy(array)
@@ -218,14 +218,14 @@ class StepGraphs(Generic[Key]):
 
 
 class _Launched:
-    """A launched call; its outputs are copied when they are complete, because a later call overwrites them."""
+    """A launched call. Complete outputs are copied, because a later call overwrites them."""
 
     def __init__(self, outputs: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
         self._outputs, self._done = outputs, done
         self._copies: list[np.ndarray] | None = None
 
     def wait(self) -> list[np.ndarray]:
-        """Return the outputs, which are waited for once."""
+        """Wait for the outputs, once, and return them."""
         if self._copies is None:
             if self._done is not None:
                 self._done.synchronize()
@@ -241,6 +241,6 @@ class _Graph:
 
 
 def _without_plans() -> tuple[AbstractContextManager[Any], ...]:
-    """Return settings without cuDNN, which took 8 of the 19 seconds of a start (H200, 2026-11). They are global."""
+    """Return global settings that disable cuDNN, which took 8 of the 19 seconds of a start (H200, 2026-11)."""
     own = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return one_capture, torch.backends.cudnn.flags(enabled=False), sdpa_kernel(own)

@@ -48,7 +48,7 @@ class Compiler:
     def __call__(self, function: Function) -> Function:
         """Return the function to call instead of `function`.
 
-        Inductor takes seconds to import, so that waits for the first call: captured steps make none.
+        Importing inductor takes seconds, so it is put off until the first call; captured steps never make one.
         """
         if self.choice.value != "inductor":
             return function
@@ -73,7 +73,7 @@ class Compiler:
 
 @dataclass
 class LoadedCheckpoint:
-    """A loaded checkpoint, and where and in which number formats it was loaded."""
+    """A loaded checkpoint with its devices and number formats."""
 
     directory: Path
     origin: Origin | None
@@ -104,9 +104,9 @@ class LoadedCheckpoint:
 
 
 def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedCheckpoint:
-    """Load the checkpoint directory that `config` names. Raises `CheckpointError` or `ConfigurationError`.
+    """Load the checkpoint directory of `config`. Raises `CheckpointError` or `ConfigurationError`.
 
-    `here` limits the stages to those with these names; weights of the others are checked but not read.
+    `here` names the stages to load (default: all); weights of the others are checked but not read.
     """
     directory = config.checkpoint_path or DEFAULT_MODEL
     family = family_of(directory)
@@ -202,7 +202,7 @@ def choose_devices(placement: Mapping[str, str], family: Family, device: Choice)
 
 
 def choose_device(setting: str, name: str = "device") -> Choice:
-    """Return the device. Raises `ConfigurationError` for a missing one, which names the setting."""
+    """Return the device. Raises `ConfigurationError`, which names the setting, for a missing device."""
     cuda = torch.cuda.is_available()
     if setting == "auto":
         if cuda:
@@ -230,7 +230,7 @@ def choose_precision(setting: Precision, device: str) -> Choice:
 
 
 def choose_codec_dtype(setting: Precision, device: str) -> Choice:
-    """Return the number format of decoding; references are encoded in float32 as upstream does it."""
+    """Return the number format of decoding; references are encoded in float32, like upstream."""
     if setting != "auto":
         return Choice(setting, "set explicitly")
     if not device.startswith("cuda"):
@@ -240,7 +240,7 @@ def choose_codec_dtype(setting: Precision, device: str) -> Choice:
 
 
 def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
-    """Return the format of the weights of large products: int8 instead of fp8 where that is missing."""
+    """Return the weight format of large products: int8 instead of fp8 if the device does not support fp8."""
     if setting == "full":
         return FULL
     lack = _lack_of_fp8(device)
@@ -250,7 +250,7 @@ def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
 
 
 def try_products(weights_dtype: Choice, device: str) -> Choice:
-    """Return a format of weights, or `full` if a small product by such weights fails."""
+    """Return the given weight format, or `full` if a small product in it fails."""
     if weights_dtype.value == "full":
         return weights_dtype
     try:
@@ -262,7 +262,7 @@ def try_products(weights_dtype: Choice, device: str) -> Choice:
 
 
 def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
-    """Return the format of keys and values. A CPU dequantizes fp8 again at every step."""
+    """Return the format of keys and values. A CPU dequantizes fp8 at every step."""
     if setting == "full":
         return FULL
     lack = "" if device == "cpu" else _lack_of_fp8(device)
@@ -270,7 +270,7 @@ def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
 
 
 def choose_kernels(device: str) -> Choice:
-    """Return `triton`, or `torch` where Triton is missing or cannot run the smallest of our kernels."""
+    """Return `triton`, or `torch` if Triton is missing or cannot run the smallest of our kernels."""
     if not device.startswith("cuda"):
         return Choice("torch", f"the Triton kernels need an NVIDIA GPU; this device is {device}")
     if not HAS_TRITON:
@@ -279,7 +279,7 @@ def choose_kernels(device: str) -> Choice:
         _try_kernel(device)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # errors of Triton, compilers and drivers have no class in common
+    except Exception as error:  # errors of Triton, compilers and drivers have no common class
         leave_triton()
         logger.warning("Triton failed, using torch from now on: %s", first_line(error))
         return Choice("torch", f"Triton failed: {first_line(error)}")
@@ -287,13 +287,13 @@ def choose_kernels(device: str) -> Choice:
 
 
 def choose_batch_invariance(setting: str, family: Family, device: str, kernels: Choice, precision: str) -> Choice:
-    """Return whether the output of a row must not depend on the other rows; `on` only where that can be guaranteed."""
+    """Return whether a row's output is independent of the other rows; `on` only if this can be guaranteed."""
     if setting == "off":
         return Choice("off", "not requested")
     if "batch_invariance" not in family.settings.model_fields:
         return Choice("off", f"requested, but {family.title} does not support it")
     if device == "cpu":
-        return Choice("on", "always on for a CPU")
+        return Choice("on", "a CPU is always batch-invariant")
     if kernels.value != "triton":
         return Choice("off", f"requested, but only the Triton kernels guarantee it: {kernels.reason}")
     if precision == "float32":
@@ -302,9 +302,9 @@ def choose_batch_invariance(setting: str, family: Family, device: str, kernels: 
 
 
 def choose_backend(switch: CompileSwitch, backend: CompileBackend, device: str) -> Choice:
-    """Return `inductor`, or `eager` because of the platform, or `off` because of the settings.
+    """Return `inductor`, `eager` if the platform does not support it, or `off` if the settings disable it.
 
-    On a CPU the switch is about numba (`ahead.py`).
+    On a CPU, the switch concerns numba (`ahead.py`).
     """
     if switch == "false" or backend == "off":
         return Choice("off", "disabled by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND")

@@ -1,6 +1,6 @@
-"""Settings of a process that belongs to a busy engine: a server, a corpus worker, a measurement.
+"""Settings for a process that is dedicated to an engine: a server, a corpus worker, a measurement.
 
-The owner of the process calls these functions; an engine inside another program's process does not.
+The program that owns the process calls these functions; an engine embedded in another program does not.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
-LARGE_BYTES = 4 * 2**20  # above what a step of a small model allocates, below bodies and recordings
-SWITCH_S = 0.001  # switch interval of the interpreter; five times as long by default
+LARGE_BYTES = 4 * 2**20  # more than a step of a small model allocates, less than large bodies and recordings
+SWITCH_S = 0.001  # thread switch interval of the interpreter; the default is 0.005
 
 
 def prepare_process() -> None:
     """Switch between threads more often, and return the memory of large bodies to the system.
 
-    By default glibc raises its mmap threshold, up to 32 MiB, with each large block that is freed. Later blocks then lie
-    among small ones, in an arena for every thread, and stay there. A fixed threshold makes freeing one return it.
+    By default, glibc raises its mmap threshold, up to 32 MiB, with each large block that is freed. Later large blocks
+    are then allocated among small ones, in an arena per thread, and are not returned. With a fixed threshold, freeing a
+    large block returns it to the system.
     """
     sys.setswitchinterval(SWITCH_S)
     if sys.platform == "linux":
@@ -34,9 +35,9 @@ def num_cores() -> int:
 
 
 def freeze_what_is_loaded() -> None:
-    """Exempt all objects from garbage collection, once, when everything is loaded.
+    """Exempt all objects from garbage collection; call it once, after loading.
 
-    A full collection visits some 200,000 objects and stops all threads for 35 to 600 ms, so that streams run out of
+    A full collection visits about 200,000 objects and stops all threads for 35 to 600 ms, so that streams run out of
     audio. Frozen objects are not visited.
     """
     gc.collect()
@@ -45,7 +46,7 @@ def freeze_what_is_loaded() -> None:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Exempt loaded objects within a block, after which the engine may be collected."""
+    """Exempt loaded objects from garbage collection in a block; afterwards the engine can be collected again."""
     freeze_what_is_loaded()
     try:
         yield

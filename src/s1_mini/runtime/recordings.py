@@ -1,7 +1,7 @@
 """References of requests: a few at once are decoded and encoded, which takes seconds; more are queued or refused.
 
 Clients take turns, and one client holds at most its `client_share` of the places. Requests without a recording never
-wait here. Cancelled work leaves the queue at once and frees its memory; work in progress ends soon, by its `Check`.
+wait here. Cancelled work leaves the queue at once and frees its memory; its `Check` ends work in progress soon.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from s1_mini.voices.reference import Check
 Result = TypeVar("Result")
 
 MAX_THREADS = 4
-USUAL_S = 1.0  # estimate for a recording before the first one
+USUAL_S = 1.0  # assumed time per recording until one has been measured
 ENDING_S = 1.0  # wait for cancelled work on shutdown
 LATE = "the reference was not encoded in time"
 
@@ -38,7 +38,7 @@ class _Waiting(NamedTuple):
 
 
 class Recordings:
-    """Runs work in a few threads, which start with the first of it: in order of arrival, clients taking turns."""
+    """Runs work in order of arrival, with clients taking turns, in a few threads that are started as work arrives."""
 
     def __init__(self, *, max_waiting: int, threads: int | None = None) -> None:
         self.max_waiting = max_waiting
@@ -75,7 +75,7 @@ class Recordings:
         return future
 
     def close(self, *, drains: bool, timeout_s: float | None = None) -> None:
-        """Accept nothing more; finish accepted work, or end it with an error, also after `timeout_s`."""
+        """Accept no more work and finish the rest; without `drains`, or after `timeout_s`, end it with an error."""
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True
@@ -113,7 +113,7 @@ class Recordings:
             started = time.monotonic()
             try:
                 result = work(Check(future))
-            except BaseException as error:  # the caller gets any error
+            except BaseException as error:  # the caller receives any error
                 with suppress(InvalidStateError):  # it was cancelled, or ended by `close`
                     future.set_exception(error)
             else:
@@ -124,7 +124,7 @@ class Recordings:
             with self._changed:
                 self._running.discard(future)
                 self._changed.notify_all()
-            del future, work, next_one  # nothing of it is held while the next is waited for
+            del future, work, next_one  # release everything while waiting for the next
 
     def _next(self) -> _Waiting | None:
         with self._changed:
@@ -132,7 +132,7 @@ class Recordings:
                 if self._is_closed:
                     return None
                 self._changed.wait()
-            taken = min(self._waiting, key=lambda each: self._turns.next(each.client))  # the first of those
+            taken = min(self._waiting, key=lambda each: self._turns.next(each.client))  # of equal turns, the first
             self._turns.charge(taken.client)
             self._remove(taken)
             self._running.add(taken.future)
@@ -196,7 +196,7 @@ def _wait(reference: Future[Voice], deadline: float) -> Voice:
 
 
 async def wait_async(reference: Future[Voice], deadline: float) -> Voice:
-    """Wait for a reference, which is cancelled with the caller. Raises as `Prepared.voices`."""
+    """Wait for a reference, which is cancelled with the caller. Raises the errors of `Prepared.voices`."""
     try:
         async with asyncio.timeout(_left_s(deadline)) as limit:  # `wait_for` may lose a cancellation on Python 3.11
             return await asyncio.wrap_future(reference)

@@ -1,4 +1,4 @@
-"""Rows of captured steps: batch sizes, context lengths, the slots that take part, and those that share a prefix."""
+"""Rows of captured steps: batch sizes, context lengths, the slots of a step, and slots that share a prefix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from s1_mini.kernels.common_attention import (
 )
 from s1_mini.layers.staging import stage
 
-SPAN = 64  # positions; a multiple of what attention adds up at once
+SPAN = 64  # positions; a multiple of attention's block size
 _LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 WORTH_POSITIONS = 64  # minimum length of a shared prefix; each row reads its own copy of a shorter one
 
@@ -42,7 +42,7 @@ def whole_spans(positions: int) -> int:
 
 
 class SteppingSlots:
-    """The slots that take part in a step: `flags`, bool [slots] on their device, which steps read."""
+    """The slots that take part in a step: `flags`, bool [slots] on the device, which steps read."""
 
     def __init__(self, flags: Tensor) -> None:
         self._flags = flags
@@ -60,19 +60,20 @@ class SteppingSlots:
 class SharedPrefixes:
     """Groups the slots that hold the same prefix, so that attention reads it once; keeps `tables` up to date.
 
-    Prefixes are the same if they were saved once: the slot that saved it and those that loaded it hold the same bits.
-    Slots of one prefix are divided into groups of even size, and each group reads the copy of its first slot. A slot
-    that begins an utterance leaves its group, and the others are grouped again before their next step.
+    Prefixes count as the same only if they come from one saved copy: the slot that saved it and those that loaded it
+    hold the same bits. Slots of one prefix are divided into groups of nearly equal size, and each group reads the copy
+    of its first slot. A slot that begins an utterance leaves its group, and the others are grouped again before their
+    next step.
     """
 
     def __init__(self, tables: CommonPrefixes) -> None:
         self.tables = tables
         self._numbers = np.zeros(tables.slots, np.int64)  # number of each slot's prefix; 0: none
-        self._lengths = np.zeros(tables.slots, np.int64)  # positions of it that may be shared
+        self._lengths = np.zeros(tables.slots, np.int64)  # positions of the prefix that may be shared
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # numbers of prefixes, by identity
         self._next = count(1)
         self._written_for = 0  # rows; 0: the tables are not up to date
-        self._has_groups = False  # whether there is any in them
+        self._has_groups = False  # whether the tables have any group
 
     def hold(self, slot: int, prefix: Tensor, positions: int) -> None:
         """Record that a slot's first positions are those of a saved `prefix`."""
@@ -103,7 +104,7 @@ class SharedPrefixes:
             self._written_for = 0
 
     def _number(self, prefix: Tensor) -> int:
-        """Return the number of a prefix; a freed one loses its number, because another may get its address."""
+        """Return the number of a prefix; a freed prefix loses its number, because another may get its address."""
         key = id(prefix)
         reference, number = self._known.get(key, (None, 0))
         if reference is None or reference() is not prefix:
@@ -112,12 +113,12 @@ class SharedPrefixes:
         return number
 
     def _table(self, rows: int) -> np.ndarray:
-        """Group the first `rows` slots; int32, as `CommonPrefixes.table`."""
+        """Group the first `rows` slots; the result is like `CommonPrefixes.table`, int32."""
         table = np.zeros(len(self.tables.table), np.int32)
         starts, groups = table[: self.tables.slots], table[self.tables.slots :].reshape(self.tables.groups.shape)
         groups[:, MEMBERS:] = -1
         slots, group, place = share_out(self._numbers[:rows], self.tables.group_rows)
-        there = group < rows // FEWEST_ROWS  # attention reads no further groups
+        there = group < rows // FEWEST_ROWS  # attention does not read further groups
         slots, group, place = slots[there], group[there], place[there]
         starts[slots] = groups[group, LENGTH] = self._lengths[slots]
         groups[group, MEMBERS + place] = slots
@@ -126,10 +127,11 @@ class SharedPrefixes:
 
 
 def share_out(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Divide slots with the same number [slots] into groups of even size, at most `most`; number 0 is in none.
+    """Divide slots with the same number into groups of nearly equal size, at most `most` slots each.
 
-    No group has fewer than `FEWEST_ROWS`; slots that are left over if `most` is small are in none. Returns the slots in
-    groups [n], the group of each, counted from 0, and the place of each in its group.
+    `numbers` [slots] has each slot's number; slots with number 0 are in no group. Groups have at least `FEWEST_ROWS`
+    slots; if `most` is small, the remaining slots are in no group. Returns the slots in groups [n], the group of each,
+    counted from 0, and the place of each in its group.
     """
     _, kinds, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
     slots = np.flatnonzero((numbers > 0) & (sizes[kinds] >= FEWEST_ROWS))

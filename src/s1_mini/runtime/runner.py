@@ -1,4 +1,4 @@
-"""Carries out the plans of one stage. An error ends only the request of its slot."""
+"""Carries out the plans of one stage. An error in a slot ends only that slot's request."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class StageRunner:
 
     def __init__(self, stage: Stage, free_memory: Callable[[], None]) -> None:
         self.stage, self._free_memory = stage, free_memory
-        self._counted_until = 0.0  # work until this time is included in the `seconds` of earlier reports
+        self._counted_until = 0.0  # work before this time is included in the `seconds` of earlier reports
 
     def run(self, plan: Plan) -> Report:
-        """Carry out a plan. All methods raise `torch.AcceleratorError` if the device is lost."""
+        """Carry out a plan. This and the other methods raise `torch.AcceleratorError` if the device is lost."""
         return self.step(plan, self.prepare(plan))()
 
     @torch.inference_mode()
     def prepare(self, plan: Plan) -> Report:
-        """Do everything of a plan except its steps; the device may still run the previous steps."""
+        """Carry out a plan except for its steps; the device may still run the previous steps."""
         report = Report(began=time.perf_counter())
         if plan.drops:
             self.stage.drop(plan.drops)
@@ -57,7 +57,7 @@ class StageRunner:
             self.stage.load(load.slot, load.saved)
 
     def _prefill(self, plan: Plan, report: Report) -> None:
-        """Prefill in as few calls as possible; each prefix to be saved ends a call."""
+        """Prefill in as few calls as possible; a call ends after each prefix that must be saved."""
         parts: list[Prefill] = []
         for part in plan.prefills:
             parts.append(part)
@@ -100,7 +100,7 @@ class StageRunner:
 
     @staticmethod
     def _wait(plan: Plan, part: Part, report: Report) -> StepResult | None:
-        """Wait for some steps; an error ends the requests of all of them."""
+        """Wait for steps of one call; an error ends the requests of all of them."""
         rows, pending = part
 
         def fail(error: Exception) -> None:
@@ -112,7 +112,7 @@ class StageRunner:
         return result
 
     def _each(self, rows: Sequence[Row], work: Callable[[Sequence[Row]], object], report: Report) -> None:
-        """Do work for all rows together; if that fails, for each row alone."""
+        """Call `work` for all rows together; if it fails, for each row alone."""
         rows = [row for row in rows if row.slot not in report.errors]
         if not rows:
             return
@@ -175,7 +175,7 @@ def with_memory(work: Callable[[], Result], free: Callable[[], object]) -> Resul
 def attempt(work: Callable[[], Result], on_error: Callable[[Exception], object]) -> Result | None:
     """Return the result of `work`, or None after passing its error to `on_error`.
 
-    Raises `torch.AcceleratorError`: the device is lost, and everything that follows would fail.
+    Raises `torch.AcceleratorError`, because the device is lost and all later calls would fail.
     """
     try:
         return work()

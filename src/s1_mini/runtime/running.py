@@ -86,7 +86,7 @@ class EngineRuntime:
     def begin(
         self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
     ) -> OutputQueue:
-        """Submit a request with the voices of its references, or the one that it names, or the default voice."""
+        """Submit a request with the voices of its references, its named voice or the default voice."""
         description = self.speaker.description
         sampling, options = description.sampling_of(request), description.prompt_options(request)
         words = self._words(request, prepared, is_live=streams) if request.word_times else None
@@ -189,7 +189,7 @@ class EngineRuntime:
 def run(
     speaker: LoadedCheckpoint, synthesizer: Synthesizer, config: EngineConfig, before: VoiceService | None
 ) -> EngineRuntime:
-    """Return a runtime; voices in memory and pins of `before` stay. Raises `ConfigurationError`."""
+    """Return a runtime that keeps the in-memory voices and the pins of `before`. Raises `ConfigurationError`."""
     references = ReferenceEncoder(
         encode_wave=synthesizer.encode,
         cache=synthesizer.references,

@@ -10,13 +10,13 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.loader import LoadedCheckpoint, free_bytes_of, gpus_of
 
 CPU_KV_GB = 1.0  # default budget for keys and values on a CPU
-CPU_SLOTS = 4  # default on a CPU; on a GPU as many as fit, up to `AUTO_SLOTS`
+CPU_SLOTS = 4  # default on a CPU; the default on a GPU is as many as fit, up to `AUTO_SLOTS`
 
 
 def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
     """Return slots and their positions, from settings and free memory.
 
-    Raises `ConfigurationError` if the memory has no room for one slot.
+    Raises `ConfigurationError` if there is not enough memory for one slot.
     """
     model, stages = speaker.loaded, gpus_of(speaker.devices)
     first = next(iter(speaker.devices.values())).value  # the stage with a KV cache
@@ -30,7 +30,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int,
         return slots_for(rooms, sizes, config)
     budget = (config.kv_cache_gb or CPU_KV_GB) * GIB
     positions = min(model.max_positions, config.max_columns or model.max_positions)
-    slots = _slots_wanted(config, AUTO_SLOTS if on_gpu else CPU_SLOTS)
+    slots = _requested_slots(config, AUTO_SLOTS if on_gpu else CPU_SLOTS)
     slots = min(slots, int(budget // (positions * model.position_bytes)))
     if slots < 1:
         slots, positions = 1, int(budget // model.position_bytes) // SPAN * SPAN
@@ -39,14 +39,14 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int,
 
 
 def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:
-    """Return slots and their positions for the memory that the weights leave free, as `s1-mini plan` does.
+    """Return slots and their positions for the memory not used by weights, by the rules of `s1-mini plan`.
 
-    `rooms` are the devices that have stages. Raises `ConfigurationError` if one of them has no room for one slot.
+    `rooms` are the devices with stages. Raises `ConfigurationError` if one of them has no room for one slot.
     """
     most = min(sizes.max_positions, config.max_columns or sizes.max_positions)
     slots, positions = fit_slots(
         rooms,
-        requested=_slots_wanted(config, AUTO_SLOTS),
+        requested=_requested_slots(config, AUTO_SLOTS),
         positions=most,
         needed=most if config.max_columns else sizes.needed_positions(config.max_reference_s, config.chunk_length),
     )
@@ -61,7 +61,7 @@ def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig)
     return slots, positions
 
 
-def _slots_wanted(config: EngineConfig, default: int) -> int:
+def _requested_slots(config: EngineConfig, default: int) -> int:
     return (config.max_batch_size or default) if config.enable_batching else 1
 
 

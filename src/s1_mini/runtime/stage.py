@@ -1,8 +1,8 @@
 """The interface between the network of a stage and its runner.
 
-A stage holds the state of its slots in tensors that are allocated once and changed in place. A call that raises has
-changed nothing, so that each slot can be tried alone. A slot's output does not depend on the other slots, except for
-rounding on a GPU without batch invariance.
+A stage holds the state of its slots in tensors that are allocated once and changed in place. A call that raises must
+not have changed anything, so that each slot can be retried alone. A slot's output does not depend on the other slots,
+except for rounding on a GPU without batch invariance.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import torch
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
 from s1_mini.runtime.compiled import Compilable
 
-Pending = Callable[[], StepResult]  # waits for a step that was launched
+Pending = Callable[[], StepResult]  # waits for a launched step
 
 
 class Stage:
-    """One stage of a family on one device, used by one thread unless it says otherwise. Without graphs by default."""
+    """One stage of a family on one device, used by one thread. Without graphs by default."""
 
     device: torch.device
-    is_overlapped: bool  # whether a step is only launched, so that the next one can follow before its result is read
+    is_overlapped: bool  # whether a step is only launched, so that the next can be launched before its result is read
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture the graphs on a GPU; once, before everything else."""
+        """Capture the graphs on a GPU. Called once, before all other methods."""
         if self.device.type == "cuda":
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Capture the calls that recur; on a CPU (in tests) they run uncaptured. By default there are none."""
+        """Capture the repeated calls (default: none). On a CPU, in tests, they run without being captured."""
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Begin units of work in their slots."""
@@ -45,7 +45,7 @@ class Stage:
         """Prefill positions of the units in these slots."""
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
-        """Launch one step of the units in `slots`, all of one shape class; the other slots stay as they are."""
+        """Launch one step of the units in `slots`, all of one shape class; other slots are unchanged."""
         raise NotImplementedError
 
     def save(self, slot: int, positions: int) -> Saved:
@@ -57,11 +57,11 @@ class Stage:
         raise NotImplementedError
 
     def compilable(self) -> Compilable | None:
-        """Return what numba can compile of it on a CPU."""
+        """Return the step that numba can compile on a CPU, if any."""
         return None
 
     def close(self) -> None:
-        """Release what is not memory; once, by the thread that used the stage."""
+        """Release resources other than memory. Called once, by the thread that used the stage."""
 
 
 def whole_units(wait: Callable[[], Sequence[Any]], counts: list[int]) -> Pending:

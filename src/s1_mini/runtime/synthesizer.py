@@ -1,6 +1,6 @@
-"""One loaded checkpoint with its memory, queue and threads: takes the utterances of a text, returns a queue of audio.
+"""One loaded checkpoint with its memory, queue and threads: accepts the utterances of a text, returns a queue of audio.
 
-Only this module and those below it handle slots and plans.
+Only this module and those it imports handle slots and plans.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference import Check
 from s1_mini.voices.reference_cache import ReferenceCache, ReferenceStore
 
-REFERENCE_BYTES = 64_000_000  # memory for encoded references, enough for some hours of audio
+REFERENCE_BYTES = 64_000_000  # memory for encoded references, enough for several hours of audio
 CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
     ("entries", "gauge", "Entries in the cache"),
     ("num_bytes", "gauge", "Size of the cache in bytes"),
@@ -153,9 +153,9 @@ class Synthesizer:
     ) -> OutputQueue:
         """Submit a request for the utterances `pieces`; the last chunk of the returned queue has the finish reason.
 
-        `deadline` is a `time.monotonic()`, `flow` the client and group that take turns in the queue. Prompts of later
-        utterances are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or
-        `EngineNotReadyError` at once; the queue raises `CapacityError`, `GenerationError`, `RequestTimeoutError` and
+        `deadline` is a `time.monotonic()`; `flow` is the client and the group that take turns in the queue. Prompts of
+        later utterances are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or
+        `EngineNotReadyError`; the returned queue raises `CapacityError`, `GenerationError`, `RequestTimeoutError` or
         `EngineNotReadyError`.
         """
         queue = OutputQueue(lambda: self.core.cancel(request), whole=not streams)
@@ -179,7 +179,7 @@ class Synthesizer:
         request.utterances = [each() for each in builds[:num_built]]
         request.later.extend(builds[num_built:])
         if request.later:
-            if has_voice:  # check the longest prompt now instead of failing in the middle
+            if has_voice:  # check the longest prompt now instead of failing during generation
                 build(0, max(pieces[num_built:], key=len))
             else:
                 request.set_voice = partial(self._set_voice, voices, pieces[0])
@@ -188,7 +188,7 @@ class Synthesizer:
         return queue
 
     def prompt(self, voice: Voice) -> PromptTokens:
-        """Return a prompt that begins with `voice`, for the length and the key of the shared prefix.
+        """Return a prompt that begins with `voice`; it has the length and the key of the shared prefix.
 
         Raises `VoiceError` if it does not fit the model, `CapacityError` if it leaves no room for a text.
         """
@@ -214,14 +214,14 @@ class Synthesizer:
 
     @property
     def has_room_to_spare(self) -> bool:
-        """Whether no request waits, and one more would leave a slot for the next."""
+        """Whether no request waits and one more would leave a free slot (with a single slot: whether it is free)."""
         slots = self.core.slots
         return not len(self.core.line) and slots.num_free > min(1, slots.count - 1)
 
     def read_prefix(self, voice: Voice) -> bool:
         """Prefill `voice` into the cache by a request of one step, which any other request cancels.
 
-        Return whether it was finished. Called by one thread. Raises `EngineError`.
+        Return whether it finished. Called by one thread only. Raises `EngineError`.
         """
         accepted = self.core.line.stats.accepted
         try:
@@ -232,7 +232,7 @@ class Synthesizer:
         self._prefix = queue
         if (
             self.core.line.stats.accepted > accepted + 1
-        ):  # another request came before the line above and could not cancel this one
+        ):  # another request arrived before the line above and could not cancel this one
             queue.close()
         return all(chunk.finish_reason != "cancelled" for chunk in queue)
 
@@ -279,11 +279,11 @@ class Synthesizer:
         return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
 
     def _set_voice(self, voices: list[Voice], text: str, items: Sequence[np.ndarray]) -> None:
-        """Add the voice of a request's first utterance, whose text was `text`, from the output of its stages."""
+        """Add the voice of a request's first utterance, made from its `text` and the output of its stages."""
         voices.append(self._loaded.own_voice(items, text))
 
     def _warm_up(self) -> None:
-        """Run everything once, so that the first request compiles nothing; try again if it generated no audio."""
+        """Run everything once, so that the first request compiles nothing; retry if no audio was generated."""
         for seed in WARM_UP_SEEDS:
             sampling = replace(self._speaker.description.defaults, max_new_tokens=2, seed=seed)
             try:
@@ -296,7 +296,7 @@ class Synthesizer:
 
 
 def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
-    """Return the threads of a chain's stages: one per device for its models, more where they increase the throughput.
+    """Return the threads of a chain's stages: one per device for its models, more if that increases the throughput.
 
     On a CPU with a small model, the step and the codec have one core each. On a GPU, one thread waits for a frame while
     the other delivers audio. A remote stage has its own thread, which waits for its process.

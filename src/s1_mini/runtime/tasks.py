@@ -19,11 +19,11 @@ from s1_mini.runtime.runner import as_error, attempt, with_memory
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
-SPEAKING_SHARE = 3.0  # while there are requests: seconds of generation per second of tasks
+SPEAKING_SHARE = 3.0  # seconds of generation per second of tasks, while there are requests
 
 
 class _Task:
-    """One task. `make` starts it, and starts it again after an out-of-memory error."""
+    """One task. `make` starts it, and restarts it after an out-of-memory error."""
 
     def __init__(self, make: Callable[[], Steps[Any]]) -> None:
         self.future: Future[Any] = Future()
@@ -32,9 +32,9 @@ class _Task:
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Run the next step; return whether it was the last. Raises the task's error; the next call starts again."""
+        """Run the next step; return whether it was the last. Raises the task's error; the next call restarts it."""
         steps = self._make() if self._steps is None else self._steps
-        self._steps = None  # start again if this fails
+        self._steps = None  # restart if this fails
         try:
             next(steps)
         except StopIteration as end:
@@ -51,7 +51,7 @@ class _Task:
         self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Set the error only. Thread-safe."""
+        """Set the error without ending the running step. Thread-safe."""
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 

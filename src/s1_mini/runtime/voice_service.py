@@ -46,7 +46,7 @@ class VoiceService:
         self.preloader = Preloader(self, synthesizer, config)
 
     def take_over(self, before: VoiceService) -> None:
-        """Keep the voices in memory and the pins of another service, as far as they fit this checkpoint."""
+        """Take over another service's in-memory voices and its pins, as far as they fit this checkpoint."""
         added = before.registry.added
         if self.registry.added.form.encoder == added.form.encoder:
             if not isinstance(added, VoiceDirectory):
@@ -72,7 +72,7 @@ class VoiceService:
         replace: bool = False,
         check: Check | None = None,
     ) -> VoiceInfo:
-        """Encode a reference and keep it under `name`, unless `check` cancels it before.
+        """Encode a reference and keep it under `name`, unless `check` cancels the work first.
 
         Raises `RequestError` or `EngineError`.
         """
@@ -81,7 +81,7 @@ class VoiceService:
             raise TextError("reference_text", "is empty; provide the exact words of the recording")
         with self.registry.adding(name, replace=replace):
             voice = self._encoder.encode(reference, check)
-            self._synthesizer.prompt(voice)  # a voice that fits no slot is refused now, not with every request
+            self._synthesizer.prompt(voice)  # refuses a voice that does not fit a slot now instead of at every request
             with self._lock:
                 self.registry.add(name, voice, description=description, replace=replace)
                 if name in self._pins:
@@ -124,9 +124,9 @@ class VoiceService:
         too_many = prefixes.max_entries is not None and len(held) > prefixes.max_entries
         if too_many or sum(held.values()) > prefixes.max_bytes:
             raise CapacityError(
-                f"pinning {name!r} would make {len(held)} pinned voices of {sum(held.values()) / 1e6:.1f} MB; the "
-                f"cache has room for {prefixes.max_entries} voices of {prefixes.max_bytes / 1e6:.1f} MB. Unpin "
-                "others, or enlarge the cache (S1_MINI_PREFIX_CACHE_MB, S1_MINI_KV_CACHE_SIZE)."
+                f"pinning {name!r} would bring the pinned voices to {len(held)}, {sum(held.values()) / 1e6:.1f} MB in "
+                f"total; the cache has room for {prefixes.max_entries} voices and {prefixes.max_bytes / 1e6:.1f} MB. "
+                "Unpin others, or enlarge the cache (S1_MINI_PREFIX_CACHE_MB, S1_MINI_KV_CACHE_SIZE)."
             )
         self._pins[name] = prompt.prefix_key, num_bytes
         self.registry.added.pin(name, pinned=True)
@@ -142,9 +142,9 @@ class VoiceService:
 
 
 class Preloader:
-    """A thread that makes voices of recordings in the directory, then prefills voices before they are requested.
+    """A thread that makes voices out of recordings in the directory, then prefills voices before they are requested.
 
-    A failure is a warning and an entry of `failed`; the thread continues with the next one.
+    A failure is logged and added to `failed`; the thread continues with the next voice.
     """
 
     def __init__(self, voices: VoiceService, synthesizer: Synthesizer, config: EngineConfig) -> None:
@@ -153,7 +153,7 @@ class Preloader:
         self._max_transcript_bytes = 4 * config.max_text_length + 4
         names = [name.strip() for name in config.warm_voices.split(",") if name.strip()]
         self._recordings = deque(self._registry.added.recordings())
-        self._wants_all = names == [ALL]  # every voice, as of when the recordings are done
+        self._wants_all = names == [ALL]  # every voice that exists once the recordings are encoded
         self._names: deque[str] = deque(() if self._wants_all else names)
         self._first: deque[str] = deque()  # pinned voices: prefilled before the others, even if the cache is full
         self._is_busy = False
@@ -166,7 +166,7 @@ class Preloader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin nothing more, and cancel what is in progress."""
+        """Start no more work, and cancel the work in progress."""
         with self._changed:
             self._is_stopped = True
             self._encoding.cancel()
@@ -222,7 +222,7 @@ class Preloader:
             return None
 
     def _take_in(self, recording: Recording) -> None:
-        """Convert a recording in the directory of voices to a voice. Raises `S1MiniError` or `OSError`."""
+        """Make a voice from a recording in the voice directory. Raises `S1MiniError` or `OSError`."""
         if not recording.transcript.exists():
             raise ParameterError(
                 "reference_text",
@@ -238,7 +238,7 @@ class Preloader:
         self._voices.add(recording.name, reference, replace=True, check=Check(self._encoding))
 
     def _prefill(self, name: str) -> None:
-        """Prefill a voice into the cache when the engine is idle; if the cache is full, drop all voices that wait."""
+        """Prefill a voice into the cache when the engine is idle; if the cache is full, drop all waiting voices."""
         prefixes = self._synthesizer.core.prefixes
         while not self._is_stopped:
             voice = self._registry.find(name).voice

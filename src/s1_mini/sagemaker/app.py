@@ -34,9 +34,9 @@ def make_container_app(
 ) -> FastAPI:
     """Build the application around `engine`.
 
-    With `endpoint` it also serves the runtime's paths for an endpoint of that name, and writes the answers of
-    asynchronous invocations to `store`. `member` identifies one of several replicas; None if it is alone. Without
-    `streams` no audio is streamed. Raises `ConfigurationError` for a name that SageMaker would not take.
+    With `endpoint`, it also serves the runtime's paths for an endpoint of that name, and writes the responses of
+    asynchronous invocations to `store`. `member` identifies one of several replicas (None: the only one). Without
+    `streams`, no audio is streamed. Raises `ConfigurationError` for a name that SageMaker would reject.
     """
     container = container or ContainerSettings()
     app = create_app(engine, settings, member)

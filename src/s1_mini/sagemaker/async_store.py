@@ -1,4 +1,4 @@
-"""Inputs and answers of asynchronous invocations: in a folder of this machine, or on S3. Blocking calls."""
+"""Inputs and responses of asynchronous invocations, in a local folder or on S3. Calls block."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_store(place: str) -> AsyncStore:
 
 
 class FolderStore:
-    """A folder; its locations are `file://`, and it reads only files inside it."""
+    """A folder; its locations are `file://`, and only files inside it can be read."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -39,7 +39,7 @@ class FolderStore:
         except OSError as error:
             raise ConfigurationError(f"async store {str(directory)!r} cannot be created: {error.strerror}") from None
         self._directory = directory.resolve()
-        for left in self._directory.glob(".*.reserved"):  # left by a killed process; no invocation lasts as long
+        for left in self._directory.glob(".*.reserved"):  # left by a killed process; older than any invocation
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > 2 * MAX_ASYNC_S:
                     left.unlink()
@@ -64,7 +64,7 @@ class FolderStore:
         return (self._directory / name).as_uri()
 
     def reserve(self, name: str) -> None:
-        """Write a hidden file that is large enough for a failure report, so that one can be written on a full disk."""
+        """Reserve space for a failure report by a hidden file, so that it can be written even if the disk is full."""
         try:
             self._reserved(name).write_bytes(bytes(RESERVED_BYTES))
         except OSError:
@@ -75,7 +75,7 @@ class FolderStore:
         files.publish(self._directory / name, content)
 
     def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
-        """Overwrite the reserved file, which needs no more space, and rename it."""
+        """Overwrite the reserved file, which needs no additional space, and rename it."""
         path = self._reserved(reserved)
         with path.open("r+b") as file:
             file.write(content[:RESERVED_BYTES])
@@ -90,13 +90,13 @@ class FolderStore:
 
 
 def local_path(path: str, *, is_windows: bool = os.name == "nt") -> str:
-    """Return the local path of a `file://` location's path: `/C:/in.json` is one of Windows."""
+    """Return the local path for the path of a `file://` location, which on Windows looks like `/C:/in.json`."""
     plain = unquote(path)
     return plain[1:] if is_windows and re.match(r"/[A-Za-z]:/", plain) else plain
 
 
 class S3Store:
-    """A prefix of a bucket for answers; inputs may be anywhere that the credentials reach."""
+    """A prefix of a bucket for responses; inputs may be anywhere that the credentials can read."""
 
     def __init__(self, place: str) -> None:
         try:
@@ -114,7 +114,12 @@ class S3Store:
             raise BodyError(f"the input {location[:200]!r} is not a valid S3 location; use s3://bucket/key")
         try:
             found = self._client.get_object(Bucket=match[1], Key=match[2])
-        except (BotoCoreError, ClientError, OSError, ValueError) as error:  # the last two: from credential providers
+        except (
+            BotoCoreError,
+            ClientError,
+            OSError,
+            ValueError,
+        ) as error:  # OSError and ValueError come from credential providers
             raise BodyError(f"the input {location[:200]!r} cannot be read ({type(error).__name__})") from error
         if found["ContentLength"] > max_bytes:
             raise BodyTooLargeError(max_bytes, MAX_BYTES_VARIABLE)
@@ -129,7 +134,7 @@ class S3Store:
         self._client.put_object(Bucket=self._place.bucket, Key=key, Body=content, ContentType=content_type)
 
     def reserve(self, name: str) -> None:
-        """Do nothing: a bucket never runs full."""
+        """Do nothing, because a bucket is never full."""
 
     def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
         self.write(name, content, content_type)

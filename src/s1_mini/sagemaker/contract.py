@@ -1,6 +1,6 @@
 """Check an artifact against SageMaker's container contract: unpack it, start the container's process, call it, stop it.
 
-The process gets no setting and no key of this machine. Each step reports what SageMaker would have done.
+The process gets none of this machine's settings and keys. Each step reports what SageMaker would have done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import s1_mini
 from s1_mini.packaging.verify import unpack_archive, verify_directory
 from s1_mini.sagemaker.environment import BASE, container_environment
 
-STARTUP_S = 240.0  # SageMaker's, unless ContainerStartupHealthCheckTimeoutInSeconds says more
+STARTUP_S = 240.0  # SageMaker's default for ContainerStartupHealthCheckTimeoutInSeconds
 PING_S = 2.0
 INVOKE_S = 60.0
 STOP_S = 30.0
@@ -34,7 +34,7 @@ MAX_ANSWER_BYTES = 6 * 2**20
 TEXT = "This is a test of the endpoint."
 _KEPT = (
     *("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
-    # Windows needs these to find its libraries, its temporary folder and the user's one
+    # Windows needs these to find its libraries, the temporary folder and the user's folder.
     *("SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "USERNAME", "LOCALAPPDATA"),
 )
 _KEPT_PREFIXES = ("OMP_", "LC_", "NVIDIA_")
@@ -50,15 +50,15 @@ class Step:
 
 
 class StopSignal(NamedTuple):
-    """The signal that ends a process, and the flags with which the process must be created to receive it."""
+    """The signal that ends a process, and the creation flags with which a process can receive it."""
 
     name: str
     signal: int
     creation_flags: int
 
 
-# On Windows SIGTERM kills a process, but it can handle Ctrl-Break in a process group of its own. The numbers are
-# signal.CTRL_BREAK_EVENT and subprocess.CREATE_NEW_PROCESS_GROUP, which Python has on Windows only.
+# On Windows, SIGTERM kills a process, but a process in its own group can handle Ctrl-Break. The numbers are
+# signal.CTRL_BREAK_EVENT and subprocess.CREATE_NEW_PROCESS_GROUP, which Python only has on Windows.
 CTRL_BREAK = StopSignal("Ctrl-Break", 1, 0x200)
 SIGTERM = StopSignal("SIGTERM", signal.SIGTERM, 0)
 ENDING = CTRL_BREAK if os.name == "nt" else SIGTERM
@@ -72,7 +72,7 @@ class _Answer(NamedTuple):
 
 
 def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Step]:
-    """Check a `.tar.gz` or a folder of the prefix layout step by step; steps after a failed one may be missing.
+    """Check a `.tar.gz` or a folder of the prefix layout step by step; after a failed step, others may be left out.
 
     Raises `PackageError` if the artifact differs from its manifest, which SageMaker would not notice.
     """
@@ -158,7 +158,7 @@ def stop(process: subprocess.Popen[bytes], ending: StopSignal) -> Step:
 def _place(folder: Path, model: Path) -> None:
     try:
         model.symlink_to(folder, target_is_directory=True)
-    except OSError:  # Windows lets few users make links
+    except OSError:  # on Windows, most users cannot create links
         shutil.copytree(folder, model)
 
 
@@ -169,7 +169,7 @@ def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Pope
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
-    kept["PYTHONPATH"] = str(Path(s1_mini.__file__).parents[1])  # this very engine
+    kept["PYTHONPATH"] = str(Path(s1_mini.__file__).parents[1])  # the package of this process
     details = {BASE: str(base), "SAGEMAKER_BIND_TO_PORT": str(port), "S1_MINI_SERVER_HOST": "127.0.0.1"}
     details |= {} if device is None else {"S1_MINI_DEVICE": device}
     url = f"http://127.0.0.1:{port}"

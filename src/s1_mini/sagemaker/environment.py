@@ -1,6 +1,6 @@
-"""SageMaker's container variables as our settings; the container's `serve` runs this module.
+"""Translates SageMaker's container variables to our settings; the container's `serve` runs this module.
 
-A variable of ours overrides the platform's. Imports neither torch nor the engine.
+Our own variables take precedence. Imports neither torch nor the engine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ BASE = "SAGEMAKER_BASE_DIR"
 
 
 class EnvironmentVariable(NamedTuple):
-    """A variable of the platform and the one of ours that it sets."""
+    """A variable of the platform, and our variable that it sets."""
 
     theirs: str
     ours: str
-    bytes: int | None = None  # in one of its units
+    bytes: int | None = None  # bytes per unit of the platform's variable
 
 
 TABLE = (
@@ -58,9 +58,9 @@ def container_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_model(directory: Path) -> Path | None:
-    """Return the folder of the unpacked model; None if there is none, or only code.
+    """Return the folder of the unpacked model; None if it is missing or has only code.
 
-    Raises `CheckpointNotFoundError` if the folder holds files but no checkpoint.
+    Raises `CheckpointNotFoundError` if the folder has files but no checkpoint.
     """
     if (directory / "config.json").is_file():
         return directory

@@ -1,7 +1,7 @@
 """The handler of SageMaker's inference toolkits: `model_fn`, `input_fn`, `predict_fn`, `output_fn`.
 
 They call the container's own application, which runs in this process. The toolkits put the traceback of an exception
-into the answer, so with a context nothing is raised here: a failure becomes a status and a JSON object. Nothing is ever
+into the response, so with a context nothing is raised here: a failure becomes a status and a JSON object. Nothing is
 unpickled. `sagemaker/code/inference.py` imports the four functions.
 
 The audio format depends on `Accept`, which only `output_fn` receives, so that function calls the application.
@@ -34,12 +34,12 @@ from s1_mini.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-MAX_ANSWER_BYTES = 6_553_500  # beyond, multi-model-server kills its worker instead of answering; a variable raises it
-UNLIMITED = 2**40  # bytes: the toolkit's own server limits what reaches this process
+MAX_ANSWER_BYTES = 6_553_500  # for larger responses, multi-model-server kills its worker; a variable raises the limit
+UNLIMITED = 2**40  # bytes; the toolkit's own server limits request bodies
 
 
 class Context(Protocol):
-    """The toolkits' object for the status and headers of an answer."""
+    """The toolkits' object for the status and headers of a response."""
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None: ...
 
@@ -47,7 +47,7 @@ class Context(Protocol):
 
 
 class RefusedError(S1MiniError):
-    """A failure of the application, with the `code` and message of its answer."""
+    """A failure of the application, with the `code` and message of its response."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class RefusedError(S1MiniError):
 
 
 class Failure(NamedTuple):
-    """An exception in place of a value, raised when the value would be called."""
+    """An exception in place of a `Call`, raised when it is called."""
 
     error: Exception
 
@@ -74,7 +74,7 @@ Call = Callable[[str | None], httpx.Response]  # takes `Accept`, returns the app
 
 
 class Container:
-    """The container's application around a started engine, on an event loop of its own."""
+    """The container's application around a started engine, on its own event loop."""
 
     def __init__(self, engine: ProductionTTSEngine) -> None:
         settings = ServerSettings(
@@ -95,7 +95,6 @@ class Container:
         self._stack.callback(self._portal.call, self._client.aclose)
 
     def invoke(self, body: Body, accept: str | None) -> httpx.Response:
-        """Send `POST /invocations`."""
         headers = {"Content-Type": body.content_type} | ({"Accept": accept} if accept else {})
         encoded = {name.encode(): value.encode("latin-1", "replace") for name, value in headers.items()}
         return self._portal.call(partial(self._client.post, "/invocations", content=body.content, headers=encoded))
@@ -106,7 +105,7 @@ class Container:
 
 
 class _Process:
-    """The one container of this process, started on first use."""
+    """The only container of this process, started on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,7 +143,7 @@ process_engine = _Process()
 
 
 def find_checkpoint(model_dir: str | Path) -> Path | None:
-    """Return `model_dir` if it holds a checkpoint; None, for the checkpoint of the settings, if it only holds code."""
+    """Return `model_dir` if it has a checkpoint; None, for the checkpoint of the settings, if it has only code."""
     directory = Path(model_dir)
     return directory if (directory / "config.json").is_file() else None
 
@@ -152,7 +151,7 @@ def find_checkpoint(model_dir: str | Path) -> Path | None:
 def model_fn(model_dir: str) -> Container | Failure:
     """Return the started container of this process, with the checkpoint in `model_dir` or that of the settings.
 
-    A failure is logged with its traceback and returned: every request is then refused with its reason.
+    A failure is logged with its traceback and returned, so that every request is refused with its reason.
     """
     try:
         return process_engine.get(find_checkpoint(model_dir))
@@ -164,7 +163,7 @@ def model_fn(model_dir: str) -> Container | Failure:
 def input_fn(
     request_body: bytes | bytearray | str | None, content_type: str | None, context: Context | None = None
 ) -> Body | Failure:
-    """Return the body for `predict_fn`. Without `context` raises `ContentTypeError` for a form."""
+    """Return the body for `predict_fn`. Without `context`, raises `ContentTypeError` for a form."""
     kind = content_type or JSON
     if kind.lower().startswith(FORM):  # multi-model-server parses forms and passes no body
         return _fail(
@@ -175,7 +174,7 @@ def input_fn(
 
 
 def predict_fn(data: Body | Failure, model: Container | Failure, context: Context | None = None) -> Call | Failure:
-    """Bind the body to the container for `output_fn`. Without `context` raises an earlier failure."""
+    """Bind the body to the container for `output_fn`. Without `context`, raises an earlier failure."""
     if isinstance(model, Failure):
         return _fail(model.error, context)
     if isinstance(data, Failure):
@@ -184,9 +183,9 @@ def predict_fn(data: Body | Failure, model: Container | Failure, context: Contex
 
 
 def output_fn(prediction: Call | Failure, accept: str | None, context: Context | None = None) -> tuple[bytes, str]:
-    """Return the body and content type of the container's answer in a format that `accept` allows.
+    """Return the body and content type of the container's response in a format that `accept` allows.
 
-    With `context`, sets the status of a failure and the custom attributes. Without it raises `S1MiniError`.
+    With `context`, sets the status of a failure and the custom attributes; without it, raises `S1MiniError`.
     """
     try:
         response = prediction(accept)

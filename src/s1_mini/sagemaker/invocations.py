@@ -1,14 +1,14 @@
 """`POST /invocations` and `GET /execution-parameters`.
 
-The body is JSON, JSON lines or a form; `Accept` chooses the form of the answer; the custom attributes may choose
-another route; the session headers open, use and close sessions. `GET /ping` and the bidirectional stream are the
-server's own.
+The body is JSON, JSON lines or a form; `Accept` selects the format of the response; the custom attributes may select
+another route; the session headers open, use and close sessions. `GET /ping` and the bidirectional stream are routes of
+the server.
 
-SageMaker passes up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes` through. Ours are
-comma-separated `name=value` pairs: `route=/v1/audio/speech` in a request, `sample_rate=44100,format=pcm` in an answer.
+SageMaker passes on up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes`. Ours are
+comma-separated `name=value` pairs: `route=/v1/audio/speech` in a request, `sample_rate=44100,format=pcm` in a response.
 
-JSON lines, as batch transform sends them, get as many answers in the same order. The engine has a few lines at a time,
-so a long body needs no more memory than a short one. An invalid line gets an error object of its own.
+JSON lines, as sent by batch transform, give one line of response each, in the same order. The engine gets a few lines
+at a time, so a long body needs no more memory than a short one. An invalid line gives an error object.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 class InvocationBody(SpeechBody):
-    """Body of `POST /invocations`: that of `/v1/tts`, and what opens or closes a session."""
+    """Body of `POST /invocations`: the body of `/v1/tts`, or one that opens or closes a session."""
 
     text: Text | None = None  # type: ignore[assignment] # a session may be opened or closed without speaking
     format: Format | None = None  # type: ignore[assignment] # Accept may name it
@@ -104,7 +104,7 @@ class InvocationBody(SpeechBody):
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
 async def invoke(request: Request) -> Response:
-    """Speak with the model that the request names, if any, or pass it to the route of its attributes."""
+    """Speak with the default model or the one that the request names, or call the route in its attributes."""
     route = read_route(request.headers.get(ATTRIBUTES), routes_of(request))
     target = request.headers.get(TARGET_HEADER)
     if route is not None and route != "/invocations":
@@ -128,7 +128,7 @@ async def execution_parameters(request: Request) -> dict[str, Any]:
 
 
 class Rerouted(Response):
-    """The answer of another route of the application."""
+    """The response of another route of the application."""
 
     def __init__(self, request: Request, route: str) -> None:
         super().__init__()
@@ -139,14 +139,13 @@ class Rerouted(Response):
 
 
 def routes_of(request: Request) -> frozenset[str]:
-    """Return the allowed values of `route=`: every public path below /v1 that takes a POST, and /invocations itself."""
+    """Return the allowed values of `route=`: every public POST path below /v1, and /invocations itself."""
     paths: dict[str, Any] = request.app.openapi()["paths"]  # cached by the application
     found = {path for path, methods in paths.items() if path.startswith("/v1/") and "post" in methods}
     return frozenset({path for path in found if "{" not in path} | {"/invocations"})
 
 
 async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
-    """Answer one invocation with `engine`."""
     read_attributes(request.headers.get(ATTRIBUTES))
     session_id, known = request.headers.get(sessions.ID_HEADER), request.app.state.sessions
     if content_type(request) in JSON_LINES_TYPES:
@@ -189,13 +188,13 @@ async def _speak(
 async def _open_session(
     request: Request, engine: ProductionTTSEngine, body: InvocationBody, recording: bytes | None
 ) -> Response:
-    """Open a session; synthesize the text, if there is one, as its first request."""
+    """Open a session; speak the text, if any, as its first request."""
     client = record_of(request).client
     if body.voice is not None and recording is not None:
         raise InvalidError("voice", "cannot be combined with reference_audio; send one of them")
     if body.voice is not None:
-        await asyncio.to_thread(engine.describe_voice, body.voice)  # an unknown name fails now
-    if recording is not None:  # an unreadable one fails now, and the first text need not wait for its encoding
+        await asyncio.to_thread(engine.describe_voice, body.voice)  # an unknown name must fail now
+    if recording is not None:  # an unreadable one must fail now, and the first text should not wait for its encoding
         preparing = engine.prepare_reference_async(recording, body.reference_text or "", client=client)
         await while_listened(request.receive, preparing)
     known = request.app.state.sessions
@@ -204,7 +203,7 @@ async def _open_session(
     if body.text is None:
         return JSONResponse({"session_id": session.id}, headers=headers)
     with ExitStack() as failing:
-        failing.callback(_forget, known, session.id)  # its id is part of a successful answer only
+        failing.callback(_forget, known, session.id)  # only a successful response has its id
         answer = await _speak(request, engine, body.to_request(recording), body.format, headers)
         failing.pop_all()
         return answer
@@ -225,7 +224,7 @@ def _split_lines(data: bytes) -> list[bytes]:
 
 
 async def _speak_lines(request: Request, engine: ProductionTTSEngine, lines: list[bytes]) -> AsyncIterator[bytes]:
-    """Yield one line of JSON for each of `lines`; closing it cancels those that are not finished."""
+    """Yield one line of JSON for each of `lines`; closing the generator cancels unfinished lines."""
     at_once = 2 * engine.num_slots
     tasks: deque[asyncio.Task[tuple[bytes, AudioResponse | None]]] = deque()
     waiting = deque(lines)
@@ -268,7 +267,7 @@ async def _speak_patiently(
             speech = await speak(engine, speech_request, settings=request.app.state.settings, record=own)
         except (QueueFullError, BusyError, TooManyRequestsError) as error:
             if own.first_chunk is not None:
-                raise  # its own audio exceeds the limit, so a retry would fail again
+                raise  # the line's own audio exceeds the limit, so a retry would fail again
             full = error
             await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFullError) else RETRY_S)
         else:
@@ -280,7 +279,7 @@ async def _speak_patiently(
 
 
 async def _to_json(speech: AudioResponse, speech_request: SpeechRequest) -> bytes:
-    """Encode a whole answer as JSON, with the spoken text if the request asks for it."""
+    """Encode a complete response as JSON, with the spoken text if requested."""
     content = speech.content
     assert content is not None
 
@@ -302,8 +301,8 @@ async def _to_json(speech: AudioResponse, speech_request: SpeechRequest) -> byte
 def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> tuple[AudioFormat, bool]:
     """Return the audio format that `accept` prefers, and whether JSON carries it as base64.
 
-    `audio_format` is the request's own field: it holds where `accept` leaves the format open. Raises
-    `NotAcceptableError` if no form is supported.
+    `audio_format` is the request's own field, which applies if `accept` leaves the format open. Raises
+    `NotAcceptableError` if no format is supported.
     """
     default: AudioFormat = audio_format or "wav"
     if not accept or not accept.strip():
@@ -338,7 +337,8 @@ def _weight(text: str) -> float:
 def read_attributes(header: str | None) -> dict[str, str]:
     """Return the pairs of a header; entries that are not `name=value` are ignored.
 
-    Raises `ParameterError` for more than `MAX_HEADER` characters, one that is not visible ASCII, or a repeated name.
+    Raises `ParameterError` for more than `MAX_HEADER` characters, for characters other than visible ASCII, and for a
+    repeated name.
     """
     if not header:
         return {}

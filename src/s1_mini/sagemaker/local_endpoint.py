@@ -1,8 +1,8 @@
-"""The paths of SageMaker's runtime on this machine: a boto3 client calls the server like an endpoint.
+"""The paths of SageMaker's runtime on this machine, so that a boto3 client can call the server like an endpoint.
 
-`invoke_endpoint`, `invoke_endpoint_with_response_stream` and `invoke_endpoint_async`. As at the real runtime, a failure
-of the container becomes status 424, `ModelError`, which quotes the container, and only the headers that SageMaker
-passes on reach the container. Signatures are not checked.
+Supports `invoke_endpoint`, `invoke_endpoint_with_response_stream` and `invoke_endpoint_async`. As in the real runtime,
+a failure of the container becomes status 424 (`ModelError`), which quotes the container, and the container receives
+only the headers that SageMaker passes on. Signatures are not checked.
 
 Response streams have AWS's event-stream framing. A message is, all numbers big-endian::
 
@@ -51,12 +51,12 @@ INFERENCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 VARIANT = "AllTraffic"
 MAX_INLINE_BYTES = 128_000
 DEFAULT_ASYNC_S = 900
-OUTPUT, FAILURE = ".out", "-error.out"  # endings of the files of asynchronous answers
+OUTPUT, FAILURE = ".out", "-error.out"  # suffixes of the files of asynchronous responses
 EVENT_STREAM = "application/vnd.amazon.eventstream"
-MAX_PAYLOAD_BYTES = 16 * 2**20  # limit of the strictest of AWS's decoders; that of botocore is 24 MiB
+MAX_PAYLOAD_BYTES = 16 * 2**20  # limit of AWS's strictest decoder; botocore's is 24 MiB
 
 _HEADER = "x-amzn-sagemaker-"
-_PLAIN = ("content-type", "content-length", "accept")  # these reach the container, too
+_PLAIN = ("content-type", "content-length", "accept")  # the container also receives these
 _BACK = (ATTRIBUTES, sessions.NEW_HEADER, sessions.CLOSED_HEADER, "Content-Type")
 
 OnStart = Callable[[Headers], Awaitable[None]]
@@ -69,7 +69,7 @@ class AsyncCall(NamedTuple):
     body: bytes | str  # the input, or its location
     inference_id: str
     allowed_s: float
-    name: str  # unique name of the output: clients may reuse an id
+    name: str  # unique name of the output, because clients may reuse an id
 
 
 class AwsError(Exception):
@@ -81,7 +81,7 @@ class AwsError(Exception):
 
 
 class LocalEndpoint:
-    """An endpoint of this machine, with the asynchronous invocations that it has accepted."""
+    """A local endpoint, with its accepted asynchronous invocations."""
 
     def __init__(self, name: str, app: FastAPI, settings: ContainerSettings, store: AsyncStore | None = None) -> None:
         if not NAME.fullmatch(name):
@@ -98,7 +98,7 @@ class LocalEndpoint:
             raise AwsError(429, "ThrottlingException", "too many asynchronous invocations are waiting; try again later")
 
     def accept(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> None:
-        """Answer an invocation in the background."""
+        """Handle an invocation in the background."""
         gate, holding = self.app.state.gate, scope["state"]["record"].holding
         holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds their number
         gate.enter()  # shutdown waits for it
@@ -118,7 +118,7 @@ class LocalEndpoint:
         task.add_done_callback(end)
 
     async def close(self) -> None:
-        """Cancel unanswered invocations; a failure is written for each."""
+        """Cancel unfinished invocations and write a failure for each."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -136,7 +136,7 @@ class LocalEndpoint:
             answer = error_response(RequestTimeoutError(f"the invocation timed out after {call.allowed_s:g} s"), None)
         except asyncio.CancelledError:
             answer = error_response(DrainingError("the server shut down before it could respond"), None)
-        except Exception as error:  # written as the answer
+        except Exception as error:  # written as the response
             if not isinstance(error, S1MiniError):
                 logger.exception("an asynchronous invocation failed")
             answer = error_response(error, None)
@@ -156,11 +156,11 @@ Endpoint = Annotated[LocalEndpoint, Depends(_find_endpoint)]
 async def call_container(
     app: FastAPI, scope: Scope, receive: Receive, on_start: OnStart | None = None, on_piece: OnPiece | None = None
 ) -> Response:
-    """Call `/invocations` inside the middleware, which the outer request of `scope` has passed already.
+    """Call `/invocations` inside the middleware, which the outer request of `scope` has already passed.
 
-    The pieces of a successful answer go to `on_piece` as they come; all else is collected in the returned answer. An
-    error before the answer begins becomes an answer, a later one is raised. (httpx's ASGI transport cannot do this: it
-    collects every answer, and shares no state with the outer request.)
+    The pieces of a successful response are passed to `on_piece` as they arrive; everything else is in the returned
+    response. An error before the response begins becomes a response; a later one is raised. (httpx's ASGI transport
+    cannot do this, because it collects every response and shares no state with the outer request.)
     """
     record, body = scope["state"]["record"], bytearray()
     answer: Response | None = None
@@ -201,7 +201,7 @@ def is_good(answer: Response) -> bool:
 
 
 def _passed(raw: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the container's headers; X-Amzn-SageMaker-Content-Type and -Accept get their standard names."""
+    """Return the headers for the container; X-Amzn-SageMaker-Content-Type and -Accept get their standard names."""
     headers = {name: value for name, value in Headers(raw=raw).items() if name in _PLAIN or name.startswith(_HEADER)}
     for plain in ("content-type", "accept"):
         if (special := headers.pop(_HEADER + plain, None)) is not None:
@@ -210,7 +210,7 @@ def _passed(raw: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 
 def _receive_of(body: bytes) -> Receive:
-    """Return the receiving half of a request with this body, whose client never disconnects."""
+    """Return the `receive` of a request with this body, whose client never disconnects."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -223,7 +223,7 @@ def _receive_of(body: bytes) -> Receive:
 
 @router.post("/endpoints/{name}/invocations")
 async def invoke_endpoint(endpoint: Endpoint, request: Request) -> Response:
-    """Answer `InvokeEndpoint` with the container's whole answer."""
+    """Answer `InvokeEndpoint` with the container's complete response."""
     try:
         answer = await call_container(endpoint.app, request.scope, request.receive)
     except S1MiniError as error:
@@ -233,7 +233,7 @@ async def invoke_endpoint(endpoint: Endpoint, request: Request) -> Response:
 
 @router.post("/endpoints/{name}/invocations-response-stream")
 async def invoke_with_response_stream(_: Endpoint) -> Response:
-    """Answer `InvokeEndpointWithResponseStream` with an event for each piece of the container's answer."""
+    """Answer `InvokeEndpointWithResponseStream` with an event for each piece of the container's response."""
     return FramedAnswer()
 
 
@@ -251,7 +251,7 @@ async def invoke_endpoint_async(endpoint: Endpoint, request: Request) -> Respons
     later = {**request.scope, "state": request.scope["state"] | {"record": own}}
     try:
         await asyncio.to_thread(store.reserve, call.name)
-        endpoint.check_room()  # others may have been accepted meanwhile
+        endpoint.check_room()  # other invocations may have been accepted meanwhile
     except OSError as error:
         raise AwsError(503, "ServiceUnavailable", f"the store cannot be written: {error.strerror}") from None
     except AwsError:
@@ -266,7 +266,7 @@ async def invoke_endpoint_async(endpoint: Endpoint, request: Request) -> Respons
 
 
 class FramedAnswer(Response):
-    """The container's answer in event-stream framing; a failure before its first byte has a status of its own."""
+    """The container's response in event-stream framing; a failure before its first byte has its own status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
 
@@ -285,7 +285,7 @@ class FramedAnswer(Response):
             answer = await call_container(scope["app"], scope, receive, start, send_piece)
         except ClientGoneError:
             raise
-        except Exception as error:  # the stream has begun, so only an event can report it
+        except Exception as error:  # the stream has begun, so only an event can report the error
             if not isinstance(error, S1MiniError):
                 logger.exception("a stream failed")
             scope["state"]["record"].code = code_of(error)
@@ -309,7 +309,7 @@ def encode_message(headers: Mapping[str, str], payload: bytes) -> bytes:
 
 
 def payload_parts(payload: bytes) -> Iterator[bytes]:
-    """Frame `payload` as `PayloadPart` events, as many as it needs."""
+    """Frame `payload` as one or more `PayloadPart` events."""
     headers = {
         ":event-type": "PayloadPart",
         ":content-type": "application/octet-stream",
@@ -320,7 +320,7 @@ def payload_parts(payload: bytes) -> Iterator[bytes]:
 
 
 def model_stream_error(error: Exception) -> bytes:
-    """Frame the end of an interrupted answer as a `ModelStreamError` exception."""
+    """Frame the end of an interrupted response as a `ModelStreamError` exception."""
     code = "ModelInvocationTimeExceeded" if isinstance(error, RequestTimeoutError) else "StreamBroken"
     headers = {
         ":exception-type": "ModelStreamError",
@@ -332,7 +332,7 @@ def model_stream_error(error: Exception) -> bytes:
 
 
 def _keep(store: AsyncStore, name: str, answer: Response) -> None:
-    """Write an answer; if that fails, write a failure to the reserved space."""
+    """Write a response; if this fails, write a failure to the reserved space."""
     kind = answer.headers.get("content-type", "application/octet-stream")
     try:
         store.write(name + (OUTPUT if is_good(answer) else FAILURE), bytes(answer.body), kind)

@@ -1,7 +1,7 @@
 """`/models…`, the contract of a multi-model container: several checkpoints in one process, within one memory budget.
 
-Each model has an engine of its own, next to the one that is always loaded. The registry belongs to the event loop's
-thread; loading and unloading happen in other threads.
+Each model has its own engine, in addition to the one that is always loaded. The registry is used only by the event
+loop's thread; loading and unloading happen in other threads.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ router = APIRouter(tags=["sagemaker"], include_in_schema=False)
 
 PAGE = 100
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-ARCHIVE = ".tar.gz"  # SageMaker's TargetModel names the archive, where a loaded model has a plain name
+ARCHIVE = ".tar.gz"  # SageMaker's TargetModel is the archive's name, but models are loaded under a plain name
 TENSOR_FILES = (".safetensors", ".pth")
-WORKING_SHARE = 2.0  # memory of a loaded checkpoint over its files: float16 is kept as float32, and there are buffers
+WORKING_SHARE = 2.0  # memory of a loaded checkpoint per byte of its files: float16 becomes float32; buffers
 GB = 2**30
 UNLOAD_S = 20.0
 
@@ -44,7 +44,7 @@ class ModelNotFoundError(NotFoundError):
 
 
 class ModelLoadedError(ConflictError):
-    """A model of that name is loaded or being loaded."""
+    """A model of that name is already loaded or being loaded."""
 
     code = "model_already_loaded"
 
@@ -61,7 +61,7 @@ class Hosted:
 
     name: str
     url: str
-    num_bytes: int  # part of the memory budget
+    num_bytes: int  # share of the memory budget
     engine: ProductionTTSEngine
     is_ready: bool = False  # False while it is loaded or unloaded
 
@@ -87,7 +87,7 @@ class HostedModels:
         return model
 
     def find(self, target: str) -> Hosted:
-        """Return the model of a `TargetModel`, which is its name or its name and `.tar.gz`.
+        """Return the model of a `TargetModel`, which is its name with or without `.tar.gz`.
 
         Raises `ModelNotFoundError`; another model is never used instead.
         """
@@ -156,7 +156,7 @@ class HostedModels:
 
 
 def measure(directory: Path) -> int:
-    """Return the bytes of memory that a checkpoint's tensors take."""
+    """Return the memory of a checkpoint's tensors in bytes."""
     files = (path for path in directory.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
     return round(WORKING_SHARE * sum(path.stat().st_size for path in files))
 
@@ -180,7 +180,7 @@ async def load_model(request: Request) -> dict[str, Any]:
 async def list_models(
     request: Request, limit: Annotated[int, Query(ge=1)] = PAGE, next_page_token: Annotated[int, Query(ge=0)] = 0
 ) -> dict[str, Any]:
-    """List the loaded models, `limit` of them from `next_page_token` on."""
+    """List up to `limit` loaded models, starting at `next_page_token`."""
     hosted, end = request.app.state.hosted.list(), next_page_token + limit
     page: dict[str, Any] = {"models": [each.describe() for each in hosted[next_page_token:end]]}
     if end < len(hosted):

@@ -1,4 +1,4 @@
-"""Sticky sessions: a reference is sent once and then used by the session's id. Bounded in number, size and time.
+"""Sticky sessions: a client sends a reference once and then uses it by the session's id. Limited in number, size, time.
 
 At a limit, a new session replaces the least recently used ones, first those of the client with the most sessions.
 SageMaker sends the requests of one session to one instance, so sessions live in the memory of this process only.
@@ -38,7 +38,7 @@ class SessionsFullError(BusyError):
 
 @dataclass(frozen=True)
 class Session:
-    """The voice of requests that name none."""
+    """A session: the voice for requests that do not name one."""
 
     id: str
     ends: float  # on the clock of `Sessions`
@@ -46,7 +46,7 @@ class Session:
     references: tuple[Reference, ...]
 
     def complete(self, request: SpeechRequest) -> SpeechRequest:
-        """Return `request` with the session's voice, unless it names one."""
+        """Return `request` with the session's voice, unless it names another."""
         if request.speech.voice is not None or request.speech.references:
             return request
         return replace(request, speech=replace(request.speech, voice=self.voice, references=self.references))
@@ -63,7 +63,7 @@ class Sessions:
         *,
         suffix: str = "",
     ) -> None:
-        """`suffix` ends every id, so that a proxy in front of several replicas finds the session again."""
+        """`suffix` is the end of every id, by which a proxy in front of several replicas finds the right one."""
         self._settings, self._accounts, self._clock, self._suffix = settings, accounts, clock, suffix
         self._sessions: dict[str, tuple[Session, Holding]] = {}
         accounts.limits[Resource.STICKY_SESSIONS] = settings.max_sessions
@@ -81,7 +81,7 @@ class Sessions:
         reference_audio: bytes | None = None,
         reference_text: str | None = None,
     ) -> Session:
-        """Open a session, closing others to make room. Raises `SessionsFullError` for a recording that never fits."""
+        """Open a session, closing others to make room. Raises `SessionsFullError` for a recording that is too large."""
         self._expire()
         num_bytes, max_bytes = len(reference_audio or b""), self._accounts.limits[Resource.STICKY_BYTES]
         if num_bytes > max_bytes:
@@ -113,7 +113,7 @@ class Sessions:
         self._end(self.get(session_id).id)
 
     def new_header(self, session: Session) -> str:
-        """Return the header value that announces a new session to its client."""
+        """Return the value of the header that tells a client about its new session."""
         ends = datetime.now(UTC) + timedelta(seconds=session.ends - self._clock())
         return f"{session.id}; Expires={ends:%Y-%m-%dT%H:%M:%SZ}"
 

@@ -20,7 +20,7 @@ class ContainerSettings(Settings):
     max_session_mb: float = Field(256.0, gt=0, description="maximum total size of the sessions' recordings, MB")
     session_s: float = Field(1200.0, gt=0, le=86_400.0, description="lifetime of a session, seconds")
 
-    # The multi-model container's models, next to the engine that is always loaded.
+    # The multi-model container's models, in addition to the engine that is always loaded.
     models_root: Path = Field(Path("/opt/ml/models"), description="directory from which models may be loaded")
     models_memory_mb: float = Field(
         8192.0, gt=0, description="memory budget of all loaded models, MB; estimated from file sizes and caches"

@@ -1,7 +1,8 @@
 """Upload an artifact to S3 in parts with SHA-256 checksums; a repeated upload resumes, and nothing is overwritten.
 
-A `.tar.gz` becomes one object, a folder one object per file with the manifest last: a release is complete once its
-manifest exists. The state of an upload is S3's own list of parts. (boto3's `upload_file` cannot resume.)
+A `.tar.gz` becomes one object, and a folder becomes one object per file. The manifest is uploaded last, so a release is
+complete once its manifest exists. The state of an upload is S3's own list of parts (boto3's `upload_file` cannot
+resume).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class UploadError(S1MiniError):
 
 
 def about_sending(artifact: Path, place: S3Place, region: str | None = None) -> About:
-    """Return the context for the message of a failure."""
+    """Return the context for an error message about an upload."""
     return About(region=region, doing=f"{artifact} could not be sent to {place}", bucket=place.bucket, needs=NEEDS)
 
 
@@ -123,7 +124,7 @@ class Uploader:
         parts: list[dict[str, Any]] = []
         try:
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                for part in pool.map(send, range(1, count + 1)):  # a failure cancels the parts that have not begun
+                for part in pool.map(send, range(1, count + 1)):  # a failure cancels the pending parts
                     progress(min(part_bytes, size - len(parts) * part_bytes))
                     parts.append(part)
             self.client.complete_multipart_upload(**named, IfNoneMatch="*", MultipartUpload={"Parts": parts})
@@ -149,7 +150,7 @@ class Uploader:
 
 
 def _is_same(part: dict[str, Any], content: bytes, checksum: str) -> bool:
-    """Return whether an uploaded part is `content`; by its ETag where a store keeps no checksums of parts."""
+    """Return whether an uploaded part is `content`, by its ETag if the store keeps no checksums of parts."""
     if "ChecksumSHA256" in part:
         return bool(part["ChecksumSHA256"] == checksum)
     return bool(part["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest())

@@ -1,4 +1,4 @@
 """HTTP and WebSocket in front of one engine. Calls no AWS.
 
-`limits` lists the path prefixes of the SageMaker container, too: one table decides which paths need a key.
+`limits` also lists the paths of the SageMaker container, so that one table decides which paths need a key.
 """

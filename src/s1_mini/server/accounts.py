@@ -6,9 +6,9 @@ A client is its API key if it sent one, otherwise its address (`Accounts.client`
 2. one client holds at most `CLIENT_SHARE` of what the other clients leave;
 3. one request or connection holds at most its share (`HOLDING_SHARES`) of what its client's other requests leave.
 
-So neither a client nor a single request can use up a resource: some of it stays free for the next one. With
-`by_client=False` (behind SageMaker, where all requests come from one address) rule 2 is off and rule 3 remains.
-Connections and sessions are not refused but replaced: see `IdlePool`. Belongs to the event loop's thread.
+Therefore neither a client nor a single request can use up a resource: some of it remains for the next one. With
+`by_client=False` (behind SageMaker, where all requests come from one address), rule 2 does not apply. Connections and
+sessions are not refused but replaced (see `IdlePool`). Used only by the event loop's thread.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Resource(StrEnum):
     CONNECTIONS = "connections"
     SESSIONS = "sessions"  # WebSocket
     STICKY_SESSIONS = "sticky_sessions"  # SageMaker
-    STICKY_BYTES = "sticky_bytes"  # recordings of these
-    REQUESTS = "requests"  # texts being spoken, a batch counts as its items; each takes a queue position or a slot
+    STICKY_BYTES = "sticky_bytes"  # recordings of sticky sessions
+    REQUESTS = "requests"  # texts being spoken, each item of a batch separately; each has a queue position or a slot
     BODY_BYTES = "body_bytes"  # bodies, unfinished messages and recordings
-    AUDIO_BYTES = "audio_bytes"  # generated and not yet sent
+    AUDIO_BYTES = "audio_bytes"  # generated but not yet sent
 
 
-# Bytes have the smaller share, so that many large requests of one client still leave room for its small ones. A batch
-# or JSON lines may use most of the slots.
+# The share of bytes is smaller, so that large requests of a client leave room for its small ones. A batch or JSON lines
+# may use most of the slots.
 HOLDING_SHARES = {Resource.REQUESTS: 3 / 4, Resource.BODY_BYTES: 1 / 3, Resource.AUDIO_BYTES: 1 / 3}
 NAMES = {
     Resource.REQUESTS: "concurrent requests",
@@ -59,12 +59,12 @@ NAMES = {
 
 
 class Accounts:
-    """The amounts that are held of each resource, by client and in total."""
+    """The amounts held of each resource, by client and in total."""
 
     def __init__(
         self, limits: dict[Resource, int], *, by_client: bool = True, max_requests_per_client: int = 0
     ) -> None:
-        """Set the limit of each resource; `max_requests_per_client` of 0 leaves requests to the shares."""
+        """Set the limit of each resource. With `max_requests_per_client` 0, only the shares limit requests."""
         self.limits, self.by_client = limits, by_client
         self._max_requests_per_client = max_requests_per_client
         self._total: Counter[Resource] = Counter()
@@ -72,9 +72,9 @@ class Accounts:
         self._cpu = CpuShares()
 
     def client(self, address: str, key: int | None = None) -> str:
-        """Return who is charged for a request from `address` that has the API key of this number, if it has one.
+        """Return the name of the client to charge for a request from `address`, with the index of its API key if any.
 
-        Without `by_client` that is one client for all, without a name.
+        Without `by_client`, all requests belong to one client with an empty name.
         """
         if not self.by_client:
             return ""
@@ -94,12 +94,12 @@ class Accounts:
         return list(self._clients)
 
     def largest(self, resource: Resource) -> int:
-        """Return the most that one request can hold while nothing else is held."""
+        """Return the maximum that one request can hold while nothing else is held."""
         share = CLIENT_SHARE if self.by_client else 1.0
         return max(1, int(self.limits[resource] * share * HOLDING_SHARES[resource]))
 
     def describe(self) -> dict[str, dict[str, int]]:
-        """Return for each resource what is held, the limit and the largest holding of one client."""
+        """Return for each resource the amount held, the limit, and the largest amount held by one client."""
         return {
             resource.value: {
                 "held": self._total[resource],
@@ -133,7 +133,7 @@ class Accounts:
             self._cpu.spend(client, seconds)
 
     def delay_s(self, client: str) -> float:
-        """Return how long the next request of a client has to wait, because it used more than its share of the CPU."""
+        """Return the delay of a client's next request, which is above 0 if it used more than its share of the CPU."""
         delay_s = self._cpu.delay_s(client)
         return delay_s if delay_s and self._has_others(client) else 0.0
 
@@ -154,10 +154,10 @@ class Accounts:
 
 
 class Holding:
-    """What one request or connection holds; `release` frees all of it.
+    """The resources held by one request or connection; `release` frees all of them.
 
-    A part is a holding within another one, such as one text of a batch: it can be released on its own, and is released
-    with the whole.
+    A part is a holding within another one, such as one text of a batch: it can be released separately, and is released
+    together with the whole.
     """
 
     def __init__(self, accounts: Accounts, client: str, whole: Holding | None = None) -> None:
@@ -173,18 +173,18 @@ class Holding:
         return part
 
     def get(self, resource: Resource) -> int:
-        """Return what it holds itself, without its parts."""
+        """Return the amount that it holds itself, without its parts."""
         return self._held[resource]
 
     def sum(self, resource: Resource) -> int:
-        """Return what it and its parts hold."""
+        """Return the amount that it and its parts hold."""
         return self._held[resource] + sum(part.sum(resource) for part in self._parts)
 
     def set(self, resource: Resource, amount: int, *, checked: bool = True) -> None:
         """Replace the amount that it holds of a resource.
 
-        Raises `BusyError` or `TooManyRequestsError` and changes nothing if it is more than allowed. `checked=False` is
-        for resources whose limit is kept by evicting others.
+        Raises `BusyError` or `TooManyRequestsError` and changes nothing if the amount is not allowed. `checked=False`
+        is for resources whose limit is enforced by evicting others.
         """
         change = amount - self._held[resource]
         if change > 0 and self._is_released:
@@ -199,11 +199,11 @@ class Holding:
             self._accounts._change(self.client, resource, change)
 
     def add(self, resource: Resource, amount: int) -> None:
-        """Hold so much more, or less. Raises as `set`."""
+        """Hold more, or less if `amount` is negative. Raises the errors of `set`."""
         self.set(resource, self._held[resource] + amount)
 
     def release(self) -> None:
-        """Free everything that it and its parts hold; nothing can be added any more."""
+        """Free everything that it and its parts hold; afterwards nothing can be added."""
         self._is_released = True
         for part in list(self._parts):
             part.release()
@@ -214,10 +214,10 @@ class Holding:
 
 
 class IdlePool(Generic[Member]):
-    """Open connections or sessions, at most `limit`; the one that has been idle longest makes room for a new one.
+    """Open connections or sessions, at most `limit`. At the limit, a new one replaces the one that is idle longest.
 
     It is taken from the client that has most of them, so that a client with many cannot evict those of others. If none
-    is idle, a stalled one makes room, or one of a client that has more than its share.
+    is idle, a stalled one is evicted, or one of a client that has more than its share.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class IdlePool(Generic[Member]):
         evict: Callable[[Member], None],
         is_stalled: Callable[[Member], bool] = lambda _: False,
     ) -> None:
-        """`evict` ends a member, which has left the pool; `is_stalled` says that its client does not read."""
+        """`evict` ends a member after it has left the pool; `is_stalled` returns whether its client does not read."""
         self._accounts, self._resource, self._evict = accounts, resource, evict
         self._holdings: dict[Member, Holding] = {}  # oldest first
         self._idle: dict[str, OrderedDict[Member, None]] = {}  # by client, longest idle first
@@ -254,7 +254,7 @@ class IdlePool(Generic[Member]):
             self._forget_idle(member, holding.client)
 
     def mark_idle(self, member: Member) -> None:
-        """Mark a member idle, as the last to be evicted; does nothing if it is idle already."""
+        """Mark a member as idle and last in the eviction order; does nothing if it is already idle."""
         if (holding := self._holdings.get(member)) is not None:
             self._idle.setdefault(holding.client, OrderedDict()).setdefault(member, None)
 
@@ -265,7 +265,6 @@ class IdlePool(Generic[Member]):
 
     @property
     def busy(self) -> list[Member]:
-        """Members that are not idle."""
         return [member for member, held in self._holdings.items() if member not in self._idle.get(held.client, ())]
 
     def _forget_idle(self, member: Member, client: str) -> None:
@@ -281,9 +280,9 @@ class IdlePool(Generic[Member]):
         newcomer: str = "",
         least: int = 0,
     ) -> bool:
-        """Evict the longest idle member of the client that holds most of `resource`, and `least` of it at least.
+        """Evict the longest idle member of the client that holds most of `resource`, but not less than `least`.
 
-        Members of the newcomer's own client may always be evicted. Return False if there is none.
+        Members of the newcomer's own client may always be evicted. Return False if there is nothing to evict.
         """
         sizes = self._sizes(self._idle, resource, newcomer, least)
         by_size = sorted(sizes, key=lambda client: sizes[client], reverse=True)
@@ -303,7 +302,7 @@ class IdlePool(Generic[Member]):
         return self._end(next(member for member in members if clients[member] == largest))
 
     def _sizes(self, clients: Iterable[str], resource: Resource, newcomer: str, least: int) -> dict[str, int]:
-        """Return what those clients hold that may be evicted for a newcomer whose client holds `least`."""
+        """Return the amounts of the `clients` that may lose a member to a newcomer whose client holds `least`."""
         sizes = {client: self._accounts.of(client, resource) for client in clients}
         return {client: size for client, size in sizes.items() if client == newcomer or size >= least}
 
@@ -320,7 +319,7 @@ class CpuShares:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and when that was so
+        self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and the time of that value
 
     def spend(self, client: str, seconds: float) -> None:
         self._debts[client] = (self._debt(client) + seconds, self._clock())
@@ -329,7 +328,7 @@ class CpuShares:
             self._debts.popitem(last=False)
 
     def delay_s(self, client: str) -> float:
-        """Return how long a client has to wait until its bucket is below the burst, at most `MAX_DELAY_S`."""
+        """Return the time until a client's bucket is below the burst, at most `MAX_DELAY_S`."""
         return min(MAX_DELAY_S, max(0.0, self._debt(client) - CPU_BURST_S) / CPU_SHARE)
 
     def _debt(self, client: str) -> float:
@@ -365,7 +364,7 @@ def client_of(address: str) -> str:
     try:
         parsed = ip_address(address)
     except ValueError:
-        return address[:MAX_NAME]  # "", the proxy's socket, or what a trusted proxy sends
+        return address[:MAX_NAME]  # "", the proxy's socket, or a name sent by a trusted proxy
     if isinstance(parsed, IPv6Address):
         if parsed.ipv4_mapped is not None:
             return str(parsed.ipv4_mapped)

@@ -1,8 +1,8 @@
 """The application: one engine, its routes, and the middleware around them. Calls no AWS.
 
 `AccessLogMiddleware` is the outermost layer: it gives each request an id and a record, turns errors into responses,
-counts it in `ServerMetrics` and writes one log line. `app.state` holds what routes need: `engine`, `settings`, `gate`,
-`accounts`, `meter`, `member`.
+counts the request in `ServerMetrics` and writes one log line. `app.state` has the objects that routes need: `engine`,
+`settings`, `gate`, `accounts`, `meter`, `member`.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ logger = logging.getLogger(__name__)
 
 access_logger = logging.getLogger("s1_mini.server.access")
 
-WATCH_S = 0.5  # between checks of the engine's state
+WATCH_S = 0.5  # interval of checks of the engine's state
 GONE_STATUS = 499  # nginx's status for a connection that the client closed
-# polled, or loaded with the page: logged only if they fail, and not for 503
+# Paths that are polled or loaded with the page; they are logged only if they fail with a status other than 503.
 QUIET = ("/ping", "/health", "/ready", "/metrics", "/static/")
 LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60, 300)
 PREFIX = "s1_mini_"
-UNKNOWN_ROUTE = "none"  # label of unknown paths, which clients choose
+UNKNOWN_ROUTE = "none"  # metrics label of unknown paths, because clients can send any path
 UNITS = {  # units of the metrics in log lines
     "queue_ms": "Milliseconds",
     "prefill_ms": "Milliseconds",
@@ -96,9 +96,9 @@ UNITS = {  # units of the metrics in log lines
 def create_app(
     engine: ProductionTTSEngine, settings: ServerSettings | None = None, member: ReplicaInfo | None = None
 ) -> FastAPI:
-    """Build the application around `engine`, which it starts and stops unless it runs already.
+    """Build the application around `engine`, which it starts and stops unless the engine is already running.
 
-    `member` identifies one of several replicas; None if it is alone.
+    `member` identifies one of several replicas; None if it is the only one.
     """
     settings = settings or ServerSettings()
     app = DescribedApp(
@@ -108,7 +108,7 @@ def create_app(
         lifespan=_live,
         docs_url=None,  # `routes_public` serves Swagger UI from this host; FastAPI's default loads it from a CDN
         redoc_url=None,
-        redirect_slashes=False,  # it would redirect to whatever Host the request has
+        redirect_slashes=False,  # it would redirect to any Host that a request has
     )
     accounts = Accounts(
         {
@@ -122,7 +122,9 @@ def create_app(
         max_requests_per_client=settings.max_requests_per_client,
     )
     gate = AdmissionController(engine, settings, accounts)
-    app.state.lifecycle = ThreadPoolExecutor(1, thread_name_prefix="s1-mini-lifecycle")  # never behind requests
+    app.state.lifecycle = ThreadPoolExecutor(
+        1, thread_name_prefix="s1-mini-lifecycle"
+    )  # separate, so that requests cannot delay it
     app.state.engine, app.state.settings, app.state.gate, app.state.member = engine, settings, gate, member
     app.state.large_bodies = asyncio.Semaphore(1)
     app.state.meter = ServerMetrics(engine, gate)
@@ -151,7 +153,7 @@ def create_app(
 
 @asynccontextmanager
 async def _live(app: FastAPI) -> AsyncIterator[None]:
-    """Start the engine in a thread, so that `/ping` answers from the first second; stop it at the end."""
+    """Start the engine in a thread, so that `/ping` answers immediately; stop it at the end."""
     state = app.state
     threads = ThreadPoolExecutor(state.settings.threads, thread_name_prefix="s1-mini-server")
     asyncio.get_running_loop().set_default_executor(threads)
@@ -199,7 +201,7 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
     try:
         if is_ours:
             path = engine.config.checkpoint_path
-            fields = {"event": "loading", "checkpoint": "the voice that ships" if path is None else str(path)}
+            fields = {"event": "loading", "checkpoint": "the built-in voice" if path is None else str(path)}
             logger.info("loading", extra={"fields": fields})
             await asyncio.get_running_loop().run_in_executor(state.lifecycle, engine.start)
     except S1MiniError as error:
@@ -221,7 +223,7 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
 
 
 def _translate_http(request: Request, error: Exception) -> Response:
-    """Raise the framework's refusal as one of our errors, which `AccessLogMiddleware` answers."""
+    """Raise one of our errors for the framework's; `AccessLogMiddleware` turns it into a response."""
     assert isinstance(error, HTTPException)
     if error.status_code == 400:
         raise BodyError(str(error.detail))
@@ -232,7 +234,6 @@ def _translate_http(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> str:
-    """Return all methods of a path, over all of its routes."""
     scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT")}
     every = request.app.routes
     return ", ".join(
@@ -253,7 +254,7 @@ class AccessLogMiddleware:
         self.app, self.meter, self.namespace = app, meter, namespace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one connection."""
+        """Handle one connection."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -287,7 +288,7 @@ class AccessLogMiddleware:
             self._log(record)
 
     async def _fail(self, error: Exception, record: RequestLog, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the error; a response that has begun can only be broken off."""
+        """Respond with the error; a response that has begun can only be aborted."""
         if not isinstance(error, S1MiniError):
             access_logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
         record.code = code_of(error)
@@ -305,9 +306,9 @@ class AccessLogMiddleware:
 
 
 def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that make a log line metrics in the embedded metric format, by route and in total.
+    """Return the fields that turn a log line into metrics (embedded metric format), by route and in total.
 
-    `fields["route"]` must be a declared route, never a client's text: each route is a metric, which costs money.
+    `fields["route"]` must be a declared route, not text from a client, because each route is a metric, which AWS bills.
     """
     values = {**fields, "failed": int(fields["status"] >= 500)}
     metrics = [{"Name": name, "Unit": unit} for name, unit in UNITS.items() if values.get(name) is not None]
@@ -319,7 +320,7 @@ def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ServerMetrics:
-    """All metrics of one server and its process, in a registry of its own."""
+    """All metrics of one server and its process, in a separate registry."""
 
     def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
         self.registry = CollectorRegistry()
@@ -347,7 +348,7 @@ class ServerMetrics:
 
 
 class EngineFigures(Collector):
-    """Readiness, what clients hold and, with `metrics_enabled`, the engine's own metrics."""
+    """Readiness, resources held by clients and, with `metrics_enabled`, the engine's own metrics."""
 
     def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
         self._engine, self._gate = engine, gate
@@ -367,7 +368,7 @@ class EngineFigures(Collector):
 
 
 def _shown(family: MetricFamily) -> Metric:
-    """Return a metric as the Prometheus client's."""
+    """Convert a metric to the Prometheus client's class."""
     name, value = PREFIX + family.name, family.value
     if isinstance(value, Histogram):
         buckets = [("+Inf" if bound == float("inf") else str(bound), count) for bound, count in value.cumulative()]

@@ -1,8 +1,8 @@
 """Request bodies: JSON or a form with files, parsed into a checked model; large ones in a thread.
 
-Their size and pace are limited in `limits`. The structure of JSON is limited here, before it is parsed: a parser makes
-an object of every value, and validation an error of every wrong one, so that eight megabytes of `[1,1,…]` cost half a
-minute and five gigabytes. Counting costs milliseconds, stops at the limit and lets other threads run.
+`limits` bounds their size and pace. The structure of JSON is limited here, before parsing: a parser creates an object
+for every value, and validation an error for every wrong one, so that eight megabytes of `[1,1,…]` cost half a minute
+and five gigabytes. Counting costs milliseconds, stops at the limit and lets other threads run.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Result = TypeVar("Result")
 
 JSON, FORM = "application/json", "multipart/form-data"
 JSON_TYPES = frozenset({JSON, "text/json"})
-SMALL_BYTES = 64 * 1024  # parsed at once; more takes a thread
-# Charsets of a form. Some of Python's take minutes for a megabyte, and it remembers every unknown name it looks up.
+SMALL_BYTES = 64 * 1024  # larger bodies are parsed in a thread
+# Charsets of a form. Some of Python's take minutes for a megabyte, and Python remembers every unknown name it looks up.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 1024 * 1024  # limit for a form field that is not a file
 
-MAX_MARKS = 2048  # strings, colons, commas and brackets of one request: many times what it needs
+MAX_MARKS = 2048  # strings, colons, commas and brackets of one request, which needs far fewer
 MARKS_PER_ITEM = 32  # in addition, for each text of a batch
-MAX_ESCAPES = 2**20  # backslashes: 32 texts of the greatest length, every letter of them written as \u0000
+MAX_ESCAPES = 2**20  # backslashes: more than 32 texts of the default maximum length need with each letter as \uXXXX
 # Bytes between two marks outside of strings; longer runs are numbers that are slow to parse, or not JSON.
 MAX_GAP = 4096
 
 _MARK = re.compile(rb'["\[{,:]')
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_WINDOW = 2**16  # bytes looked at in one call, which holds the interpreter
+_WINDOW = 2**16  # bytes searched in one call, which holds the GIL
 
 
 def content_type(request: Request) -> str:
@@ -64,13 +64,13 @@ async def read_json(request: Request, model: type[Model], allowed: str = JSON) -
 
 
 async def in_turn(state: State, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Do work on a large body in a thread, one body after the other: it holds the interpreter for tens of ms."""
+    """Process a large body in a thread, one body at a time, because it holds the GIL for tens of milliseconds."""
     async with state.large_bodies:
         return await asyncio.to_thread(work, *arguments)
 
 
 def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> Model:
-    """Check JSON against a model. Raises `BodyError` or `InvalidError`."""
+    """Parse JSON and validate it with a model. Raises `BodyError` or `InvalidError`."""
     check_structure(body, max_marks)
     try:
         return model.model_validate_json(body, strict=True)
@@ -79,7 +79,7 @@ def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> M
 
 
 class _InMemory(MultiPartParser):
-    """Starlette's parser without spooling to disk: the size of bodies is limited before."""
+    """Starlette's parser without spooling to disk: the size of bodies is limited beforehand."""
 
     spool_max_size = sys.maxsize
 
@@ -117,7 +117,7 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
 
 
 async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, bytes | None]:
-    """Return the body of a request to speak, JSON or a form, and the recording in it. Raises as `read_form`."""
+    """Return the body of a request to speak, JSON or a form, and its recording. Raises the errors of `read_form`."""
     if content_type(request) == FORM:
         body, recording = await read_form(request, model, "reference_audio")
         if recording is not None and body.reference_audio is not None:
@@ -147,7 +147,10 @@ def unsupported_type(request: Request, allowed: str) -> ContentTypeError:
 
 
 def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
-    """Raise `BodyError` if `data` has more than `max_marks` marks, or a number of thousands of digits."""
+    """Raise `BodyError` if `data` has more than `max_marks` marks, or more than `MAX_GAP` bytes between two of them.
+
+    Such a gap outside of strings is a number of thousands of digits, for example.
+    """
     num_escapes = 0
     for start in range(0, len(data), _WINDOW):
         num_escapes += data.count(b"\\", start, start + _WINDOW)

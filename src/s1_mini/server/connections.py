@@ -1,6 +1,6 @@
 """Connection limits: at most N open connections, idle ones evicted first, stalled ones aborted.
 
-Runs on the event loop. Works on transports and knows nothing about HTTP.
+Runs on the event loop and works on transports, independently of HTTP.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ ENOUGH_FILES = 65_536
 RESERVED_FILES = 128  # for files that are not connections; at most half of the process's limit
 SEND_BUFFER_BYTES = 64 * 1024  # SO_SNDBUF of a connection, which Linux doubles: 1.5 s of audio
 MAX_WAITING_BYTES = 2**20  # above this many unsent bytes the client counts as stalled
-MAX_CLOSING_CHECKS = 40  # a closing connection has ten times the send timeout for the rest
+MAX_CLOSING_CHECKS = 40  # a closing connection has ten send timeouts for its unsent bytes
 CHECKS = 4  # checks in one send timeout
-WARN_EVERY_S = 10.0  # least interval of the same warning
+WARN_EVERY_S = 10.0  # minimum interval between warnings with the same message
 
 
 class Connections(IdlePool[asyncio.Transport]):
     """Open connections of one server; at the limit, the longest idle one of the largest client is closed.
 
-    A connection is idle while it waits for a request, or for the rest of one, and busy while one is answered.
+    A connection is idle while it waits for a request or the rest of one, and busy while a request is being answered.
     """
 
     def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
@@ -89,7 +89,7 @@ class Connections(IdlePool[asyncio.Transport]):
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio says so for each
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio would log every one
             self._warnings.warn("cannot accept connections: too many open files", reason=error.strerror)
         else:
             loop.default_exception_handler(context)
@@ -102,7 +102,7 @@ class StallDetector:
         self._transport, self._connections = transport, connections
         self._every_s = stall_s / CHECKS
         self._waiting = 0  # unsent bytes at the last check
-        self._num_same = self._num_closing = 0  # checks without progress, and since closing began
+        self._num_same = self._num_closing = 0  # checks without progress; checks since closing began
         self._schedule()
 
     def _schedule(self) -> None:
@@ -161,7 +161,7 @@ def _queued(transport: asyncio.Transport, request: str) -> int:
 
 
 def has_left(transport: asyncio.Transport) -> bool:
-    """Return whether the client has closed, even if data that it sent before is unread; always False but on Linux."""
+    """Return whether the client has closed, even if earlier data is unread; always False except on Linux."""
     if sys.platform == "linux":
         with suppress(OSError, ValueError):  # it is being closed
             look = select.poll()
@@ -171,17 +171,17 @@ def has_left(transport: asyncio.Transport) -> bool:
 
 
 def open_more_files() -> None:
-    """Raise the process's limit of open files, which shells set lower, to what the system allows."""
+    """Raise the process's limit of open files, which shells set low, to the system's limit."""
     if sys.platform != "win32":
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, ENOUGH_FILES)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
+        target = ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, ENOUGH_FILES)
+        if soft != resource.RLIM_INFINITY and soft < target:
             with suppress(ValueError, OSError):  # macOS reports no limit, but has one
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (target, most))
 
 
 def openable() -> int:
-    """Return how many connections the process can have open."""
+    """Return the number of connections that the process can have open."""
     if sys.platform != "win32":
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:

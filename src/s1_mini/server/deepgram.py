@@ -61,7 +61,7 @@ async def speak_on_sagemaker(socket: WebSocket) -> None:
 
 
 async def _config(socket: WebSocket) -> SessionConfig:
-    """Return the configuration that an address names. Raises `InvalidError` and `VoiceNotFoundError`."""
+    """Return the configuration in a URL's query. Raises `InvalidError` and `VoiceNotFoundError`."""
     options = read_options(socket, Options)
     rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
     if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):
@@ -123,7 +123,7 @@ class Deepgram(Protocol):
 
 
 class Recognizing(Protocol):
-    """The protocol of the first message, ours or Deepgram's, which replaces this one."""
+    """Recognizes from the first message whether the client speaks our protocol or Deepgram's, and switches to that."""
 
     messages = TypeAdapter(Annotated[Input | Speak | Control, Field(discriminator="type")])
     tags = MESSAGES | _TAGS

@@ -48,10 +48,14 @@ WholeFormat = Literal[
     StreamedFormat, "wav_8000", "wav_16000", "wav_22050", "wav_24000", "wav_32000", "wav_44100", "wav_48000"
 ]
 DEFAULT_FORMAT: StreamedFormat = "mp3_44100_128"
-_FORMATS: dict[str, AudioFormat] = {"ulaw": "mulaw"}  # ElevenLabs' name of a codec: ours
+_FORMATS: dict[str, AudioFormat] = {"ulaw": "mulaw"}  # our codec names by ElevenLabs'
 
 VoiceId = Annotated[
-    str, Path(description="A name of GET /v1/voices, or one that S1_MINI_SERVER_VOICE_NAMES maps to a voice.")
+    str,
+    Path(
+        description="A name from GET /v1/voices, one that S1_MINI_SERVER_VOICE_NAMES maps to a voice, or one of "
+        "OpenAI's voice names."
+    ),
 ]
 Whole = Annotated[WholeFormat, Query(description="Codec, sample rate in Hz and bit rate; the bit rate has no effect.")]
 Streamed = Annotated[
@@ -84,7 +88,7 @@ class ElevenLabsBody(Sampling):
 
 
 class CharacterTimes(BaseModel):
-    """Characters of the text, and when each is spoken in seconds."""
+    """Characters of the text, and when each is spoken, in seconds."""
 
     characters: list[str]
     character_start_times_seconds: list[float]
@@ -92,7 +96,7 @@ class CharacterTimes(BaseModel):
 
 
 class TimedAudio(BaseModel):
-    """Audio, and the times of the characters in it; null if the checkpoint reports no times."""
+    """Audio, and the times of its characters (null if the checkpoint reports no times)."""
 
     audio_base64: str
     alignment: CharacterTimes | None
@@ -198,7 +202,7 @@ def _timed(audio: bytes, characters: list[Character]) -> bytes:
 
 
 def parse_format(name: str) -> tuple[AudioFormat, int]:
-    """Return our format and the sample rate in Hz of one of `WholeFormat`."""
+    """Return our format and the sample rate in Hz for one of `WholeFormat`."""
     codec, rate, *_ = name.split("_")
     return _FORMATS.get(codec, cast("AudioFormat", codec)), int(rate)
 
@@ -215,7 +219,7 @@ class Alignment:
     """Times of the characters of a text, interpolated linearly within words and between them."""
 
     def __init__(self, text: str, start_s: float = 0.0) -> None:
-        """`start_s` is when the audio of the text starts, and added to all times."""
+        """`start_s` is the start of the text's audio; it is added to all times."""
         self._text, self._offset_s = text, start_s
         self._position, self._end_s = 0, start_s  # of the previous word
 
@@ -228,11 +232,11 @@ class Alignment:
         return characters
 
     def finish(self) -> list[Character]:
-        """Return the characters after the last word, which take no time; none if no word had a time."""
+        """Return the characters after the last word, with duration 0; empty if no word had a time."""
         return self._spread(len(self._text), self._end_s) if self._position else []
 
     def _spread(self, stop: int, end_s: float) -> list[Character]:
-        """Distribute the time until `end_s` to the characters until `stop`."""
+        """Distribute the time until `end_s` among the characters before `stop`."""
         text, begin_s = self._text[self._position : stop], self._end_s
         if not text:
             self._end_s = max(end_s, begin_s)

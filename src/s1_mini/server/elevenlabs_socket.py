@@ -1,10 +1,10 @@
 """ElevenLabs' WebSockets: `/v1/text-to-speech/{voice}/stream-input` for one text, `multi-stream-input` for several.
 
-The texts of `multi-stream-input` are contexts, which are spoken one after the other. A client closes a context at the
-normal end of its text, while audio is due, and to interrupt it, with the same message. A context that was flushed and
-got no text since is finished; any other one, and one that is closed again, stops at once. LiveKit flushes each sentence
-with its text and ends with a flush alone. A context closed after a flush with text may be either, so it is finished
-unless another context begins.
+The texts of `multi-stream-input` are contexts, which are spoken one after the other. Clients send the same message to
+close a context when its text has ended (audio may still be due) and to interrupt it. If the context was flushed and has
+received no text since, the rest of its audio is still sent; otherwise, or if it is closed again, it stops at once.
+LiveKit flushes each sentence together with its text and ends with a flush without text. A close after a flush with text
+can mean either, so the audio is sent to its end unless another context begins.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Context(Track):
     audio_s: float = 0.0  # of the stretches that are finished
     alignment: Alignment | None = None  # of the stretch that is being spoken
     aligned_ms: int = 0  # end of the last character that was sent
-    is_flushed: bool = False  # and got no text since
+    is_flushed: bool = False  # and has received no text since
     is_sentence: bool = False  # the last flush came with text
     is_closing: bool = False
 
 
 class _ElevenLabs(Protocol):
-    """What both routes have in common: audio is base64 in JSON, with the times of its characters."""
+    """Base of both routes: audio is base64 in JSON, with the times of its characters."""
 
     messages = TypeAdapter(Message)
 
@@ -103,7 +103,7 @@ class _ElevenLabs(Protocol):
         return Context(self._config.model_copy(), id=name)
 
     async def _add(self, context: Context, message: Message) -> None:
-        """Take the text and the settings of a message."""
+        """Add the text of a message, and apply its settings."""
         if message.voice_settings is not None and message.voice_settings.speed is not None:
             context.config.speed = message.voice_settings.speed
         text = message.text or ""
@@ -157,7 +157,7 @@ class _ElevenLabs(Protocol):
 
 
 class SingleText(_ElevenLabs):
-    """`stream-input`: one text, which an empty one ends."""
+    """`stream-input`: one text, ended by a message with an empty `text`."""
 
     def __init__(self, session: Session, options: Options, config: SessionConfig) -> None:
         super().__init__(session, options, config)

@@ -28,23 +28,23 @@ from s1_mini.exceptions import (
     VoiceReadOnlyError,
 )
 
-MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any length
-MAX_FIELD = 100  # characters; a field that we do not know is named as the client named it
-MAX_NAMED = 3  # further fields that one error names
-SIMILAR = 0.8  # ratio of difflib from which a known field is suggested for an unknown one
+MAX_MESSAGE = 600  # characters; messages quote text from clients
+MAX_FIELD = 100  # characters; the name of an unknown field comes from the client
+MAX_NAMED = 3  # further wrong fields named in one error
+SIMILAR = 0.8  # minimum ratio of difflib to suggest a known field for an unknown one
 INTERNAL_CODE = "internal_error"
 ELEVENLABS_KEY = "xi-api-key"  # header with the API key
 
 
 class ErrorKind(NamedTuple):
-    """How an error is answered."""
+    """The response to an error."""
 
     status: int
     retry_after_s: int | None = None
 
 
 class ServerError(S1MiniError):
-    """Base of errors between a client and the engine, each with its code and status."""
+    """Base of the server's own errors, each with its code and status."""
 
     code = "server_error"
     row = ErrorKind(500)
@@ -104,14 +104,14 @@ class ConflictError(ServerError, code="conflict", status=409):
 
 
 class BodyTooLargeError(ServerError, code="body_too_large", status=413):
-    """The body, declared or sent, is over the limit."""
+    """The body, as declared or as sent, is over the limit."""
 
     def __init__(self, allowed: int, variable: str = "S1_MINI_SERVER_MAX_BODY_BYTES") -> None:
         super().__init__(f"the body is too large; at most {allowed} bytes are allowed ({variable})")
 
 
 class ContentTypeError(ServerError, code="content_type_unsupported", status=415):
-    """The route does not read this content type."""
+    """The route does not support this content type."""
 
 
 class TooManyRequestsError(ServerError, code="too_many_requests", status=429, retry_after_s=1):
@@ -119,7 +119,7 @@ class TooManyRequestsError(ServerError, code="too_many_requests", status=429, re
 
 
 class ReplicaLostError(ServerError, code="replica_lost", status=502, retry_after_s=1):
-    """The replica died before it answered."""
+    """The replica died before it responded."""
 
 
 class BusyError(ServerError, code="server_busy", status=503, retry_after_s=1):
@@ -142,7 +142,7 @@ class ClientGoneError(Exception):
     """The client closed the connection."""
 
 
-# Errors of the package; the nearest ancestor counts, and all others are 500. A code always has the same status.
+# Status of the package's errors, by nearest ancestor; all others are 500. A code always has the same status.
 TABLE: Mapping[type[BaseException], ErrorKind] = {
     VoiceNotFoundError: ErrorKind(404),
     VoiceExistsError: ErrorKind(409),
@@ -150,21 +150,20 @@ TABLE: Mapping[type[BaseException], ErrorKind] = {
     VoiceFileError: ErrorKind(500),
     RequestError: ErrorKind(422),
     CapacityError: ErrorKind(422),
-    QueueFullError: ErrorKind(503, 1),  # or what the error says
+    QueueFullError: ErrorKind(503, 1),  # the error's own `retry_after_s` takes precedence
     EngineNotReadyError: ErrorKind(503, 5),
     RequestTimeoutError: ErrorKind(504),
 }
 
 
 def row_of(error: BaseException) -> ErrorKind:
-    """Return the status of an exception, and when to retry; 500 for what is not one of ours."""
+    """Return the status of an exception, and when to retry; 500 for exceptions of other packages."""
     if isinstance(error, ServerError):
         return error.row
     return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), ErrorKind(500))
 
 
 def code_of(error: BaseException) -> str:
-    """Return the stable code of an exception."""
     return error.code if isinstance(error, S1MiniError) else INTERNAL_CODE
 
 
@@ -176,13 +175,12 @@ def message_of(error: BaseException) -> str:
 
 
 def renamed(error: RequestError, fields: Mapping[str, str]) -> RequestError:
-    """Return the error with the client's name of its field; `fields` has it by the engine's name."""
+    """Return the error with its field renamed for the client; `fields` maps the engine's names to the client's."""
     field = fields.get(error.field, error.field)
     return type(error)(field, str(error).removeprefix(f"{error.field}: "))
 
 
 def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
-    """Return the JSON shape of an error."""
     field = _cut(error.field, MAX_FIELD) if isinstance(error, RequestError) else None
     return {"error": {"code": code_of(error), "message": message_of(error), "field": field, "request_id": request_id}}
 
@@ -195,7 +193,7 @@ def detail_kind(scope: Scope) -> Literal["elevenlabs", "kokoro"] | None:
 
 
 def retry_header(error: BaseException) -> dict[str, str]:
-    """Return `Retry-After` for an error that passes by itself."""
+    """Return `Retry-After` for a temporary error."""
     retry_after_s = error.retry_after_s if isinstance(error, QueueFullError) else row_of(error).retry_after_s
     return {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
 
@@ -209,7 +207,7 @@ def error_response(error: BaseException, request_id: str | None, detail: str | N
     if isinstance(error, MethodError):
         headers["Allow"] = error.allowed
     if row.status in (408, 413):
-        headers["Connection"] = "close"  # the rest of the body is not wanted
+        headers["Connection"] = "close"  # the rest of the body is not read
     content = describe(error, request_id)
     code, message = content["error"]["code"], content["error"]["message"]
     if detail == "elevenlabs":
@@ -221,7 +219,7 @@ def error_response(error: BaseException, request_id: str | None, detail: str | N
 
 
 def misaddressed(method: str, path: str, allowed: str) -> ServerError:
-    """Return the error for an unknown path or, if `allowed` has methods of the path, for another method."""
+    """Return the error for an unknown path or, if `allowed` names methods, for a known path with another method."""
     if allowed:
         return MethodError(f"{method[:20]} is not allowed for {path[:100]!r}; use {allowed}", allowed)
     return NotFoundError(f"unknown path {path[:100]!r}; /docs lists all routes")
@@ -230,7 +228,7 @@ def misaddressed(method: str, path: str, allowed: str) -> ServerError:
 def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1MiniError:
     """Return one error for pydantic's list of problems. `known` are the fields that the request may have.
 
-    A field that is missing is reported last: an unknown one is then usually the same field, misspelt.
+    Missing fields are reported last, because an unknown field is often the missing one, misspelt.
     """
     first, *others = sorted(problems, key=lambda problem: bool(problem["type"] == "missing"))
     if first["type"] == "json_invalid":
@@ -257,7 +255,7 @@ def _field_of(problem: Any) -> str:
 
 
 def _unknown_field(field: str, known: Sequence[str]) -> str:
-    """Return the message for an unknown field: the known one that it resembles, otherwise all of them."""
+    """Return the message for an unknown field, with the most similar known field or else all of them."""
     spellings = {name.lower(): name for name in known}
     # Comparing a name of megabytes would take seconds.
     near = get_close_matches(field.lower(), spellings, n=1, cutoff=SIMILAR) if len(field) <= MAX_FIELD else []
@@ -267,7 +265,7 @@ def _unknown_field(field: str, known: Sequence[str]) -> str:
 
 
 def quoted(value: Any) -> str:
-    """Quote a client's value, of whatever size, in some eighty characters and at no cost."""
+    """Quote a client's value, shortened: at most 80 characters of each string, three entries of each list or object."""
     return _SHORT.repr(value)
 
 

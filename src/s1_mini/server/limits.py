@@ -1,7 +1,7 @@
-"""Admission: readiness, API key, origin, room in the queue, size and pace of bodies and responses.
+"""Admission: readiness, API key, origin, queue limits, size and pace of bodies and responses.
 
 Everything is decided before the body is read or while it arrives. Responses are sent in pieces, so that unread audio
-stays with its request, where it is charged, and ends in time.
+stays with its request and is charged there, and so that a response ends in time.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key and accept any Host, as load balancers send it
 PUBLIC = (*PROBES, "/", "/docs", "/openapi.json", "/execution-parameters")  # need no key; all other paths do
-STATIC = "/static/"  # public, too
-UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs room in the queue
-KEY_KINDS = ("bearer", "token")  # of Authorization; Deepgram's clients send Token
+STATIC = "/static/"  # also public
+UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs a place in the queue
+KEY_KINDS = ("bearer", "token")  # schemes of Authorization; Deepgram's clients send Token
 NEVER_DELAYED = ("/ping", "/ready")
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
-LINGER_S = 1.0  # reading on after a refusal: a client that still sends may not read the response
-UNREAD_CHECK_S = 0.5  # between charges for unread audio
-PIECE_BYTES = 64 * 1024  # a response is written in pieces of this size, each after the previous one was sent
+LINGER_S = 1.0  # limit for reading the rest of a refused body: while a client sends, it may not read the response
+UNREAD_CHECK_S = 0.5  # interval of charges for unread audio
+PIECE_BYTES = 64 * 1024  # responses are written in pieces of this size, each after the previous one was sent
 
 FRESH_S = 0.02  # health cache TTL
 RETRY_AFTER_S = 1.0
@@ -60,13 +60,13 @@ class EngineDied(Exception):  # noqa: N818 - not an error of a request
 
 
 class AdmissionController:
-    """Whether a request is admitted, and how many are in the server. Cheap, and never blocks the event loop."""
+    """Decides whether a request is admitted, and counts those in progress. Cheap; never blocks the event loop."""
 
     def __init__(self, engine: ProductionTTSEngine, settings: ServerSettings, accounts: Accounts) -> None:
         self._engine, self._settings, self.accounts = engine, settings, accounts
         self._health: dict[str, Any] = {}
         self._looked = float("-inf")
-        self.num_inside = 0  # requests that speak, from their first header to the end of their answer; sessions too
+        self.num_inside = 0  # requests that speak and sessions, from their headers to the end of their response
         self.failure: BaseException | None = None  # why the engine could not be started; `EngineDied` if it was
         self.is_draining = False
         self.is_unloaded = False  # the engine was stopped because it was idle; the next request loads it
@@ -74,7 +74,7 @@ class AdmissionController:
         self._loading = asyncio.Lock()
 
     def health(self) -> dict[str, Any]:
-        """Return the engine's `health_check()`, at most `FRESH_S` old: it also queries the GPU driver."""
+        """Return the engine's `health_check()`, at most `FRESH_S` old, because it also queries the GPU driver."""
         now = time.monotonic()
         if now - self._looked > FRESH_S:
             self._health, self._looked = self._engine.health_check(), now
@@ -120,7 +120,7 @@ class AdmissionController:
 
     async def unload(self, executor: Executor) -> None:
         """Stop the engine until the next request."""
-        self.is_unloaded = True  # at once: later requests wait for `load`
+        self.is_unloaded = True  # set first, so that later requests wait for `load`
         async with self._loading:
             await asyncio.get_running_loop().run_in_executor(executor, self._engine.stop)
 
@@ -130,7 +130,7 @@ class AdmissionController:
         if not self.is_unloaded:
             return
         async with self._loading:
-            if self.is_unloaded:  # otherwise another request has loaded it meanwhile
+            if self.is_unloaded:  # otherwise another request has already loaded it
                 try:
                     await asyncio.get_running_loop().run_in_executor(executor, self._engine.start)
                 except S1MiniError as error:
@@ -212,7 +212,10 @@ class AdmissionMiddleware:
         return self.gate.admission(record)
 
     async def _refuse(self, error: S1MiniError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer without the route, after reading the rest of the body for a moment; else close the connection."""
+        """Answer without calling the route.
+
+        Read the rest of the body first; if it does not end within `LINGER_S`, close the connection after the answer.
+        """
         record = record_of(HTTPConnection(scope))
         record.code = error.code
         response = record.error_response(error, record.id)
@@ -235,12 +238,12 @@ class AdmissionMiddleware:
         return OriginError(f"Host {str(given)[:100]!r} is not a name of this server (S1_MINI_SERVER_ALLOWED_HOSTS)")
 
     def _foreign(self, headers: Headers) -> S1MiniError | None:
-        """Refuse pages of other sites: browsers send simple requests and WebSockets of any page."""
+        """Refuse pages of other sites: browsers let any page send simple requests and open WebSockets."""
         origin = headers.get("origin")
         if origin is None or self._keys or {origin, "*"} & set(self.settings.cors_origins):
             return None
         scheme, _, _ = origin.partition("://")
-        own = _address(f"{scheme}://{headers.get('host', '')}")  # a port that is left out is the scheme's own
+        own = _address(f"{scheme}://{headers.get('host', '')}")  # without a port, the scheme's default
         if scheme in PORTS and own[0] is not None and _address(origin) == own:
             return None
         return OriginError(
@@ -264,7 +267,7 @@ class AdmissionMiddleware:
     def _bounded(self, scope: Scope, receive: Receive, holding: Holding) -> Receive:
         """Return a `receive` whose body is bounded in size and time, and charged.
 
-        It raises `BodyTooSlowError`, `BodyTooLargeError`, `ClientGoneError`, and as `Holding.set`.
+        It raises `BodyTooSlowError`, `BodyTooLargeError`, `ClientGoneError`, and whatever `Holding.set` raises.
         """
         if scope["type"] != "http":
             return receive
@@ -297,10 +300,10 @@ class AdmissionMiddleware:
         return read
 
     def _in_pieces(self, scope: Scope, send: Send) -> Send:
-        """Return a `send` that writes piece by piece, each when there is room for it, and all in time.
+        """Return a `send` that writes piece by piece, each once the client has read enough, within the time limit.
 
-        It raises `ClientGoneError` if the client reads too slowly, and as `Holding.set` if the client's unread audio
-        exceeds its share.
+        It raises `ClientGoneError` if the client reads too slowly, and the errors of `Holding.set` if the client's
+        unread audio exceeds its share.
         """
         loop, record = asyncio.get_running_loop(), record_of(HTTPConnection(scope))
         ends = loop.time() + self.settings.stream_timeout_s + self.settings.request_timeout_s
@@ -357,7 +360,7 @@ def _encoded(headers: Headers) -> S1MiniError | None:
 
 
 def _address(url: str) -> tuple[str | None, int | None]:
-    """Return host and port of a URL, or of what follows `//`; the scheme's port by default."""
+    """Return host and port of a URL, or of `//host:port`; the scheme's port by default."""
     try:
         parts = urlsplit(url)
         name, port = parts.hostname, parts.port
@@ -367,7 +370,7 @@ def _address(url: str) -> tuple[str | None, int | None]:
 
 
 async def _discard(receive: Receive) -> bool:
-    """Read the rest of a body for `LINGER_S`; return whether that was all."""
+    """Read the rest of a body for at most `LINGER_S`; return whether its end was reached."""
     try:
         async with asyncio.timeout(LINGER_S):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):

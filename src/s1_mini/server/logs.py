@@ -10,9 +10,9 @@ from typing import Any, Literal, TextIO
 
 LogFormat = Literal["auto", "json", "text"]
 
-# messages of uvicorn about truncated streams, refused WebSockets and malformed HTTP, which our own lines cover
+# uvicorn's messages about truncated streams, refused WebSockets and malformed HTTP, which our own log lines cover
 REDUNDANT = ("without completing", "connection rejected", "Invalid HTTP request")
-SHOWN_AS_TEXT = ("s1_mini.server", "s1_mini.sagemaker", "s1_mini.remote")  # packages whose information is shown
+SHOWN_AS_TEXT = ("s1_mini.server", "s1_mini.sagemaker", "s1_mini.remote")  # packages whose INFO records are shown
 
 
 class JsonFormatter(logging.Formatter):
@@ -58,7 +58,7 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up_logging(log_format: LogFormat = "auto", stream: TextIO | None = None, replica: str | None = None) -> None:
-    """Send all log lines to `stream`, or stderr. Called once, by the program and never by the library."""
+    """Send all log lines to `stream` (default: stderr). Called once by the program, never by the library."""
     is_text = sys.stderr.isatty() if log_format == "auto" else log_format == "text"
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(TextFormatter(replica) if is_text else JsonFormatter(replica))
@@ -89,7 +89,7 @@ def _sentence(message: str, fields: dict[str, Any]) -> str:
 
 
 def _printable(line: str) -> str:
-    """Escape control characters: clients choose paths and names, which could steer a terminal."""
+    """Escape control characters, because paths and names come from clients and could control a terminal."""
     return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in line)
 
 
@@ -99,7 +99,7 @@ def _is_relevant(record: logging.LogRecord) -> bool:
 
 
 def _is_shown_as_text(record: logging.LogRecord) -> bool:
-    """Hide INFO records of packages below the server; `/health` has the same facts."""
+    """Hide INFO records of packages below the server, because `/health` has the same facts."""
     is_below = record.name.startswith("s1_mini.") and not record.name.startswith(SHOWN_AS_TEXT)
     is_listening = getattr(record, "fields", {}).get("event") == "listening"
     return record.levelno > logging.INFO or not (is_below or is_listening)

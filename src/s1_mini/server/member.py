@@ -32,6 +32,6 @@ class ReplicaInfo:
 
 
 def trusted_peers() -> str:
-    """Return uvicorn's list of trusted peers: the proxy, and those that the user trusts."""
+    """Return uvicorn's list of trusted peers: the proxy, and those that the user has set."""
     given = os.environ.get(TRUSTED) or LOOPBACK
     return given if given == "*" else f"{given},{PROXY}"

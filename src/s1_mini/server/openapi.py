@@ -1,4 +1,4 @@
-"""The OpenAPI document: helpers with which routes declare bodies, answers and errors, and bounds from settings."""
+"""The OpenAPI document: helpers for routes to declare bodies, responses and errors, and bounds from settings."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _REASONS = {
     413: "The body is too large",
     415: "Unsupported content type",
     422: "Invalid field, named in `field`",
-    429: "Too many requests of this client",
+    429: "Too many requests from this client",
     500: "The server or the model failed",
     503: "Not ready, busy or shutting down; see Retry-After",
     504: "Timeout",
     507: "Insufficient storage",
 }
 ALWAYS = (400, 401, 403, 408, 413, 415, 422, 429, 503)  # possible for every route with a body
-TEXTS = ("text", "input", "reference_text")  # fields that are as long as the engine's settings allow
+TEXTS = ("text", "input", "reference_text")  # fields whose maximum length is an engine setting
 DESCRIPTION = """\
 Select an operation and **Try it out** to send a request from this page, or use the [web page](./).
 
@@ -54,11 +54,11 @@ SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
         "description": "Audio in the requested format",
         "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in map(media_type, FORMATS)},
         "headers": {
-            "X-Sample-Rate": {"schema": {"type": "integer"}, "description": "Hz of the engine's audio"},
+            "X-Sample-Rate": {"schema": {"type": "integer"}, "description": "Sample rate of the response in Hz"},
             "X-Request-Id": {"schema": {"type": "string"}},
-            "X-Audio-Seconds": {"schema": {"type": "number"}, "description": "Of a whole answer"},
-            "X-Generation-Seconds": {"schema": {"type": "number"}, "description": "Of a whole answer"},
-            "X-Finish-Reason": {"schema": {"type": "string"}, "description": "Of a whole answer: stop or length"},
+            "X-Audio-Seconds": {"schema": {"type": "number"}, "description": "Only if not streamed"},
+            "X-Generation-Seconds": {"schema": {"type": "number"}, "description": "Only if not streamed"},
+            "X-Finish-Reason": {"schema": {"type": "string"}, "description": "Only if not streamed: stop or length"},
         },
     }
 }
@@ -92,7 +92,7 @@ class DescribedApp(FastAPI):
                     operation["security"] = [{"key": []}]
 
     def _bound(self, schema: dict[str, Any]) -> None:
-        """Set the longest text and the largest batch."""
+        """Set the maximum text length and batch size."""
         for name, field in schema.get("properties", {}).items():
             if name == "items":
                 field["maxItems"] = self.state.settings.max_batch_items
@@ -109,7 +109,7 @@ def with_types(answer: dict[int | str, dict[str, Any]], *kinds: str) -> dict[int
 
 
 def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:
-    """Declare the errors of a route besides those of every route that needs the key."""
+    """Declare the errors of a route in addition to those of every route that needs the key."""
     always = ALWAYS if has_body else (401,)
     return {status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in sorted({*always, *statuses})}
 

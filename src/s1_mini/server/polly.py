@@ -1,4 +1,4 @@
-"""What Amazon Polly's clients send and expect: the key in their signature, formats, voices, speech marks and errors."""
+"""Amazon Polly's conventions: the key in a request's signature, formats, voices, speech marks and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OUTPUTS = {
     "json": _Output("pcm", "application/x-json-stream", ()),  # speech marks; the audio is only measured
 }
 
-LANGUAGES = {  # of Polly, by the accents of `POLLY_VOICES` and of descriptions
+LANGUAGES = {  # Polly's, by the accents that `POLLY_VOICES` and voice descriptions use
     "American": ("en-US", "US English"),
     "British": ("en-GB", "British English"),
     "Australian": ("en-AU", "Australian English"),
@@ -75,7 +75,7 @@ def is_polly(path: str, headers: Headers) -> bool:
 
 
 def error_response(error: BaseException, request_id: str | None) -> JSONResponse:
-    """Return an error as Polly's clients read it: its name in a header, `message` in the body, 400 for bad requests."""
+    """Return an error in Polly's shape: its name in a header, `message` in the body, 400 for bad requests."""
     status = row_of(error).status
     kind = _STATUS_TYPES.get(status, "ValidationException" if status < 500 else "ServiceFailureException")
     if isinstance(error, TextTooLongError):
@@ -99,7 +99,7 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
     for kind in mark_types:
         if kind not in ("sentence", "word"):
             raise InvalidError("SpeechMarkTypes", f"{kind!r} is not supported; allowed are sentence and word")
-    if sample_rate is None or name == "json":  # Polly's json accepts a rate, which changes no mark
+    if sample_rate is None or name == "json":  # Polly accepts a rate for json, where it has no effect
         return output, output.default_rate
     if sample_rate not in map(str, output.rates):
         allowed = ", ".join(map(str, output.rates))
@@ -108,7 +108,7 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
 
 
 def speech_marks(text: str, mark_types: Sequence[str], words: Sequence[Word], seconds: float) -> bytes:
-    """Return Polly's speech marks: a JSON object a line, by time, with byte offsets into `text`.
+    """Return Polly's speech marks: one JSON object per line, ordered by time, with byte offsets into `text`.
 
     A sentence begins with its first word. Without times of words, its start is estimated from the lengths of the
     sentences before it. Raises `ParameterError` for word marks without times of words.
@@ -140,7 +140,7 @@ def _sentence_marks(
 
 
 def describe_voices(voices: Sequence[VoiceInfo], language: str | None) -> dict[str, Any]:
-    """Return `DescribeVoices`: our voices, then Polly's names that stand for one of them; of one language if given."""
+    """Return `DescribeVoices`: our voices, then the Polly names that stand for them; if given, only of `language`."""
     described = [_described(voice.name, *_heard(voice.description)) for voice in voices]
     own = {voice.name for voice in voices}
     described += [_described(name, *traits) for name, traits in POLLY_VOICES.items() if name not in own]
@@ -148,7 +148,7 @@ def describe_voices(voices: Sequence[VoiceInfo], language: str | None) -> dict[s
 
 
 def _heard(description: str) -> tuple[str, str]:
-    """Return gender and accent from a description; empty where it names none."""
+    """Return gender and accent from a description; empty strings if it has none."""
     words = re.findall(r"\w+", description)
     return next((word for word in words if word in GENDERS), ""), next((w for w in words if w in LANGUAGES), "")
 

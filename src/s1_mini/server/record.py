@@ -1,4 +1,4 @@
-"""The log of one request: filled while it runs, written as one line."""
+"""The record of one request, filled while it runs and written as one log line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RequestLog:
     method: str
     path: str
     started: float = field(default_factory=time.perf_counter)
-    client: str = ""  # charged for what it holds
+    client: str = ""  # the client that is charged
     holding: Holding | None = None
     charge_unread: Callable[[], None] | None = None  # charges the audio of a stream that the client is not reading
     route: str | None = None  # path template, such as /v1/voices/{name}
@@ -39,15 +39,15 @@ class RequestLog:
     voice: str | None = None
     audio_format: str | None = None
     streams: bool = False
-    waiting: int = 0  # pieces in the engine's queue when it came
-    spoken: float | None = None  # when it was handed to the engine
+    waiting: int = 0  # pieces in the engine's queue when it arrived
+    spoken: float | None = None  # time when it was submitted to the engine
     first_chunk: float | None = None
     timing: Timing | None = None  # timing of the first text
     frames: int = 0
     audio_s: float = 0.0
 
     def for_part(self, holding: Holding | None = None) -> RequestLog:
-        """Return a record for one of several texts of this request, with figures of its own."""
+        """Return a record for one of several texts of this request, with its own figures."""
         return RequestLog(self.id, self.method, self.path, client=self.client, holding=holding or self.holding)
 
     @property
@@ -62,7 +62,6 @@ class RequestLog:
         self.audio_s += audio_s
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the log line."""
         now = time.perf_counter()
         fields: dict[str, Any] = {
             "request_id": self.id,
@@ -92,7 +91,7 @@ class RequestLog:
 
 
 def sane_id(given: str | None) -> str:
-    """Return the client's request id if it is valid, else a new one."""
+    """Return the client's request id if it is valid, otherwise a new one."""
     return given if given and SANE_ID.fullmatch(given) else secrets.token_hex(8)
 
 

@@ -1,6 +1,6 @@
 """Routes that need the key: `/v1/tts`, `/v1/audio` and `/v1/models` of OpenAI's API, `/v1/voices`.
 
-`/v1/audio/voices` and `/v1/audio/models` are what clients of Kokoro-FastAPI, such as Open WebUI, read.
+`/v1/audio/voices` and `/v1/audio/models` are for clients of Kokoro-FastAPI, such as Open WebUI.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ speech_router, openai_router, voices_router = (APIRouter(tags=[tag]) for tag in 
 routers = (speech_router, openai_router, voices_router)
 
 MODEL = "s1-mini"
-OPENAI_PCM_RATE = 24_000  # Hz; OpenAI's clients assume it, since pcm has no header
+OPENAI_PCM_RATE = 24_000  # Hz; assumed by OpenAI's clients, because pcm has no header
 FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "text"}  # engine's name: form's name
 
 
@@ -64,7 +64,7 @@ FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "t
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
 async def speak_text(request: Request) -> Response:
-    """Speak a text. The response is the audio, whole, or with `stream` while it is generated."""
+    """Speak a text. The response is the whole audio, or with `stream` the audio as it is generated."""
     body, recording = await read_speech(request, SpeechBody)
     return respond(await speak_to_client(request, request.app.state.engine, body.to_request(recording)))
 
@@ -93,7 +93,7 @@ async def speak_batch(request: Request) -> Response:
 
 
 async def _in_parts(answer: BatchAnswer, results: list[BatchResult]) -> AsyncIterator[bytes]:
-    """Yield a batch's answer result by result: as one text it can have a hundred megabytes."""
+    """Yield a batch's response result by result, because all of it may have a hundred megabytes."""
     before, _, after = answer.model_dump_json().partition("[]")
     yield f"{before}[".encode()
     for number, result in enumerate(results):
@@ -150,7 +150,7 @@ def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
     openapi_extra=body_of(OpenAISpeechBody),
 )
 async def create_speech(request: Request) -> Response:
-    """Speak a text; the answer is sent while it is generated."""
+    """Speak a text; the response is sent while it is generated."""
     body, engine = await read_json(request, OpenAISpeechBody), request.app.state.engine
     voice = await own_voice(request.app.state, body.voice)
     try:
@@ -184,11 +184,11 @@ async def _events(
 
 @openai_router.get("/v1/models", summary="The one model", responses=failures(has_body=False))
 async def list_models() -> OpenAIModels:
-    """List the one model, which speaks whatever `model` a request names."""
+    """List the one model, which is used whatever `model` a request names."""
     return OpenAIModels(data=[OpenAIModel(id=MODEL)])
 
 
-@openai_router.get("/v1/models/{model}", summary="The same, by its name", responses=failures(404, has_body=False))
+@openai_router.get("/v1/models/{model}", summary="The one model, by name", responses=failures(404, has_body=False))
 async def describe_model(model: str) -> OpenAIModel:
     """Return the model."""
     if model != MODEL:

@@ -58,7 +58,7 @@ class PollyBody(BaseModel):
 
 
 class PollyRoute(APIRoute):
-    """A route that only requests signed for Polly reach; others go on to the next route of the path."""
+    """A route only for requests signed for Polly; other requests go to the next route of the path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] == "http" and polly.access_key(Headers(scope=scope)) is None:
@@ -67,7 +67,7 @@ class PollyRoute(APIRoute):
 
 
 router, voices_router = APIRouter(tags=["polly"]), APIRouter(route_class=PollyRoute, include_in_schema=False)
-routers = (router, voices_router)  # before the other routers, whose `GET /v1/voices` takes every request
+routers = (router, voices_router)  # before the other routers, whose `GET /v1/voices` accepts every request
 
 
 @voices_router.get("/v1/voices")
@@ -122,7 +122,7 @@ def _text_type(body: PollyBody) -> dict[str, Any]:
 
 
 async def _marked(request: Request, body: PollyBody, tts_request: TTSRequest) -> AudioResponse:
-    """Speak with times of words; without them if the checkpoint has none and only sentences are marked."""
+    """Speak with word times; without them if the checkpoint has none and only sentence marks are requested."""
     engine = request.app.state.engine
     try:
         timed = replace(tts_request, word_times=True)

@@ -24,7 +24,7 @@ MEDIA_TYPES = {
 }
 
 HEADERS = {
-    # Nothing but the page's own files and this server; `blob:` is a recording that is heard before it is sent.
+    # Only the page's own files and this server; `blob:` is for listening to a recording before it is sent.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -85,7 +85,7 @@ async def ping(request: Request) -> Response:
 
 @health_router.get("/health", summary="The engine's state")
 async def health(request: Request) -> dict[str, Any]:
-    """Return the engine's state, device, queue, slots, caches and memory, and what the server holds for clients.
+    """Return the engine's state, device, queue, slots, caches and memory, and the resources held by clients.
 
     Always 200; `ready` is true when `/ready` answers 200.
     """

@@ -1,8 +1,8 @@
 """The server process: uvicorn on a socket, signals, and a graceful shutdown.
 
-SIGTERM: new requests are refused (`/ping` and `/ready` are 503), accepted ones are finished, or fail when the drain
-timeout is nearly over, and the exit code is 0. It is 1 if the engine could not be started or has died. The process
-exits when the drain timeout is over, whatever still hangs.
+On SIGTERM, new requests are refused (`/ping` and `/ready` are 503), accepted ones are finished, or fail shortly before
+the end of the drain timeout, and the exit code is 0. It is 1 if the engine could not be started or has died. The
+process exits at the end of the drain timeout even if something hangs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EXIT = 0.04  # the server exits
 
 
 def check_address(host: str, port: int, port_option: str = "--port", host_option: str = "--host") -> None:
-    """Check, before anything is loaded, that the server can listen there.
+    """Check that the server can listen on an address; called before anything is loaded.
 
     Raises `ConfigurationError`, which names the options.
     """
@@ -65,19 +65,19 @@ def check_address(host: str, port: int, port_option: str = "--port", host_option
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Return sockets bound to every address of `host`, as uvicorn binds them. Raises `OSError`, also `gaierror`."""
+    """Return sockets bound to every address of `host`, like uvicorn's. Raises `OSError`, such as `gaierror`."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     bound: list[socket.socket] = []
     failures: list[OSError] = []
     for family, kind, protocol, _, address in dict.fromkeys(found):
-        free = bound[0].getsockname()[1] if bound else port  # port 0: as chosen for the first address
+        free = bound[0].getsockname()[1] if bound else port  # for port 0, the one chosen for the first address
         try:
             listener = socket.socket(family, kind, protocol)
-        except OSError as error:  # a family of addresses that is disabled, such as IPv6
+        except OSError as error:  # a disabled address family, such as IPv6
             failures.append(error)
             continue
         try:
-            if os.name != "nt":  # there it would allow two listeners; elsewhere it only ignores closed connections
+            if os.name != "nt":  # on Windows, it would allow two listeners; elsewhere it ignores closed connections
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -115,12 +115,12 @@ def run(app: FastAPI) -> int:
     failure = app.state.gate.failure
     if isinstance(failure, EngineDied):
         logging.shutdown()
-        os._exit(1)  # at once: an ordinary exit waits for a GPU that hangs
+        os._exit(1)  # because an ordinary exit would wait for a hanging GPU
     return 1 if failure is not None or not server.started else 0
 
 
 def make_config(app: FastAPI) -> uvicorn.Config:
-    """Return uvicorn's configuration for `app`; it leaves logging alone."""
+    """Return uvicorn's configuration for `app`; logging is not configured."""
     settings, member = app.state.settings, app.state.member
     return uvicorn.Config(
         app,
@@ -135,7 +135,7 @@ def make_config(app: FastAPI) -> uvicorn.Config:
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,  # longer than the idle timeout of load balancers, 60 s
         ws=SocketWire,
-        ws_per_message_deflate=False,  # audio does not shrink, and a small message could inflate
+        ws_per_message_deflate=False,  # audio does not compress, and small messages could expand
         ws_max_size=settings.max_body_bytes,
         ws_ping_interval=20,
         ws_ping_timeout=20,
@@ -143,7 +143,7 @@ def make_config(app: FastAPI) -> uvicorn.Config:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that finishes what it accepted before it closes its socket."""
+    """A uvicorn server that finishes accepted requests before it closes its socket."""
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(make_config(app))
@@ -151,13 +151,12 @@ class DrainingServer(uvicorn.Server):
         self._drain_ends = float("inf")
         self._began = time.monotonic()
         self._place: dict[str, str] = {}  # the address, unless all replicas share it
-        self._logged: set[str] = set()  # events
+        self._logged: set[str] = set()  # events that were logged
         self._ending: asyncio.Task[None] | None = None
         self.last_resort = threading.Timer(app.state.settings.drain_timeout_s, self._exit_now)
         self.last_resort.daemon = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and log the address."""
         await super().startup(sockets=sockets)
         settings = self._state.settings
         if self.started:
@@ -166,7 +165,7 @@ class DrainingServer(uvicorn.Server):
             self._log("listening", **self._place)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Start to drain; at the second signal, stop at once."""
+        """Start to drain; at the second signal, stop immediately."""
         if self._state.gate.is_draining:
             self.should_exit = self.force_exit = True
         self._begin_drain()
@@ -208,7 +207,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether an address can be reached only from this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -1,6 +1,6 @@
 """Settings of the server and their `S1_MINI_SERVER_*` variables.
 
-Those of the engine are in `s1_mini.config`, per-request options in `schemas`.
+The engine's settings are in `s1_mini.config`, per-request options in `schemas`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ServerSettings(Settings):
         description="seconds without requests after which the engine is unloaded until the next request; 0: never",
     )
 
-    # How much a client may send, and how slowly.
+    # Limits on the size and duration of client input.
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="maximum size of a request body")
     max_bodies_bytes: int = Field(
         256 * 2**20, ge=1024, description="bodies and recordings of all clients together; beyond this, requests get 503"
@@ -73,7 +73,7 @@ class ServerSettings(Settings):
         60.0, gt=0, description="maximum time without a message while no audio is being generated"
     )
 
-    # How long an answer may take.
+    # Limits on the duration of a response.
     request_timeout_s: float = Field(
         300.0,
         gt=0,
@@ -97,7 +97,7 @@ class ServerSettings(Settings):
         description="CloudWatch namespace of metrics in log lines; unset: no such metrics",
     )
 
-    # How many at once.
+    # Limits on concurrency.
     max_connections: int = Field(4096, ge=1, description="maximum connections; fewer if the system limits open files")
     max_websockets: int = Field(
         512, ge=1, description="maximum WebSocket sessions; a new one replaces the longest idle one"

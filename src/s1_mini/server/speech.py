@@ -1,7 +1,7 @@
-"""From a validated request to an HTTP answer: audio, whole or streamed, within its time limit, charged to its client.
+"""Turns a validated request into an HTTP response: audio, whole or streamed, with a time limit, charged to the client.
 
-The first byte exists only once the first audio does, so that whatever fails before it still gets a status code. A
-client that disconnects cancels its request, while it is generated and while it is sent.
+The response begins only when the first audio exists, so that earlier failures still get an error status. A client that
+disconnects cancels its request, both during generation and while the response is sent.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class _Deadline(NamedTuple):
 
 @dataclass(frozen=True)
 class AudioResponse:
-    """A response that is certain to begin: its type, headers and bytes, whole or as they are generated.
+    """A response whose first audio exists: its type, headers and bytes, whole or as they are generated.
 
     The caller iterates `body` to its end or closes it, which cancels the rest, and calls `release` once it no longer
-    keeps the audio; at the latest the end of the HTTP request does that.
+    keeps the audio; otherwise the end of the HTTP request does so.
     """
 
     media_type: str
@@ -63,10 +63,10 @@ class AudioResponse:
     holding: Holding  # resources charged to the client
     spoken_text: str | None
     warning: str | None  # skipped characters, or a text in another language
-    content: bytes | None = None  # the whole of it, if it is whole; `body` yields the same
+    content: bytes | None = None  # all bytes, if not streamed; `body` yields the same
     audio_seconds: float = 0.0  # duration; set for responses that are not streamed
     finish_reason: str = "stop"
-    words: list[Word] = field(default_factory=list)  # whose times are known by now, until they are taken
+    words: list[Word] = field(default_factory=list)  # words whose times are known, until `take_words`
 
     def take_words(self) -> list[Word]:
         """Return the words whose times became known since the last call."""
@@ -75,7 +75,7 @@ class AudioResponse:
         return words
 
     def release(self) -> None:
-        """Stop charging its client for it."""
+        """Stop charging the client for it."""
         self.holding.release()
 
 
@@ -88,7 +88,7 @@ async def speak_to_client(request: Request, engine: ProductionTTSEngine, speech:
 async def speak(
     engine: ProductionTTSEngine, request: SpeechRequest, *, settings: ServerSettings, record: RequestLog
 ) -> AudioResponse:
-    """Speak `request`; return once all audio is there, or for a stream the first chunk.
+    """Speak `request`; return when all audio exists or, for a stream, the first chunk.
 
     Raises the engine's errors, `VoiceNotFoundError`, `RequestTimeoutError`, and `BusyError` or `TooManyRequestsError`
     if its client holds too much. Later errors of a stream are raised from `body`. Cancelling the caller cancels the
@@ -119,15 +119,15 @@ async def speak(
 async def _generate(
     engine: ProductionTTSEngine, request: SpeechRequest, record: RequestLog, holding: Holding, words: list[Word]
 ) -> AsyncIterator[AudioChunk]:
-    """Yield the engine's chunks; note each in the record, and its words. Closing it cancels the request."""
+    """Yield the engine's chunks and record their figures and words. Closing the generator cancels the request."""
     profile = request.speech.chunk_profile or ("ttfa" if request.streams else "throughput")
-    flow = (record.client, record.id)  # clients take turns in the queue, and so do their requests
+    flow = (record.client, record.id)  # clients take turns in the queue, as do the requests of a client
     chunks = engine.speak_async(replace(request.speech, chunk_profile=profile, flow=flow), streams=request.streams)
 
     def charge_unread() -> None:
         holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)
 
-    if request.streams:  # a whole answer is taken as it is generated, and charged then
+    if request.streams:  # without streaming, audio is read, and charged, as it is generated
         record.charge_unread = charge_unread
     try:
         async with aclosing(chunks):
@@ -156,7 +156,7 @@ async def _whole(
                 received.append(chunk)
             if not received:
                 raise GenerationError("the model generated no audio")
-            holding.set(Resource.REQUESTS, 0)  # the engine is done with it
+            holding.set(Resource.REQUESTS, 0)  # the engine has finished it
             content = await asyncio.to_thread(_encode_all, received, request)
     except TimeoutError:
         raise deadline.error("the whole response", "shorten the text, or request a stream") from None
@@ -186,7 +186,9 @@ async def _stream(
     encoder = StreamEncoder(request.audio_format, first.sample_rate)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(cast("Any", chunks).aclose)
-        begun = await _feed(encoder, first.wave)  # NaN from the model still becomes an error status
+        begun = await _feed(
+            encoder, first.wave
+        )  # before the status is sent, because NaN from the model must become an error
         cleanup.pop_all()
     return _response(first, request, _rest(chunks, encoder, begun, end_deadline, holding), holding)
 
@@ -205,7 +207,6 @@ def _response(first: AudioChunk, request: SpeechRequest, body: AsyncIterator[byt
 async def _rest(
     chunks: AsyncIterator[AudioChunk], encoder: StreamEncoder, begun: bytes, deadline: _Deadline, holding: Holding
 ) -> AsyncIterator[bytes]:
-    """Yield a stream's bytes from the first on."""
     with ExitStack() as cleanup:
         cleanup.callback(holding.release)
         async with aclosing(chunks):  # type: ignore[type-var]
@@ -245,17 +246,16 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:
 
 
 def respond(speech: AudioResponse) -> Response:
-    """Return the HTTP answer with the audio."""
     if speech.content is not None:
         return Response(speech.content, media_type=speech.media_type, headers=speech.headers)
     return StreamedAnswer(speech.body, speech.media_type, speech.headers)
 
 
 class StreamedAnswer(Response):
-    """A body that is sent as it is generated. If it fails, the connection breaks off without the final chunk.
+    """A body that is sent as it is generated. If it fails, the connection is closed without the final chunk.
 
-    To an HTTP/1.0 client behind the proxy of several replicas it is sent whole, with its length: the proxy ends a
-    broken stream like a complete one.
+    To an HTTP/1.0 client behind the proxy of several replicas, it is sent whole with its length, because the proxy
+    would end an interrupted stream like a complete one.
     """
 
     def __init__(self, body: AsyncIterator[bytes], media_type: str, headers: dict[str, str]) -> None:

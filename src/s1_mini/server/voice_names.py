@@ -1,4 +1,7 @@
-"""Voice names of other services: each stands for a voice of the checkpoint with similar gender and accent."""
+"""Voice names of other services.
+
+Each stands for a voice of the checkpoint with the same gender and, if possible, the same accent.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +67,8 @@ CLIENT_VOICES = OPENAI_VOICES | KOKORO_VOICES
 def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceInfo]) -> dict[str, str | None]:
     """Return the voice for each of `names` (gender and accent); None is the default voice.
 
-    Voices are matched by the words of their descriptions. Names with the same gender and accent get different voices
-    as far as there are enough.
+    Voices are matched by the words of their descriptions. Names with the same gender and accent get different voices if
+    there are enough.
     """
     words = {voice.name: set(re.findall(r"\w+", voice.description)) for voice in voices if voice.source == "checkpoint"}
     used: Counter[str] = Counter()
@@ -80,7 +83,7 @@ def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceIn
 
 
 async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[str, str]] = CLIENT_VOICES) -> str | None:
-    """Return the voice that a request means: a voice here, or the one that stands for one of another service's `names`.
+    """Return our name of a requested voice: mapped by the settings or by `names` if it is another service's.
 
     `state` is the application's. An unknown name is returned as it is; the engine refuses it.
     """

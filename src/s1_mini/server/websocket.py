@@ -2,8 +2,8 @@
 
 Client: `session.config` (optional), any number of `input.text` and `input.clear`, `input.done`. Server, for each
 stretch of whole sentences: `audio.start`, binary messages (and `audio.words` with `word_times`), `audio.done`; at the
-end `session.done`. An error is sent as
-`error` and ends the session. The names are those of vLLM-Omni's speech endpoints on SageMaker; `input.clear` is ours.
+end `session.done`. An error is sent as `error` and ends the session. The names are those of vLLM-Omni's speech
+endpoints on SageMaker; `input.clear` is ours.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OwnProtocol(Protocol):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._track = Track(SessionConfig(type="session.config"))
-        self._unspeakable: NothingToSpeakError | None = None  # the first stretch without anything to speak
+        self._unspeakable: NothingToSpeakError | None = None  # error of the first stretch with nothing to speak
         self._warnings: list[str] = []  # of such stretches, for the next message
 
     async def act(self, message: Input) -> None:
@@ -70,7 +70,7 @@ class OwnProtocol(Protocol):
     async def _configure(self, config: SessionConfig) -> None:
         state = self.session.state
         if config.voice is not None:
-            await asyncio.to_thread(state.engine.describe_voice, config.voice)  # fail now for an unknown one
+            await asyncio.to_thread(state.engine.describe_voice, config.voice)  # an unknown voice must fail now
         coded, config.reference_audio = config.reference_audio, None
         recording = None if coded is None else await in_turn(state, decode_base64, coded)
         if recording is not None:
@@ -109,6 +109,6 @@ class OwnProtocol(Protocol):
         await self.session.send({"type": "session.done", "sentences": self.session.num_spoken} | self._warning())
 
     def _warning(self, warning: str | None = None) -> dict[str, str]:
-        """Return the field `warning` of the next message, if there is one, and forget it."""
+        """Return the field `warning` for the next message, if any, and clear it."""
         warnings, self._warnings = [*self._warnings, *([warning] if warning else [])], []
         return {"warning": " ".join(dict.fromkeys(warnings))} if warnings else {}

@@ -1,8 +1,8 @@
-"""Connection protocols: uvicorn's HTTP and WebSocket, with limits for everything a client can leave unfinished.
+"""Connection protocols: uvicorn's HTTP and WebSocket, with limits for everything that a client can leave unfinished.
 
-Uvicorn waits forever for the head of a request, for the rest of a body whose request was answered early, and for a
-client to read its response; while a pipelined request keeps it from reading, it does not notice a disconnect. Between
-two requests of a connection, its keep-alive timeout applies.
+Uvicorn waits without limit for the head of a request, for the rest of a body after an early response, and for a client
+to read its response. It also does not notice a disconnect while a pipelined request keeps it from reading. Between two
+requests of a connection, its keep-alive timeout applies.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from s1_mini.server.record import record_in
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024
-LINGER_S = 2.0  # for the rest of a body that was answered already
+LINGER_S = 2.0  # time limit for the rest of a body after an early response
 MAX_AHEAD_BYTES = 2 * MAX_HEAD_BYTES  # limit on buffered pipelined requests
-WATCH_S = 0.25  # between checks for a disconnect while nothing is read
+WATCH_S = 0.25  # interval of checks for a disconnect while nothing is read
 MAX_HEADERS = 100
 ADDED_BYTES, ADDED_HEADERS = 1024, 2  # the replicas' proxy adds X-Forwarded-For and X-Request-Id
 RESETS = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)  # SO_LINGER on, 0 s
 FREE_PIECES = 1024  # uncharged body pieces of any size; one iteration of the event loop may receive all of them
 PIECE_BYTES = 512  # minimum mean size of further pieces; handling one costs about as much as 1 kB of data
 
-SLICE_BYTES = 4096  # frames parsed per iteration: some hundreds of the smallest ones
-FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # WebSocket frames per client: many times a language model's token rate
+SLICE_BYTES = 4096  # frames parsed per iteration: several hundred of the smallest ones
+FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # WebSocket frames per client, far above a language model's token rate
 NOT_UTF8, FLOODED, TOO_BUSY = 1007, 1008, 1013  # close codes
 MAX_REASON = 120  # bytes; a close frame has room for 123
 
@@ -76,7 +76,7 @@ class HttpProtocol(H11Protocol):
         self._update_timers()
         if self._watch_timer is None:
             self._watch()
-        # the client that the last request's key or proxy named; until then, the address
+        # The client according to the last request's key or proxy; before the first request, the address.
         record = record_in(self.scope)
         owner = record.client if record is not None else self._accounts.client(self.client[0] if self.client else "")
         self._accounts.spend(owner, time.thread_time() - began)
@@ -90,7 +90,7 @@ class HttpProtocol(H11Protocol):
         self._stop_head_timer()
 
     def handle_events(self) -> None:
-        """Handle what was read; an HTTP/1.0 response that breaks off must reset its connection."""
+        """Handle received data; an interrupted HTTP/1.0 response must reset its connection."""
         super().handle_events()
         if self.cycle is not None and self.conn.their_http_version == b"1.0":
             self.cycle.transport = Resetting(self.transport, self.conn)  # type: ignore[assignment]
@@ -106,17 +106,17 @@ class HttpProtocol(H11Protocol):
             self._connections.mark_idle(self.transport)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse malformed HTTP, in the shape of all errors."""
+        """Refuse malformed HTTP, with the JSON shape of all errors."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse(HttpError(f"malformed HTTP request: {self._parser.complaint or msg}"))
         self.transport.close()
 
     def _should_upgrade(self) -> bool:
-        """Ignore `Upgrade` in other requests than GET, which cannot open a WebSocket (RFC 6455, 4.1)."""
+        """Ignore `Upgrade` unless the method is GET; others cannot open a WebSocket (RFC 6455, 4.1)."""
         return self.scope["method"] == "GET" and super()._should_upgrade()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Switch to WebSocket; refuse a malformed handshake, which uvicorn never answers."""
+        """Switch to WebSocket; refuse a malformed handshake, to which uvicorn would not respond."""
         self._stop_head_timer()
         self._connections.mark_busy(self.transport)
         super().handle_websocket_upgrade(event)
@@ -135,7 +135,7 @@ class HttpProtocol(H11Protocol):
         elif self.conn.their_state is not h11.IDLE:
             if self.cycle is not None and not self.cycle.response_complete:
                 self._stop_head_timer()
-                if self.conn.their_state is not h11.SEND_BODY:  # until then it may be evicted
+                if self.conn.their_state is not h11.SEND_BODY:  # while the body arrives, it may be evicted
                     self._connections.mark_busy(self.transport)
         else:
             self._connections.mark_idle(self.transport)
@@ -143,7 +143,7 @@ class HttpProtocol(H11Protocol):
                 self._head_timer = self.loop.call_later(self._allowed_s, self._end_head)
 
     def _watch(self) -> None:
-        """Detect a disconnect while a pipelined request waits unread: the end of file is queued behind its bytes."""
+        """Detect a disconnect while a pipelined request is unread: the end of file is queued behind its bytes."""
         self._watch_timer = None
         if self.flow.read_paused and not self.transport.is_closing():
             is_ahead = self.conn.their_state is h11.DONE
@@ -178,7 +178,7 @@ class HttpProtocol(H11Protocol):
 
 
 class SocketWire(WebSocketsSansIOProtocol):
-    """One WebSocket. A client that floods it with frames, or holds too many bytes in unfinished messages, is closed."""
+    """One WebSocket, closed if its client floods it with frames or holds too many bytes in unfinished messages."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -210,7 +210,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         self._accounts.spend(self._held.client, time.thread_time() - began)
 
     def _set_owner(self) -> None:
-        """Charge the client that the handshake's key or proxy names, once that is known, instead of the address."""
+        """Charge the client according to the handshake's key or proxy, once known, instead of the address."""
         record = record_in(getattr(self, "scope", None))  # set with the handshake
         if record is not None and record.client != self._held.client:
             num_bytes = self._held.get(Resource.BODY_BYTES)
@@ -224,7 +224,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Stop reading from a client that does not read: each ping would add an unread pong."""
+        """Stop reading from a client that does not read, because each ping would add an unread pong."""
         super().pause_writing()
         self.transport.pause_reading()
 
@@ -242,7 +242,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         super().handle_text(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Close the connection for text that is not UTF-8, for which uvicorn logs a traceback."""
+        """Close the connection if text is not UTF-8; uvicorn would log a traceback."""
         if self.curr_msg_data_type == "text":
             try:
                 b"".join(self.frames).decode()
@@ -270,9 +270,9 @@ class SocketWire(WebSocketsSansIOProtocol):
 
 
 class Resetting:
-    """A transport that is reset if a response breaks off.
+    """A transport that is reset if a response is interrupted.
 
-    An HTTP/1.0 response of unknown length ends by closing, so a truncated one would look complete.
+    An HTTP/1.0 response of unknown length ends when the connection closes, so a truncated one would look complete.
     """
 
     def __init__(self, transport: asyncio.Transport, conn: h11.Connection) -> None:
@@ -311,7 +311,7 @@ class Parser(h11.Connection):
                 self.complaint = f"it has {len(event.headers)} headers; at most {MAX_HEADERS} are allowed"
                 raise h11.RemoteProtocolError(self.complaint)
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
-                self.complaint = "it has both Content-Length and Transfer-Encoding, by which proxies can be misled"
+                self.complaint = "it has both Content-Length and Transfer-Encoding, which can mislead proxies"
                 raise h11.RemoteProtocolError(self.complaint)
         elif isinstance(event, h11.Data):
             self._pieces += 1

@@ -1,6 +1,6 @@
-"""Text to speech over the Wyoming protocol, as Home Assistant's voice assistants use it, on a TCP port of its own.
+"""Text to speech over the Wyoming protocol, which Home Assistant's voice assistants use, on a separate TCP port.
 
-The protocol has no authentication. Limits, shares of clients, timeouts and logs are those of the HTTP routes.
+The protocol has no authentication. Limits, shares of clients, timeouts and logs are the same as for HTTP routes.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ access_logger = logging.getLogger("s1_mini.server.access")
 logger = logging.getLogger(__name__)
 
 PROJECT = Attribution("s1_mini", "https://github.com/s1-mini/s1-mini")
-MAX_AHEAD = 64  # events read ahead of the one that is handled
-EVENT_BYTES = 4096  # of an event besides its text
-CHARACTER_BYTES = 12  # the most that JSON needs for one
+MAX_AHEAD = 64  # events read ahead of the current one
+EVENT_BYTES = 4096  # limit for an event without its text
+CHARACTER_BYTES = 12  # maximum bytes of one character in JSON
 WIDTH, CHANNELS = 2, 1
 
 
@@ -68,7 +68,6 @@ class WyomingServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening and close all connections."""
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -90,7 +89,7 @@ class WyomingServer:
 
 
 class _Connection:
-    """One connection: a reader of events, and a speaker that answers them in order."""
+    """One connection: one task reads events, another answers them in order."""
 
     def __init__(
         self, state: State, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_event_bytes: int
@@ -190,7 +189,7 @@ class _Connection:
             with suppress(ConnectionError, ClientGoneError):
                 await self._send(Error(message_of(error), code_of(error)))
                 self._writer.write_eof()
-                await asyncio.sleep(LINGER_S)  # `_read` goes on: a client that still sends may not read the error
+                await asyncio.sleep(LINGER_S)  # `_read` continues: a client that still sends may not read the error
 
     async def _describe(self) -> None:
         if (refused := self._state.gate.refusal()) is not None:
@@ -260,7 +259,9 @@ class _Connection:
                 continue
             rest += _text_of(event)
             if (allowed := self._state.engine.config.max_text_length) < len(rest):
-                raise TextError("text", f"has over {allowed} characters that are not spoken yet; send it more slowly")
+                raise TextError(
+                    "text", f"has over {allowed} characters; send smaller chunks, or less text if it is SSML"
+                )
             if not cuts:
                 continue
             whole, rest = cut_arriving(rest)
@@ -277,11 +278,11 @@ class _Connection:
         if text_format == "text":
             return options
         if text_format != "ssml":
-            raise InvalidError("text_format", f"{str(text_format)[:40]!r} is not supported; send text")
+            raise InvalidError("text_format", f"{str(text_format)[:40]!r} is not supported; allowed are text and ssml")
         return options | {"text_type": "ssml"}
 
     async def _send(self, message: Any, record: RequestLog | None = None) -> None:
-        """Send an event once the client has read enough of the earlier ones; charge audio that waits meanwhile."""
+        """Send an event once the client has read enough of the earlier ones; charge the client for waiting audio."""
         sending = asyncio.ensure_future(async_write_event(message.event(), self._writer))
         try:
             while not (await asyncio.wait({sending}, timeout=UNREAD_CHECK_S))[0]:
@@ -293,7 +294,7 @@ class _Connection:
 
 
 def info_of(voices: Sequence[VoiceInfo]) -> Info:
-    """Return what the server offers: one program with a voice for each of `voices`, the default one first."""
+    """Return the description of the server: one program with all `voices`, the default one first."""
     made: dict[str, Any] = {"attribution": PROJECT, "installed": True}
     described = [
         TtsVoice(voice.name, **made, description=voice.description, version=None, languages=[_language(voice)])

@@ -1,7 +1,7 @@
 """The text that a checkpoint reads: words of a language or raw text, and its alphabet.
 
 A checkpoint of any family declares both in its `config.json`:
-`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. One that says nothing takes all text as it is.
+`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, it reads all text unchanged.
 """
 
 from __future__ import annotations
@@ -139,14 +139,14 @@ def detect(text: str) -> str | None:
 
 
 def _score(lowered: list[str], listed: frozenset[str]) -> float:
-    """Count the function words of a language in a text: each once, and none that English has too."""
+    """Count the distinct function words of a language in a text, except those that are also English."""
     return sum(0.5 if word in _PARTICLES else 1.0 for word in set(lowered) if word in listed and word not in _ENGLISH)
 
 
 MAX_ALPHABET = 100_000
 MAX_NAMED = 10  # characters in a warning
 
-_LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # before a mark whose word was left out
+_LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # before punctuation whose word was skipped
 _PLAIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "ł": "l", "ı": "i", "ŋ": "ng"}
 _PLAIN |= {"ẞ": "SS", "Æ": "Ae", "Œ": "Oe", "Ø": "O", "Đ": "D", "Ð": "D", "Þ": "Th", "Ł": "L", "Ŋ": "Ng"}
 _PLAIN |= {"–": "-", "—": "-", "…": "...", "’": "'", "‘": "'", "“": '"', "”": '"', "„": '"', "[": "(", "]": ")"}
@@ -192,8 +192,8 @@ class TextForm:
     ) -> NormalizedText:
         """Return the spoken form of a request's `text`.
 
-        `max_length` bounds the characters of the text and of its spoken form. Raises `TextError` as `tidied` does, for
-        a text that is too long when it is spoken, and for an unsupported character unless those are skipped; raises
+        `max_length` bounds the characters of the text and of its spoken form. Raises the errors of `tidied`,
+        `TextError` for a spoken form that is too long or for an unsupported character unless those are skipped, and
         `NothingToSpeakError` if nothing is left to speak.
         """
         tidy = tidied(text, max_length)
@@ -213,7 +213,7 @@ class TextForm:
         return NormalizedText(self._ended(fitting) if is_read else fitting, " ".join(warnings) or None)
 
     def transcript(self, text: str) -> str:
-        """Return the normalized text of a `text` that was validated before; raises nothing."""
+        """Normalize the transcript of a reference, which was validated before; raises nothing."""
         said = spoken(text, self.language) if self.language is not None else text
         return " ".join(self._fit(said)[0].split())
 
@@ -231,7 +231,7 @@ class TextForm:
         return tidied(said, max_length)
 
     def _ended(self, text: str) -> str:
-        """End a text as sentences end: a voice that learnt from sentences may stop at once before a bare "Hi"."""
+        """Add a full stop: a voice trained on sentences may stop before it says a bare "Hi"."""
         is_open = text[-1:].isalnum() and self.alphabet is not None and "." in self.alphabet
         return f"{text}." if is_open else text
 
@@ -297,7 +297,7 @@ def _skipped(unsupported: str) -> str:
 
 
 def _position(character: str, sent: str) -> int | None:
-    """Find a character in the text as it was sent, where it may stand in another form."""
+    """Find a character in the text as it was sent, where it may have another Unicode form."""
     place = sent.find(character)
     if place >= 0:
         return place

@@ -1,4 +1,4 @@
-"""Pronunciation lexicons: words and their respellings, from W3C PLS files, from lines, or from a request."""
+"""Pronunciation lexicons: words and their respellings, from W3C PLS files, text files or a request."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Match(NamedTuple):
 
 
 class Lexicon:
-    """Respellings of whole words. An entry in small letters matches any case, another one only as it is written."""
+    """Respellings of whole words. Entries in lower case match any case; all others match only their own spelling."""
 
     def __init__(self, entries: Mapping[str, str], below: Lexicon | None = None) -> None:
-        """`below` has further entries; it is neither copied nor changed."""
+        """`below` has further entries of lower precedence; it is neither copied nor changed."""
         own = {word.strip(): respelling for word, respelling in entries.items() if word.strip()}
         self._entries: ChainMap[str, str] = ChainMap(own, *(below._entries.maps if below else ()))
         # Lengths of the entries by their first token, longest first.
@@ -53,7 +53,7 @@ class Lexicon:
         return Lexicon(entries, self) if entries else self
 
     def find(self, text: str) -> Iterator[Match]:
-        """Yield the matches in a text in order; of several at one place, the longest."""
+        """Yield the matches in a text in order; if several begin at one place, the longest."""
         position = 0
         while (token := _TOKEN.search(text, position)) is not None:
             position = token.end()

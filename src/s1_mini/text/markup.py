@@ -1,7 +1,7 @@
-"""Markup of a request's text: SSML as Amazon Polly's users know it, and marks in brackets for people who type.
+"""Markup of a request's text: SSML as in Amazon Polly, and marks in brackets, which are easier to type.
 
 Both become segments: text with one voice, speed and loudness, and the pause before it. Each character of a segment
-knows the characters of the source that it stands for.
+is mapped to the characters of the source that it stands for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from s1_mini.text.xml_reader import error_at, read_xml
 from s1_mini.types import MIN_GAIN_DB
 
 MAX_PAUSE_S = 10.0  # Polly's limit
-MAX_TOTAL_PAUSE_S = 300.0  # of one request; silence costs memory, too
+MAX_TOTAL_PAUSE_S = 300.0  # of one request; silence also costs memory
 MAX_SEGMENTS = 500
 JOINT_S = 0.12  # between segments without a pause, as between the sentences of a text (`core/speech.py`)
 
@@ -39,7 +39,9 @@ _VOLUME = re.compile(r"([+-]\d{1,6}(?:\.\d{0,6})?)dB", re.IGNORECASE)
 _SSML = re.compile(r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?<speak[\s>](?s:.*)</speak\s*>\s*")
 _BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{0,63}))\](?!\()")
 
-_LEFTOVER = re.compile(r"\s*[.,;:!?)\]\"'”’]{1,8}(?=\s)")  # end of a sentence whose words are in the segment before
+_LEFTOVER = re.compile(
+    r"\s*[.,;:!?)\]\"'”’]{1,8}(?=\s)"
+)  # punctuation of a sentence whose words are in the previous segment
 
 
 class Mark(NamedTuple):
@@ -64,7 +66,7 @@ class Segment:
 
 
 class Markup(NamedTuple):
-    """The segments of a text, the last one without text if a pause ends it, and a warning about what was ignored."""
+    """The segments of a text, the last one empty if the text ends in a pause, and a warning about ignored markup."""
 
     segments: tuple[Segment, ...]
     warning: str | None = None
@@ -83,11 +85,11 @@ class _Run:
     parts: list[str]
     starts: list[int]
     stops: list[int]
-    is_fixed: bool = False  # exempt from the lexicon: the markup says how it is read
+    is_fixed: bool = False  # exempt from the lexicon: the markup determines how it is read
 
 
 def is_ssml(source: str) -> bool:
-    """Return whether a text is a whole `<speak>` element."""
+    """Return whether all of a text is one `<speak>` element."""
     return _SSML.fullmatch(source) is not None
 
 
@@ -122,14 +124,17 @@ def read_marked(source: str, lexicon: Lexicon, voices: Container[str]) -> Markup
 
 
 def read_ssml(source: str, lexicon: Lexicon, language: str | None = None) -> Markup:
-    """Return the segments of an SSML document; `language` is that of numbers in `<say-as>`. Raises `MarkupError`."""
+    """Return the segments of an SSML document. Raises `MarkupError`.
+
+    `language` is the language in which numbers in `<say-as>` are read.
+    """
     reader = _SsmlReader(source, lexicon, language)
     read_xml(source, reader)
     return reader.builder.finish(reader.ignored)
 
 
 class _Builder:
-    """Collects runs of text to segments: a new one begins where the style changes or a pause is made."""
+    """Collects runs of text into segments; a new one begins where the style changes or a pause is added."""
 
     def __init__(self, source: str, lexicon: Lexicon) -> None:
         self.style = _Style()
@@ -142,7 +147,7 @@ class _Builder:
         self._total_s = 0.0
 
     def add(self, text: str, start: int, stop: int | None = None, *, is_fixed: bool = False) -> None:
-        """Add characters of the source from `start`, or `text` that stands for characters start … `stop`."""
+        """Add `text`: the characters of the source from `start` or, with `stop`, a replacement for start … stop."""
         if not text:
             return
         if self._run_style != self.style:
@@ -180,7 +185,7 @@ class _Builder:
         return Markup(tuple(self._segments), warning)
 
     def _flush(self) -> None:
-        """End the segment; punctuation and white space alone are left out."""
+        """End the segment; one with only punctuation and white space is dropped."""
         parts: list[str] = []
         starts: list[int] = []
         stops: list[int] = []
@@ -223,7 +228,7 @@ class _Element:
     offset: int
     outer: _Style  # style of the element around it
     content: str = ""  # of elements whose text is replaced
-    start: int | None = None  # of the content
+    start: int | None = None  # start of the content
     stop: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Whole numbers as words, by Unicode's rules for each language (CLDR, through unicode-rbnf). Knows no text."""
+"""Whole numbers as words, by Unicode's rules for each language (CLDR, through unicode-rbnf)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from unicode_rbnf import RbnfEngine
 
-MAX_DIGITS = 15  # the rules of some languages end soon after
+MAX_DIGITS = 15  # the rules of some languages do not go much further
 
 
 @cache

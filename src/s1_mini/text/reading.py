@@ -65,7 +65,7 @@ def _digits(number: str, tag: str) -> str:
     return " ".join(spell(int(each), tag) for each in number)
 
 
-# Emoji in U+2300 to U+2BFF (Unicode 16, emoji-data.txt) without arrows and plain shapes, which are ornaments here.
+# Emoji in U+2300 to U+2BFF (Unicode 16, emoji-data.txt), except arrows and plain shapes, which count as ornaments.
 _BMP_EMOJI = (
     "\u231a\u231b\u2328\u23cf\u23e9-\u23f3\u23f8-\u23fa\u2600-\u2604\u260e\u2611\u2614\u2615\u2618\u261d\u2620\u2622\u2623\u2626"
     "\u262a\u262e\u262f\u2638-\u263a\u2640\u2642\u2648-\u2653\u265f\u2660\u2663\u2665\u2666\u2668\u267b\u267e\u267f"
@@ -89,18 +89,18 @@ _DROPPED = re.compile(f"(?![→←↑↓↔⇒⇐·])(?:{_ORNAMENT.pattern})+")
 
 
 def _unified(text: str) -> str:
-    """Return a text with one form of each arrow and of each line between cells, and words for stars, ♯ and ♭."""
+    """Unify the forms of arrows and of lines between table cells, and replace stars, ♯ and ♭ by words."""
     text = _BETWEEN_WORDS.sub(", ", text.translate(_SAME))
     return _ACCIDENTAL.sub(lambda found: " sharp" if found[1] == "♯" else " flat", _STARS.sub(" star", text))
 
 
 def _without_ornaments(text: str) -> str:
-    """Return a text with a space for each run of ornaments, except arrows, which `read_arrows` reads."""
+    """Replace each run of ornaments by a space, except arrows, which `read_arrows` reads."""
     return _DROPPED.sub(" ", text)
 
 
 def is_ornament(character: str) -> bool:
-    """Return whether a character decorates and has no reading."""
+    """Return whether a character is decoration that is not read."""
     return _ORNAMENT.fullmatch(character) is not None
 
 
@@ -120,7 +120,7 @@ _LINK = re.compile(
 )
 _ANGLED = re.compile(r"<((?:https?://|mailto:)[^<>\s]{1,500})>")
 _TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,300}>|<!--[^<>]{0,300}-->")
-# Stars that multiply: between numbers, single letters or brackets, or where the line is an equation.
+# Asterisks that mean multiplication: between numbers, single letters or brackets, or in an equation.
 _PRODUCT = re.compile(
     r"(?<=\b[A-Za-z\d])( ?)\*\1(?=[A-Za-z\d]\b)|(?<=\d) ?\* ?(?=\d)|(?<=\b\w) \* (?=[\d(])|(?<=\)) \* (?=[\d(]|\w\b)"
     r"|(?<=\d) \* (?=\(|\w\b)"
@@ -176,7 +176,7 @@ def read_markup(text: str) -> str:
 
 
 def _item(found: re.Match[str]) -> str:
-    """End a list item with a comma before another item, else as a sentence."""
+    """End a list item with a comma before another item, otherwise with a full stop."""
     after = found.string[found.end() : found.end() + 16]
     return _sentence(found[1], "" if not after.strip() else "," if _ITEM_BEGINS.match(after) else ".")
 
@@ -222,7 +222,7 @@ def _unicode_name(letter: str) -> str:
     return _WORDLESS.sub("", unicodedata.name(letter, "").lower()).replace("-", " ")
 
 
-MAX_PASSES = 4  # until nothing changes: a text of words alone stays as it is
+MAX_PASSES = 4  # repetitions until nothing changes, so that normalizing a normalized text changes nothing
 
 _LINE_ENDS = re.compile("\r\n?|[\v\f\x85\u2028]")
 _SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
@@ -251,8 +251,8 @@ _TIDY = (
 def spoken(text: str, language: str = "en") -> str:
     """Return `text` as it is spoken: numbers, dates, money and abbreviations as words, without markup.
 
-    Normalizing the result again changes nothing. `language` is a tag such as en, en-GB or de; In English all of this is
-    done; in other languages only numbers, markup, emoji and elongated letters. Raises `ParameterError` for an
+    Normalizing the result again changes nothing. `language` is a tag such as en, en-GB or de; in languages other than
+    English, only numbers, markup, emoji and elongated letters are normalized. Raises `ParameterError` for an
     unsupported language.
     """
     if not isinstance(text, str):
@@ -291,7 +291,7 @@ def _read_english(text: str) -> str:
 
 
 def _prepare(text: str) -> str:
-    """Take out markup, and write what has several forms in one: digits, spaces, quotation marks, fractions."""
+    """Remove markup, and unify the forms of digits, spaces, quotation marks and fractions."""
     text = unicodedata.normalize("NFC", _LINE_ENDS.sub("\n", text).replace("\u2029", "\n\n"))
     if not text.isascii():
         text = _SPACES.sub(" ", text).translate(_MARKS)

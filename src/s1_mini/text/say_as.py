@@ -13,9 +13,9 @@ _ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)?", re.IGNORECASE)
 
 
 def say_as(text: str, kind: str, form: str, language: str | None) -> str:
-    """Return what is spoken for `text` with interpret-as `kind` and format `form`; unknown kinds stay text.
+    """Return the reading of `text` with interpret-as `kind` and format `form`; text of unknown kinds is unchanged.
 
-    `language` is that of the text normalization; without one, digits stay digits.
+    `language` is the language of the text normalization; without one, digits stay digits.
     """
     text, tag = " ".join(text.split()), _tag(language)
     said: str | None = None
@@ -50,14 +50,14 @@ def _digit(character: str, tag: str) -> str:
 def _cardinal(found: re.Match[str], tag: str) -> str:
     sign, whole, decimals = found[1], found[2].replace(",", ""), found[3]
     if len(whole) > MAX_DIGITS or (tag != "en" and (sign or decimals)):
-        return found.group()  # the normalizer has the words
+        return found.group()  # the normalizer spells it out
     said = spell(int(whole), tag)
     said += f" point {' '.join(_digit(each, tag) for each in decimals)}" if decimals else ""
     return f"minus {said}" if sign in ("-", "−") else said
 
 
 def _date(text: str, form: str) -> str:
-    """Return a date of numbers in the order of `form` (such as mdy) in a way that the normalizer reads as a date."""
+    """Rewrite a numeric date in the order of `form` (such as mdy) so that the normalizer reads it as a date."""
     parts = re.findall(r"\d+", text)
     if form == "yyyymmdd" and len(parts) == 1 and len(parts[0]) == 8:
         form, parts = "ymd", [parts[0][:4], parts[0][4:6], parts[0][6:]]

@@ -1,8 +1,8 @@
 """Splits a text into pieces for one generation each: whole sentences, or clauses of a sentence that is too long.
 
 Sizes are UTF-8 bytes, because a Chinese character takes three of them and about three times as long to speak as
-a Latin letter. Knows punctuation and abbreviations, but no language and no tokens. The engine calls it with text
-from `tidied`.
+a Latin letter. It uses punctuation and abbreviations, but neither the language nor tokens. The engine calls it with
+text from `tidied`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from s1_mini.exceptions import ParameterError
 from s1_mini.text.tidy import PARAGRAPH_BREAK
 
-# Grapheme clusters: just enough of UAX 29 to keep accented letters, emoji with a skin tone and flags in one piece.
+# Grapheme clusters: the part of UAX 29 that keeps accented letters, emoji with a skin tone and flags in one piece.
 _ZERO_WIDTH_JOINER = "\u200d"
 _VIRAMA = 9  # canonical combining class: the mark that binds two Indic consonants into one
 _FLAG_LETTERS = re.compile("[\U0001f1e6-\U0001f1ff]+$")
@@ -23,7 +23,7 @@ _EXTENDERS = re.compile("[\u200c\u200d\u0e33\u0eb3\uff9e\uff9f\U0001f3fb-\U0001f
 
 
 def would_tear(text: str, cut: int) -> bool:
-    """Return whether a cut before `text[cut]` tears a written character apart; `text` starts with a whole one."""
+    """Return whether a cut before `text[cut]` divides a grapheme cluster; `text` starts at the start of one."""
     if not 0 < cut < len(text):
         return False
     before, after = text[cut - 1], text[cut]
@@ -41,7 +41,7 @@ def _num_flag_letters(text: str) -> int:
     return len(found.group()) if found else 0
 
 
-MAX_REST = 1000  # characters of arriving text without the end of a sentence
+MAX_REST = 1000  # characters of arriving text that may wait for the end of a sentence
 
 _WIDE_ENDS = "。！？｡"  # end a sentence without a space after them
 _ENDS = ".!?…؟۔।॥" + _WIDE_ENDS
@@ -68,15 +68,15 @@ _ABBREVIATION = re.compile(
 _BEFORE_A_NUMBER = re.compile(
     "no|nos|nr|num|p|pp|vol|fig|art|sec|ch|abb|kap|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec"
 )
-_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # there they end the sentence
+_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # before a capital, these do end the sentence
 
 
 def split(text: str, max_bytes: int) -> list[str]:
     """Cut `text` into pieces of at most `max_bytes` UTF-8 bytes each, in order, trimmed, none empty.
 
     Pieces hold as many whole sentences as fit. A sentence too long for one piece is cut after the last clause
-    mark that fits, else at the last space, else between two characters, and leaves no crumb of under a quarter
-    piece where it can. A paragraph without an end mark (a heading) ends its piece. Only white space at the cuts
+    mark that fits, else at the last space, else between two characters, and where possible no part is shorter than a
+    quarter of `max_bytes`. A paragraph without an end mark (a heading) ends its piece. Only white space at the cuts
     is lost; paragraph breaks within a piece become spaces.
 
     Raises `ParameterError` if `max_bytes` is below 4, the size of one character.
@@ -95,7 +95,7 @@ def split(text: str, max_bytes: int) -> list[str]:
 
 
 def cut_arriving(text: str) -> tuple[str, str]:
-    """Cut text that is still arriving as `split_arriving` does; a rest that is too long is cut at spaces."""
+    """Cut arriving text as `split_arriving` does, but also cut a rest over `MAX_REST` characters at spaces."""
     whole, rest = split_arriving(text)
     while len(rest) > MAX_REST:
         cut = rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
@@ -104,7 +104,7 @@ def cut_arriving(text: str) -> tuple[str, str]:
 
 
 def split_arriving(text: str) -> tuple[str, str]:
-    """Cut text that is still arriving: the sentences that are certainly whole, and the rest.
+    """Cut text that is still arriving into the sentences that are certainly complete, and the rest.
 
     A sentence is certain once something follows it. Either part may be empty.
     """
@@ -131,7 +131,7 @@ def _num_bytes(text: str) -> int:
 
 
 def _sentences_of(text: str) -> list[str]:
-    """All sentences with the white space after them: a space, or a newline where the piece must end."""
+    """Return all sentences, each followed by a space, or by a newline where the piece must end."""
     sentences = []
     for paragraph in text.split(PARAGRAPH_BREAK):
         line = " ".join(paragraph.split())
@@ -175,7 +175,7 @@ def _shorten(sentence: str, max_bytes: int) -> list[str]:
 
 
 def _cut_of(sentence: str, max_bytes: int) -> int:
-    """Where to cut a sentence that is too long, as an index of its characters."""
+    """Return the character index at which to cut a sentence that is too long."""
     crumb = max_bytes // 4
     limit = _num_characters(sentence, max_bytes)
     near = _num_characters(sentence, min(max_bytes, _num_bytes(sentence) - crumb))
@@ -190,7 +190,7 @@ def _num_characters(text: str, num_bytes: int) -> int:
 
 
 def _after_clause(sentence: str, limit: int) -> int:
-    found = _CLAUSE_END.finditer(sentence, 0, limit + 1)  # one more, to see the space after a mark
+    found = _CLAUSE_END.finditer(sentence, 0, limit + 1)  # includes the space after a mark
     ends = [mark.end() for mark in found if mark.end("mark") <= limit and not would_tear(sentence, mark.end())]
     return ends[-1] if ends else 0
 
@@ -203,4 +203,4 @@ def _after_character(sentence: str, limit: int) -> int:
     cut = limit
     while cut and would_tear(sentence, cut):
         cut -= 1
-    return cut or limit  # one written character longer than a piece: better torn than refused
+    return cut or limit  # a grapheme cluster longer than a piece is divided rather than refused

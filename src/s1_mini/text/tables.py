@@ -15,7 +15,7 @@ def table(text: str) -> dict[str, str]:
 
 
 def signs(text: str) -> dict[str, str]:
-    """Read a table whose keys have one character, whichever."""
+    """Read a table whose keys are single characters, including an equals sign."""
     return {each[0]: each[2:] for each in text.split(", ")}
 
 

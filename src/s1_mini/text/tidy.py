@@ -1,6 +1,6 @@
-"""Tidy a text: compose Unicode, normalize white space, and leave everything that is read aloud.
+"""Tidy a text: compose Unicode and normalize white space; everything that is read aloud is kept.
 
-Refuses input that is not text or has nothing to speak. Does not know sentences, tokens or models: `(excited)` and
+Refuses input that is not text or has nothing to speak. Sentences, tokens and models play no part: `(excited)` and
 `<|im_end|>` are plain text here. The engine calls it once per request, before `split`.
 """
 
@@ -14,7 +14,7 @@ from s1_mini.exceptions import TextError, TextTooLongError
 MAX_MARKS = 30  # on one letter, as in Unicode's stream-safe text (UAX #15); sorting more of them takes seconds
 PARAGRAPH_BREAK = "\n\n"
 
-_REFUSED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls but \t \n \v \f \r; surrogates
+_REFUSED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls except \t \n \v \f \r; surrogates
 _INVISIBLE = re.compile(r"[\ufeff\u2060]")  # byte order mark, alias zero-width no-break space, and its successor
 _WHITE_SPACE = re.compile(r"\s+")
 _LINE_BREAK = re.compile(r"\r\n|[\n\v\r\u2028]")
@@ -22,13 +22,13 @@ _UNSPOKEN = ("P", "Z", "M", "Cc", "Cf")  # punctuation, separators, lone marks, 
 
 
 def tidied(text: str, max_length: int) -> str:
-    r"""Return `text` in order: composed (NFC), trimmed, every run of white space one space.
+    r"""Return `text` composed (NFC) and trimmed, with a single space for every run of white space.
 
     A blank line or a paragraph separator becomes `PARAGRAPH_BREAK`, so that `split` sees the sentence end there.
-    Byte order marks vanish. Doing so twice changes nothing more.
+    Byte order marks are removed. Tidying the result again changes nothing.
 
     `max_length` counts characters as they were sent. Positions in messages count from 1. Raises `TextError` if
-    the text is not a str, is empty, says nothing ("..."), is too long, or holds a control character other than
+    the text is not a str, is empty, has nothing to speak ("..."), is too long, or has a control character other than
     \t \n \v \f \r, half a surrogate pair, or more than `MAX_MARKS` combining marks in a row.
     """
     if not isinstance(text, str):
@@ -46,7 +46,7 @@ def tidied(text: str, max_length: int) -> str:
 
 
 def is_speakable(text: str) -> bool:
-    """Return whether `text` says anything: it has a letter, a number or a symbol."""
+    """Return whether `text` has a letter, a number or a symbol."""
     return not all(unicodedata.category(character).startswith(_UNSPOKEN) for character in text)
 
 

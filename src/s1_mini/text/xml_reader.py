@@ -1,4 +1,4 @@
-"""A hardened XML reader for short documents from clients: no document types, so no entities and no external files.
+"""A hardened XML reader for short documents from clients: without document types, entities and external files.
 
 Errors name the line and the column. Depth, number and length of attributes are limited.
 """
@@ -28,7 +28,7 @@ class Handler(Protocol):
         """Close an element."""
 
     def text(self, data: str, start: int, stop: int) -> None:
-        """Take text that stands for characters start … stop of the source."""
+        """Receive text that stands for characters start … stop of the source."""
 
 
 def error_at(source: str, offset: int, reason: str) -> MarkupError:
@@ -38,7 +38,7 @@ def error_at(source: str, offset: int, reason: str) -> MarkupError:
 
 
 def read_xml(source: str, handler: Handler) -> None:
-    """Read a document. Raises `MarkupError`, also for anything that declares or refers to entities."""
+    """Read a document. Raises `MarkupError`, also for declarations of entities and references to them."""
     try:
         content = source.encode()
     except UnicodeEncodeError as error:

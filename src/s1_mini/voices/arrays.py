@@ -1,7 +1,7 @@
 """Voice files of other programs: numpy's .npz and .npy, read without pickle and within bounds.
 
-Sizes are checked before anything is unpacked or allocated, and no size stated in a file is trusted: an archive of
-1,380 bytes may unpack to 3 GB.
+Sizes are checked before anything is unpacked or allocated, and no size stated in a file is trusted, because an archive
+of 1,380 bytes may unpack to 3 GB.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 MAX_ARRAYS = 16
 MAX_FILE_BYTES = 2 * 2**20  # also bounds the list of members of an archive, which zipfile reads first
-MAX_BYTES = 4 * 2**20  # limit for all unpacked arrays; a voice takes some tens of kilobytes
+MAX_BYTES = 4 * 2**20  # limit for all unpacked arrays; a voice takes tens of kilobytes
 _MAGIC = (b"PK\x03\x04", b"\x93NUMPY")
 _METHODS = (
     zipfile.ZIP_STORED,
@@ -36,7 +36,7 @@ def read_arrays(data: bytes) -> dict[str, np.ndarray]:
         return _unpack(data)
     except ValueError:
         raise
-    except Exception as error:  # each compression method has errors of its own, and so has the parser of a header
+    except Exception as error:  # each compression method, and the header parser, has its own errors
         raise ValueError(f"it is damaged: {error}") from None
 
 

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint's voices, as its family defines them, and how files store them.
 
-Integers are int64 in memory and the smallest of int16, int32 and int64 that holds them in files; real numbers stay as
-they are. Only reading and writing tensors loads torch.
+Integers are int64 in memory; files store them in the smallest of int16, int32 and int64 that is large enough. Floating
+point types are unchanged. Only reading and writing tensors loads torch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class VoiceFormat:
     fault: Callable[[Tensors], str] = lambda _: (
         ""
     )  # why values are invalid, to follow a file name; empty if they are valid
-    clones: bool = True  # whether recordings can be made voices; if not, `from_arrays` is the way to new ones
+    clones: bool = True  # whether recordings can become voices; otherwise new ones come from `from_arrays`
     from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # reads a numpy file; raises `ValueError`
     beside: Callable[[Path], Mapping[str, VoiceBeside]] = (
         lambda _: {}
@@ -81,14 +81,14 @@ class VoiceFormat:
         with _opened(path, "pt") as file:
             self._check(file)
             metadata = file.metadata() or {}
-            # Copied: the file may vanish under a mapping.
+            # Copied, because the file may be deleted while it is mapped.
             tensors = {name: _in_memory(file.get_tensor(name)) for name in self.tensors}
         if fault := self.fault(tensors):
             raise ValueError(f"it {fault}")
         return tensors, metadata
 
     def from_file(self, data: bytes) -> Tensors:
-        """Read the tensors of a numpy file as other programs write them. Raises `ValueError`."""
+        """Read the tensors of another program's numpy file. Raises `ValueError`."""
         if self.from_arrays is None:
             raise ValueError("this checkpoint does not support voices in numpy files; send a recording")
         tensors = self.from_arrays(read_arrays(data))
@@ -101,7 +101,7 @@ class VoiceFormat:
         return tensors
 
     def read_shapes(self, path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-        """Read the shapes of the tensors of a file and its metadata. Raises as `read`."""
+        """Read the shapes of the tensors of a file and its metadata. Raises the errors of `read`."""
         with _opened(path, "numpy") as file:
             self._check(file)
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in self.tensors}
@@ -150,7 +150,7 @@ def _smallest(tensor: Tensor) -> Tensor:
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Return a hash that identifies a codec, from the sizes and ends of its files: reading all would take seconds."""
+    """Return a hash that identifies a codec, from the sizes and ends of its files; hashing all would take seconds."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(paths):
         size = path.stat().st_size

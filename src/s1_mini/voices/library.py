@@ -1,10 +1,10 @@
-"""Named voices: the file that holds one, and those that a checkpoint includes in `voices/NAME.safetensors`.
+"""Named voices: the format of a voice file, and the voices of a checkpoint in `voices/NAME.safetensors`.
 
 A file holds the tensors that the family defines (`format`) and, as metadata, `text` (the transcript), `description`,
-`codec` (the fingerprint of the encoder) for added voices, and `default` for at most one of the checkpoint's voices. No
-name is ever guessed.
+`codec` (the fingerprint of the encoder) for added voices, and `default` for at most one of the checkpoint's voices.
+Unknown names are errors; similar names are not tried.
 
-Only reading and writing tensors loads torch: a list of voices needs none.
+Only reading and writing tensors loads torch; listing voices does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from s1_mini.voices.format import VoiceBeside, VoiceFormat, for_file, shapes_of
 FOLDER = "voices"
 SUFFIX = ".safetensors"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-RESERVED = re.compile(r"con|prn|aux|nul|(com|lpt)\d")  # devices to Windows, whatever their suffix
+RESERVED = re.compile(r"con|prn|aux|nul|(com|lpt)\d")  # device names on Windows, with any suffix
 MAX_LISTED = 20  # names in an error
 
 Content = TypeVar("Content")
@@ -42,12 +42,12 @@ class VoiceSummary:
     description: str
     is_default: bool
     seconds: float  # duration of the recording
-    encoder: str  # fingerprint of what encoded it; empty if unknown
+    encoder: str  # fingerprint of the encoder; empty if unknown
 
 
 @dataclass(frozen=True)
 class NamedVoice:
-    """One voice of a library."""
+    """A voice with its name and metadata."""
 
     name: str
     voice: Voice
@@ -66,7 +66,7 @@ class CheckpointVoices:
     def __init__(
         self, checkpoint: Path, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside]
     ) -> None:
-        """List the voices in files, and those in the publisher's format whose name no file has."""
+        """List the voices in files, and those in the publisher's format for names without a file."""
         self._checkpoint, self._files, self._form = checkpoint, files, form
         self._beside = {name: each for name, each in beside.items() if is_name(name)}
         self._summaries: dict[str, VoiceSummary] = {}
@@ -80,7 +80,7 @@ class CheckpointVoices:
 
     @classmethod
     def listed(cls, checkpoint: Path, form: VoiceFormat) -> CheckpointVoices:
-        """Return the voices of a checkpoint; tensors, and torch for them, are loaded when a voice is used."""
+        """Return the voices of a checkpoint; tensors (and torch) are loaded when a voice is used."""
         files = {file.stem: file for file in sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))}
         return cls(checkpoint, files, form, form.beside(checkpoint))
 
@@ -88,7 +88,7 @@ class CheckpointVoices:
     def open(cls, checkpoint: Path, form: VoiceFormat) -> CheckpointVoices:
         """Read all voices of a checkpoint directory, if any; `faults` has the damaged ones.
 
-        Raises `CheckpointFileError` for a broken list of the publisher's.
+        Raises `CheckpointFileError` if the publisher's list of voices is broken.
         """
         library = cls.listed(checkpoint, form)
         for name in library.names:
@@ -102,8 +102,8 @@ class CheckpointVoices:
 
     @property
     def default(self) -> Voice | None:
-        """The voice of requests that name none. Raises `VoiceFileError` if it is, or may be, a damaged one."""
-        unknown = sorted(self._files.keys() - self._summaries.keys())  # whether one of them is the default
+        """The voice of requests that name none. Raises `VoiceFileError` if it is damaged or cannot be determined."""
+        unknown = sorted(self._files.keys() - self._summaries.keys())  # damaged; one of them may be the default
         name = next(
             (name for name, summary in self._summaries.items() if summary.is_default), next(iter(unknown), None)
         )
@@ -121,7 +121,7 @@ class CheckpointVoices:
         return isinstance(name, str) and (name in self._files or name in self._beside)
 
     def describe(self, name: str) -> NamedVoice:
-        """Return one voice. Raises `VoiceNotFoundError` for a name that is not there, or `VoiceFileError`."""
+        """Return one voice. Raises `VoiceNotFoundError` for an unknown name, or `VoiceFileError`."""
         self._check(name)
         if name not in self._voices:
             try:
@@ -166,7 +166,7 @@ def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:
 
 
 def check_name(name: str, field: str = "voice") -> None:
-    """Raise `VoiceError` of a field for a name that is not a valid file name on every system."""
+    """Raise `VoiceError` for `field` if a name is not a valid file name on every system."""
     if not is_name(name):
         allowed = (
             "use 1 to 64 of a-z, 0-9, - and _, starting with a-z or 0-9, and no device name of Windows such as con"
@@ -195,7 +195,7 @@ def _read(path: Path, read: Callable[[Path], Content]) -> Content:
     try:
         return read(path)
     except (SafetensorError, OSError, ValueError) as error:
-        # An error of the system names the whole path, and on Windows writes each backslash of it twice.
+        # The message of an OSError has the whole path, on Windows with doubled backslashes.
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise CheckpointFileError(f"{path} is not a valid voice file: {reason}") from None
 

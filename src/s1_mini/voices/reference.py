@@ -1,7 +1,7 @@
-"""Turn a reference recording into a voice: checked, resampled to the rate that the family wants, encoded alone, once.
+"""Turn a reference recording into a voice: check it, resample it to the family's rate, and encode it once.
 
 Each recording is encoded alone, because padding in a batch changes the result (about 6 % of a codec's codes flip).
-Importing this, and checking a reference, loads no torch.
+Importing this module and checking a reference do not load torch.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class Check:
-    """Cancels work whose result, a future, is not needed any more."""
+    """Cancels work whose result, a future, is no longer needed."""
 
     def __init__(self, result: Future[Any]) -> None:
         self._result = result
 
     def __call__(self) -> None:
-        """Raise `CancelledError` if the result is not needed any more."""
+        """Raise `CancelledError` if the result is no longer needed."""
         if self._result.done():
             raise CancelledError
 
     def cancels(self, future: Future[Any]) -> None:
-        """Cancel `future` as soon as the result is not needed any more."""
+        """Cancel `future` as soon as the result is no longer needed."""
         self._result.add_done_callback(lambda _: future.cancel())
 
 
@@ -55,7 +55,7 @@ class ReferenceReader:
     max_text_length: int
 
     def check(self, reference: Reference) -> None:
-        """Raise what `ReferenceEncoder.encode` would raise for a reference, as far as that needs no encoder."""
+        """Raise the errors of `ReferenceEncoder.encode` for a reference that do not need the encoder."""
         self._tidied(reference)
         recording = self._read(reference)
         if self._voice_file(recording) is None:
@@ -100,18 +100,19 @@ class ReferenceEncoder(ReferenceReader):
 
     encode_wave: Encode
     cache: ReferenceCache
-    say: Callable[[str], str] = str  # a transcript as the model is to read it
+    say: Callable[[str], str] = str  # normalizes a transcript for the model
 
     def find(self, reference: Reference) -> Voice | None:
-        """Return the voice of a reference that was encoded before, or None. Raises as `encode` does."""
+        """Return the voice of a reference that was encoded before, or None. Raises the errors of `encode`."""
         tensors = self.cache.find(self.cache.key(self._read(reference)))
         return None if tensors is None else Voice(tensors, self._text(reference))
 
     def encode(self, reference: Reference, check: Check | None = None) -> Voice:
-        """Return the voice of a reference, with `encode_wave` if it is new, unless `check` cancels the work.
+        """Return the voice of a reference, from the cache or `encode_wave`, unless `check` cancels the work.
 
-        A voice file of the family's own is read as it is. Raises `ReferenceAudioError` for the recording,
-        `VoiceUnsupportedError` where none can be encoded, and `TextError` for its transcript, which may be empty.
+        A voice file in the family's own format is read without encoding. The transcript may be empty. Raises
+        `ReferenceAudioError` for the recording, `TextError` for the transcript, and `VoiceUnsupportedError` if the
+        family cannot encode recordings.
         """
         check = check or Check(Future())
         text, recording = self._text(reference), self._read(reference)

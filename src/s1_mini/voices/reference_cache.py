@@ -1,9 +1,10 @@
-"""Encoded recordings: in memory up to a byte limit, and on disk in a bounded store that processes share.
+"""Cache of encoded recordings: in memory up to a byte limit, and in a bounded store on disk that processes share.
 
 The key is a hash of the recording, without its transcript. A recording that several requests use at once is encoded
-once. In the store an entry is a safetensors file, `ENCODER/KEY.safetensors`, memory-mapped to read it, so a large store
-costs nothing at the start. Entries are written whole and renamed; the least recently used ones are deleted. A file's
-modification time is its last use. No lock is needed: all processes see the same times and delete the same entries.
+once. In the store, an entry is a safetensors file, `ENCODER/KEY.safetensors`, which is memory-mapped for reading, so a
+large store does not slow down the start. Entries are written to a temporary file and renamed; the least recently used
+ones are deleted. A file's modification time is the time of its last use. No lock is needed, because all processes see
+the same times and delete the same entries.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ SUFFIX = ".safetensors"
 BLOCK_BYTES = 4096  # a file occupies whole blocks
 FULL, TRIMMED = 7 / 8, 3 / 4  # shares of the limit: above the first, entries are deleted down to the second
 SCAN_EVERY = 1 / 64  # scan after writing this share of the limit, so that eight processes stay within the limit
-_OWN_FILES = re.compile(r"[0-9a-f]{32}\.safetensors|\.[0-9a-f]{32}-\w+\.tmp")  # no others are counted or deleted
+_OWN_FILES = re.compile(
+    r"[0-9a-f]{32}\.safetensors|\.[0-9a-f]{32}-\w+\.tmp"
+)  # other files are neither counted nor deleted
 JOIN_S = 10.0  # reading one entry takes milliseconds
 
 
@@ -71,7 +74,7 @@ class ReferenceCache:
     def get(self, key: str, encode: Callable[[], Tensors]) -> Tensors:
         """Return the tensors of a recording, from `encode` if they are not cached.
 
-        Waiting callers get its errors, but retry if that call timed out or was cancelled.
+        Callers that wait for another caller's `encode` get its errors, but retry if it timed out or was cancelled.
         """
         with self._lock:
             known = self._memory.get(key)
@@ -131,7 +134,7 @@ class ReferenceCache:
                 if free_bytes < 0:
                     break
                 loaded.append((key, tensors))
-        for key, tensors in reversed(loaded):  # so that the most recently used is the last to be evicted
+        for key, tensors in reversed(loaded):  # the most recently used entry is evicted last
             self._memory.put(key, tensors, num_bytes(tensors))
 
     @property
@@ -155,7 +158,7 @@ class ReferenceStore:
         self._lock = threading.Lock()
 
     def read(self, key: str, *, is_use: bool = True) -> Tensors | None:
-        """Return the tensors of `key`, or None if they are missing, damaged, or those of another key or encoder."""
+        """Return the tensors of `key`, or None if they are missing, damaged, or of another key or encoder."""
         path = self._path(key)
         try:
             tensors, metadata = self._form.read(path)
@@ -172,7 +175,7 @@ class ReferenceStore:
         return tensors
 
     def write(self, key: str, tensors: Tensors) -> None:
-        """Store tensors, then delete others if the store is full. A failure is only logged."""
+        """Store tensors, then delete old entries if the store is full. A failure is only logged."""
         content = save(for_file(tensors), metadata=self._metadata(key, tensors))
         size = _on_disk(len(content))
         if size > self._max_bytes * TRIMMED:
@@ -193,7 +196,7 @@ class ReferenceStore:
             self.trim()
 
     def mark_used(self, key: str) -> None:
-        """Mark the entry of `key`, if there is one, as the most recently used."""
+        """Mark the entry of `key`, if it exists, as the most recently used."""
         with suppress(OSError):
             os.utime(self._path(key))
 
@@ -250,7 +253,7 @@ def _on_disk(num_bytes: int) -> int:
 
 
 def _checksum(tensors: Tensors) -> str:
-    """Hash names, types, shapes and values; integers as int64, which they are in memory."""
+    """Hash names, types, shapes and values; integers as int64, their type in memory."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(tensors.items()):
         same = tensor if tensor.is_floating_point() else tensor.long()

@@ -1,9 +1,9 @@
 """Named voices of an engine: the checkpoint's, which are read-only, and those that were added at run time.
 
-Added voices are in memory, or in a directory for the next start and other processes. The directory is listed at the
-start; a voice's file is opened when the voice is used, and again only when it has changed. A broken file costs a
-warning in a listing and an error for requests that name it. Safe to use from several threads: a returned voice never
-changes, so deleting or replacing it does not affect requests in progress.
+Added voices are kept in memory, or in a directory, where they outlast the process and other processes see them. The
+directory is listed at the start; a voice's file is opened when the voice is used, and again only when it has changed. A
+broken file causes a warning when voices are listed and an error for requests that name it. Safe to use from several
+threads: a returned voice never changes, so deleting or replacing it does not affect requests in progress.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from s1_mini.voices.library import (
 
 logger = logging.getLogger(__name__)
 
-CACHE_BYTES = 96_000_000  # limit for cached tensors and summaries: some thousand voices
+CACHE_BYTES = 96_000_000  # limit for cached tensors and summaries: a few thousand voices
 MAX_IN_MEMORY = 10_000
 MAX_IN_DIRECTORY = 100_000
 RECORDINGS = {".wav", ".flac", ".mp3", ".ogg"}
 TRANSCRIPT = ".txt"
 
 Content = TypeVar("Content", VoiceSummary, NamedVoice)
-Signature = tuple[int, int, int]  # inode, time and size of a file: another signature is another voice
+Signature = tuple[int, int, int]  # inode, time and size of a file; if they differ, the voice has changed
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording in the directory that is to become a voice."""
+    """A recording in the directory from which a voice will be made."""
 
     name: str
     audio: Path
@@ -78,7 +78,7 @@ def unread_recordings(folder: Path) -> list[Recording]:
         sources = [entries[source.name] for source in (path, recording.transcript) if source.name in entries]
         try:
             is_new = made is None or made.stat().st_mtime_ns < max(source.stat().st_mtime_ns for source in sources)
-        except OSError:  # a broken link: reading it reports what is wrong
+        except OSError:  # a broken link; reading it reports the error
             is_new = True
         if is_new:
             found.append(recording)
@@ -89,13 +89,13 @@ class AddedVoices:
     """Added voices in memory, which are lost when the engine stops."""
 
     def __init__(self, form: VoiceFormat) -> None:
-        self.form = form  # tensors of the voices, and what encoded them
+        self.form = form  # tensors of the voices, and their encoder
         self._voices: dict[str, NamedVoice] = {}
         self._lock = threading.Lock()
 
     @property
     def names(self) -> set[str]:
-        """All names, as of the last `refresh`."""
+        """All names at the last `refresh`."""
         with self._lock:
             return set(self._voices)
 
@@ -133,7 +133,7 @@ class AddedVoices:
 
 
 class VoiceDirectory(AddedVoices):
-    """Added voices in a directory, which several processes may share; all of one encoder."""
+    """Added voices in a directory, which several processes may share; all have the same encoder."""
 
     def __init__(self, folder: Path, form: VoiceFormat) -> None:
         super().__init__(form)
@@ -184,7 +184,7 @@ class VoiceDirectory(AddedVoices):
         self._note(named.name, is_there=True)
 
     def remove(self, name: str) -> bool:
-        """Delete a voice and its recording, which would bring it back; return whether there was one."""
+        """Delete a voice, and its recording, from which it would be made again; return whether there was one."""
         was_there = False
         for suffix in (SUFFIX, TRANSCRIPT, *RECORDINGS):
             try:
@@ -219,7 +219,7 @@ class VoiceDirectory(AddedVoices):
         read: Callable[[Path, VoiceFormat], Content],
         size: Callable[[Content], int],
     ) -> Content | None:
-        if not is_name(name):  # no path is ever built from it
+        if not is_name(name):  # never build a path from it
             return None
         path = self._path(name, SUFFIX)
         try:
@@ -296,18 +296,18 @@ class VoiceRegistry:
 
     @property
     def num_added(self) -> int:
-        """Number of added voices, as of the last `infos`, without those that a voice of the checkpoint hides."""
+        """Number of added voices at the last `infos`, except those hidden by a voice of the checkpoint."""
         return len(self.added.names - set(self.library.names))
 
     def find(self, name: str) -> NamedVoice:
-        """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it is there but cannot be used."""
+        """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it exists but cannot be used."""
         named = self.library.describe(name) if name in self.library else self.added.get(name)
         if named is None:
             raise not_found(name, self.names)
         return named
 
     def info(self, name: str) -> VoiceInfo:
-        """Describe one voice. Raises as `find`."""
+        """Describe one voice. Raises the errors of `find`."""
         summary = self.library.summary(name) if name in self.library else self.added.summary(name)
         if summary is None:
             raise not_found(name, self.names)
@@ -321,7 +321,7 @@ class VoiceRegistry:
             try:
                 infos.append(self.info(name))
             except VoiceNotFoundError:
-                continue  # it was deleted at this moment
+                continue  # it has just been deleted
             except VoiceFileError as error:
                 self._warn(name, str(error).removeprefix(f"{error.field}: "))
         return infos
@@ -355,7 +355,7 @@ class VoiceRegistry:
                 self._being_added.discard(name)
 
     def add(self, name: str, voice: Voice, *, description: str, replace: bool) -> VoiceInfo:
-        """Keep a voice under a name that `adding` has reserved. Raises as `AddedVoices.put`."""
+        """Keep a voice under a name that `adding` has reserved. Raises the errors of `AddedVoices.put`."""
         named = NamedVoice(name, voice, description)
         self.added.put(named, replace=replace)
         return self._info(named.summary(self.added.form))

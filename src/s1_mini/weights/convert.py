@@ -1,6 +1,6 @@
-"""Convert a tensor file while it is written: first the header, then one tensor after another in small pieces.
+"""Convert a tensor file while writing it: first the header, then one tensor after another in small pieces.
 
-No file is in memory as a whole, and nothing is written twice. Each family chooses tensors and dtypes.
+Files are never completely in memory, and nothing is written twice. Each family chooses tensors and dtypes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from s1_mini.weights.write import ArchiveEntry, Chunk
 Translate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 PIECE_BYTES = 2**20
-WINDOW_BYTES = 16 * 2**20  # bytes read from a mapped file before it is mapped again
+WINDOW_BYTES = 16 * 2**20  # bytes read from a mapped file before it is remapped
 SMALL = 2**16  # elements; rounding smaller tensors saves too little
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
 
@@ -34,7 +34,7 @@ class TensorFile:
     """The tensors of one file or of its shards, read by rows. Raises `CheckpointFileError` for an unreadable file.
 
     Pieces of a `.safetensors` file are copied, because mapped pages count as used memory until they are unmapped. Other
-    files are mapped again after every `WINDOW_BYTES`.
+    files are remapped after every `WINDOW_BYTES`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class TensorFile:
 
 
 def _offsets(path: Path) -> dict[str, int]:
-    """Return the offset of each tensor in a valid `.safetensors` file: after u64 header length and JSON header."""
+    """Return the offset of each tensor in a valid `.safetensors` file, which begins with u64 length and JSON header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -82,7 +82,7 @@ def _offsets(path: Path) -> dict[str, int]:
 
 
 def _read_ahead(path: Path) -> None:
-    """Prefetch a file, because page faults read from a cold disk many times slower."""
+    """Prefetch a file, because reading a cold disk by page faults is many times slower."""
     if sys.platform == "linux":
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
@@ -116,7 +116,7 @@ class Target:
             yield from self.translate(self.file.rows(self.sources, part)).values()
 
     def _rows_per_piece(self) -> int:
-        """Return the number of rows per piece: all rows unless each row depends on the same row of each source only."""
+        """Return the number of rows per piece; all rows if a row depends on other rows of the sources."""
         count, sources = self.shape[0] if self.shape else 0, [self.file.shapes()[name] for name in self.sources]
         if not count or any(not source.dim() or len(source) != count for source in sources):
             return max(1, count)
@@ -124,10 +124,10 @@ class Target:
 
 
 def plan(file: TensorFile, translate: Translate, together: Callable[[str], str] = str) -> list[Target]:
-    """Return the tensors that `translate` returns for a file, without reading any.
+    """Return the tensors that `translate` makes from a file, without reading any.
 
-    `together` maps the names of tensors that are joined to the same name. Raises `CheckpointMismatchError` as
-    `translate` does.
+    `together` maps the names of tensors that are joined to the same name. Raises the `CheckpointMismatchError` of
+    `translate`.
     """
     shapes = file.shapes()
     groups: dict[str, list[str]] = {}
@@ -148,7 +148,7 @@ def plan(file: TensorFile, translate: Translate, together: Callable[[str], str] 
 
 @contextmanager
 def steady_arithmetic() -> Iterator[None]:
-    """Compute with one thread within this block, so that the order of sums and the bytes do not depend on the cores."""
+    """Compute with one thread in this block, so that the order of sums and the bytes do not depend on the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Find the files of a checkpoint directory and read its small files. Loads no torch."""
+"""Find the files of a checkpoint directory and read its small files, without torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_JSON_BYTES = 4 * 2**20  # the largest of S1-mini has 0.15 MB
 
 
-# Names of a model's file in transformers, by preference.
+# transformers' names of a model file, in order of preference.
 MODEL_NAMES = ("model.safetensors", f"model{INDEX_SUFFIX}", "pytorch_model.bin")
 
 
 def names_of(stem: str) -> tuple[str, str, str]:
-    """Return the possible names of the file with `stem`'s tensors, by preference."""
+    """Return the possible names of the file with `stem`'s tensors, in order of preference."""
     return f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}", f"{stem}.pth"
 
 
@@ -33,7 +33,7 @@ def find_tensors(directory: Path, stem: str) -> Path:
 
 
 def find_model(directory: Path) -> Path:
-    """Return the file with a model's tensors, with transformers' names. Raises `CheckpointFileError`."""
+    """Return the file with a model's tensors, by transformers' names. Raises `CheckpointFileError`."""
     return _find(directory, MODEL_NAMES, "weights")
 
 

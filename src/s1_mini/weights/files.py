@@ -1,8 +1,8 @@
-"""Read the tensors of a checkpoint directory, in each published form. Unused tensors are never read from disk.
+"""Read the tensors of a checkpoint directory, in each published file format. Unused tensors are not read from disk.
 
 A `.pth` file is only read with `weights_only=True`, so nothing in it is executed. It is inspected first, because torch
 maps the file without checking compression, offset and size of a record: a repacked file would give wrong numbers
-without an error. torch also takes 3 µs per opcode of a pickle and does not limit their number.
+without an error. torch also takes 3 µs per opcode of a pickle and does not limit the number of opcodes.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _ALLOWED = {
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a file (or of the shards an index names), memory-mapped and unwrapped.
+    """Read all tensors of a file (or of the shards in an index), memory-mapped and unwrapped.
 
-    Raises `CheckpointFileError` for a file that is missing, truncated, invalid, or has anything but tensors.
+    Raises `CheckpointFileError` for a file that is missing, truncated, invalid, or has other objects.
     """
     if path.name.endswith(INDEX_SUFFIX):
         return _read_shards(path)
@@ -76,7 +76,7 @@ def read_object(path: Path) -> Any:
     with _named_errors(path), path.open("rb") as file:
         is_zip = file.read(2) == b"PK"
         file.seek(0)
-        if is_zip:  # torch >= 1.6; only this form can be memory-mapped
+        if is_zip:  # torch >= 1.6; only this format can be memory-mapped
             return torch.load(path, map_location=_claiming(_inspect_zip(file)), weights_only=True, mmap=True)
         _inspect_pickles(file.read(_MAX_PICKLE_BYTES), _NUM_OLD_PICKLES)
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -85,7 +85,7 @@ def read_object(path: Path) -> Any:
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
     try:
-        open_regular(path).close()  # the libraries that read weights would wait for a FIFO's writer
+        open_regular(path).close()  # otherwise the libraries would wait for the writer of a FIFO
         yield
     except CheckpointFileError as error:
         raise CheckpointFileError(f"{path} {error}") from None
@@ -114,7 +114,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
-    for _ in _WRAPPERS:  # bounded, because a dictionary may contain itself
+    for _ in _WRAPPERS:  # bounded: a dictionary may contain itself
         if isinstance(content, dict):
             content = next((content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)), content)
     if not isinstance(content, dict) or not content:
@@ -125,7 +125,7 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
             ascii(name[:_MAX_NAME]) if isinstance(name, str) else f"a {type(name).__name__}" for name in foreign[:5]
         )
         raise CheckpointFileError(f"{path} contains entries that are not plain tensors: {names}")
-    # A program that repacked the file may have misaligned a tensor; only a copy of it can be used.
+    # Tensors of a repacked file may be misaligned; only a copy can be used.
     return {name: one.clone() if one.data_ptr() % one.element_size() else one for name, one in content.items()}
 
 
@@ -142,7 +142,7 @@ def _is_plain(name: object, value: Any) -> bool:
 
 
 def _claiming(num_records: Counter[int]) -> Callable[[Any, str], Any]:
-    """Return a `map_location` that raises `CheckpointFileError` for a storage without a record of its size."""
+    """Return a `map_location` that raises `CheckpointFileError` for a storage unless a record has its size."""
 
     def claim(storage: Any, _: str) -> Any:
         size = storage.nbytes()
@@ -155,9 +155,9 @@ def _claiming(num_records: Counter[int]) -> Callable[[Any, str], Any]:
 
 
 def _inspect_zip(file: IO[bytes]) -> Counter[int]:
-    """Return the number of records by their size.
+    """Return the number of records by size.
 
-    Raises `CheckpointFileError`, whose text continues the file's name, or any error of a damaged zip.
+    Raises `CheckpointFileError`, with a text to follow the file's name, or any error of a damaged zip.
     """
     with zipfile.ZipFile(file) as archive:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
@@ -180,7 +180,7 @@ def _inspect_zip(file: IO[bytes]) -> Counter[int]:
 
 
 def _check_places(file: IO[bytes], entries: list[zipfile.ZipInfo]) -> None:
-    """Raise `CheckpointFileError` unless each record is between its header and the next one, as torch assumes."""
+    """Raise `CheckpointFileError` unless each record lies between its header and the next header, as torch assumes."""
     free_from = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         file.seek(entry.header_offset)

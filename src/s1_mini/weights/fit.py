@@ -19,13 +19,13 @@ _MAX_NAMES = 6
 
 @contextmanager
 def skeleton() -> Iterator[None]:
-    """Build modules within this block on the meta device, without memory for parameters."""
+    """Build modules in this block on the meta device, without memory for parameters."""
     with torch.device("meta"), _NoValues():
         yield
 
 
 class _NoValues(TorchFunctionMode):
-    """Skip the initialization of meta parameters, for which torch would load sympy (1 s and 65 MB)."""
+    """Skip the initialization of meta parameters, because torch would load sympy for it (1 s and 65 MB)."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class _NoValues(TorchFunctionMode):
 
 
 def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    """Remove `prefix`, which training wrappers add, from the names that have it."""
+    """Remove `prefix`, as added by training wrappers, from the names that have it."""
     return rename(tensors, lambda name: name.removeprefix(prefix))
 
 
@@ -54,7 +54,7 @@ def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype,
     """Load `tensors` into `module`, which was built on the meta device.
 
     Tensors that already have `dtype` and `device` are not copied; int8 weights are dequantized one by one.
-    Raises as `check_fit` does.
+    Raises the errors of `check_fit`.
     """
     check_fit(module, tensors, source=source)
     ready = {name: dequantized(tensors, name, dtype, device) for name, _ in module.named_parameters()}

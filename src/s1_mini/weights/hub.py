@@ -1,7 +1,7 @@
 """Checkpoints by their names on the Hugging Face hub, `owner/name` or `owner/name@revision`, and the origin of weights.
 
-Only required files are downloaded, to the hub's own cache; Python files never are, and nothing is executed. The hub's
-variables apply: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Its library is imported at first use.
+Only required files are downloaded, to the hub's own cache, and never Python files; nothing is executed. The hub's
+environment variables apply: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Its library is imported at first use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class HubName(NamedTuple):
-    """A repository on the hub, and a branch, tag or commit; without one, the newest."""
+    """A repository on the hub, and a branch, tag or commit (default: the newest commit)."""
 
     repository: str
     revision: str | None = None
@@ -67,8 +67,8 @@ def hub_name(path: Path) -> HubName | None:
 def fetch(name: HubName, pick: Pick) -> Path:
     """Return the cached directory with the files of one commit; missing files are downloaded.
 
-    `pick` gets a directory with the existing files of `FIRST` and the names of all files of the repository, and returns
-    the required ones. Raises `CheckpointError` or `ConfigurationError`, and the errors of `pick`.
+    `pick` receives a directory with the existing files of `FIRST` and the names of all files of the repository, and
+    returns the required ones. Raises `CheckpointError`, `ConfigurationError`, and the errors of `pick`.
     """
     require("hub", f"checkpoint {name}, which is not a local directory but a name on the Hugging Face hub,")
 
@@ -168,7 +168,7 @@ class Origin:
 
     @property
     def caution(self) -> str | None:
-        """A warning if the licence forbids commercial use or does not state what it allows."""
+        """A warning if the licence forbids commercial use or is unclear."""
         if _NON_COMMERCIAL.search(self.licence):
             return f"the licence of {self.repository}, {self.licence}, does not allow commercial use"
         if _UNCLEAR.match(self.licence):
@@ -180,7 +180,7 @@ class Origin:
 
 
 def origin_of(directory: Path) -> Origin | None:
-    """Return the origin of a directory of the hub's cache, `convert` or `package`; None if unknown.
+    """Return the origin of a directory in the hub's cache or from `convert` or `package`; None if unknown.
 
     Raises `CheckpointFileError` if the stored origin is invalid.
     """

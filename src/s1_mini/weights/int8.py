@@ -1,7 +1,7 @@
-"""Weights that are stored in int8: `NAME` [N, …] and `NAME.scale`, one number per row [N].
+"""Weights stored in int8: `NAME` [N, …] and `NAME.scale`, one number per row [N].
 
-They are dequantized one by one when they are loaded or converted. Quantizing them again gives the same bits, so an
-engine with `S1_MINI_WEIGHTS_DTYPE=int8` uses the values of the file.
+They are dequantized one by one while loading or converting. Quantizing them again gives the same bits, so an engine
+with `S1_MINI_WEIGHTS_DTYPE=int8` uses the values of the file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def dequantized(
 
 
 def all_dequantized(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return all weights, with int8 weights as float32. Works for tensors on the meta device."""
+    """Return all weights, with int8 weights dequantized to float32. Works for tensors on the meta device."""
     return {
         name: dequantized(tensors, name, torch.float32) if is_int8(name, tensors) else tensor
         for name, tensor in without_scales(tensors, source).items()

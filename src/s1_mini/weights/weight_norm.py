@@ -1,4 +1,4 @@
-"""Fold weight norm, w = g · v / ‖v‖ (Salimans & Kingma 2016), with either spelling of its tensors.
+"""Fold weight norm, w = g · v / ‖v‖ (Salimans & Kingma 2016), stored under torch's old or new tensor names.
 
 The norm is over all axes except the first, also for transposed convolutions.
 """
@@ -46,7 +46,7 @@ def _fold(stem: str, scale: Tensor, direction: Tensor, what: str) -> Tensor:
             f"{what}: the scale of {stem} has shape {tuple(scale.shape)}, which does not match its direction "
             f"{tuple(direction.shape)}"
         )
-    if direction.is_meta:  # only shapes are needed, and arithmetic on meta tensors loads sympy
+    if direction.is_meta:  # only shapes are needed; arithmetic on meta tensors would load sympy
         return direction
     norm = torch.linalg.vector_norm(direction.float(), dim=tuple(range(1, direction.dim())), keepdim=True)
     return (direction.float() * (scale.float() / norm)).to(direction.dtype)

@@ -43,7 +43,7 @@ def copied(path: Path, name: str) -> ArchiveEntry:
 
 
 def voice_file(name: str, tensors: Mapping[str, Tensor]) -> ArchiveEntry:
-    """Return an entry with the tensors of a voice. More metadata would be written in random order."""
+    """Return an entry with the tensors of a voice. With more than one metadata key, their order would be random."""
     from safetensors.torch import save
 
     content = save(dict(tensors), metadata={"text": ""})

@@ -1,4 +1,4 @@
-"""Sizes of an Encodec: the keys of transformers' config, in a file of its own or as `codec_config` in Bark's."""
+"""Sizes of an Encodec: the keys of transformers' config, in a separate file or as `codec_config` in Bark's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.layers.json_config import invalid, read_flag, read_size, read_sizes
 
-# Far above any codec, but low enough that a damaged config cannot exhaust the machine's memory.
+# Far larger than in any codec, but small enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**18
 _MAX_PARTS = 32  # ratios, bandwidths, layers
 _MAX_CHANNELS = 2**13  # the published one has 512

@@ -1,8 +1,8 @@
 """Process many files in calls of one shape: S lanes, each with the next chunk of one file.
 
-A lane keeps the state of its file between calls and takes the next file when one is complete. So all lanes work until
-the files run out, whatever their lengths. Memory is allocated once, and a GPU needs one graph. The result of a file
-depends neither on other files nor on their order.
+A lane keeps the state of its file between calls and begins the next file when one is complete, so all lanes are busy
+until the files run out, regardless of their lengths. Memory is allocated once, and a GPU needs one graph. The result of
+a file depends neither on other files nor on their order.
 Shapes: S lanes, K codebooks, F frames and T samples of a chunk.
 """
 
@@ -43,7 +43,7 @@ class _Call:
     inputs: list[Tensor]
     output: Tensor
     done: torch.cuda.Event | None
-    # Of each lane with a file: its number, the file, and the start of its part of the file's result.
+    # For each lane with a file: its number, the file, and the start of its part in the file's result.
     parts: list[tuple[int, _File, int]] = field(default_factory=list)
 
     def wait(self) -> None:
@@ -77,7 +77,7 @@ class Lanes:
         shapes = [((lanes, *inputs[0]), inputs[1]), ((lanes,), torch.bool), ((lanes,), torch.int64)]
         self._inputs = [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in shapes]
         self._output = torch.zeros((lanes, *outputs[0]), dtype=outputs[1], device=self.device)
-        # The host fills and reads one call while the device works on the other.
+        # The host fills and reads one call while the device computes the other.
         self._calls = [self._make_call() for _ in range(2)]
         self._num_calls = 0
         self._stream: torch.cuda.Stream | None = None

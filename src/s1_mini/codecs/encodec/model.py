@@ -205,7 +205,7 @@ class Encodec(nn.Module):
         return self.quantizer.encode(latents.float(), codebooks or self.num_codebooks)
 
     def latents(self, waves: Tensor, past: Past | None = None) -> Tensor:
-        """Return vectors [B, C, F] of samples [B, T]; the end is mirrored to a whole frame. Chunks have only those."""
+        """Return vectors [B, C, F] of samples [B, T]; the end is mirrored to a whole frame (chunks are whole)."""
         assert self.encodes, "this codec was loaded for decoding only"
         return self.encoder(waves.unsqueeze(1).to(self.dtype), past or WholeStream())
 

@@ -1,8 +1,8 @@
 """The state of Encodec's layers between two chunks: any chunking gives the numbers of one call.
 
-A convolution depends on past inputs. At the beginning of a stream they are its first inputs mirrored, zero-padded if
-there are too few. A strided convolution also mirrors the end of the stream to complete its last step. So a stream that
-ends within a chunk needs its length, and padding after the end changes nothing.
+A convolution depends on past inputs. At the beginning of a stream, these are its first inputs mirrored, zero-padded if
+there are too few. A strided convolution also mirrors the end of the stream to complete its last step. For this, the
+length of a stream that ends within a chunk must be known; padding after the end changes nothing.
 Shapes: n rows of a call, C channels, T steps.
 """
 
@@ -36,7 +36,7 @@ class WholeStream(NoState):
 
 
 class StreamChunk(SelectedStreams):
-    """The next chunk of some streams.
+    """The next chunk of several streams.
 
     `reset_mask` [n] is true for rows of a new stream. `lengths` [n] are the valid steps of the network's input: all,
     unless a stream ends. `slot_ids` [n] are the rows of the whole state; None means all.

@@ -46,7 +46,6 @@ def translate(
 
 
 def can_encode(tensors: Mapping[str, Tensor], prefix: str = "") -> bool:
-    """Return whether the file has encoder weights."""
     return any(name.startswith(prefix + _ENCODER) for name in tensors)
 
 
@@ -84,7 +83,6 @@ def check(config: EncodecConfig, tensors: Mapping[str, Tensor], *, prefix: str =
 
 @torch.no_grad()
 def random_encodec(config: EncodecConfig, seed: int = 0) -> Encodec:
-    """Build a codec with random weights."""
     generator = torch.Generator().manual_seed(seed)
     codec = Encodec(config).requires_grad_(False).eval()
     for module in codec.modules():

@@ -31,7 +31,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = string.ascii_letters + string.digits + "äöüßéèçñ♪"
 LOGITS = 4.0  # standard deviation of logits
 ATTENTION = 3.0  # gain of queries and keys: attention is sharp, so the audio depends on each word
-END = 1.2  # factor of the end's logits, so that speech lasts some seconds
+END = 1.2  # factor of the end's logits, so that speech lasts a few seconds
 VOICES = {"one": 240, "two": 420}  # number of semantic tokens of each random voice
 
 

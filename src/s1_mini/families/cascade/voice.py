@@ -1,4 +1,4 @@
-"""A voice of the cascade: the semantic tokens and codes of some seconds of speech, as suno publishes them.
+"""A voice of the cascade: the semantic tokens and codes of a few seconds of speech, as suno publishes them.
 
 `semantic_prompt` [n], `coarse_prompt` [2, m] and `fine_prompt` [8, m] are in one `.npz`, or in files `NAME_KEY.npy`
 that `speaker_embeddings_path.json` lists. Only functions that return tensors load torch.

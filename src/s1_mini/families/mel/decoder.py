@@ -81,7 +81,7 @@ class MelDecoder(Stage):
         if not can_compile(model, model.network.decoder.parameters()):
             return None
 
-        from s1_mini.families.mel import compiled  # numba takes a moment to import
+        from s1_mini.families.mel import compiled  # importing numba takes a moment
 
         def make(weights: Any) -> Step:
             return compiled.CompiledSteps(model, self.state, weights).step

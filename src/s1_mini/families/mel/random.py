@@ -1,4 +1,4 @@
-"""Make a checkpoint with random weights, in the published form or the compact one. It speaks noise.
+"""Write a checkpoint with random weights, in the published form or the compact one. It generates noise.
 
 Shapes come from the modules. The scales keep activations near one and the end probability small but positive: torch's
 defaults would give a mel that ends at once, and audio with an amplitude of 1e-11.

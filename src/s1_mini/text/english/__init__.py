@@ -1,7 +1,7 @@
-"""English in words: each module replaces one kind of signs, in the order of `read`.
+"""English normalization: each module spells out one kind of notation, in the order of `read`.
 
-Each function returns the text with its own signs replaced and everything else unchanged. Patterns are bounded or
-possessive, so that time grows with the length of the text alone.
+Each function returns the text with its own notation replaced and everything else unchanged. Patterns are bounded or
+possessive, so that time grows linearly with the length of the text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WITH_DIGITS = (
 
 
 def read(text: str) -> str:
-    """Return a text without markup in English words."""
+    """Spell out a text without markup in English words."""
     text = read_roman(read_abbreviations(read_bare_units(read_equations(read_links(read_arrows(text))))))
     if any("0" <= character <= "9" for character in text):
         for each in _WITH_DIGITS:

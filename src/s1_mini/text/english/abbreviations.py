@@ -1,4 +1,4 @@
-"""English abbreviations: titles, streets, months and days, Latin, and what is written with a dot at its end."""
+"""English abbreviations: titles, streets, months and days, Latin, and other words that end in a dot."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ def _cased(said: str, like: str) -> str:
 
 
 def _stop(found: re.Match[str]) -> str:
-    """Return the full stop that a dot at the end of an abbreviation is, too, where it ends a sentence."""
+    """Return a full stop if an abbreviation's final dot also ends the sentence, otherwise an empty string."""
     return "." if found.group().endswith(".") and _ENDS_HERE.match(found.string, found.end()) else ""
 
 
 def _latin_stop(found: re.Match[str]) -> str:
-    """Return the full stop, but behind what needs something to follow."""
+    """Return the full stop as `_stop` does, except after abbreviations that never end a sentence, such as e.g."""
     return "" if found[1].lower() in ("vs", "e.g", "i.e", "cf", "viz", "approx") else _stop(found)
 
 
@@ -137,7 +137,7 @@ def _street(found: re.Match[str]) -> str:
 
 
 def _saint_or_doctor(found: re.Match[str]) -> str:
-    """Distinguish St. John from John St., and Dr. Smith from Elm Dr. (which `_street` reads) by what stands before."""
+    """Distinguish St. John from John St., and Dr. Smith from Elm Dr. (which `_street` reads), by the preceding text."""
     before = text_before(found, 60)
     address = re.search(r"\b(?:on|at|down|up|along|\d+\w?)\s(?:[NSEW]\.?\s)?(?:[A-Z]\w*\s){1,3}$", before)
     if address and not re.search(r"\b(?:St|Saint)\.?\s$", before):
@@ -163,7 +163,7 @@ def _letters(found: re.Match[str]) -> str:
 
 
 def read_abbreviations(text: str) -> str:
-    """Write abbreviations out; a dot that ends the sentence, too, stays."""
+    """Write abbreviations out; keep a dot that also ends the sentence."""
     if "/" in text:
         text = _SLASHED_DAYS.sub(lambda found: " ".join(_SHORT_DAYS[each] for each in found[1].split("/")), text)
         text = _SLASHED_TITLES.sub(lambda found: " or ".join(_TITLED[each] for each in found.groups()), text)
@@ -194,7 +194,7 @@ def read_abbreviations(text: str) -> str:
 
 
 def _degree(found: re.Match[str]) -> str:
-    """Read B.Sc. as letters, and what is longer as it is written: B.Eng. is B Eng."""
+    """Read B.Sc. as letters, and longer degrees as they are written: B.Eng. is "B Eng"."""
     first, last = [each for each in found.groups() if each]
     return f"{' '.join(first)} {' '.join(last.upper()) if last == 'Sc' else last}{_stop(found)}"
 

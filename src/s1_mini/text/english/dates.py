@@ -132,7 +132,7 @@ def _slashed(found: re.Match[str]) -> str:
 
 
 def _short_date(found: re.Match[str]) -> str:
-    """Read 07/04, which no fraction is written like, and 3/4 behind a weekday, as month and day."""
+    """Read 07/04 (no fraction has a leading zero), and 3/4 after a weekday, as month and day."""
     month, day, to, last_month, last_day = found.groups()
     is_padded = any(each is not None and each[0] == "0" for each in (month, day, last_month, last_day))
     if not (is_padded or _DATED.search(text_before(found, 12))):
@@ -204,5 +204,5 @@ def _alone(found: re.Match[str]) -> str:
 
 
 def read_years(text: str) -> str:
-    """Spell out numbers of four digits as years where nothing is counted by them."""
+    """Spell out numbers of four digits as years unless they count something."""
     return _ALONE.sub(_alone, text)

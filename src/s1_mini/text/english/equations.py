@@ -30,7 +30,7 @@ _GREEK |= {letter.upper(): name.capitalize() for letter, name in _GREEK.items()}
 _ARROW = r"(?:→|(?<![-=–—])[-=–—]++>)"
 _TO = re.compile(rf"(?<=[\w)\"'%°])[ \t]*{_ARROW}[ \t]*(?=[\w(\"'$£€¥#@+-])")
 _PAUSE = re.compile(f"<?{_ARROW}")
-# Between words, as a comma: voices read "-" as part of a word. One without spaces is long, or two short ones.
+# A dash between words, read as a comma: voices read "-" as part of a word. Without spaces, it is — or --.
 _DASH = re.compile(r"(?<=[\w.!?)\"”'’%])(?:[ \t]++[-–—]++[ \t]++|[ \t]*+(?:—++|--++)[ \t]*+)(?=[\w(“‘]|[\"']\w)")
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
@@ -146,7 +146,7 @@ def _is_in_equation(found: re.Match[str]) -> bool:
 
 
 def _is_division(found: re.Match[str]) -> bool:
-    """Return whether a slash divides: not that of a fraction, of a path or between two words."""
+    """Return whether a slash means division, as opposed to one in a fraction, in a path or between two words."""
     start, end = found.span()
     before, after = found.string[max(0, start - 12) : start], found.string[end : end + 12]
     above, below = re.search(r"(?<![\w.])\d+$", before), re.match(r"(\d+)(?!\w)( ?=)?", after)
@@ -162,13 +162,13 @@ def _letters(found: re.Match[str]) -> str:
 
 
 def _squared(found: re.Match[str]) -> str:
-    """Separate mc in mc², but not a unit, by a dot that is not read; "m c" might itself begin with a unit."""
+    """Separate mc in mc² (but not a unit) by a silent dot; with a space, "m" might be taken for a unit."""
     is_unit = found[1] in UNITS or found[1] + found[2] in UNITS
     return found[1] if is_unit else "·".join(found[1])
 
 
 def read_bare_units(text: str) -> str:
-    """Return a text with rates and areas that have no number as words: km/h, W/m², tokens/s, km²."""
+    """Spell out rates and areas without a number: km/h, W/m², tokens/s, km²."""
     if "/" in text:
         text = _RATE.sub(lambda found: f"{plural(_unit(found[1]))} per {_unit(found[2])}", text)
         text = _COUNT_RATE.sub(lambda found: f" per {_unit(found[1])}", text)

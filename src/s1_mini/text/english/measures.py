@@ -1,4 +1,4 @@
-"""Units and what is measured in them, percent and fractions."""
+"""Numbers with units, percentages and fractions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plural(name: str) -> str:
     return f"{first}{space}{_IRREGULAR.get(last, last + 's')}{per}{rest}"
 
 
-_RISKY = frozenset(("in", "pt", "MP", "bar"))  # words and labels, too: only close to the number
+_RISKY = frozenset(("in", "pt", "MP", "bar"))  # also words or labels, so units only right after the number
 _PLUS_MINUS = r"(?<![\w)\]%°.])(?:([-+±~≈])\s?)?"
 _MEASURE = re.compile(
     rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER}){SCALE}(?<!\dm(?= in\b))"
@@ -116,7 +116,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _score(found: re.Match[str], above: int, below: int) -> str | None:
-    """Spell out what looks like a fraction but is not one: 24/7, a date after a time word, a score out of 10 or 100."""
+    """Spell out notation that only looks like a fraction: 24/7, a date after a time word, a score out of 10 or 100."""
     if (above, below) in _PAIRS or (above == below and above > 1):
         return f"{cardinal(above)} {cardinal(below)}"
     if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(text_before(found, 40)):
@@ -195,7 +195,6 @@ def _feet(found: re.Match[str]) -> str:
 
 
 def read_measures(text: str) -> str:
-    """Spell out percentages and what is measured in units."""
     if "%" in text or "‰" in text:
         text = _PERCENT.sub(_percent, text)
     if "'" in text or "′" in text:

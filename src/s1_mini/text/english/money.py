@@ -14,7 +14,7 @@ def _currencies(text: str) -> dict[str, tuple[str, ...]]:
 
 
 SCALE = r"(?:[\s-]?(hundred|thousand|million|billion|trillion|mio|mn|mm|bn|trn|tn|[kKmMbBtT])(?![\w']))?"
-# Of each currency: one, many, and of its small coin one, many.
+# For each currency: singular and plural of the unit, then of the subunit.
 _SIGNED = _currencies(
     "$=dollar dollars cent cents, £=pound pounds penny pence, €=euro euros cent cents, ₹=rupee rupees paisa paise, "
     "¥=yen yen sen sen, ₩=won won jeon jeon, ₽=ruble rubles kopeck kopecks, ₺=lira lira kurus kurus, ₪=shekel shekels "

@@ -17,7 +17,7 @@ from s1_mini.text.tables import table, text_after, text_before
 NUMBER = r"(?:\d{1,3}(?:,\d{3})++(?!\d)(?:\.\d++)?|\d++(?:\.\d++)?|\.\d++)"
 # Signs before a number.
 APPROXIMATE = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "≈": "about "}
-MAX_SAID = 36  # digits of a number that has a name; a longer one is spelt digit by digit
+MAX_SAID = 36  # digits; longer numbers are spelt digit by digit
 
 _THOUSANDS = (
     " thousand million billion trillion quadrillion quintillion sextillion septillion octillion nonillion decillion"
@@ -56,7 +56,7 @@ def cardinal(number: int) -> str:
 
 
 def ordinal(number: int) -> str:
-    """Spell out a whole number above 0 as a place in an order."""
+    """Spell out a whole number above 0 as an ordinal."""
     before, last = divmod(number, 1000)
     if not before:
         return _ordinal_below_thousand(last)
@@ -64,12 +64,12 @@ def ordinal(number: int) -> str:
 
 
 def digits(text: str) -> str:
-    """Spell out the digits of a text one by one, and nothing else of it."""
+    """Spell out the digits of a text one by one; other characters are dropped."""
     return " ".join(_below_thousand(int(each)) for each in text if each.isdecimal())
 
 
 def written(text: str) -> str:
-    """Spell out a number as `NUMBER` matches it; 007 and what is too long to be a count digit by digit."""
+    """Spell out a number that `NUMBER` matches; 007 and numbers over `MAX_SAID` digits are read digit by digit."""
     whole, point, decimals = text.replace(",", "").partition(".")
     is_code = len(whole) > 1 and whole[0] == "0"
     is_code = is_code or (len(whole) >= 10 and "," not in text and not whole.endswith("000000"))
@@ -98,7 +98,7 @@ def part_of(number: int) -> str:
 
 
 def decade(number: int) -> str:
-    """Spell out the years from `number` on, which is a multiple of ten: nineties, nineteen nineties, two thousands."""
+    """Spell out a decade by its first year: nineties, nineteen nineties, two thousands."""
     before, last = divmod(number, 100)
     tens = f"{_below_thousand(last)}s" if last == 10 else f"{_below_thousand(last)[:-1]}ies"
     if not before:
@@ -158,7 +158,7 @@ def _spell(found: re.Match[str], numeral: str, say: Callable[[int], str]) -> str
 
 
 def _after_name(found: re.Match[str]) -> str:
-    """Read what follows a capitalised name: Rocky III."""
+    """Read the numeral after a capitalised name: Rocky III."""
     before = text_before(found, 30).split()
     return _spell(found, found[1], cardinal) if before and before[-1][0].isupper() else found.group()
 
@@ -169,7 +169,7 @@ def _span(found: re.Match[str]) -> str:
 
 
 def read_roman(text: str) -> str:
-    """Spell out Roman numerals where they certainly are some."""
+    """Spell out letters that are certainly Roman numerals."""
     text = re.sub(r"\bWW(?=I{1,2}\b|[12]\b)", "World War ", text)
     if not re.search(r"\b[IVXLCM]+\b", text):
         return text
@@ -209,7 +209,7 @@ def _chain(found: re.Match[str]) -> str:
 
 
 def _power(found: re.Match[str]) -> str:
-    """Spell out an exponent: of a letter squared or cubed, else the power."""
+    """Spell out an exponent: "squared" or "cubed" after a letter, otherwise as a power."""
     is_letter = found.string[found.start() - 1 : found.start()].isalpha()
     if is_letter and not found[1] and found[2] in ("2", "3"):
         return " squared" if found[2] == "2" else " cubed"
@@ -241,7 +241,7 @@ def _ordinal(found: re.Match[str]) -> str:
 
 
 def _number(found: re.Match[str]) -> str:
-    """Spell out a number; whatever letters it touches stand apart from it."""
+    """Spell out a number, separated by spaces from letters that touch it."""
     before, after = text_before(found, 1), text_after(found, 1)
     return f"{' ' * before.isalpha()}{written(found.group())}{' ' * after.isalpha()}"
 

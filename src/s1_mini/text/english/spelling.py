@@ -34,7 +34,7 @@ SPELT = frozenset(
         "CE IOU LLC PLC PLO IRA UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
     )
 )
-# Said as words in capitals, too; longer ones are if they have a vowel and are in neither list above.
+# Read as words even in capitals; longer ones are if they have a vowel and are in neither list above.
 SHORT = frozenset(
     words(
         "JSON YAML NVIDIA CMAKE REPL A I AN AS AT BE BY DO GO HE IF IN IS ME MY NO OF OH ON OR SO TO UP WE HI YO YES "
@@ -66,7 +66,7 @@ CODAS = frozenset(
 )
 AMBIGUOUS = frozenset(words("US IT WHO AM AI ME OR IN ID OK"))  # words between shouted words, letters elsewhere
 
-# With a letter twice, so that "goooood" is good and "sooooo" is so.
+# Words with a double letter, so that "goooood" is good and "sooooo" is so.
 DOUBLED = frozenset(
     words(
         "good cool food mood soon moon noon too tool fool room boom zoom book look took cook see seen need feed "
@@ -127,7 +127,7 @@ def _phone(found: re.Match[str]) -> str:
 
 
 def read_phones(text: str) -> str:
-    """Spell out telephone, card and zip numbers, and what is dialled, digit by digit."""
+    """Spell out telephone, card and zip numbers, and dialled codes, digit by digit."""
     text = _PHONE.sub(_phone, text)
     text = _DIALLED.sub(lambda found: f"{found[1]} {digits(found[2])}", text)
     return _ZIP.sub(lambda found: ", ".join(digits(part) for part in found.groups() if part), text)
@@ -145,7 +145,7 @@ def _version(found: re.Match[str]) -> str:
 
 
 def read_labels(text: str) -> str:
-    """Spell out addresses of the net, versions, rooms, flights and houses."""
+    """Spell out IP addresses, versions, and the numbers of rooms, flights and houses."""
     text = _ADDRESS.sub(lambda found: found.group() if ":" in found[1] else _address(found), text)
     text = _ROWS.sub(" to ", text)
     text = _STANDARD.sub(lambda found: f"{found[1]} dot {run(found[2])}", text)
@@ -155,7 +155,7 @@ def read_labels(text: str) -> str:
 
 
 def run(number: str) -> str:
-    """Spell out digits that name something: in pairs up to four, one by one beyond or after a zero."""
+    """Spell out digits that name something: up to four in pairs, longer ones or those after a zero one by one."""
     is_short = len(number) <= 4 and not (len(number) > 1 and number[0] == "0")
     return paired(int(number)) if is_short else digits(number)
 
@@ -232,7 +232,7 @@ _SPELT_IN_LINKS = frozenset(each.lower() for each in SPELT if each not in ("IT",
 
 
 def _trimmed(link: str) -> tuple[str, str]:
-    """Part a link from the marks behind it that belong to the sentence."""
+    """Separate a link from trailing punctuation that belongs to the sentence."""
     bare = link.rstrip(".,;:!?'\"")
     if bare.endswith(")") and "(" not in bare:
         bare = bare.rstrip(").,;:!?'\"")
@@ -258,7 +258,7 @@ def _url(found: re.Match[str]) -> str:
 
 
 def _hidden(found: re.Match[str]) -> str:
-    """Read the dot before a hidden file's name, or before NET, which is a word there."""
+    """Read the dot before the name of a hidden file, or in .NET."""
     return " dot " if found.string[found.start() - 1 : found.start()].isalnum() else "dot "
 
 
@@ -270,7 +270,7 @@ def _tag(found: re.Match[str]) -> str:
 
 
 def read_links(text: str) -> str:
-    """Spell out addresses, names of files, hashtags and names of accounts."""
+    """Spell out URLs, e-mail addresses, file names, hashtags and account names."""
     text = _OPTION.sub("dash dash ", text) if "--" in text else text
     text = _PATH.sub(_url, text) if "/" in text or "\\" in text else text
     if "." in text or "://" in text or "localhost" in text:
@@ -311,7 +311,7 @@ _MAX_RUNS = 4
 
 @lru_cache(maxsize=4096)
 def _is_pronounceable(word: str) -> bool:
-    """Return whether English words have these clusters of letters: MANUAL has, MMLU and OECD have not."""
+    """Return whether a word's letter clusters occur in English words: those of MANUAL do, of MMLU and OECD do not."""
     if _HARD_VOWELS.search(word) or not _CAPITAL_VOWEL.search(word):
         return False
     clusters = [(found.start(), found.group()) for found in _CLUSTER.finditer(word)]
@@ -334,7 +334,7 @@ def _is_shouted(word: str) -> bool:
         return False
     if word in SHORT:
         return True
-    is_long = len(word) > 7 and len(_CAPITAL_VOWEL.findall(word)) > 1  # no acronym
+    is_long = len(word) > 7 and len(_CAPITAL_VOWEL.findall(word)) > 1  # too long for an acronym
     return 3 < len(word) <= 20 and (is_long or _is_pronounceable(word.removeprefix("MC")))
 
 
@@ -371,7 +371,7 @@ def _contracted(found: re.Match[str]) -> str:
 
 
 def read_acronyms(text: str) -> str:
-    """Spell what is spelt, and write small what only shouts."""
+    """Spell out acronyms, and write words that are only in capitals for emphasis in small letters."""
     text = _CONTRACTED.sub(_contracted, text) if "'" in text else text
     text = _MIXED_CASE.sub(lambda found: _MIXED_SAID[found.group()], text)
     text = _ENDS_SMALL.sub(_ends_small, text)
@@ -392,7 +392,7 @@ def _stretched(found: re.Match[str]) -> str:
 
 
 def _shorten(word: str, runs: list[re.Match[str]], lengths: tuple[int, ...]) -> str:
-    """Return a word with its runs of a letter shortened to `lengths`, those without a length to one."""
+    """Shorten a word's runs of one letter to `lengths`; runs without a length become one letter."""
     parts, end = [], 0
     for number, each in enumerate(runs):
         parts += [word[end : each.start()], each.group()[: lengths[number] if number < len(lengths) else 1]]
@@ -401,5 +401,5 @@ def _shorten(word: str, runs: list[re.Match[str]], lengths: tuple[int, ...]) -> 
 
 
 def read_stretched(text: str) -> str:
-    """Return words without letters that are drawn out: sooooo is so, goooood is good."""
+    """Shorten elongated letters: sooooo is so, goooood is good."""
     return _WORD.sub(_stretched, text) if _DRAWN.search(text) else text
