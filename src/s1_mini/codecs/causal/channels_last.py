@@ -1,9 +1,9 @@
 """The codec's decoder for a GPU: channels last, few kernels, and state that is updated in place.
 
-It computes the sums of `Dac.push` in another order. A pointwise or transposed convolution is one matrix product; a
-dilated convolution has its own kernel (`kernels/convolution.py`). Bias, skip and Snake between two convolutions are one
-pass (`kernels/snake.py`). If the GPU supports it, the convolutions are a chain: each writes the input of the next one,
-with fewer passes over memory and less rounding.
+It computes the sums of `CausalCodec.push` in another order. A pointwise or transposed convolution is one matrix
+product; a dilated convolution has its own kernel (`kernels/convolution.py`). Bias, skip and Snake between two
+convolutions are one pass (`kernels/snake.py`). If the GPU supports it, the convolutions are a chain: each writes the
+input of the next one, with fewer passes over memory and less rounding.
 Shapes: B rows, P steps of past, T steps, C channels, O outputs; S = window - 1 + T attended steps.
 """
 
@@ -17,18 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.dac.layers import (
-    Bound,
+from s1_mini.codecs.causal.codec import CausalCodec
+from s1_mini.codecs.causal.layers import (
     CausalConv1d,
     CausalConvTranspose1d,
     Chain,
     ConvNeXtBlock,
+    Decoder,
+    DecoderBlock,
     ResidualUnit,
     Snake,
     WindowTransformer,
     window_mask,
 )
-from s1_mini.codecs.dac.model import Dac, Decoder, DecoderBlock, Quantizer
 from s1_mini.kernels.convolution import convolve
 from s1_mini.kernels.convolution_chain import (
     COPIED,
@@ -52,13 +53,14 @@ ALIGNED = 8  # the row stride of an attention mask must be a multiple of this
 class ChannelsLastDecoder:
     """Decodes up to `rows` streams at once, with a copy of the codec's decoding weights in another layout."""
 
-    def __init__(self, codec: Dac, rows: int, *, chained: bool | None = None) -> None:
+    def __init__(self, codec: CausalCodec, rows: int, *, chained: bool | None = None) -> None:
         """`chained` selects the chain of fused convolutions; None selects it if the GPU and the sizes support it."""
-        self._books = _Books(codec.quantizer)
-        self._post = _WindowRows(codec.quantizer.post_module, rows)
-        self._upsample = [_Upsampling(cast(Chain, stage), rows) for stage in codec.quantizer.upsample]
-        is_chained = can_chain(codec.decoder) if chained is None else chained
-        self._decoder = (ChainedDecoder if is_chained else _PlainDecoder)(codec.decoder, rows)
+        transformer, upsample, decoder = codec.parts
+        self._books = _Books(codec.tables(), transformer.norm.weight.dtype)
+        self._transformer = _WindowRows(transformer, rows)
+        self._upsample = [_Upsampling(cast(Chain, stage), rows) for stage in upsample]
+        is_chained = can_chain(decoder) if chained is None else chained
+        self._decoder = (ChainedDecoder if is_chained else _PlainDecoder)(decoder, rows)
 
     def push_slots(self, codes: Tensor, slot_ids: Tensor, reset_mask: Tensor) -> Tensor:
         """Decode the next frames [n, K, F] of streams `slot_ids` [n] to samples [n, T].
@@ -67,7 +69,7 @@ class ChannelsLastDecoder:
         checked.
         """
         rows = Rows(slot_ids, reset_mask)
-        x = _Sum(self._post(self._books(codes), rows))
+        x = _Sum(self._transformer(self._books(codes), rows))
         for stage in self._upsample:
             x = stage(x, rows)
         return self._decoder(x, rows)
@@ -90,20 +92,14 @@ class _Sum(NamedTuple):
 class _Books:
     """All codebooks as one table of projected entries: codes [B, K, F] to vectors [B, F, C]."""
 
-    def __init__(self, quantizer: Quantizer) -> None:
-        books = quantizer.semantic_quantizer.books + quantizer.quantizer.books
-        parts = []
-        for book in books:  # projected in fp32
-            out = book.out_proj
-            assert out.bias is not None
-            parts.append(F.linear(book.codebook.weight.float(), out.weight.squeeze(2).float(), out.bias.float()))
-        self._table = torch.cat(parts).to(books[0].codebook.weight.dtype)
-        sizes = torch.tensor([len(part) for part in parts])
+    def __init__(self, tables: list[Tensor], dtype: torch.dtype) -> None:
+        self._table = torch.cat(tables).to(dtype)
+        sizes = torch.tensor([len(table) for table in tables])
         self._last = (sizes - 1).to(self._table.device)
         self._first = (sizes.cumsum(0) - sizes).to(self._table.device)
 
     def __call__(self, codes: Tensor) -> Tensor:
-        inside = codes.transpose(1, 2).clamp(min=0).minimum(self._last)  # clamped as in `VectorQuantizer.decode`
+        inside = codes.transpose(1, 2).clamp(min=0).minimum(self._last)  # clamped as in the modules
         return F.embedding(inside + self._first, self._table).sum(2)
 
 
@@ -193,13 +189,13 @@ class _LastConvolution:
     Each step is read once, for all taps.
     """
 
-    def __init__(self, layer: CausalConv1d, bound: Bound, rows: int) -> None:
+    def __init__(self, layer: CausalConv1d, bound: nn.Module, rows: int) -> None:
         weight, bias = layer.conv.weight, layer.conv.bias
         assert bias is not None
         self.past = weight.new_zeros(rows, layer.context, weight.shape[1])
         self._taps = weight.shape[2]
         self._weight = F.pad(weight[0].t(), (0, 0, 0, -self._taps % 8)).contiguous()  # [taps, C]
-        self._bias, self._bound = bias.float(), bound.bound
+        self._bias, self._bound = bias.float(), bound
 
     def __call__(self, joined: Tensor) -> Tensor:
         parts = linear(joined, self._weight, None)  # [B, P + T, taps]: contributions of each step
@@ -282,7 +278,7 @@ class _PlainDecoder:
             each = [_Unit(cast(ResidualUnit, unit), rows) for unit in units]
             self._blocks.append((_alpha_of(snake), convolution, each))
         self._last_alpha = _alpha_of(last_snake)
-        self._last = _LastConvolution(cast(CausalConv1d, last), cast(Bound, bound), rows)
+        self._last = _LastConvolution(cast(CausalConv1d, last), bound, rows)
 
     def __call__(self, x: _Sum, rows: Rows) -> Tensor:
         x = self._first(x.enter(None, self._first.past, rows)[1])
@@ -310,7 +306,7 @@ class ChainedDecoder:
             snake, transposed, *units = cast(DecoderBlock, block).block
             self._links.append(_Link.of_transposed(cast(CausalConvTranspose1d, transposed), _alpha_of(snake), rows))
             self._links.extend(_Link.of_unit(cast(ResidualUnit, unit), rows) for unit in units)
-        self._last = _LastConvolution(cast(CausalConv1d, last), cast(Bound, bound), rows)
+        self._last = _LastConvolution(cast(CausalConv1d, last), bound, rows)
         for link, following in pairwise(self._links):
             link.connect(following.alpha, following.past, keeps_total=following.unit is not None)
         self._links[-1].connect(_alpha_of(last_snake), self._last.past)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
-from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.causal.channels_last import ChannelsLastDecoder
+from s1_mini.codecs.causal.codec import CausalCodec
 from s1_mini.codecs.stage import ChunkStage, Graphs
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
@@ -29,10 +29,10 @@ Snake = Callable[[Tensor, Tensor], Tensor]
 MAX_FRAMES = 400  # limit of a captured call; more would saturate the GPU and delay first chunks
 
 
-class DacDecoder(ChunkStage):
+class CausalDecoder(ChunkStage):
     """One stream in each slot."""
 
-    def __init__(self, codec: Dac, policy: Chunks, *, number: int, batch_invariant: bool = False) -> None:
+    def __init__(self, codec: CausalCodec, policy: Chunks, *, number: int, batch_invariant: bool = False) -> None:
         """Decode with the weights of `codec`; `number`, the stage's index in its chain, chooses its GPU stream.
 
         With `batch_invariant` the bits of a chunk do not depend on the rest of its batch, on a GPU as well.

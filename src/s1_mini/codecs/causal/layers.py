@@ -1,10 +1,11 @@
-"""Causal layers of the codec. Their arguments are the input and the state with the past inputs.
+"""Causal layers of codecs. Their arguments are the input and the state with the past inputs.
 
-Parameter names are those of the published checkpoint with weight norm folded.
 Shapes: B rows, C channels, T steps, S = window - 1 + T attended steps.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from s1_mini.layers.convolution import conv1d, conv_transpose1d
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import BlockConfig, RMSNorm, TransformerBlock, rope_table
 
+DILATIONS = (1, 3, 9)  # of the residual units between two changes of rate
 PADDING = 64  # steps beyond the longest stream that may be computed and discarded
 
 
@@ -74,23 +76,6 @@ class Snake(nn.Module):
         return torch.addcmul(x, wave, wave * (1 / (self.alpha + 1e-9)).to(x.dtype))
 
 
-class Bound(nn.Module):
-    """Bounds samples: ceiling · tanh(drive · x)."""
-
-    def __init__(self, drive: float, ceiling: float) -> None:
-        super().__init__()
-        self._drive, self._ceiling = drive, ceiling
-
-    def forward(self, x: Tensor, _state: StreamState) -> Tensor:
-        return self.bound(x)
-
-    def bound(self, x: Tensor) -> Tensor:
-        """Return the samples of the last convolution's output x, of any shape."""
-        if self._drive == self._ceiling == 1:
-            return x.tanh()
-        return (self._drive * x).tanh() * self._ceiling
-
-
 class ResidualUnit(nn.Module):
     """Two Snake convolutions, the first dilated, with a skip connection."""
 
@@ -122,6 +107,43 @@ class ConvNeXtBlock(nn.Module):
         inner = self.norm(self.dwconv(x, state).transpose(1, 2))
         inner = self.gamma * self.pwconv2(F.gelu(self.pwconv1(inner)))
         return x + inner.transpose(1, 2)
+
+
+class Block(nn.Module):
+    """A container that gives layers their names in the checkpoint."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.block = Chain(*layers)
+
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        return self.block(x, state)
+
+
+class DecoderBlock(Block):
+    """A transposed convolution that halves the channels, then residual units."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__(
+            Snake(inputs),
+            CausalConvTranspose1d(inputs, outputs, 2 * stride, stride=stride),
+            *(ResidualUnit(outputs, dilation) for dilation in DILATIONS),
+        )
+
+
+class Decoder(nn.Module):
+    """Vectors [B, `inputs`, T] to samples [B, 1, T * product of the rates]; `bound` limits the samples."""
+
+    def __init__(self, inputs: int, dim: int, rates: Sequence[int], bound: nn.Module) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [CausalConv1d(inputs, dim, 7)]
+        for stride in rates:
+            layers.append(DecoderBlock(dim, dim // 2, stride))
+            dim //= 2
+        self.model = Chain(*layers, Snake(dim), CausalConv1d(dim, 1, 7), bound)
+
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        return self.model(x, state)
 
 
 class WindowTransformer(nn.Module):
