@@ -1,19 +1,20 @@
 """What causal codecs have in common: decoding whole or streamed through the same path.
 
-codes -> vectors -> transformer -> upsampling -> residual convolutions -> samples
+codes -> vectors -> (convolution) -> transformer -> upsampling -> residual convolutions -> samples
 Shapes: B rows, K codebooks, F frames, C channels, T samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from s1_mini.codecs.causal.layers import Chain, Decoder, WindowTransformer
-from s1_mini.codecs.stream_state import SelectedStreams, StreamState
+from s1_mini.codecs.causal.layers import CausalConv1d, CausalConvTranspose1d, Chain, Decoder, WindowTransformer
+from s1_mini.codecs.stream_state import SelectedStreams, Snake, StreamState
 from s1_mini.exceptions import CapacityError
 
 DECODE_BLOCK = 64  # frames that `decode` processes at once, which bounds its memory for any length
@@ -22,6 +23,7 @@ DECODE_BLOCK = 64  # frames that `decode` processes at once, which bounds its me
 class DecoderParts(NamedTuple):
     """The decoding half of a codec, after its codebooks."""
 
+    front: CausalConv1d | None  # before the transformer
     transformer: WindowTransformer
     upsample: Chain  # pairs of a transposed convolution and a ConvNeXt block
     decoder: Decoder
@@ -69,6 +71,17 @@ class CausalCodec(nn.Module):
         stream = self.open(len(codes))
         return torch.cat([stream.push(block) for block in codes.split(DECODE_BLOCK, dim=-1)], dim=-1)
 
+    @property
+    def reach(self) -> int:
+        """Frames of the transformer's output that the state of the later layers depends on."""
+        steps, rate = 0.0, 1
+        for layer in [*self.parts.upsample.modules(), *self.parts.decoder.modules()]:
+            if isinstance(layer, CausalConv1d | CausalConvTranspose1d):
+                steps += layer.context / rate
+            if isinstance(layer, CausalConvTranspose1d):
+                rate *= layer.stride
+        return math.ceil(steps)
+
     def open(self, rows: int) -> CodecStream:
         return CodecStream(self, rows)
 
@@ -91,9 +104,7 @@ class CodecStream:
         self._state = StreamState()
         self._frames = [0] * rows
 
-    def push(
-        self, codes: Tensor, rows: Sequence[int] | None = None, snake: Callable[[Tensor, Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def push(self, codes: Tensor, rows: Sequence[int] | None = None, snake: Snake | None = None) -> Tensor:
         """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T]; `snake` replaces the activation.
 
         Raises `CapacityError` for a stream that is too long for the codec. A call that raises changes nothing.
@@ -108,6 +119,32 @@ class CodecStream:
         for row in slot_ids:
             self._frames[row] += codes.shape[-1]
         return samples
+
+    def skip(self, row: int, codes: Tensor) -> None:
+        """Advance one row by frames [K, F] whose samples are not needed.
+
+        Only the last frames pass the convolutions, which take most of the time and depend on no more. Raises
+        `CapacityError` as `push`.
+        """
+        self._codec.check_length(self._frames[row] + codes.shape[-1])
+        last: list[Tensor] = []
+        for block in codes.unsqueeze(0).split(DECODE_BLOCK, dim=-1):
+            state = SelectedStreams(self._state, self.rows, [row], codes.device)
+            last = [torch.cat([*last, self._codec.frames(block, state)], dim=-1)[..., -self._codec.reach :]]
+            state.commit()
+        state = SelectedStreams(self._state, self.rows, [row], codes.device)
+        self._codec.sound(last[0], state)
+        state.commit()
+        self._frames[row] += codes.shape[-1]
+
+    def save(self, row: int) -> list[Tensor]:
+        """Copy the state of a stream that has begun."""
+        return [torch.tensor(self._frames[row]), *self._state.save(row)]
+
+    def load(self, row: int, saved: Sequence[Tensor]) -> None:
+        """Continue a saved stream in a row."""
+        self._state.load(row, saved[1:])
+        self._frames[row] = int(saved[0])
 
     def reset(self, row: int) -> None:
         """Begin a new utterance in one row."""

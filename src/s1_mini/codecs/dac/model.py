@@ -48,6 +48,7 @@ class EncoderBlock(Block):
                     window=config.enc_window,
                     max_steps=config.enc_block_size,
                     rope_base=ROPE_BASE,
+                    rope_dtype=torch.bfloat16,
                 )
             )
         super().__init__(*layers)
@@ -163,6 +164,7 @@ class Quantizer(nn.Module):
             window=config.q_window,
             max_steps=config.q_block_size,
             rope_base=ROPE_BASE,
+            rope_dtype=torch.bfloat16,
         )
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -201,7 +203,7 @@ class Dac(CausalCodec):
 
     @property
     def parts(self) -> DecoderParts:
-        return DecoderParts(self.quantizer.post_module, self.quantizer.upsample, self.decoder)
+        return DecoderParts(None, self.quantizer.post_module, self.quantizer.upsample, self.decoder)
 
     def tables(self) -> list[Tensor]:
         return [book.projected for book in self.quantizer.semantic_quantizer.books + self.quantizer.quantizer.books]
