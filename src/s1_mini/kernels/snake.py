@@ -42,7 +42,7 @@ def snake_extend(
 ) -> tuple[Tensor, Tensor]:
     """Return total = x + `bias` [C] + `skip` and snake(total) with the past before it: [B, T, C] and [B, P + T, C].
 
-    `past` [R, P, C] is replaced by the last P steps of the second result. Without `alpha` [C], no activation is applied;
+    `past` [R, P, C] is replaced by the last P steps of the second result. Without `alpha` [C] Snake is left out;
     `beta` [C] is `alpha` by default. The first result is valid only with `keeps_total`.
     """
     if not runs_triton(x):
