@@ -14,7 +14,7 @@ from torch import Tensor
 from s1_mini.codecs.qwen12.config import MODEL_TYPE, Qwen12Config
 from s1_mini.codecs.qwen12.weights import decoder_shapes, encoder_shapes
 
-LOUDNESS = 0.02  # gain of the last convolution
+LOUDNESS = 0.1  # gain of the last convolution
 
 
 _COMMON = ("codebook_size", "codebook_dim", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
@@ -63,8 +63,10 @@ def _random(name: str, shape: tuple[int, ...], config: Qwen12Config, generator: 
         return tensor.normal_(0.0, 0.02 if kind == "bias" else 0.2, generator=generator)
     if kind in {"embedding_sum", "embed_sum"}:
         return tensor.normal_(0.0, 1 / math.sqrt(config.num_codebooks), generator=generator)
-    is_transposed = ".block.1.conv." in name or (".upsample." in name and ".0.conv." in name)
-    taps = (2 if ".block." in name else 1) if is_transposed else math.prod(shape[2:])
+    is_up = ".block.1.conv." in name and name.startswith("decoder.")  # transposed, to half of the channels
+    is_transposed = is_up or (".upsample." in name and ".0.conv." in name)
+    taps = 2 if is_up else 1 if is_transposed else math.prod(shape[2:])
     is_branch = ".conv2." in name or ".block.3." in name
-    gain = LOUDNESS if shape[0] == 1 else 0.6 if is_branch else 1.0  # because outputs accumulate on skip connections
+    # Outputs accumulate on the skip connections of a block.
+    gain = LOUDNESS if shape[0] == 1 else 0.4 if is_branch else 0.7 if is_up else 1.0
     return tensor.normal_(0.0, gain / math.sqrt(shape[0 if is_transposed else 1] * taps), generator=generator)
