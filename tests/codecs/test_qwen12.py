@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -16,19 +17,21 @@ from transformers import MimiConfig, MimiModel
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+from kernel_checks import needs_gpu
 from s1_mini.codecs.causal.channels_last import ChannelsLastDecoder
-from s1_mini.codecs.causal.costs import stream_bytes
+from s1_mini.codecs.causal.costs import codec_operations, stream_bytes
 from s1_mini.codecs.causal.stage import CausalDecoder
 from s1_mini.codecs.qwen12.config import Qwen12Config
 from s1_mini.codecs.qwen12.encoder import Encoder
 from s1_mini.codecs.qwen12.model import Qwen12
 from s1_mini.codecs.qwen12.random import PUBLISHED, TINY, random_tensors
-from s1_mini.codecs.qwen12.weights import build_decoder, build_encoder
+from s1_mini.codecs.qwen12.weights import build_decoder, build_encoder, decoder_shapes, encoder_shapes
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError
 from s1_mini.types import SamplingParams
+from s1_mini.weights.fit import skeleton
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -177,17 +180,17 @@ def test_a_stream_longer_than_the_codec_reaches_is_refused() -> None:
 # ---- the stage ------------------------------------------------------------------------------------------------------
 
 
-def stage_of(*, captured: bool, sizes: tuple[int, ...] = (1, 2, 4)) -> CausalDecoder:
+def stage_of(codec: Qwen12 | None = None, *, captured: bool) -> CausalDecoder:
     policy = Chunks(
         name="codec",
         input=Spec("int64", (BOOKS,)),
         output=Spec("float32"),
         slots=3,
-        sizes={"ttfa": sizes},
+        sizes={"ttfa": (1, 2, 4)},
         rows=(1, 2) if captured else (1,),
         max_items=64,
     )
-    stage = CausalDecoder(decoder(), policy, number=1, reference="codes")
+    stage = CausalDecoder(codec or decoder(), policy, number=1, reference="codes")
     if captured:
         stage.make_graphs()
     return stage
@@ -253,6 +256,57 @@ def test_a_reference_counts_towards_the_longest_stream() -> None:
     voice = {"codes": np.zeros((BOOKS, 7998), np.int64)}
     with pytest.raises(CapacityError, match="8001 frames"):
         next(speak(stage_of(captured=False), 0, random_codes(3)[0], voice))
+
+
+def test_chunks_on_a_cpu_sound_the_same_with_the_compiled_activation() -> None:
+    pytest.importorskip("numba", reason="numba has no wheels for this platform")
+    stage, codes = stage_of(captured=False), random_codes(9)[0]
+    plain = np.concatenate(list(speak(stage, 0, codes, {})))
+
+    work = stage.compilable()
+    assert work is not None
+    work.use()
+    compiled = np.concatenate(list(speak(stage, 0, codes, {})))
+
+    np.testing.assert_allclose(compiled, plain, atol=2e-5)
+    assert not np.array_equal(compiled, plain), "both round alike, so this shows nothing"
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 3e-2)])
+def test_a_gpu_gives_the_samples_of_a_cpu(
+    dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float16 with the chain of fused convolutions, if the GPU supports it."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    config = Qwen12Config.from_json(changed("decoder_config.decoder_dim", 512))
+    named = random_tensors(config)
+    codec, plain = (
+        build_decoder(config, named, dtype=each, device=device, source="test")
+        for each, device in ((dtype, torch.device("cuda")), (torch.float32, CPU))
+    )
+    stage = stage_of(codec, captured=True)
+    reference, codes = random_codes(30, seed=5)[0], random_codes(40)[0]
+    expected = plain.decode(torch.cat((reference, codes), dim=1)[None])[0, 30 * RATE :].numpy()
+
+    for slot in (0, 1):
+        heard = np.concatenate(list(speak(stage, slot, codes, {"codes": reference.numpy()})))
+        assert np.abs(heard - expected).max() <= tolerance
+    alone = np.concatenate(list(speak(stage, 0, codes, {})))
+    assert np.abs(alone - plain.decode(codes[None])[0].numpy()).max() <= tolerance
+
+
+def test_the_published_size_has_the_costs_of_its_shapes() -> None:
+    config = Qwen12Config.from_json(PUBLISHED)
+    with skeleton():
+        codec = Qwen12(config)
+
+    # As published, without the projections and marks that only train.
+    sizes = [sum(math.prod(shape) for shape in shapes(config).values()) for shapes in (decoder_shapes, encoder_shapes)]
+    assert sizes == [114_323_137 - 2 * 256 * 512, 56_234_304 - 2 * 256 * 512 - 32]
+    assert codec_operations(codec) == pytest.approx(4.96e9, rel=0.01)
+    assert stream_bytes(codec) == pytest.approx(4 * (8 * 71 * 2 * 1024 + 134_000), rel=0.01)
 
 
 def test_the_counted_state_of_a_stream_is_what_a_stream_allocates() -> None:

@@ -49,7 +49,7 @@ class StreamState:
 
     def reset(self, row: int) -> None:
         """Begin a new stream in one row."""
-        for past in self._past.values():
+        for past in list(self._past.values()):
             past[row] = 0
 
     def save(self, row: int) -> list[Tensor]:
@@ -68,7 +68,8 @@ class StreamState:
     def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         past = self._past.get(key)
         if past is None:
-            past = self._past[key] = torch.zeros(shape, dtype=dtype, device=device)
+            # Another thread may decode other rows for the first time.
+            past = self._past.setdefault(key, torch.zeros(shape, dtype=dtype, device=device))
         return past
 
     def _read(self, past: Tensor, beginning: Tensor | None = None) -> Tensor:
