@@ -415,6 +415,13 @@ def test_a_fault_of_the_encoder_is_found_when_the_decoder_is_opened() -> None:
         decoder_of({name: each for name, each in tensors().items() if "downsample" not in name})
 
 
+def test_a_decoder_for_another_process_has_no_weights() -> None:
+    codec = build_decoder(CONFIG, tensors(), dtype=torch.float16, device=torch.device("meta"), source="test")
+
+    assert all(weight.is_meta for weight in codec.parameters())
+    assert codec.sample_rate == 24_000
+
+
 def test_weights_without_an_encoder_decode_only() -> None:
     only = {name: each for name, each in tensors().items() if name.startswith("decoder.")}
 

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from s1_mini.byte_cache import ByteCache
 from s1_mini.codecs.causal.channels_last import ChannelsLastDecoder
-from s1_mini.codecs.causal.codec import CausalCodec
+from s1_mini.codecs.causal.codec import CausalCodec, CodecStream
 from s1_mini.codecs.stage import ChunkStage, Graphs
 from s1_mini.codecs.stream_state import Snake
 from s1_mini.core.messages import Begin
@@ -139,7 +138,9 @@ class CausalDecoder(ChunkStage):
         voice = begin.conditions.voice
         return int(voice[self._reference].shape[-1]) if self._reference in voice else 0
 
-    def _precede(self, begin: Begin, streams: _Streams, feed: Callable[[np.ndarray], None]) -> bool:
+    def _precede(
+        self, begin: Begin, streams: CodecStream | ChannelsLastDecoder, feed: Callable[[np.ndarray], None]
+    ) -> bool:
         """Put the state after the voice's reference into the slot; return whether the voice has one.
 
         `feed` decodes the reference's codes [K, F] in the slot.
@@ -166,9 +167,3 @@ class CausalDecoder(ChunkStage):
             size = max(each for each in self._policy.classes if each <= codes.shape[1] - at)
             self._call(graphs, [(slot, at > 0, codes[:, at : at + size].T)], size)
             at += size
-
-
-class _Streams(Protocol):
-    def save(self, slot: int, /) -> list[Tensor]: ...
-
-    def load(self, slot: int, saved: Sequence[Tensor], /) -> None: ...

@@ -192,6 +192,8 @@ def build_decoder(
 ) -> Qwen12:
     """Build the codec's decoder from published tensors. Raises `CheckpointMismatchError` as `check`."""
     check(config, tensors, encodes=False, source=source)
+    if device.type == "meta":  # nothing is read
+        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     tables = []
     for book in range(config.num_codebooks):
         part, at = ("rvq_rest", book - 1) if book else ("rvq_first", 0)
