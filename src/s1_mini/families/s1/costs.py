@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
+from s1_mini.codecs.causal.costs import LIVE_TENSORS, codec_operations, count, stream_bytes, widest
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, WindowTransformer
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
-from s1_mini.codecs.stream_state import StreamState
 from s1_mini.families.s1.config import S1Config, read_configs
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.random import FULL_MODEL
-from s1_mini.kernels.backend import current
-from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.weights.fit import skeleton
 
-COUNTED_FRAMES = 64  # frames of the call whose operations are counted
 CHUNK_FRAMES = 12  # frames per codec chunk, which reads the weights once
 RANDOM_BYTES = 4  # bytes of a random number
-LIVE_TENSORS = 4  # tensors of a convolution block: input, input with past, activation, output
 
 
 def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
@@ -81,7 +72,7 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
             ),
             "codec": MemoryRequirement(
                 stream_row=stream_bytes(codec),
-                frame=LIVE_TENSORS * formats.codec * widest(dac),
+                frame=LIVE_TENSORS * formats.codec * widest(codec),
                 copies=round(codec_bytes),
             ),
         },
@@ -89,42 +80,3 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         max_positions=config.max_seq_len,
         needed_positions=needed_positions,
     )
-
-
-def widest(config: DacConfig) -> int:
-    """Return the size of the decoder's largest activation per frame: channels times steps."""
-    steps, dim, most = math.prod(config.downsample_factor), config.decoder_dim, 0
-    for rate in config.decoder_rates:
-        steps, dim = steps * rate, dim // 2
-        most = max(most, steps * dim)
-    return most
-
-
-def stream_bytes(codec: Dac) -> int:
-    """Return the bytes of one decoded stream's state: the past inputs of each layer and the step count.
-
-    Counted from the layers, because running them on the meta device imports torch's compiler, which takes seconds.
-    """
-    numbers, steps = 0, 0
-    for part in codec.modules():
-        if isinstance(part, CausalConv1d | CausalConvTranspose1d):
-            numbers += part.context * part.conv.in_channels
-        elif isinstance(part, WindowTransformer):
-            config = cast(TransformerBlock, part.layers[0]).attention.config
-            numbers += 2 * len(part.layers) * (part.window - 1) * config.num_kv_heads * config.head_dim
-            steps += torch.int64.itemsize
-    return numbers * next(codec.parameters()).element_size() + steps
-
-
-def codec_operations(codec: Dac) -> float:
-    """Return the operations of decoding one frame, counted by torch."""
-    codec.prepare()
-    codes = torch.zeros(1, codec.num_codebooks, COUNTED_FRAMES, dtype=torch.int64, device=codec.device)
-    with torch.inference_mode(), current(codec.device), FlopCounterMode(display=False) as counter:
-        codec.push(codes, StreamState())
-    return counter.get_total_flops() / COUNTED_FRAMES
-
-
-def count(*modules: nn.Module) -> int:
-    """Return the number of parameters."""
-    return sum(weight.numel() for module in modules for weight in module.parameters())

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.alignment.words import Aligner
+from s1_mini.codecs.causal.stage import MAX_FRAMES, CausalDecoder
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
@@ -96,7 +96,7 @@ class LoadedS1:
         )
         stages = (
             LanguageModel(model, slots=slots, positions=positions, kept=self.heads),
-            DacDecoder(codec, policies[1], number=1, batch_invariant=model.batch_invariant),
+            CausalDecoder(codec, policies[1], number=1, batch_invariant=model.batch_invariant),
         )
         return StageChain(
             policies=policies,
