@@ -10,7 +10,7 @@ from s1_mini.alignment.words import Aligner
 from s1_mini.codecs.causal.codec import CausalCodec
 from s1_mini.codecs.causal.stage import MAX_FRAMES, CausalDecoder
 from s1_mini.codecs.stage import rows_of
-from s1_mini.core.stage import Autoregressive, Chunks, Spec
+from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
 from s1_mini.families.base import StageChain
 from s1_mini.families.codec_lm.model import FrameModel
 from s1_mini.families.codec_lm.stage import LanguageModel
@@ -37,6 +37,7 @@ def make_chain(
     kept: Sequence[AlignmentHead] = (),
     aligner: Aligner | None = None,
     reference: str = "",
+    max_prefills: int = StagePolicy.max_prefills,
 ) -> StageChain:
     """Build the stages of an engine, for `slots` utterances of up to `positions` positions each.
 
@@ -52,6 +53,7 @@ def make_chain(
             output=frames,
             slots=slots,
             held_back=1,
+            max_prefills=max_prefills,
             not_finite="the model's logits were not finite",
         ),
         Chunks(

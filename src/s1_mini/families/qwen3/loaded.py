@@ -15,6 +15,7 @@ from s1_mini.codecs.qwen12.model import Qwen12
 from s1_mini.codecs.qwen12.speaker import SpeakerConfig, SpeakerEncoder, build_speaker_encoder
 from s1_mini.codecs.qwen12.weights import open_decoder, open_encoder
 from s1_mini.core.prompt import PromptTokens
+from s1_mini.core.stage import StagePolicy
 from s1_mini.exceptions import CheckpointMismatchError, ConfigurationError, VoiceError, VoiceUnsupportedError
 from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.codec_lm.chain import make_chain
@@ -28,6 +29,8 @@ from s1_mini.layers.quantized import quantize_linears
 from s1_mini.types import Voice
 from s1_mini.weights.directory import find_model
 from s1_mini.weights.files import read_tensors
+
+MAX_PREFILLS = 16  # per plan on a GPU: most prompts are short, and one captured call prefills all of them
 
 
 class LoadedQwen3:
@@ -57,7 +60,8 @@ class LoadedQwen3:
         return Voice({}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:
-        return make_chain(self.model, self.codec, slots, positions, reference=CODES)
+        most = MAX_PREFILLS if self.model.device.type == "cuda" else StagePolicy.max_prefills
+        return make_chain(self.model, self.codec, slots, positions, reference=CODES, max_prefills=most)
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         if self.config.kind != "base":
