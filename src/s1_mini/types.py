@@ -48,6 +48,8 @@ MIN_SPEED, MAX_SPEED = 0.25, 4.0  # OpenAI's bounds
 MIN_GAIN_DB, MAX_GAIN_DB = -40.0, 20.0
 MIN_RATE, MAX_RATE = 8_000, 48_000  # Hz
 
+JOINT_S = 0.12  # pause between the sentences of a text, and between parts of markup without a pause of their own
+
 MAX_LANGUAGE_LENGTH = 64  # characters
 MAX_INSTRUCTIONS_LENGTH = 4_000  # characters
 

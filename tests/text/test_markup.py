@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from s1_mini.exceptions import MarkupError
 from s1_mini.text.lexicon import Lexicon
-from s1_mini.text.markup import JOINT_S, MAX_SEGMENTS, Segment, is_ssml, read_marked, read_ssml
+from s1_mini.text.markup import MAX_SEGMENTS, Segment, is_ssml, read_marked, read_ssml
 from s1_mini.text.xml_reader import MAX_ATTRIBUTES, MAX_DEPTH
+from s1_mini.types import JOINT_S
 
 NONE = Lexicon({})
 PARAGRAPH_S = 0.8

@@ -16,12 +16,11 @@ from s1_mini.text.lexicon import Lexicon
 from s1_mini.text.say_as import say_as
 from s1_mini.text.tidy import PARAGRAPH_BREAK, is_speakable
 from s1_mini.text.xml_reader import error_at, read_xml
-from s1_mini.types import MIN_GAIN_DB
+from s1_mini.types import JOINT_S, MIN_GAIN_DB
 
 MAX_PAUSE_S = 10.0  # Polly's limit
 MAX_TOTAL_PAUSE_S = 300.0  # of one request; silence also costs memory
 MAX_SEGMENTS = 500
-JOINT_S = 0.12  # between segments without a pause, as between the sentences of a text (`core/speech.py`)
 
 STRENGTHS = {"none": 0.0, "x-weak": 0.0, "weak": 0.1, "medium": 0.25, "strong": 0.5, "x-strong": 0.8}
 RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.5}
