@@ -14,8 +14,9 @@ from pydantic import BaseModel, Field, TypeAdapter
 from s1_mini.exceptions import NothingToSpeakError
 from s1_mini.server.errors import InvalidError
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
-from s1_mini.server.session import Protocol, Session, Track, config_of, converse, read_options
+from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse
+from s1_mini.server.speech_queue import Track
 from s1_mini.server.websocket import MESSAGES, Input, OwnProtocol
 from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat, Word
 
@@ -96,7 +97,7 @@ class Deepgram(Protocol):
         elif not session.is_ending:
             session.flush(track)
             if message.type == "Flush":
-                session.then(track, partial(self._answer, "Flushed"))
+                session.queue.then(track, partial(self._answer, "Flushed"))
             else:
                 session.end()
 

@@ -27,8 +27,9 @@ from s1_mini.server.elevenlabs import (
 )
 from s1_mini.server.errors import InvalidError
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
-from s1_mini.server.session import Protocol, Session, Track, config_of, converse, read_options
+from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse
+from s1_mini.server.speech_queue import Track
 from s1_mini.types import Word
 
 router = APIRouter()
@@ -152,7 +153,7 @@ class _ElevenLabs(Protocol):
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:
         error = description["error"]
         content = {"message": error["message"], "error": error["code"], "code": close_code}
-        current = self.session.current
+        current = self.session.queue.current
         return content | (_named(current) if isinstance(current, Context) else {})
 
 
@@ -218,7 +219,7 @@ class SeveralTexts(_ElevenLabs):
             await self._stop(context)
         else:
             context.is_closing = True
-            self.session.then(context, partial(self._finalize, context))
+            self.session.queue.then(context, partial(self._finalize, context))
 
     async def _stop(self, context: Context) -> None:
         await self.session.clear(context)
