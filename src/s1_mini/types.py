@@ -188,6 +188,7 @@ class TTSRequest:
     word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
     text_type: TextType = "text"
     lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words
+    continues: bool = False  # the sentence goes on in the next request: no full stop is added
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
     flow: tuple[str, str] = ("", "")

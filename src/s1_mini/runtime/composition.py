@@ -135,6 +135,7 @@ def _script(request: TTSRequest, segment: Segment, config: EngineConfig, form: T
             config.max_text_length,
             choice=request.normalize or config.normalize,
             on_unsupported=request.on_unsupported or config.on_unsupported,
+            continues=request.continues,
         )
     except NothingToSpeakError as error:
         return NormalizedText("", error.warning)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from s1_mini.exceptions import NothingToSpeakError
 from s1_mini.server.errors import InvalidError
-from s1_mini.server.schemas import SessionConfig, SpeechRequest
+from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse
 from s1_mini.server.speech_queue import Track
@@ -27,7 +27,7 @@ TELEPHONE_RATE = 8_000  # Hz of mulaw and alaw
 _FORMATS: dict[str, AudioFormat] = {"linear16": "pcm", "mulaw": "mulaw", "alaw": "alaw"}
 
 
-class Options(BaseModel):
+class Options(StartOptions):
     """Query parameters; others are ignored."""
 
     model: str | None = None  # the voice
@@ -67,7 +67,7 @@ async def _config(socket: WebSocket) -> SessionConfig:
     rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
     if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):
         raise InvalidError("sample_rate", f"{rate} is not possible with {options.encoding}; give {TELEPHONE_RATE}")
-    return await config_of(socket, options.model, _FORMATS[options.encoding], rate or default_rate)
+    return await config_of(socket, options, options.model, _FORMATS[options.encoding], rate or default_rate)
 
 
 class Deepgram(Protocol):

@@ -26,7 +26,7 @@ from s1_mini.server.elevenlabs import (
     parse_format,
 )
 from s1_mini.server.errors import InvalidError
-from s1_mini.server.schemas import SessionConfig, SpeechRequest
+from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse
 from s1_mini.server.speech_queue import Track
@@ -37,7 +37,7 @@ router = APIRouter()
 MAX_CONTEXTS = 32  # open at once
 
 
-class Options(BaseModel):
+class Options(StartOptions):
     """Query parameters of both routes; others are ignored."""
 
     output_format: StreamedFormat = DEFAULT_FORMAT
@@ -72,7 +72,7 @@ async def multi_stream_input(socket: WebSocket, voice: str) -> None:
 async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) -> None:
     """Run a session. Raises `InvalidError` for a parameter, and `VoiceNotFoundError`."""
     options = read_options(socket, Options)
-    config = await config_of(socket, voice, *parse_format(options.output_format))
+    config = await config_of(socket, options, voice, *parse_format(options.output_format))
     await converse(socket, partial(protocol, options=options, config=config))
 
 

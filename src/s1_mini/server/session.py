@@ -34,16 +34,17 @@ from s1_mini.server.errors import (
     row_of,
 )
 from s1_mini.server.record import record_of
-from s1_mini.server.schemas import SessionConfig
+from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
 from s1_mini.server.voice_names import own_voice
-from s1_mini.text.split import cut_arriving
+from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import AudioFormat
 
 Options = TypeVar("Options", bound=BaseModel)
 
 SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
+LEAD_S = 0.3  # before the client has played all audio, the next one is begun
 POLL_S = 0.25  # how often a session looks at the clock, and whether it was evicted or the server shuts down
 
 
@@ -78,13 +79,16 @@ def read_options(socket: WebSocket, model: type[Options]) -> Options:
         raise from_validation(error.errors(include_url=False)) from None
 
 
-async def config_of(socket: WebSocket, voice: str | None, audio_format: AudioFormat, rate: int | None) -> SessionConfig:
+async def config_of(
+    socket: WebSocket, start: StartOptions, voice: str | None, audio_format: AudioFormat, rate: int | None
+) -> SessionConfig:
     """Return the configuration of a client that names its voice in the address. Raises `VoiceNotFoundError`."""
     state = socket.app.state
     name = await own_voice(state, voice)
     if name is not None:
         await asyncio.to_thread(state.engine.describe_voice, name)
-    return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate)
+    options = start.model_dump(include=set(StartOptions.model_fields))
+    return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate, **options)
 
 
 async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
@@ -113,11 +117,15 @@ class Session:
         self._is_finished = asyncio.Event()  # everything was spoken
         self._last_message = time.monotonic()
         self.queue = SpeechQueue(self.state, self.record, lambda: self.protocol, self._go_idle)
+        self._arriving: Track | None = None  # the track that got text last
+        self._last_text = self._last_message
+        self._has_moved = asyncio.Event()  # text arrived, all of it was spoken, or no more comes
         self.protocol = protocol(self)
 
     async def run(self) -> None:
         """Read and speak until both have ended, or one has failed."""
-        tasks = [asyncio.ensure_future(self._metered(work)) for work in (self._read(), self._speak())]
+        works = (self._read(), self._speak(), self._start_early())
+        tasks = [asyncio.ensure_future(self._metered(work)) for work in works]
         try:
             await asyncio.gather(*tasks)
             await self.protocol.end()
@@ -209,24 +217,51 @@ class Session:
         if ahead > allowed:
             raise TextError("text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed")
         track.says = bool(track.says)
-        text = track.rest + text
+        text, track.rest = track.rest + text, ""
         if len(text) <= SMALL_TEXT:
             whole, track.rest = cut_arriving(text)
         else:
             whole, track.rest = await in_turn(self.state, cut_arriving, text)
         self._put(track, whole)
+        self._arriving, self._last_text = track, time.monotonic()
+        self._has_moved.set()
+
+    async def _start_early(self) -> None:
+        """Begin sentences that have not arrived completely, as `EarlyStart` says, when the client runs out of audio."""
+        while not self.is_ending:
+            self._has_moved.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._begin_sentence()):
+                    await self._has_moved.wait()
+
+    def _begin_sentence(self) -> float | None:
+        """Begin the arriving sentence if it is time; return seconds until the next look, None: when something moves."""
+        track, now = self._arriving, time.monotonic()
+        if track is None or self.queue or not track.rest:
+            return None
+        start = track.config.early_start(self.state.settings)
+        if start == EarlyStart():
+            return None
+        if (left_s := self.queue.runs_dry - LEAD_S - now) > 0:
+            return left_s
+        left_s = self._last_text + start.pause_s - now
+        piece, rest = start.cut(track.rest, has_paused=start.pause_s > 0 and left_s <= 0)
+        if piece:
+            track.rest = rest
+            self._put(track, piece, continues=not ends_sentence(piece))
+        return left_s if left_s > 0 and not piece else None
 
     def flush(self, track: Track, *, is_last: bool = False) -> None:
         """Speak also the sentence that has begun. `is_last` refuses a text that has nothing to speak."""
         text, track.rest = track.rest, ""
         self._put(track, text, is_last=is_last)
 
-    def _put(self, track: Track, text: str, *, is_last: bool = False) -> None:
+    def _put(self, track: Track, text: str, *, is_last: bool = False, continues: bool = False) -> None:
         if is_speakable(text):
             track.says = True
         elif not is_last or track.says is not False:
             return  # but a text without anything to speak from beginning to end goes to the engine, which refuses it
-        self.queue.add(track, text, self.protocol.options)
+        self.queue.add(track, text, self.protocol.options, continues=continues)
         self.state.websockets.mark_busy(self)
 
     async def clear(self, track: Track) -> None:
@@ -238,9 +273,11 @@ class Session:
         """Close the session when everything is spoken."""
         self.is_ending = True
         self.queue.close()
+        self._has_moved.set()
 
     def _go_idle(self) -> None:
         self.state.websockets.mark_idle(self)
+        self._has_moved.set()
 
     async def _speak(self) -> None:
         await self.queue.run()

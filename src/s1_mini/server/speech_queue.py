@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -82,6 +82,7 @@ class SpeechQueue:
         self.num_spoken = 0  # stretches
         self.sent_s = 0.0  # seconds of audio that were sent
         self.last_moved = time.monotonic()  # something was spoken
+        self.runs_dry = 0.0  # when a client that plays the audio as it arrives has played all of it
 
     def __bool__(self) -> bool:
         return bool(self._items)
@@ -111,10 +112,11 @@ class SpeechQueue:
         self._recording = None
         self._holding.set(Resource.BODY_BYTES, 0)
 
-    def add(self, track: Track, text: str, options: dict[str, Any]) -> None:
-        """Speak a stretch of text. Raises `ParameterError`."""
+    def add(self, track: Track, text: str, options: dict[str, Any], *, continues: bool = False) -> None:
+        """Speak a stretch of text; if it `continues`, it is the beginning of a sentence. Raises `ParameterError`."""
         config = track.config
         request = config.build(text, config.response_format, streams=True, reference_audio=self._recording, **options)
+        request = replace(request, speech=replace(request.speech, continues=continues))
         self.num_waiting += len(text)
         self._append(_Item(track, partial(self._say, track, request), request))
 
@@ -139,6 +141,7 @@ class SpeechQueue:
             self.num_waiting -= item.num_characters
         if self._speaking is not None and speaking is not None and speaking.track is track:
             self._speaking.cancel()
+            self.runs_dry = 0.0
             await asyncio.wait({self._speaking})
 
     async def run(self) -> None:
@@ -178,6 +181,7 @@ class SpeechQueue:
                     generated_s = record.audio_s
                     await listener.send_audio(track, piece, speech.take_words())
                     self.sent_s += generated_s - heard_s
+                    self.runs_dry = max(self.runs_dry, self.last_moved) + generated_s - heard_s
                     heard_s = generated_s
         finally:
             speech.release()  # closing a body that has not begun releases nothing
