@@ -132,9 +132,16 @@ class EngineRuntime:
 
     def _effects(self, request: TTSRequest) -> Effects | None:
         rate = self.speaker.description.sample_rate
-        if request.speed == 1 and not request.gain_db and request.sample_rate in (None, rate):
+        is_plain = request.speed == 1 and not request.gain_db and not request.continues
+        if is_plain and request.sample_rate in (None, rate):
             return None
-        return Effects(rate, speed=request.speed, gain_db=request.gain_db, output_rate=request.sample_rate)
+        return Effects(
+            rate,
+            speed=request.speed,
+            gain_db=request.gain_db,
+            output_rate=request.sample_rate,
+            continues=request.continues,
+        )
 
     def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
         pieces = self._pieces(self._script(text, choice, on_unsupported))
