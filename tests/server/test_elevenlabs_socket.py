@@ -175,7 +175,8 @@ def test_an_interruption_of_pipecat_stops_the_audio_at_once(door: Door, is_flush
     with session(door, PIPECAT) as socket, held_generation(SOUNDS):
         say(socket, text=" ", context_id="a")
         say(socket, text=LONG, context_id="a")
-        assert receive(socket)["audio"]
+        first = receive(socket)
+        assert first["audio"]
         if is_flushed:  # then the normal end of the turn came before, and the second one is the interruption
             say(socket, context_id="a", flush=True)
             say(socket, context_id="a", close_context=True)
@@ -184,7 +185,9 @@ def test_an_interruption_of_pipecat_stops_the_audio_at_once(door: Door, is_flush
         wait_until(lambda: door.engine.metrics.ends["cancelled"] == before + 1)
         wait_until(lambda: door.engine.health_check()["requests"] == 0)
 
-    assert seconds(messages) < 1
+    sent_s = seconds([first, *messages])
+    assert sent_s < 1
+    assert messages[-1] == {"isFinal": True, "contextId": "a", "seconds": pytest.approx(sent_s, abs=1e-3)}
 
 
 @pytest.mark.usefixtures("timed")

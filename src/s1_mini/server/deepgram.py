@@ -93,7 +93,7 @@ class Deepgram(Protocol):
                 await session.add(track, message.text)
         elif message.type == "Clear":
             await session.clear(track)
-            await self._answer("Cleared")
+            await self._answer("Cleared", seconds=round(track.sent_s, 3))
         elif not session.is_ending:
             session.flush(track)
             if message.type == "Flush":
@@ -101,8 +101,8 @@ class Deepgram(Protocol):
             else:
                 session.end()
 
-    async def _answer(self, kind: str) -> None:
-        await self.session.send({"type": kind, "sequence_id": self._num_answers})
+    async def _answer(self, kind: str, **details: float) -> None:
+        await self.session.send({"type": kind, "sequence_id": self._num_answers} | details)
         self._num_answers += 1
 
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002

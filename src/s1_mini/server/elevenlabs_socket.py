@@ -223,12 +223,12 @@ class SeveralTexts(_ElevenLabs):
 
     async def _stop(self, context: Context) -> None:
         await self.session.clear(context)
-        await self._finalize(context)
+        await self._finalize(context, seconds=round(context.sent_s, 3))
 
-    async def _finalize(self, context: Context) -> None:
+    async def _finalize(self, context: Context, **details: float) -> None:
         if self._contexts.get(context.id) is context:
             del self._contexts[context.id]
-        await self.session.send({"isFinal": True} | _named(context))
+        await self.session.send({"isFinal": True} | _named(context) | details)
 
 
 def _named(context: Context) -> dict[str, str]:

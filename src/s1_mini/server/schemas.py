@@ -372,6 +372,11 @@ class InputClear(Strict):
     """Drops the text that is not spoken yet, and stops the audio."""
 
     type: Literal["input.clear"]
+    played_s: float | None = Field(
+        None,
+        ge=0,
+        description="Seconds of audio that the client has played; the answer repeats it, at most what was sent.",
+    )
 
 
 class InputDone(Strict):

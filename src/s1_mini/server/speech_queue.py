@@ -29,6 +29,7 @@ class Track:
     config: SessionConfig
     rest: str = ""  # the beginning of a sentence
     says: bool | None = None  # whether the text so far has anything to speak; None before any text
+    sent_s: float = 0.0  # seconds of its audio that were sent
 
 
 @dataclass(eq=False)
@@ -80,7 +81,6 @@ class SpeechQueue:
         self._speaking: asyncio.Future[None] | None = None  # the first of `_items`
         self.num_waiting = 0  # characters in `_items`
         self.num_spoken = 0  # stretches
-        self.sent_s = 0.0  # seconds of audio that were sent
         self.last_moved = time.monotonic()  # something was spoken
         self.runs_dry = 0.0  # when a client that plays the audio as it arrives has played all of it
 
@@ -180,7 +180,7 @@ class SpeechQueue:
                     self.last_moved = time.monotonic()
                     generated_s = record.audio_s
                     await listener.send_audio(track, piece, speech.take_words())
-                    self.sent_s += generated_s - heard_s
+                    track.sent_s += generated_s - heard_s
                     self.runs_dry = max(self.runs_dry, self.last_moved) + generated_s - heard_s
                     heard_s = generated_s
         finally:

@@ -57,7 +57,9 @@ class OwnProtocol(Protocol):
         match message:
             case InputClear():
                 await session.clear(self._track)
-                await session.send({"type": "input.cleared", "seconds": round(session.queue.sent_s, 3)})
+                sent_s = round(self._track.sent_s, 3)
+                played = {} if message.played_s is None else {"played_s": min(message.played_s, sent_s)}
+                await session.send({"type": "input.cleared", "seconds": sent_s} | played)
             case _ if session.is_ending:
                 pass
             case SessionConfig():
