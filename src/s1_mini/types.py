@@ -251,6 +251,16 @@ class Word:
 
 
 @dataclass(frozen=True)
+class SpokenMark:
+    """A `<mark>` of a request's SSML, and when it is reached."""
+
+    name: str
+    start: int  # the element is characters start … stop of the request's text
+    stop: int
+    time_s: float  # seconds from the start of the request's audio
+
+
+@dataclass(frozen=True)
 class AudioChunk:
     """One chunk of a request's audio, in order: float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
 
@@ -262,6 +272,7 @@ class AudioChunk:
     spoken_text: str | None = None  # normalized text of the whole request; set on the first chunk only
     warning: str | None = None  # skipped characters, or another language; set on the first chunk only
     words: tuple[Word, ...] = ()  # words whose times are known since the previous chunk, in order; only if requested
+    marks: tuple[SpokenMark, ...] = ()  # marks that were reached since the previous chunk, with `words`
 
     @property
     def wave(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from websockets.sync.client import ClientConnection
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
 from s1_mini.server import elevenlabs_socket
+from s1_mini.server.speech import Times
 from s1_mini.types import Word
 from tests.server.conftest import Clock, Door, serving
 from tests.server.test_websocket import hear, session
@@ -81,8 +82,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
         await start(protocol, track, request, speech)
         waiting.append([Word("Oh,", 0, 3, 0.0, 0.09), Word("dear.", 4, 9, 0.1, 0.2)])
 
-    async def send_timed(protocol: Any, track: Any, piece: bytes, words: list[Word]) -> None:
-        await send(protocol, track, piece, waiting.pop() if waiting else words)
+    async def send_timed(protocol: Any, track: Any, piece: bytes, times: Times) -> None:
+        await send(protocol, track, piece, Times(waiting.pop()) if waiting else times)
 
     monkeypatch.setattr(elevenlabs_socket.SeveralTexts, "start", start_timed)
     monkeypatch.setattr(elevenlabs_socket.SeveralTexts, "send_audio", send_timed)

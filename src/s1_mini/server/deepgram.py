@@ -15,10 +15,10 @@ from s1_mini.exceptions import NothingToSpeakError
 from s1_mini.server.errors import InvalidError
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
-from s1_mini.server.speech import AudioResponse
+from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import Track
 from s1_mini.server.websocket import MESSAGES, Input, OwnProtocol
-from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat, Word
+from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat
 
 router = APIRouter()
 
@@ -108,7 +108,7 @@ class Deepgram(Protocol):
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
         await self._warn(speech.warning)
 
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:  # noqa: ARG002
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
         await self.session.send_bytes(piece)
 
     async def skip(self, error: NothingToSpeakError) -> None:
@@ -139,5 +139,5 @@ class Recognizing(Protocol):
         session.protocol = Deepgram(session, self._config) if is_deepgram else OwnProtocol(session)
         await session.protocol.act(message)
 
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:  # noqa: ARG002
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
         raise AssertionError("audio before the first message")

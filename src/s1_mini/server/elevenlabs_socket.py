@@ -28,9 +28,8 @@ from s1_mini.server.elevenlabs import (
 from s1_mini.server.errors import InvalidError
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
-from s1_mini.server.speech import AudioResponse
+from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import Track
-from s1_mini.types import Word
 
 router = APIRouter()
 
@@ -122,10 +121,10 @@ class _ElevenLabs(Protocol):
         text = request.speech.text  # clients end a word at a space
         track.alignment = Alignment(text if text.endswith(" ") else text + " ", track.audio_s)
 
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
         assert isinstance(track, Context)
         assert track.alignment is not None
-        await self._send(track, base64.b64encode(piece).decode(), track.alignment.add(words))
+        await self._send(track, base64.b64encode(piece).decode(), track.alignment.add(times.words))
 
     async def finish(self, track: Track, seconds: float) -> None:
         assert isinstance(track, Context)

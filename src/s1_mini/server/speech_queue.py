@@ -18,8 +18,7 @@ from s1_mini.exceptions import NothingToSpeakError
 from s1_mini.server.accounts import Metered, Resource
 from s1_mini.server.record import RequestLog
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
-from s1_mini.server.speech import AudioResponse, speak
-from s1_mini.types import Word
+from s1_mini.server.speech import AudioResponse, Times, speak
 
 
 @dataclass(eq=False)
@@ -49,8 +48,8 @@ class Listener(ABC):
     """Sends what a queue speaks to a client."""
 
     @abstractmethod
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:
-        """Send audio, and the words whose times became known with it."""
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
+        """Send audio, and the times that became known with it."""
 
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: B027
         """Announce the audio of a stretch of text."""
@@ -179,7 +178,7 @@ class SpeechQueue:
                 async for piece in body:
                     self.last_moved = time.monotonic()
                     generated_s = record.audio_s
-                    await listener.send_audio(track, piece, speech.take_words())
+                    await listener.send_audio(track, piece, speech.take_times())
                     track.sent_s += generated_s - heard_s
                     self.runs_dry = max(self.runs_dry, self.last_moved) + generated_s - heard_s
                     heard_s = generated_s

@@ -20,9 +20,8 @@ from s1_mini.exceptions import NothingToSpeakError
 from s1_mini.server.bodies import in_turn
 from s1_mini.server.schemas import InputClear, InputDone, InputText, SessionConfig, SpeechRequest, decode_base64
 from s1_mini.server.session import Protocol, Session, converse
-from s1_mini.server.speech import AudioResponse
+from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import Track
-from s1_mini.types import Word
 
 router = APIRouter()
 
@@ -93,10 +92,12 @@ class OwnProtocol(Protocol):
         number = {"type": "audio.start", "index": self.session.queue.num_spoken}
         await self.session.send(number | start | self._warning(speech.warning))
 
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:  # noqa: ARG002
-        if words:
-            times = [asdict(word) for word in words]
-            await self.session.send({"type": "audio.words", "index": self.session.queue.num_spoken, "words": times})
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
+        number = {"index": self.session.queue.num_spoken}
+        if times.words:
+            await self.session.send({"type": "audio.words"} | number | {"words": list(map(asdict, times.words))})
+        if times.marks:
+            await self.session.send({"type": "audio.marks"} | number | {"marks": list(map(asdict, times.marks))})
         await self.session.send_bytes(piece)
 
     async def finish(self, track: Track, seconds: float) -> None:  # noqa: ARG002
