@@ -47,7 +47,7 @@ TEXTS = (
     "Some people like to start with the chorus; others write the first verse and see where it goes. Both of them work.",
     "There are three good restaurants near the station. The one that I like best is small, so call before you go.",
 )
-LONG = "A sentence that goes on and on until somebody has heard enough of it. " * 20
+LONG = "A sentence that goes on and on until the listener has heard enough of it. " * 20
 INTERRUPTED_HEAD = ["protocol", "turns", "answer ms p50", "p95", "max", "audio after the message, ms p50", "max"]
 FIRST_HEAD = ["mode", "turns", "first audio ms p50", "p95", "silent ms p50", "p95", "pieces"]
 LIMIT_S = 120.0

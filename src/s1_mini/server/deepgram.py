@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, Field, TypeAdapter
 
-from s1_mini.exceptions import NothingToSpeakError
-from s1_mini.server.errors import InvalidError
+from s1_mini.exceptions import NothingToSpeakError, RequestError
+from s1_mini.server.errors import InvalidError, code_of, message_of
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
@@ -111,12 +111,15 @@ class Deepgram(Protocol):
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
         await self.session.send_bytes(piece)
 
+    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
+        await self._warn(message_of(error), code_of(error))
+
     async def skip(self, error: NothingToSpeakError) -> None:
         await self._warn(error.warning)
 
-    async def _warn(self, warning: str | None) -> None:
+    async def _warn(self, warning: str | None, code: str = "text_warning") -> None:
         if warning:
-            await self.session.send({"type": "Warning", "description": warning, "code": "text_warning"})
+            await self.session.send({"type": "Warning", "description": warning, "code": code})
 
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:  # noqa: ARG002
         error = description["error"]

@@ -17,6 +17,8 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from s1_mini.alignment.subtitles import blank_markup
+from s1_mini.exceptions import RequestError
 from s1_mini.server.elevenlabs import (
     DEFAULT_FORMAT,
     Alignment,
@@ -25,7 +27,7 @@ from s1_mini.server.elevenlabs import (
     VoiceSettings,
     parse_format,
 )
-from s1_mini.server.errors import InvalidError
+from s1_mini.server.errors import InvalidError, code_of, message_of
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
@@ -42,6 +44,7 @@ class Options(StartOptions):
     output_format: StreamedFormat = DEFAULT_FORMAT
     inactivity_timeout: float | None = Field(None, gt=0)  # seconds, at most the server's own limit
     auto_mode: bool = False  # each message is a whole sentence
+    enable_ssml_parsing: bool = False  # text has elements such as <break time="1s"/>, and is spoken when it is flushed
     sync_alignment: bool = False  # times count from the start of the context instead of the previous message
 
 
@@ -100,7 +103,15 @@ class _ElevenLabs(Protocol):
         self.options = {"word_times": session.state.engine.has_word_times}
 
     def _open(self, name: str | None = None) -> Context:
-        return Context(self._config.model_copy(), id=name)
+        text_type = "ssml" if self._options.enable_ssml_parsing else "text"
+        return Context(self._config.model_copy(update={"text_type": text_type}), id=name)
+
+    def _flush(self, context: Context) -> None:
+        """Speak the text so far; SSML may lack the outermost element."""
+        rest = context.rest.strip()
+        if rest and context.config.text_type == "ssml" and not rest.startswith(("<speak", "<?xml")):
+            context.rest = f"<speak>{rest}</speak>"
+        self.session.flush(context)
 
     async def _add(self, context: Context, message: Message) -> None:
         """Add the text of a message, and apply its settings."""
@@ -110,7 +121,7 @@ class _ElevenLabs(Protocol):
         await self.session.add(context, text)
         has_text = bool(text.strip())
         if message.flush or (self._options.auto_mode and has_text):
-            self.session.flush(context)
+            self._flush(context)
         if message.flush:
             context.is_flushed, context.is_sentence = True, has_text
         elif has_text:
@@ -118,7 +129,8 @@ class _ElevenLabs(Protocol):
 
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
         assert isinstance(track, Context)
-        text = request.speech.text  # clients end a word at a space
+        text = blank_markup(request.speech.text, request.speech.text_type, ())
+        # clients end a word at a space
         track.alignment = Alignment(text if text.endswith(" ") else text + " ", track.audio_s)
 
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
@@ -149,6 +161,10 @@ class _ElevenLabs(Protocol):
             "charDurationsMs": [end - start for start, end in zip(starts, ends, strict=True)],
         }
 
+    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
+        assert isinstance(track, Context)
+        await self.session.send({"message": message_of(error), "error": code_of(error)} | _named(track))
+
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:
         error = description["error"]
         content = {"message": error["message"], "error": error["code"], "code": close_code}
@@ -168,7 +184,7 @@ class SingleText(_ElevenLabs):
             return
         await self._add(self._context, message)
         if message.text == "" and not message.flush:
-            self.session.flush(self._context)
+            self._flush(self._context)
             self.session.end()
 
     async def end(self) -> None:

@@ -351,12 +351,11 @@ class SessionConfig(Sampling, StartOptions):
     """First message of a WebSocket session, or a later one between two sentences."""
 
     type: Literal["session.config"]
-    text_type: Literal["text"] = Field("text", description="Sessions split their text into sentences: no markup.")
     on_unsupported: OnUnsupported | None = SKIP_BY_DEFAULT
     voice: VoiceName | None = None
     response_format: Format = "pcm"
     chunk_profile: ChunkProfile = "ttfa"
-    word_times: bool = Field(False, description="Send audio.words: when each word of a stretch is spoken.")
+    word_times: bool = Field(False, description="Send audio.words (when words are spoken) and audio.marks.")
     reference_audio: Base64Audio | None = None
     reference_text: str | None = None
 

@@ -37,6 +37,7 @@ from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
 from s1_mini.server.voice_names import own_voice
+from s1_mini.text.markup import cut_documents, last_voice
 from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import AudioFormat
@@ -213,18 +214,26 @@ class Session:
         """Add text, and speak the sentences that are whole. Raises `TextError`."""
         # refused, since a client that is not read from cannot disconnect or answer a ping
         allowed = self.state.engine.config.max_text_length
-        ahead = self.queue.num_waiting + len(text)
+        is_ssml = self._is_ssml(track, track.rest + text)
+        ahead = self.queue.num_waiting + len(text) + (len(track.rest) if is_ssml else 0)
         if ahead > allowed:
             raise TextError("text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed")
         track.says = bool(track.says)
         text, track.rest = track.rest + text, ""
+        cut = cut_documents if is_ssml else _cut_sentences
         if len(text) <= SMALL_TEXT:
-            whole, track.rest = cut_arriving(text)
+            pieces, track.rest = cut(text)
         else:
-            whole, track.rest = await in_turn(self.state, cut_arriving, text)
-        self._put(track, whole)
+            pieces, track.rest = await in_turn(self.state, cut, text)
+        for piece in pieces:
+            self._put(track, piece)
         self._arriving, self._last_text = track, time.monotonic()
         self._has_moved.set()
+
+    def _is_ssml(self, track: Track, text: str) -> bool:
+        """Return whether a text is SSML, which is spoken once a document is complete."""
+        is_accepted = track.config.text_type == "text" and self.state.engine.config.accept_ssml
+        return track.config.text_type == "ssml" or (is_accepted and text.lstrip().startswith("<speak"))
 
     async def _start_early(self) -> None:
         """Begin sentences that have not arrived completely, as `EarlyStart` says, when the client runs out of audio."""
@@ -240,7 +249,7 @@ class Session:
         if track is None or self.queue or not track.rest:
             return None
         start = track.config.early_start(self.state.settings)
-        if start == EarlyStart():
+        if start == EarlyStart() or track.config.text_type != "text" or self._is_ssml(track, track.rest):
             return None
         if (left_s := self.queue.runs_dry - LEAD_S - now) > 0:
             return left_s
@@ -261,12 +270,15 @@ class Session:
             track.says = True
         elif not is_last or track.says is not False:
             return  # but a text without anything to speak from beginning to end goes to the engine, which refuses it
+        if track.config.text_type == "marked":
+            voices, text = frozenset(self.state.engine.voice_names()), track.voice + text
+            track.voice = "" if (voice := last_voice(text, voices)) is None else f"[{voice}] "
         self.queue.add(track, text, self.protocol.options, continues=continues)
         self.state.websockets.mark_busy(self)
 
     async def clear(self, track: Track) -> None:
         """Drop the text of the track that is not spoken yet, and stop its audio at once."""
-        track.rest = ""
+        track.rest = track.voice = ""
         await self.queue.clear(track)
 
     def end(self) -> None:
@@ -289,6 +301,11 @@ class Session:
 
     async def send_bytes(self, content: bytes) -> None:
         await self._socket.send_bytes(content)
+
+
+def _cut_sentences(text: str) -> tuple[list[str], str]:
+    whole, rest = cut_arriving(text)
+    return [whole], rest
 
 
 def _parse(text: str, protocol: Protocol) -> Any:

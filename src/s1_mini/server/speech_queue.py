@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from starlette.datastructures import State
 
-from s1_mini.exceptions import NothingToSpeakError
+from s1_mini.exceptions import MarkupError, NothingToSpeakError, RequestError
 from s1_mini.server.accounts import Metered, Resource
 from s1_mini.server.record import RequestLog
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
@@ -26,7 +26,8 @@ class Track:
     """A text that is spoken in order with one configuration."""
 
     config: SessionConfig
-    rest: str = ""  # the beginning of a sentence
+    rest: str = ""  # the beginning of a sentence, or of an SSML document
+    voice: str = ""  # the mark of the voice that speaks, in a text with marks in brackets
     says: bool | None = None  # whether the text so far has anything to speak; None before any text
     sent_s: float = 0.0  # seconds of its audio that were sent
 
@@ -56,6 +57,10 @@ class Listener(ABC):
 
     async def finish(self, track: Track, seconds: float) -> None:  # noqa: B027
         """Announce the end of the audio of a stretch of text."""
+
+    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
+        """Report an error in the markup of a stretch, after which the session goes on; or raise it."""
+        raise error
 
     async def skip(self, error: NothingToSpeakError) -> None:  # noqa: B027
         """Note that a stretch of text has nothing to speak."""
@@ -158,6 +163,11 @@ class SpeechQueue:
                     speaking.result()
             except NothingToSpeakError as error:
                 await self._listener().skip(error)
+            except RequestError as error:
+                request = self._items[0].request
+                if request is None or (request.speech.text_type == "text" and not isinstance(error, MarkupError)):
+                    raise
+                await self._listener().reject(self._items[0].track, request.speech.text, error)
             finally:
                 speaking.cancel()
                 await asyncio.wait({speaking})

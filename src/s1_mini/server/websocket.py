@@ -16,8 +16,9 @@ from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, Field, TypeAdapter
 
 from s1_mini.audio.reference import read_recording
-from s1_mini.exceptions import NothingToSpeakError
+from s1_mini.exceptions import NothingToSpeakError, RequestError
 from s1_mini.server.bodies import in_turn
+from s1_mini.server.errors import describe
 from s1_mini.server.schemas import InputClear, InputDone, InputText, SessionConfig, SpeechRequest, decode_base64
 from s1_mini.server.session import Protocol, Session, converse
 from s1_mini.server.speech import AudioResponse, Times
@@ -78,7 +79,7 @@ class OwnProtocol(Protocol):
         if recording is not None:
             read_recording(recording, state.engine.config.max_reference_bytes)
         state.engine.description.check(config.build("", config.response_format).speech)
-        self._track.config = config
+        self._track.config, self._track.voice = config, ""
         self.session.queue.set_recording(recording)
 
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
@@ -102,6 +103,9 @@ class OwnProtocol(Protocol):
 
     async def finish(self, track: Track, seconds: float) -> None:  # noqa: ARG002
         await self.session.send({"type": "audio.done", "index": self.session.queue.num_spoken - 1, "seconds": seconds})
+
+    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
+        await self.session.send({"type": "audio.error", "text": text} | describe(error, self.session.record.id))
 
     async def skip(self, error: NothingToSpeakError) -> None:
         self._unspeakable = self._unspeakable or error

@@ -36,6 +36,7 @@ _TIME = re.compile(r"\+?(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})\s?(ms|s)")
 _RATE = re.compile(r"([+-]?)(\d{1,6}(?:\.\d{0,6})?)(%?)")
 _VOLUME = re.compile(r"([+-]\d{1,6}(?:\.\d{0,6})?)dB", re.IGNORECASE)
 _SSML = re.compile(r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?<speak[\s>](?s:.*)</speak\s*>\s*")
+_DOCUMENT_END = re.compile(r"(?s:<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z))|(?P<end></speak\s*>)")
 _BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{0,63}))\](?!\()")
 
 _LEFTOVER = re.compile(
@@ -93,6 +94,22 @@ class _Run:
 def is_ssml(source: str) -> bool:
     """Return whether all of a text is one `<speak>` element."""
     return _SSML.fullmatch(source) is not None
+
+
+def cut_documents(text: str) -> tuple[list[str], str]:
+    """Cut SSML that is still arriving: the documents that are complete, and the rest."""
+    documents, begin = [], 0
+    for found in _DOCUMENT_END.finditer(text):
+        if found["end"]:
+            documents.append(text[begin : found.end()])
+            begin = found.end()
+    return documents, text[begin:]
+
+
+def last_voice(text: str, voices: Container[str]) -> str | None:
+    """Return the name in the last mark of a voice, in a text with marks in brackets."""
+    names = [found[2].lower() for found in _BRACKETS.finditer(text) if found[2]]
+    return next((name for name in reversed(names) if name in voices), None)
 
 
 def read_text(source: str, lexicon: Lexicon) -> Markup:
