@@ -13,7 +13,7 @@ import numpy as np
 
 from s1_mini.audio.container import encode, format_of, write
 from s1_mini.exceptions import S1MiniError
-from s1_mini.types import AudioChunk, AudioFormat, FinishReason, Word
+from s1_mini.types import AudioChunk, AudioFormat, FinishReason, SpokenMark, Word
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class GenerationResponse:
     spoken_text: str = ""  # the normalized text, with numbers and signs in words if the checkpoint reads words
     warning: str | None = None  # skipped characters, or a text in another language
     words: tuple[Word, ...] = ()  # when each word is spoken, if `word_times` was requested
+    marks: tuple[SpokenMark, ...] = ()  # when each `<mark>` of SSML is reached, if it was
 
     success: ClassVar[Literal[True]] = True
     error: ClassVar[None] = None
@@ -110,6 +111,7 @@ def whole(
         spoken_text=received[0].spoken_text or "",
         warning=received[0].warning,
         words=tuple(word for chunk in received for word in chunk.words),
+        marks=tuple(mark for chunk in received for mark in chunk.marks),
     )
     if return_bytes:
         _ = response.audio_bytes

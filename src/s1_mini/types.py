@@ -48,6 +48,8 @@ MIN_SPEED, MAX_SPEED = 0.25, 4.0  # OpenAI's bounds
 MIN_GAIN_DB, MAX_GAIN_DB = -40.0, 20.0
 MIN_RATE, MAX_RATE = 8_000, 48_000  # Hz
 
+JOINT_S = 0.12  # pause between the sentences of a text, and between parts of markup without a pause of their own
+
 MAX_LANGUAGE_LENGTH = 64  # characters
 MAX_INSTRUCTIONS_LENGTH = 4_000  # characters
 
@@ -186,6 +188,7 @@ class TTSRequest:
     word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
     text_type: TextType = "text"
     lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words
+    continues: bool = False  # the sentence goes on in the next request: no full stop is added
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
     flow: tuple[str, str] = ("", "")
@@ -248,6 +251,16 @@ class Word:
 
 
 @dataclass(frozen=True)
+class SpokenMark:
+    """A `<mark>` of a request's SSML, and when it is reached."""
+
+    name: str
+    start: int  # the element is characters start … stop of the request's text
+    stop: int
+    time_s: float  # seconds from the start of the request's audio
+
+
+@dataclass(frozen=True)
 class AudioChunk:
     """One chunk of a request's audio, in order: float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
 
@@ -259,6 +272,7 @@ class AudioChunk:
     spoken_text: str | None = None  # normalized text of the whole request; set on the first chunk only
     warning: str | None = None  # skipped characters, or another language; set on the first chunk only
     words: tuple[Word, ...] = ()  # words whose times are known since the previous chunk, in order; only if requested
+    marks: tuple[SpokenMark, ...] = ()  # marks that were reached since the previous chunk, with `words`
 
     @property
     def wave(self) -> np.ndarray:

@@ -116,3 +116,34 @@ def test_pauses_after_words_have_the_shift_of_words_by_default() -> None:
 
     assert head is not None
     assert (head.shift_ms, head.pause_shift_ms, head.end_shift_ms) == (20, 20, 20)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_marks_of_ssml_have_the_time_of_the_next_word_or_of_their_place_in_a_pause(
+    speaker: ProductionTTSEngine, is_streamed: bool
+) -> None:
+    ssml = (
+        '<speak><mark name="begin"/><break time="1s"/>One <mark name="two"/>two.<mark name="after"/><break time="2s"/>'
+        'Three.<break time="1s"/><mark name="inner"/><break time="500ms"/><mark name="end"/></speak>'
+    )
+    options: dict[str, object] = {"text_type": "ssml", "word_times": True, "seed": 1, "max_new_tokens": 40}
+    if is_streamed:
+        chunks = list(speaker.stream(ssml, **options))  # type: ignore[arg-type]
+        words = [word for chunk in chunks for word in chunk.words]
+        marks = [mark for chunk in chunks for mark in chunk.marks]
+        seconds = sum(len(chunk.audio) for chunk in chunks) / chunks[0].sample_rate
+    else:
+        response = speaker.generate(ssml, **options)  # type: ignore[arg-type]
+        words, marks, seconds = list(response.words), list(response.marks), response.audio_seconds
+
+    assert [mark.name for mark in marks] == ["begin", "two", "after", "inner", "end"]
+    assert [ssml[mark.start : mark.stop] for mark in marks] == [f'<mark name="{mark.name}"/>' for mark in marks]
+    ends = {word.text: word for word in words}
+    expected = [0.0, ends["two"].start_s, ends["two"].end_s, seconds - 0.5, seconds]
+    assert [mark.time_s for mark in marks] == pytest.approx(expected, abs=2e-3)
+
+
+def test_marks_are_reported_with_the_times_of_words_only(speaker: ProductionTTSEngine) -> None:
+    ssml = '<speak>One <mark name="two"/>two.<break/><mark name="end"/></speak>'
+
+    assert speaker.generate(ssml, text_type="ssml", seed=1, max_new_tokens=5).marks == ()

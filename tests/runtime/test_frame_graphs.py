@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,13 @@ import pytest
 import torch
 
 from leaks import leaks
+from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.codec_lm.stage import READS, LanguageModel
+from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.graphs import StepGraphs
-from s1_mini.runtime.loader import LoadedCheckpoint
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams
 from tests.runtime.conftest import ask, random_voice, sound
@@ -98,8 +102,8 @@ def test_a_frame_that_could_not_be_launched_ahead_is_launched_again(
     assert_alike(*(sound(ask(each, "Again.", seed=5, frames=20, temperature=0.0)) for each in both))
 
 
-def begin(slot: int, prompt: torch.Tensor) -> Begin:
-    conditions = Conditions(SamplingParams(), 0, 0, 8, {})
+def begin(slot: int, prompt: torch.Tensor, text_start: int | None = None) -> Begin:
+    conditions = Conditions(SamplingParams(), 0, 0, 8, {}, text_start)
     return Begin(slot, 0, prompt.T.contiguous().numpy(), None, 0, 8, 1, 0, prompt.shape[1], conditions)
 
 
@@ -142,3 +146,27 @@ def test_a_prompt_longer_than_the_largest_graph_is_read_in_parts(speaker: Loaded
 
         for one, other in zip(stage.state.cache.save(0, length), theirs.cache.save(0, length), strict=True):
             assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_scores_that_are_read_after_the_next_launch_are_those_of_their_step(tmp_path: Path) -> None:
+    recipe = RECIPES["tiny"]
+    aligned = replace(recipe, model=recipe.model | {"alignment": {"layer": 1, "head": 2, "shift_ms": 20}})
+    write_random_checkpoint(tmp_path / "aligned", aligned)
+    speaker = load(EngineConfig(checkpoint_path=tmp_path / "aligned", device="cpu", compile="false"))
+    model = speaker.loaded.model
+    prompts = [torch.from_numpy(model.prompt(text, ()).items).T for text in ("One text.", "Another.")]
+    found = []
+    with torch.inference_mode():
+        for has_graphs in (True, False):
+            stage = LanguageModel(model, slots=2, positions=POSITIONS)
+            if has_graphs:
+                stage.make_graphs()
+            stage.begin([begin(slot, tokens, text_start=1) for slot, tokens in enumerate(prompts)])
+            stage.prefill([Prefill(slot, 0, tokens.shape[1]) for slot, tokens in enumerate(prompts)])
+            launched = [stage.step([0, 1], 2), stage.step([0, 1], 2)]
+            results = [launched[0](), (third := stage.step([0, 1], 2)) and launched[1](), third()]
+            found.append([result.scores[slot] for result in results for slot in (0, 1)])
+
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    assert not np.allclose(found[0][0], found[0][2])

@@ -78,16 +78,19 @@ def test_clear_stops_the_audio_at_once_and_nothing_is_flushed(door: Door) -> Non
             say(socket, "Speak", text=LONG)
             say(socket, "Flush")
             until(socket, "Metadata")
-            assert isinstance(socket.recv(timeout=EVENTUALLY_S), bytes)
+            heard = socket.recv(timeout=EVENTUALLY_S)
+            assert isinstance(heard, bytes)
             say(socket, "Clear")
-            messages, _ = until(socket, "Cleared")
+            messages, more = until(socket, "Cleared")
+            heard += more
             wait_until(lambda: door.engine.metrics.ends["cancelled"] == before + 1)
             wait_until(lambda: door.engine.health_check()["requests"] == 0)
         say(socket, "Speak", text="Yes?")
         say(socket, "Close")
         rest, sound, code = hear(socket)
 
-    assert [message["type"] for message in messages] == ["Cleared"]
+    (cleared,) = messages
+    assert cleared == {"type": "Cleared", "sequence_id": 0, "seconds": pytest.approx(len(heard) / 48_000, abs=1e-3)}
     assert (rest, code) == ([], 1000)
     assert sound
 

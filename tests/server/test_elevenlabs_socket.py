@@ -14,6 +14,7 @@ from websockets.sync.client import ClientConnection
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
 from s1_mini.server import elevenlabs_socket
+from s1_mini.server.speech import Times
 from s1_mini.types import Word
 from tests.server.conftest import Clock, Door, serving
 from tests.server.test_websocket import hear, session
@@ -81,8 +82,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
         await start(protocol, track, request, speech)
         waiting.append([Word("Oh,", 0, 3, 0.0, 0.09), Word("dear.", 4, 9, 0.1, 0.2)])
 
-    async def send_timed(protocol: Any, track: Any, piece: bytes, words: list[Word]) -> None:
-        await send(protocol, track, piece, waiting.pop() if waiting else words)
+    async def send_timed(protocol: Any, track: Any, piece: bytes, times: Times) -> None:
+        await send(protocol, track, piece, Times(waiting.pop()) if waiting else times)
 
     monkeypatch.setattr(elevenlabs_socket.SeveralTexts, "start", start_timed)
     monkeypatch.setattr(elevenlabs_socket.SeveralTexts, "send_audio", send_timed)
@@ -175,7 +176,8 @@ def test_an_interruption_of_pipecat_stops_the_audio_at_once(door: Door, is_flush
     with session(door, PIPECAT) as socket, held_generation(SOUNDS):
         say(socket, text=" ", context_id="a")
         say(socket, text=LONG, context_id="a")
-        assert receive(socket)["audio"]
+        first = receive(socket)
+        assert first["audio"]
         if is_flushed:  # then the normal end of the turn came before, and the second one is the interruption
             say(socket, context_id="a", flush=True)
             say(socket, context_id="a", close_context=True)
@@ -184,7 +186,9 @@ def test_an_interruption_of_pipecat_stops_the_audio_at_once(door: Door, is_flush
         wait_until(lambda: door.engine.metrics.ends["cancelled"] == before + 1)
         wait_until(lambda: door.engine.health_check()["requests"] == 0)
 
-    assert seconds(messages) < 1
+    sent_s = seconds([first, *messages])
+    assert sent_s < 1
+    assert messages[-1] == {"isFinal": True, "contextId": "a", "seconds": pytest.approx(sent_s, abs=1e-3)}
 
 
 @pytest.mark.usefixtures("timed")

@@ -19,10 +19,12 @@ from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
 from s1_mini.exceptions import ParameterError
 from s1_mini.server.polly import describe_voices, speech_marks
+from s1_mini.server.speech import Times
 from s1_mini.server.voice_names import POLLY_VOICES, assign_voices
 from s1_mini.text.split import sentence_spans
-from s1_mini.types import Word
+from s1_mini.types import SpokenMark, Word
 from tests.server.conftest import Door, serving
+from tests.server.test_word_times import built_in as built_in  # noqa: PLC0414 - a fixture of these tests, too
 
 TEXT = {"Text": "Good morning.", "VoiceId": "Joanna"}
 
@@ -118,7 +120,7 @@ def test_word_marks_of_a_checkpoint_without_times_are_refused(polly: Any) -> Non
 def test_words_mark_their_times_and_the_start_of_their_sentence() -> None:
     words = [Word("Oh", 0, 2, 0.1, 0.2), Word("Über", 4, 8, 0.75, 1.0)]
 
-    lines = speech_marks("Oh! Über uns.", ["word", "sentence"], words, 1.0).decode().splitlines()
+    lines = speech_marks("Oh! Über uns.", "text", ["word", "sentence"], Times(words), 1.0).decode().splitlines()
 
     assert lines == [
         '{"time":100,"type":"sentence","start":0,"end":3,"value":"Oh!"}',
@@ -127,7 +129,43 @@ def test_words_mark_their_times_and_the_start_of_their_sentence() -> None:
         '{"time":750,"type":"word","start":4,"end":9,"value":"Über"}',
     ]
     with pytest.raises(ParameterError, match="request sentence only"):
-        speech_marks("Hi.", ["word"], [], 1.0)
+        speech_marks("Hi.", "text", ["word"], Times(), 1.0)
+
+
+def test_ssml_has_marks_of_its_elements_and_no_tags_in_its_sentences() -> None:
+    text = '<speak><p>Oh, <mark name="é"/>dear</p> <s>My. Word.</s></speak>'
+    words = [
+        Word(word, text.index(word), text.index(word) + len(word), number, number + 0.5)
+        for number, word in enumerate(("Oh", "dear", "My", "Word"))
+    ]
+    mark = SpokenMark("é", text.index("<mark"), text.index("dear"), 1.0)
+
+    lines = speech_marks(text, "ssml", ["sentence", "ssml"], Times(words, [mark]), 4.0).splitlines()
+
+    marks = [json.loads(line) for line in lines]
+    assert [(each["time"], each["type"], each["value"]) for each in marks] == [
+        (0, "sentence", "Oh, dear"),
+        (1000, "ssml", "é"),
+        (2000, "sentence", "My."),
+        (3000, "sentence", "Word."),
+    ]
+    assert text.encode()[marks[1]["start"] : marks[1]["end"]].decode() == '<mark name="é"/>'
+
+
+def test_boto3_gets_the_times_of_ssml_marks(built_in: Door) -> None:
+    text = '<speak>Mary had a little <mark name="animal"/>lamb.</speak>'
+    kinds = ["sentence", "word", "ssml"]
+
+    answer = client_of(built_in).synthesize_speech(
+        Text=text, TextType="ssml", VoiceId="Joanna", OutputFormat="json", SpeechMarkTypes=kinds
+    )
+    marks = [json.loads(line) for line in answer["AudioStream"].read().splitlines()]
+
+    *_, mark, last = marks
+    expected = ["Mary had a little lamb.", "Mary", "had", "a", "little", "animal", "lamb"]
+    assert [each["value"] for each in marks] == expected
+    assert (mark["type"], mark["start"], mark["end"]) == ("ssml", 25, 46)  # as in Polly's documentation
+    assert mark["time"] == last["time"] > 0
 
 
 def test_sentences_are_found_in_text_with_any_white_space() -> None:
@@ -147,6 +185,7 @@ def test_sentences_are_found_in_text_with_any_white_space() -> None:
         ({"OutputFormat": "wav"}, ("ValidationException", 400, "OutputFormat: 'wav'")),
         ({"OutputFormat": "json"}, ("ValidationException", 400, "SpeechMarkTypes: is missing")),
         ({"SpeechMarkTypes": ["word"]}, ("ValidationException", 400, "needs OutputFormat json")),
+        ({"OutputFormat": "json", "SpeechMarkTypes": ["ssml"]}, ("ValidationException", 400, "needs TextType ssml")),
         ({"OutputFormat": "json", "SpeechMarkTypes": ["viseme"]}, ("ValidationException", 400, "'viseme' is not")),
         ({"LexiconNames": ["w3c"]}, ("LexiconNotFoundException", 400, "LexiconNames: ['w3c'] are not supported")),
     ],

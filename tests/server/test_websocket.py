@@ -232,14 +232,17 @@ def test_an_evicted_session_ends_even_after_its_text_is_complete(small_engine: P
     assert code == 1013
 
 
-def test_clearing_stops_the_audio_at_once_and_reports_how_much_was_sent(door: Door) -> None:
+@pytest.mark.parametrize("told", [{}, {"played_s": 0.125}, {"played_s": 100}], ids=str)
+def test_clearing_stops_the_audio_at_once_and_reports_how_much_was_sent_and_played(
+    door: Door, told: dict[str, float]
+) -> None:
     before = door.engine.metrics.ends["cancelled"]
     with session(door) as socket:
         with held_generation(SOUNDS):
             say(socket, **CONFIG | {"max_new_tokens": 200})
             say(socket, type="input.text", text="A sentence that goes on and on. " * 30)
             start, sound = json.loads(socket.recv(timeout=EVENTUALLY_S)), socket.recv(timeout=EVENTUALLY_S)
-            say(socket, type="input.clear")
+            say(socket, type="input.clear", **told)
             while isinstance(cleared := socket.recv(timeout=EVENTUALLY_S), bytes):
                 sound += cleared
             wait_until(lambda: door.engine.health_check()["requests"] == 0)
@@ -247,10 +250,9 @@ def test_clearing_stops_the_audio_at_once_and_reports_how_much_was_sent(door: Do
         say(socket, type="input.done")
         rest, _, code = hear(socket)
 
-    assert json.loads(cleared) == {
-        "type": "input.cleared",
-        "seconds": round(len(sound) / 2 / start["sample_rate"], 3),
-    }
+    seconds = round(len(sound) / 2 / start["sample_rate"], 3)
+    played = {name: min(played_s, seconds) for name, played_s in told.items()}
+    assert json.loads(cleared) == {"type": "input.cleared", "seconds": seconds} | played
     assert door.engine.metrics.ends["cancelled"] == before + 1
     assert [message["type"] for message in rest] == ["audio.start", "audio.done", "session.done"]
     assert (rest[0]["text"], rest[2]["sentences"], code) == ("Well?", 1, 1000)

@@ -38,6 +38,7 @@ def test_letters_with_accents_and_other_marks_become_the_nearest_of_the_alphabet
 @pytest.mark.parametrize(("text", "read"), [("Hi", "Hi."), ("42", "forty-two."), ("Why?", "Why?"), ("(so)", "(so)")])
 def test_words_that_end_without_a_mark_end_as_a_sentence(text: str, read: str) -> None:
     assert WORDS.script(text, 100).text == read
+    assert WORDS.script("Hi", 100, continues=True).text == "Hi,"
     assert WORDS.script("Hi", 100, choice="off").text == TextForm("en").script("Hi", 100).text == "Hi"
 
 

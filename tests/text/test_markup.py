@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from s1_mini.exceptions import MarkupError
 from s1_mini.text.lexicon import Lexicon
-from s1_mini.text.markup import JOINT_S, MAX_SEGMENTS, Segment, is_ssml, read_marked, read_ssml
+from s1_mini.text.markup import MAX_SEGMENTS, Segment, is_ssml, read_marked, read_ssml
 from s1_mini.text.xml_reader import MAX_ATTRIBUTES, MAX_DEPTH
+from s1_mini.types import JOINT_S
 
 NONE = Lexicon({})
 PARAGRAPH_S = 0.8
@@ -107,10 +108,14 @@ def test_sentences_end_where_s_ends() -> None:
 
 
 def test_marks_have_their_place_in_the_text() -> None:
-    first, second = segments('ab<mark name="x"/>c<break/><mark name="y"/>d')
+    text = 'ab<mark name="x"/>c<mark name="z" ></mark ><break time="1s"/><mark name="y"/><break time="2s"/>d'
+    first, second = segments(text)
 
-    assert [tuple(mark) for mark in first.marks] == [("x", 2)]
-    assert [tuple(mark) for mark in second.marks] == [("y", 0)]
+    assert [mark[:2] for mark in first.marks] == [("x", 2), ("z", 3)]
+    assert [(mark.name, mark.position, mark.pause_s) for mark in second.marks] == [("y", 0, 2.0)]
+    source = f"<speak>{text}</speak>"
+    elements = [source[mark.start : mark.stop] for mark in (*first.marks, *second.marks)]
+    assert elements == ['<mark name="x"/>', '<mark name="z" ></mark >', '<mark name="y"/>']
 
 
 def test_each_character_stands_for_characters_of_the_source() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s1_mini.exceptions import ParameterError
-from s1_mini.text.split import split, split_arriving
+from s1_mini.text.split import MAX_REST, EarlyStart, split, split_arriving
 
 WRITING = st.text(st.sampled_from('aaaabcÉ字你。！？，、.!?;:,…—"”“»)( \n   １👍🏽\u200d\u0301🇩🇪'), max_size=400)
 WRITTEN_CHARACTERS = (
@@ -191,3 +191,63 @@ def test_text_that_arrives_letter_by_letter_loses_nothing() -> None:
         said += [whole] if whole else []
 
     assert " ".join([*said, rest]) == text
+
+
+@pytest.mark.parametrize(
+    ("start", "text", "parts"),
+    [
+        (EarlyStart(), "Good evening, everybody, and ", ("", "Good evening, everybody, and ")),
+        (EarlyStart(at_clause=True), "Good evening, everybody, and ", ("Good evening, everybody,", "and ")),
+        (EarlyStart(at_clause=True), "Well, ", ("", "Well, ")),
+        (EarlyStart(at_clause=True), "早上好，今天", ("早上好，", "今天")),
+        (EarlyStart(at_clause=True), "Good evening (all), I", ("Good evening (all),", "I")),
+        (EarlyStart(at_clause=True), "He came home — late", ("He came home —", "late")),
+        (EarlyStart(at_clause=True), "On the 5th of May, 2026", ("", "On the 5th of May, 2026")),
+        (EarlyStart(at_clause=True), "In the year 2026, I", ("", "In the year 2026, I")),
+        (EarlyStart(num_words=3), "I think so", ("", "I think so")),
+        (EarlyStart(num_words=3), "I think so ", ("I think so", "")),
+        (EarlyStart(num_words=3), "I have about 5 ", ("", "I have about 5 ")),
+        (EarlyStart(num_words=3), "I met old Dr. Smith", ("I met old", "Dr. Smith")),
+        (EarlyStart(at_clause=True, num_words=4), "Dear old friends, I am ", ("Dear old friends,", "I am ")),
+    ],
+)
+def test_an_early_start_cuts_after_a_clause_or_some_words_and_at_no_number(
+    start: EarlyStart, text: str, parts: tuple[str, str]
+) -> None:
+    assert start.cut(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Hello.", ("Hello.", "")),
+        ("Hello Dr.", ("Hello", "Dr.")),
+        ("Well,", ("Well,", "")),
+        ("Good mor", ("Good", "mor")),
+        ("Good", ("", "Good")),
+        ("Well, I have 5 ", ("Well, I", "have 5 ")),
+        ("早上好，", ("早上好，", "")),
+    ],
+)
+def test_after_a_pause_all_is_spoken_but_a_word_that_may_go_on(text: str, parts: tuple[str, str]) -> None:
+    assert EarlyStart(pause_s=1).cut(text, has_paused=True) == parts
+
+
+@given(st.text(alphabet="ab ,.5—，…", max_size=60), st.booleans(), st.integers(0, 4), st.booleans())
+def test_an_early_start_loses_nothing_but_white_space_at_the_cut(
+    text: str, at_clause: bool, num_words: int, has_paused: bool
+) -> None:
+    parts = EarlyStart(at_clause=at_clause, num_words=num_words).cut(text, has_paused=has_paused)
+
+    assert "".join("".join(parts).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("unit", ["a", "a ", "5, ", "a, ", "— ", ",", " ", "，", "a5 "])
+def test_an_early_start_takes_no_time(unit: str) -> None:
+    text = (unit * MAX_REST)[:MAX_REST]
+
+    begun = time.process_time()
+    EarlyStart(at_clause=True, num_words=100).cut(text)
+    EarlyStart().cut(text, has_paused=True)
+
+    assert time.process_time() - begun < 0.5  # some ms when written; the allowance is for a busy machine

@@ -13,7 +13,7 @@ import numpy as np
 from s1_mini.alignment.head import AlignedFrames
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.stage import Spec
-from s1_mini.types import AudioChunk, FinishReason, Timing
+from s1_mini.types import JOINT_S, AudioChunk, FinishReason, Timing
 
 NEVER = float("inf")
 NOTHING = np.zeros(0, np.float32)
@@ -28,7 +28,7 @@ class Joiner:
     of the next piece, so none follows the last piece or an empty one.
     """
 
-    def __init__(self, *, sample_rate: int, fade_ms: float = 5.0, pause_ms: float = 120.0) -> None:
+    def __init__(self, *, sample_rate: int, fade_ms: float = 5.0, pause_ms: float = 1000 * JOINT_S) -> None:
         self._ramp = _raised_cosine(round(sample_rate * fade_ms / 1000))
         self._num_paused = round(sample_rate * pause_ms / 1000)
         self._held = NOTHING  # the last samples of the piece, faded in, not yet faded out

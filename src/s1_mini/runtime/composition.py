@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from s1_mini.core.output_queue import OutputIterator, OutputQueue
 from s1_mini.exceptions import NothingToSpeakError, QueueFullError, RequestTimeoutError, TextError
 from s1_mini.text.form import NormalizedText, TextForm
 from s1_mini.text.lexicon import Lexicon
-from s1_mini.text.markup import Markup, Segment, is_ssml, read_marked, read_ssml, read_text
+from s1_mini.text.markup import Mark, Markup, Segment, is_ssml, read_marked, read_ssml, read_text
 from s1_mini.text.tidy import tidied
 from s1_mini.text.xml_reader import error_at
 from s1_mini.types import (
@@ -35,6 +35,7 @@ from s1_mini.types import (
     MIN_SPEED,
     AudioChunk,
     FinishReason,
+    SpokenMark,
     Timing,
     TTSRequest,
     Word,
@@ -73,6 +74,7 @@ class Plan:
 
     parts: tuple[Part, ...]
     end_pause_s: float
+    end_marks: tuple[Mark, ...]
     sample_rate: int
     spoken_text: str
     warning: str | None
@@ -111,18 +113,23 @@ def make_plan(
     grouped = replace(request, flow=(request.flow[0], group))
     parts: list[Part] = []
     spoken, warnings, pause_s = [], [ignored], 0.0
+    marks: list[Mark] = []  # of segments that are only pauses
     for segment in segments:
         pause_s += segment.pause_before_s
+        marks = [mark._replace(position=0, pause_s=mark.pause_s + segment.pause_before_s) for mark in marks]
+        marks += segment.marks
         script = _script(request, segment, config, form)
         warnings.append(script.warning)
         if script.text:
-            parts.append(Part(_request_for(grouped, segment, len(parts), sample_rate), segment, pause_s))
+            part_request = _request_for(grouped, segment, len(parts), sample_rate)
+            parts.append(Part(part_request, replace(segment, marks=tuple(marks)), pause_s))
             spoken.append(script.text)
-            pause_s = 0.0
+            pause_s, marks = 0.0, []
     if not parts and not pause_s:
         raise NothingToSpeakError("text", "contains nothing to speak; send at least one letter, number or symbol")
     warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
-    return Plan(tuple(parts), pause_s, request.sample_rate or sample_rate, " ".join(spoken), warning)
+    end_marks = tuple(marks) if request.word_times else ()
+    return Plan(tuple(parts), pause_s, end_marks, request.sample_rate or sample_rate, " ".join(spoken), warning)
 
 
 def _script(request: TTSRequest, segment: Segment, config: EngineConfig, form: TextForm) -> NormalizedText:
@@ -135,6 +142,7 @@ def _script(request: TTSRequest, segment: Segment, config: EngineConfig, form: T
             config.max_text_length,
             choice=request.normalize or config.normalize,
             on_unsupported=request.on_unsupported or config.on_unsupported,
+            continues=request.continues,
         )
     except NothingToSpeakError as error:
         return NormalizedText("", error.warning)
@@ -192,6 +200,8 @@ class Composition:
         self._details: dict[str, Any] = {"spoken_text": plan.spoken_text, "warning": plan.warning}
         self._num_samples = 0  # of the audio so far
         self._origin: int | None = None  # first sample of the part's audio; None before its first chunk
+        self._marks: deque[Mark] = deque()  # of the part, not reached yet
+        self._end_s = 0.0  # end of the part's last word
         self._timing: Timing | None = None  # of the first part
         self._is_cut = self._is_over = False
 
@@ -294,8 +304,11 @@ class Composition:
         if self._origin is None:
             self._add_silence(part.pause_s)
             self._origin = self._num_samples
+            self._marks, self._end_s = deque(part.segment.marks if part.request.word_times else ()), 0.0
         words = tuple(part.place(word, self._origin / rate) for word in chunk.words)
-        self._put(replace(chunk, finish_reason=None, timing=None, spoken_text=None, warning=None, words=words))
+        marks = tuple(self._reached(chunk, self._origin / rate))
+        plain = replace(chunk, finish_reason=None, timing=None, spoken_text=None, warning=None)
+        self._put(replace(plain, words=words, marks=marks))
         if chunk.finish_reason is None:
             return
         self._origin = None
@@ -305,6 +318,15 @@ class Composition:
             self._submitted.popleft()
         if not self._submitted and not self._left:
             self._finish("stop")
+
+    def _reached(self, chunk: AudioChunk, origin_s: float) -> Iterator[SpokenMark]:
+        """Yield the marks before the words of a chunk, which has places in the segment; at the end, all others."""
+        for word in chunk.words:
+            while self._marks and self._marks[0].position <= word.start:
+                yield _spoken(self._marks.popleft(), origin_s, word.start_s)
+            self._end_s = word.end_s
+        while self._marks and chunk.finish_reason is not None:
+            yield _spoken(self._marks.popleft(), origin_s, self._end_s)
 
     def _add_silence(self, seconds: float) -> None:
         left, most = round(seconds * self._plan.sample_rate), round(SILENCE_S * self._plan.sample_rate)
@@ -322,7 +344,14 @@ class Composition:
         if reason == "stop":
             self._add_silence(self._plan.end_pause_s)
             reason = "length" if self._is_cut else "stop"
-        timing = self._timing or Timing(None, None, None)
-        self._put(AudioChunk(NOTHING, self._plan.sample_rate, 0, reason, timing))
+        timing, end_s = self._timing or Timing(None, None, None), self._num_samples / self._plan.sample_rate
+        marks = tuple(_spoken(mark, end_s, 0.0) for mark in self._plan.end_marks)
+        self._put(AudioChunk(NOTHING, self._plan.sample_rate, 0, reason, timing, marks=marks))
         self._is_over = True
         self.close()
+
+
+def _spoken(mark: Mark, origin_s: float, time_s: float) -> SpokenMark:
+    """Return a mark that is reached `time_s` after the origin of its part, or in the pause before it."""
+    time_s = origin_s + (-mark.pause_s if mark.pause_s else time_s)
+    return SpokenMark(mark.name, mark.start, mark.stop, round(max(0.0, time_s), 3))

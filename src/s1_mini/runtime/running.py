@@ -74,7 +74,7 @@ class EngineRuntime:
 
     def prepare(self, request: TTSRequest) -> Prepared:
         """Check the text, then begin to encode the references. Raises `RequestError` or `EngineError`."""
-        script = self._script(request.text, request.normalize, request.on_unsupported)
+        script = self._script(request.text, request.normalize, request.on_unsupported, continues=request.continues)
         prepared = Prepared(script, self._pieces(script), [])
         with ExitStack() as cleanup:
             cleanup.callback(prepared.close)
@@ -134,9 +134,16 @@ class EngineRuntime:
 
     def _effects(self, request: TTSRequest) -> Effects | None:
         rate = self.speaker.description.sample_rate
-        if request.speed == 1 and not request.gain_db and request.sample_rate in (None, rate):
+        is_plain = request.speed == 1 and not request.gain_db and not request.continues
+        if is_plain and request.sample_rate in (None, rate):
             return None
-        return Effects(rate, speed=request.speed, gain_db=request.gain_db, output_rate=request.sample_rate)
+        return Effects(
+            rate,
+            speed=request.speed,
+            gain_db=request.gain_db,
+            output_rate=request.sample_rate,
+            continues=request.continues,
+        )
 
     def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
         pieces = self._pieces(self._script(text, choice, on_unsupported))
@@ -174,13 +181,16 @@ class EngineRuntime:
             "vram": vram(speaker.device.value),
         }
 
-    def _script(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> NormalizedText:
+    def _script(
+        self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None, *, continues: bool = False
+    ) -> NormalizedText:
         config = self.config
         return self.speaker.text.script(
             text,
             config.max_text_length,
             choice=choice or config.normalize,
             on_unsupported=on_unsupported or config.on_unsupported,
+            continues=continues,
         )
 
     def _pieces(self, script: NormalizedText) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -25,6 +26,13 @@ class TextScores:
     def __init__(self, heads: Sequence[KeptHead]) -> None:
         self._heads = heads
         self._texts: dict[int, slice] = {}  # positions of the text, by slot whose scores are wanted
+        # Pinned memory [slots, heads × S], used in turn: a step is launched before the last one is read.
+        self._places: list[Tensor] = []
+        self._waits: list[Callable[[], Scores]] = [dict, dict]  # of the last copy to each place
+        if heads:
+            slots, positions = heads[0].scores.shape
+            shape, is_pinned = (slots, len(heads) * positions), heads[0].scores.is_cuda
+            self._places = [torch.zeros(shape, pin_memory=is_pinned) for _ in range(2)]
 
     @property
     def is_wanted(self) -> bool:
@@ -52,16 +60,23 @@ class TextScores:
         rows = {slot: self._row(slot, lengths[slot]) for slot in slots if slot in self._texts}
         if not rows:
             return dict
-        copies = {
-            slot: torch.empty(row.shape, pin_memory=True).copy_(row, non_blocking=True) for slot, row in rows.items()
-        }
-        done = torch.cuda.Event()
-        done.record()
+        self._waits[0]()  # the copy before the last one, whose place is used again
+        place = self._places[0]
+        views = {slot: place[slot, : row.numel()].view(row.shape) for slot, row in rows.items()}
+        for slot, view in views.items():
+            view.copy_(rows[slot], non_blocking=True)
+        done = torch.cuda.Event() if self._heads[0].scores.is_cuda else None
+        if done is not None:
+            done.record()
 
+        @cache
         def wait() -> Scores:
-            done.synchronize()
-            return {slot: copy.numpy() for slot, copy in copies.items()}
+            if done is not None:
+                done.synchronize()
+            return {slot: view.numpy().copy() for slot, view in views.items()}
 
+        self._places.reverse()
+        self._waits = [self._waits[1], wait]
         return wait
 
     def _row(self, slot: int, length: int) -> Tensor:

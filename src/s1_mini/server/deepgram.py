@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, Field, TypeAdapter
 
-from s1_mini.exceptions import NothingToSpeakError
-from s1_mini.server.errors import InvalidError
-from s1_mini.server.schemas import SessionConfig, SpeechRequest
-from s1_mini.server.session import Protocol, Session, Track, config_of, converse, read_options
-from s1_mini.server.speech import AudioResponse
+from s1_mini.exceptions import NothingToSpeakError, RequestError
+from s1_mini.server.errors import InvalidError, code_of, message_of
+from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
+from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
+from s1_mini.server.speech import AudioResponse, Times
+from s1_mini.server.speech_queue import Track
 from s1_mini.server.websocket import MESSAGES, Input, OwnProtocol
-from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat, Word
+from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat
 
 router = APIRouter()
 
@@ -26,7 +27,7 @@ TELEPHONE_RATE = 8_000  # Hz of mulaw and alaw
 _FORMATS: dict[str, AudioFormat] = {"linear16": "pcm", "mulaw": "mulaw", "alaw": "alaw"}
 
 
-class Options(BaseModel):
+class Options(StartOptions):
     """Query parameters; others are ignored."""
 
     model: str | None = None  # the voice
@@ -66,7 +67,7 @@ async def _config(socket: WebSocket) -> SessionConfig:
     rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
     if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):
         raise InvalidError("sample_rate", f"{rate} is not possible with {options.encoding}; give {TELEPHONE_RATE}")
-    return await config_of(socket, options.model, _FORMATS[options.encoding], rate or default_rate)
+    return await config_of(socket, options, options.model, _FORMATS[options.encoding], rate or default_rate)
 
 
 class Deepgram(Protocol):
@@ -92,30 +93,33 @@ class Deepgram(Protocol):
                 await session.add(track, message.text)
         elif message.type == "Clear":
             await session.clear(track)
-            await self._answer("Cleared")
+            await self._answer("Cleared", seconds=round(track.sent_s, 3))
         elif not session.is_ending:
             session.flush(track)
             if message.type == "Flush":
-                session.then(track, partial(self._answer, "Flushed"))
+                session.queue.then(track, partial(self._answer, "Flushed"))
             else:
                 session.end()
 
-    async def _answer(self, kind: str) -> None:
-        await self.session.send({"type": kind, "sequence_id": self._num_answers})
+    async def _answer(self, kind: str, **details: float) -> None:
+        await self.session.send({"type": kind, "sequence_id": self._num_answers} | details)
         self._num_answers += 1
 
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
         await self._warn(speech.warning)
 
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:  # noqa: ARG002
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
         await self.session.send_bytes(piece)
+
+    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
+        await self._warn(message_of(error), code_of(error))
 
     async def skip(self, error: NothingToSpeakError) -> None:
         await self._warn(error.warning)
 
-    async def _warn(self, warning: str | None) -> None:
+    async def _warn(self, warning: str | None, code: str = "text_warning") -> None:
         if warning:
-            await self.session.send({"type": "Warning", "description": warning, "code": "text_warning"})
+            await self.session.send({"type": "Warning", "description": warning, "code": code})
 
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:  # noqa: ARG002
         error = description["error"]
@@ -138,5 +142,5 @@ class Recognizing(Protocol):
         session.protocol = Deepgram(session, self._config) if is_deepgram else OwnProtocol(session)
         await session.protocol.act(message)
 
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:  # noqa: ARG002
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
         raise AssertionError("audio before the first message")

@@ -145,7 +145,7 @@ async def convert_with_timestamps(request: Request, voice: VoiceId, output_forma
     """Speak a text; the response is the whole audio as base64, with the times of its characters."""
     speech, alignment = await _speak(request, voice, output_format, streams=False)
     content = await asyncio.to_thread(
-        _timed, speech.content or b"", alignment.add(speech.take_words()) + alignment.finish()
+        _timed, speech.content or b"", alignment.add(speech.take_times().words) + alignment.finish()
     )
     return Response(content, media_type=JSON, headers=speech.headers)
 
@@ -185,7 +185,7 @@ async def _speak(request: Request, voice: str, output_format: str, *, streams: b
 async def _timed_lines(speech: AudioResponse, alignment: Alignment) -> AsyncIterator[bytes]:
     async with aclosing(speech.body) as body:  # type: ignore[type-var]
         async for piece in body:
-            yield _timed(piece, alignment.add(speech.take_words())) + b"\n"
+            yield _timed(piece, alignment.add(speech.take_times().words)) + b"\n"
     if last := alignment.finish():
         yield _timed(b"", last) + b"\n"
 

@@ -17,6 +17,8 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from s1_mini.alignment.subtitles import blank_markup
+from s1_mini.exceptions import RequestError
 from s1_mini.server.elevenlabs import (
     DEFAULT_FORMAT,
     Alignment,
@@ -25,23 +27,24 @@ from s1_mini.server.elevenlabs import (
     VoiceSettings,
     parse_format,
 )
-from s1_mini.server.errors import InvalidError
-from s1_mini.server.schemas import SessionConfig, SpeechRequest
-from s1_mini.server.session import Protocol, Session, Track, config_of, converse, read_options
-from s1_mini.server.speech import AudioResponse
-from s1_mini.types import Word
+from s1_mini.server.errors import InvalidError, code_of, message_of
+from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
+from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
+from s1_mini.server.speech import AudioResponse, Times
+from s1_mini.server.speech_queue import Track
 
 router = APIRouter()
 
 MAX_CONTEXTS = 32  # open at once
 
 
-class Options(BaseModel):
+class Options(StartOptions):
     """Query parameters of both routes; others are ignored."""
 
     output_format: StreamedFormat = DEFAULT_FORMAT
     inactivity_timeout: float | None = Field(None, gt=0)  # seconds, at most the server's own limit
     auto_mode: bool = False  # each message is a whole sentence
+    enable_ssml_parsing: bool = False  # text has elements such as <break time="1s"/>, and is spoken when it is flushed
     sync_alignment: bool = False  # times count from the start of the context instead of the previous message
 
 
@@ -71,7 +74,7 @@ async def multi_stream_input(socket: WebSocket, voice: str) -> None:
 async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) -> None:
     """Run a session. Raises `InvalidError` for a parameter, and `VoiceNotFoundError`."""
     options = read_options(socket, Options)
-    config = await config_of(socket, voice, *parse_format(options.output_format))
+    config = await config_of(socket, options, voice, *parse_format(options.output_format))
     await converse(socket, partial(protocol, options=options, config=config))
 
 
@@ -100,7 +103,15 @@ class _ElevenLabs(Protocol):
         self.options = {"word_times": session.state.engine.has_word_times}
 
     def _open(self, name: str | None = None) -> Context:
-        return Context(self._config.model_copy(), id=name)
+        text_type = "ssml" if self._options.enable_ssml_parsing else "text"
+        return Context(self._config.model_copy(update={"text_type": text_type}), id=name)
+
+    def _flush(self, context: Context) -> None:
+        """Speak the text so far; SSML may lack the outermost element."""
+        rest = context.rest.strip()
+        if rest and context.config.text_type == "ssml" and not rest.startswith(("<speak", "<?xml")):
+            context.rest = f"<speak>{rest}</speak>"
+        self.session.flush(context)
 
     async def _add(self, context: Context, message: Message) -> None:
         """Add the text of a message, and apply its settings."""
@@ -110,7 +121,7 @@ class _ElevenLabs(Protocol):
         await self.session.add(context, text)
         has_text = bool(text.strip())
         if message.flush or (self._options.auto_mode and has_text):
-            self.session.flush(context)
+            self._flush(context)
         if message.flush:
             context.is_flushed, context.is_sentence = True, has_text
         elif has_text:
@@ -118,13 +129,14 @@ class _ElevenLabs(Protocol):
 
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
         assert isinstance(track, Context)
-        text = request.speech.text  # clients end a word at a space
+        text = blank_markup(request.speech.text, request.speech.text_type, ())
+        # clients end a word at a space
         track.alignment = Alignment(text if text.endswith(" ") else text + " ", track.audio_s)
 
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
         assert isinstance(track, Context)
         assert track.alignment is not None
-        await self._send(track, base64.b64encode(piece).decode(), track.alignment.add(words))
+        await self._send(track, base64.b64encode(piece).decode(), track.alignment.add(times.words))
 
     async def finish(self, track: Track, seconds: float) -> None:
         assert isinstance(track, Context)
@@ -149,10 +161,14 @@ class _ElevenLabs(Protocol):
             "charDurationsMs": [end - start for start, end in zip(starts, ends, strict=True)],
         }
 
+    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
+        assert isinstance(track, Context)
+        await self.session.send({"message": message_of(error), "error": code_of(error)} | _named(track))
+
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:
         error = description["error"]
         content = {"message": error["message"], "error": error["code"], "code": close_code}
-        current = self.session.current
+        current = self.session.queue.current
         return content | (_named(current) if isinstance(current, Context) else {})
 
 
@@ -168,7 +184,7 @@ class SingleText(_ElevenLabs):
             return
         await self._add(self._context, message)
         if message.text == "" and not message.flush:
-            self.session.flush(self._context)
+            self._flush(self._context)
             self.session.end()
 
     async def end(self) -> None:
@@ -218,16 +234,16 @@ class SeveralTexts(_ElevenLabs):
             await self._stop(context)
         else:
             context.is_closing = True
-            self.session.then(context, partial(self._finalize, context))
+            self.session.queue.then(context, partial(self._finalize, context))
 
     async def _stop(self, context: Context) -> None:
         await self.session.clear(context)
-        await self._finalize(context)
+        await self._finalize(context, seconds=round(context.sent_s, 3))
 
-    async def _finalize(self, context: Context) -> None:
+    async def _finalize(self, context: Context, **details: float) -> None:
         if self._contexts.get(context.id) is context:
             del self._contexts[context.id]
-        await self.session.send({"isFinal": True} | _named(context))
+        await self.session.send({"isFinal": True} | _named(context) | details)
 
 
 def _named(context: Context) -> dict[str, str]:

@@ -86,7 +86,7 @@ async def create_captioned_speech(request: Request) -> Response:
     kind = "audio/mpeg" if body.response_format == "mp3" else f"audio/{body.response_format}"
     if body.stream:
         return StreamedAnswer(_lines(speech, kind), LINES, speech.headers)
-    times = speech.take_words() if body.return_timestamps else None
+    times = speech.take_times().words if body.return_timestamps else None
     content = await asyncio.to_thread(_encode, speech.content or b"", kind, times)
     return Response(content, media_type=JSON, headers=speech.headers)
 
@@ -94,8 +94,8 @@ async def create_captioned_speech(request: Request) -> Response:
 async def _lines(speech: AudioResponse, kind: str) -> AsyncIterator[bytes]:
     async with aclosing(speech.body) as body:  # type: ignore[type-var]
         async for piece in body:
-            yield _encode(piece, kind, speech.take_words()) + b"\n"
-    if last := speech.take_words():
+            yield _encode(piece, kind, speech.take_times().words) + b"\n"
+    if last := speech.take_times().words:
         yield _encode(b"", kind, last) + b"\n"
 
 

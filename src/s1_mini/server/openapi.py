@@ -40,7 +40,7 @@ Select an operation and **Try it out** to send a request from this page, or use 
   Open without a key: `/`, `/docs`, `/static/`, `/openapi.json`, `/ping`, `/ready`, `/health`, `/metrics` and
   `/execution-parameters`.
 - The WebSocket `/v1/audio/speech/stream` accepts text piece by piece. OpenAPI cannot describe it; see
-  [docs/http.md](https://github.com/s1-mini/s1-mini/blob/main/docs/http.md#send-text-piece-by-piece-websocket).
+  [docs/websocket.md](https://github.com/s1-mini/s1-mini/blob/main/docs/websocket.md).
   WebSockets with the messages of ElevenLabs and Deepgram are described in
   [docs/clients.md](https://github.com/s1-mini/s1-mini/blob/main/docs/clients.md).
 """

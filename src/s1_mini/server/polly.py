@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
+from s1_mini.alignment.subtitles import blank_markup
 from s1_mini.exceptions import ParameterError, RequestError, TextTooLongError
 from s1_mini.server.errors import InvalidError, describe, message_of, quoted, retry_header, row_of
+from s1_mini.server.speech import Times
 from s1_mini.server.voice_names import POLLY_VOICES
 from s1_mini.text.split import sentence_spans
+from s1_mini.text.tidy import PARAGRAPH_BREAK
 from s1_mini.types import AudioFormat, VoiceInfo, Word
 
 PATH = "/v1/speech"
+_ENDING = re.compile(r"</?[ps](?:\s[^<>]*)?>")  # ends a sentence of SSML
 _CREDENTIAL = re.compile(r"AWS4-HMAC-SHA256 +(?:.*, *)?Credential=([^/, ]+)/[^/]+/[^/]+/polly/aws4_request", re.ASCII)
 
 
@@ -93,12 +97,12 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
         raise InvalidError("OutputFormat", "ogg_vorbis is not supported; use ogg_opus, mp3, pcm, mulaw or alaw")
     output = OUTPUTS[name]
     if name == "json" and not mark_types:
-        raise InvalidError("SpeechMarkTypes", "is missing; OutputFormat json needs sentence, word or both")
+        raise InvalidError("SpeechMarkTypes", "is missing; OutputFormat json needs sentence, ssml or word")
     if name != "json" and mark_types:
         raise InvalidError("SpeechMarkTypes", f"needs OutputFormat json, not {name}; request the audio separately")
     for kind in mark_types:
-        if kind not in ("sentence", "word"):
-            raise InvalidError("SpeechMarkTypes", f"{kind!r} is not supported; allowed are sentence and word")
+        if kind not in ("sentence", "ssml", "word"):
+            raise InvalidError("SpeechMarkTypes", f"{kind!r} is not supported; allowed are sentence, ssml and word")
     if sample_rate is None or name == "json":  # Polly accepts a rate for json, where it has no effect
         return output, output.default_rate
     if sample_rate not in map(str, output.rates):
@@ -107,24 +111,33 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
     return output, int(sample_rate)
 
 
-def speech_marks(text: str, mark_types: Sequence[str], words: Sequence[Word], seconds: float) -> bytes:
-    """Return Polly's speech marks: one JSON object per line, ordered by time, with byte offsets into `text`.
+def speech_marks(text: str, text_type: str, mark_types: Sequence[str], times: Times, seconds: float) -> bytes:
+    """Return Polly's speech marks: one JSON object per line, ordered by time, with byte offsets into `text` (or SSML).
 
     A sentence begins with its first word. Without times of words, its start is estimated from the lengths of the
     sentences before it. Raises `ParameterError` for word marks without times of words.
     """
+    words, is_ssml = times.words, text_type == "ssml"
     if "word" in mark_types and not words:
         raise ParameterError("SpeechMarkTypes", "this checkpoint reports no times of words; request sentence only")
     offsets = [0, *accumulate(len(character.encode()) for character in text)]
-    spans = sentence_spans(text)
-    marks = list(_sentence_marks(spans, words, seconds)) if "sentence" in mark_types else []
+    plain = blank_markup(_ENDING.sub(_paragraph, text), text_type, words) if is_ssml else text
+    marks = list(_sentence_marks(sentence_spans(plain), words, seconds)) if "sentence" in mark_types else []
     if "word" in mark_types:
         marks += [(word.start_s, "word", word.start, word.stop) for word in words]
+    names = {(mark.start, mark.stop): mark.name for mark in times.marks} if "ssml" in mark_types else {}
+    marks += [(mark.time_s, "ssml", mark.start, mark.stop) for mark in times.marks if names]
     lines = []
     for start_s, kind, start, stop in sorted(marks, key=lambda mark: (mark[0], mark[1])):  # sentence before word
+        value = names[start, stop] if kind == "ssml" else plain[start:stop]
+        value = " ".join(value.split()) if is_ssml else value
         mark = {"time": round(1000 * start_s), "type": kind, "start": offsets[start], "end": offsets[stop]}
-        lines.append(json.dumps(mark | {"value": text[start:stop]}, ensure_ascii=False, separators=(",", ":")) + "\n")
+        lines.append(json.dumps(mark | {"value": value}, ensure_ascii=False, separators=(",", ":")) + "\n")
     return "".join(lines).encode()
+
+
+def _paragraph(found: re.Match[str]) -> str:
+    return PARAGRAPH_BREAK.ljust(len(found.group()))
 
 
 def _sentence_marks(

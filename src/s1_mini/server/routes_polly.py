@@ -97,8 +97,8 @@ async def synthesize_speech(request: Request) -> Response:
         tts_request = TTSRequest.of(body.Text, on_unsupported="skip", seed=SEED, **options)
         if body.OutputFormat == "json":
             speech = await _marked(request, body, tts_request)
-            marks = polly.speech_marks(body.Text, body.SpeechMarkTypes, speech.take_words(), speech.audio_seconds)
-            response = Response(marks)
+            found, seconds = speech.take_times(), speech.audio_seconds
+            response = Response(polly.speech_marks(body.Text, body.TextType, body.SpeechMarkTypes, found, seconds))
         else:
             speech_request = SpeechRequest(tts_request, output.audio_format, streams=True)
             response = respond(await speak_to_client(request, state.engine, speech_request))
@@ -114,11 +114,9 @@ def _text_type(body: PollyBody) -> dict[str, Any]:
     """Return the options for `TextType` and refuse lexicons. Raises `InvalidError`."""
     if body.LexiconNames:
         raise InvalidError("LexiconNames", f"{quoted(body.LexiconNames)} are not supported; leave the field out")
-    if body.TextType == "text":
-        return {}
-    if body.SpeechMarkTypes:
-        raise InvalidError("SpeechMarkTypes", "is not supported for TextType ssml; send text without tags")
-    return {"text_type": "ssml"}
+    if body.TextType == "text" and "ssml" in body.SpeechMarkTypes:
+        raise InvalidError("SpeechMarkTypes", "ssml needs TextType ssml; plain text has no <mark>")
+    return {"text_type": body.TextType}
 
 
 async def _marked(request: Request, body: PollyBody, tts_request: TTSRequest) -> AudioResponse:
@@ -128,6 +126,6 @@ async def _marked(request: Request, body: PollyBody, tts_request: TTSRequest) ->
         timed = replace(tts_request, word_times=True)
         return await speak_to_client(request, engine, SpeechRequest(timed, "pcm"))
     except RequestError as error:
-        if error.field != "word_times" or "word" in body.SpeechMarkTypes:
+        if error.field != "word_times" or {"word", "ssml"} & set(body.SpeechMarkTypes):
             raise
     return await speak_to_client(request, engine, SpeechRequest(tts_request, "pcm"))

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from s1_mini.exceptions import MarkupError
 from s1_mini.server.errors import InvalidError
 from s1_mini.text.lexicon import read_lines
+from s1_mini.text.split import EarlyStart
 from s1_mini.types import (
     MAX_GAIN_DB,
     MAX_RATE,
@@ -38,6 +39,7 @@ from s1_mini.types import (
 
 if TYPE_CHECKING:
     from s1_mini.families.base import Description
+    from s1_mini.server.settings import ServerSettings
 
 BASE64_WINDOW = 2**18  # characters, a multiple of four
 
@@ -327,16 +329,33 @@ class AudioModels(BaseModel):
     models: list[Named]
 
 
-class SessionConfig(Sampling):
+class StartOptions(BaseModel):
+    """When the audio of text that is still arriving starts. Default: the server's settings."""
+
+    start_at: Literal["sentence", "clause"] | None = Field(
+        None, description="Start at the end of a sentence, or already of a clause."
+    )
+    start_words: int | None = Field(None, ge=0, le=100, description="Start after this many words; 0: no limit.")
+    start_pause_s: float | None = Field(
+        None, ge=0, le=60, description="Start when no text arrives for this many seconds; 0: wait."
+    )
+
+    def early_start(self, settings: ServerSettings) -> EarlyStart:
+        """Return these options with the server's defaults."""
+        values = {name: getattr(self, name) for name in StartOptions.model_fields}
+        at, words, pause_s = (getattr(settings, name) if value is None else value for name, value in values.items())
+        return EarlyStart(at_clause=at == "clause", num_words=words, pause_s=pause_s)
+
+
+class SessionConfig(Sampling, StartOptions):
     """First message of a WebSocket session, or a later one between two sentences."""
 
     type: Literal["session.config"]
-    text_type: Literal["text"] = Field("text", description="Sessions split their text into sentences: no markup.")
     on_unsupported: OnUnsupported | None = SKIP_BY_DEFAULT
     voice: VoiceName | None = None
     response_format: Format = "pcm"
     chunk_profile: ChunkProfile = "ttfa"
-    word_times: bool = Field(False, description="Send audio.words: when each word of a stretch is spoken.")
+    word_times: bool = Field(False, description="Send audio.words (when words are spoken) and audio.marks.")
     reference_audio: Base64Audio | None = None
     reference_text: str | None = None
 
@@ -352,6 +371,11 @@ class InputClear(Strict):
     """Drops the text that is not spoken yet, and stops the audio."""
 
     type: Literal["input.clear"]
+    played_s: float | None = Field(
+        None,
+        ge=0,
+        description="Seconds of audio that the client has played; the answer repeats it, at most what was sent.",
+    )
 
 
 class InputDone(Strict):

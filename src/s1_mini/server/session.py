@@ -1,8 +1,8 @@
 """WebSocket sessions: text arrives in pieces, and its audio is sent while more text arrives.
 
-`Session` cuts text into sentences, speaks them in order and enforces the limits, for all protocols. A `Protocol` is the
-messages of one kind of client: our own (`websocket.py`), ElevenLabs' (`elevenlabs_socket.py`), Deepgram's
-(`deepgram.py`).
+For all protocols, `Session` cuts text into sentences and enforces the limits, and `SpeechQueue` speaks the sentences. A
+`Protocol` is the messages of one kind of client: our own (`websocket.py`), ElevenLabs' (`elevenlabs_socket.py`),
+Deepgram's (`deepgram.py`).
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from abc import ABC, abstractmethod
-from collections import deque
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar, cast
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketState
 
-from s1_mini.exceptions import NothingToSpeakError, S1MiniError, TextError
-from s1_mini.server.accounts import Metered, Resource
+from s1_mini.exceptions import S1MiniError, TextError
+from s1_mini.server.accounts import Metered
 from s1_mini.server.bodies import SMALL_BYTES, check_structure, in_turn
 from s1_mini.server.errors import (
     BodyError,
@@ -37,42 +34,22 @@ from s1_mini.server.errors import (
     row_of,
 )
 from s1_mini.server.record import record_of
-from s1_mini.server.schemas import SessionConfig, SpeechRequest
-from s1_mini.server.speech import AudioResponse, speak
+from s1_mini.server.schemas import SessionConfig, StartOptions
+from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
 from s1_mini.server.voice_names import own_voice
-from s1_mini.text.split import cut_arriving
+from s1_mini.text.markup import cut_documents, last_voice
+from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import AudioFormat, Word
+from s1_mini.types import AudioFormat
 
 Options = TypeVar("Options", bound=BaseModel)
 
 SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
+LEAD_S = 0.3  # before the client has played all audio, the next one is begun
 POLL_S = 0.25  # how often a session looks at the clock, and whether it was evicted or the server shuts down
 
 
-@dataclass(eq=False)
-class Track:
-    """A text that is spoken in order with one configuration."""
-
-    config: SessionConfig
-    rest: str = ""  # the beginning of a sentence
-    says: bool | None = None  # whether the text so far has anything to speak; None before any text
-
-
-@dataclass(eq=False)
-class _Item:
-    """Something to be done in order: a stretch of whole sentences to be spoken, or a message to be sent after them."""
-
-    track: Track
-    work: Callable[[], Coroutine[Any, Any, None]]
-    request: SpeechRequest | None = None  # of a stretch that `work` speaks
-
-    @property
-    def num_characters(self) -> int:
-        return 0 if self.request is None else len(self.request.speech.text)
-
-
-class Protocol(ABC):
+class Protocol(Listener):
     """The messages of one kind of client."""
 
     messages: TypeAdapter[Any]
@@ -87,20 +64,7 @@ class Protocol(ABC):
     async def act(self, message: Any) -> None:
         """Act on a message."""
 
-    @abstractmethod
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:
-        """Send audio, and the words whose times became known with it."""
-
-    async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: B027
-        """Announce the audio of a stretch of text."""
-
-    async def finish(self, track: Track, seconds: float) -> None:  # noqa: B027
-        """Announce the end of the audio of a stretch of text."""
-
-    async def skip(self, error: NothingToSpeakError) -> None:  # noqa: B027
-        """Note that a stretch of text has nothing to speak."""
-
-    async def end(self) -> None:  # noqa: B027
+    async def end(self) -> None:
         """Announce that everything was spoken. Raises `S1MiniError`."""
 
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:  # noqa: ARG002
@@ -116,13 +80,16 @@ def read_options(socket: WebSocket, model: type[Options]) -> Options:
         raise from_validation(error.errors(include_url=False)) from None
 
 
-async def config_of(socket: WebSocket, voice: str | None, audio_format: AudioFormat, rate: int | None) -> SessionConfig:
+async def config_of(
+    socket: WebSocket, start: StartOptions, voice: str | None, audio_format: AudioFormat, rate: int | None
+) -> SessionConfig:
     """Return the configuration of a client that names its voice in the address. Raises `VoiceNotFoundError`."""
     state = socket.app.state
     name = await own_voice(state, voice)
     if name is not None:
         await asyncio.to_thread(state.engine.describe_voice, name)
-    return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate)
+    options = start.model_dump(include=set(StartOptions.model_fields))
+    return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate, **options)
 
 
 async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
@@ -138,7 +105,7 @@ async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -
 
 
 class Session:
-    """One WebSocket session: a reader that cuts text into sentences, and a speaker that generates them in order.
+    """One WebSocket session: reads messages, cuts their text into sentences, and has them spoken.
 
     It is idle while nothing waits to be spoken; an idle session may be evicted to make room for a new one.
     """
@@ -149,21 +116,17 @@ class Session:
         self._is_evicted = False
         self.is_ending = False  # no more text comes
         self._is_finished = asyncio.Event()  # everything was spoken
-        assert self.record.holding is not None
-        self._holding = self.record.holding  # the recordings of all sentences that wait, each once
-        self._recording: bytes | None = None
-        self._items: deque[_Item] = deque()  # including the one that is being spoken
-        self._has_changed = asyncio.Event()  # an item was added, or no more text comes
-        self._speaking: asyncio.Future[None] | None = None  # the first of `_items`
-        self._num_waiting = 0  # characters in `_items`
-        self.num_spoken = 0  # stretches
-        self.sent_s = 0.0  # seconds of audio that were sent
-        self._last_moved = time.monotonic()  # a message came, or something was spoken
+        self._last_message = time.monotonic()
+        self.queue = SpeechQueue(self.state, self.record, lambda: self.protocol, self._go_idle)
+        self._arriving: Track | None = None  # the track that got text last
+        self._last_text = self._last_message
+        self._has_moved = asyncio.Event()  # text arrived, all of it was spoken, or no more comes
         self.protocol = protocol(self)
 
     async def run(self) -> None:
         """Read and speak until both have ended, or one has failed."""
-        tasks = [asyncio.ensure_future(self._metered(work)) for work in (self._read(), self._speak())]
+        works = (self._read(), self._speak(), self._start_early())
+        tasks = [asyncio.ensure_future(self._metered(work)) for work in works]
         try:
             await asyncio.gather(*tasks)
             await self.protocol.end()
@@ -176,16 +139,10 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._forget()
+            self.queue.forget()
 
     def _metered(self, work: Coroutine[Any, Any, None]) -> Metered[None]:
         return Metered(work, self.state.accounts, self.record.client)
-
-    def _forget(self) -> None:
-        """Drop the recordings now: reference cycles keep this session until the garbage collector runs."""
-        self._items.clear()
-        self._recording = None
-        self._holding.set(Resource.BODY_BYTES, 0)
 
     def evict(self) -> None:
         self._is_evicted = True
@@ -210,7 +167,7 @@ class Session:
                 if finishing.done():
                     return
                 if receiving.done():
-                    self._last_moved = time.monotonic()
+                    self._last_message = time.monotonic()
                 self._check_limits(ends)
                 if not receiving.done():
                     continue
@@ -236,7 +193,7 @@ class Session:
             return
         if self.state.gate.is_draining:
             raise DrainingError("the server is shutting down; reconnect")
-        if not self._items and now - self._last_moved > self.protocol.idle_s:
+        if not self.queue and now - max(self._last_message, self.queue.last_moved) > self.protocol.idle_s:
             raise IdleError(f"no message arrived for {self.protocol.idle_s:g} s")
 
     async def _take(self, message: dict[str, Any]) -> None:
@@ -253,121 +210,90 @@ class Session:
             raise
         await self.protocol.act(parsed)
 
-    def set_recording(self, recording: bytes | None) -> None:
-        """Clone this recording from now on. Raises `BusyError` or `TooManyRequestsError`."""
-        self._recording = recording
-        self._count_recordings()
-
-    def _count_recordings(self, *, checked: bool = True) -> None:
-        """Charge the recordings that are still needed. Raises `BusyError` or `TooManyRequestsError`."""
-        requests = [item.request for item in self._items if item.request is not None]
-        recordings = [self._recording or b"", *(request.reference for request in requests)]
-        distinct = {id(recording): len(recording) for recording in recordings}
-        if self._items and (first := self._items[0].request) is not None:
-            distinct.pop(id(first.reference), None)  # charged by `speak`
-        self._holding.set(Resource.BODY_BYTES, sum(distinct.values()), checked=checked)
-
     async def add(self, track: Track, text: str) -> None:
         """Add text, and speak the sentences that are whole. Raises `TextError`."""
         # refused, since a client that is not read from cannot disconnect or answer a ping
         allowed = self.state.engine.config.max_text_length
-        ahead = self._num_waiting + len(text)
+        is_ssml = self._is_ssml(track, track.rest + text)
+        ahead = self.queue.num_waiting + len(text) + (len(track.rest) if is_ssml else 0)
         if ahead > allowed:
             raise TextError("text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed")
         track.says = bool(track.says)
-        text = track.rest + text
+        text, track.rest = track.rest + text, ""
+        cut = cut_documents if is_ssml else _cut_sentences
         if len(text) <= SMALL_TEXT:
-            whole, track.rest = cut_arriving(text)
+            pieces, track.rest = cut(text)
         else:
-            whole, track.rest = await in_turn(self.state, cut_arriving, text)
-        self._put(track, whole)
+            pieces, track.rest = await in_turn(self.state, cut, text)
+        for piece in pieces:
+            self._put(track, piece)
+        self._arriving, self._last_text = track, time.monotonic()
+        self._has_moved.set()
+
+    def _is_ssml(self, track: Track, text: str) -> bool:
+        """Return whether a text is SSML, which is spoken once a document is complete."""
+        is_accepted = track.config.text_type == "text" and self.state.engine.config.accept_ssml
+        return track.config.text_type == "ssml" or (is_accepted and text.lstrip().startswith("<speak"))
+
+    async def _start_early(self) -> None:
+        """Begin sentences that have not arrived completely, as `EarlyStart` says, when the client runs out of audio."""
+        while not self.is_ending:
+            self._has_moved.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._begin_sentence()):
+                    await self._has_moved.wait()
+
+    def _begin_sentence(self) -> float | None:
+        """Begin the arriving sentence if it is time; return seconds until the next look, None: when something moves."""
+        track, now = self._arriving, time.monotonic()
+        if track is None or self.queue or not track.rest:
+            return None
+        start = track.config.early_start(self.state.settings)
+        if start == EarlyStart() or track.config.text_type != "text" or self._is_ssml(track, track.rest):
+            return None
+        if (left_s := self.queue.runs_dry - LEAD_S - now) > 0:
+            return left_s
+        left_s = self._last_text + start.pause_s - now
+        piece, rest = start.cut(track.rest, has_paused=start.pause_s > 0 and left_s <= 0)
+        if piece:
+            track.rest = rest
+            self._put(track, piece, continues=not ends_sentence(piece))
+        return left_s if left_s > 0 and not piece else None
 
     def flush(self, track: Track, *, is_last: bool = False) -> None:
         """Speak also the sentence that has begun. `is_last` refuses a text that has nothing to speak."""
         text, track.rest = track.rest, ""
         self._put(track, text, is_last=is_last)
 
-    def _put(self, track: Track, text: str, *, is_last: bool = False) -> None:
+    def _put(self, track: Track, text: str, *, is_last: bool = False, continues: bool = False) -> None:
         if is_speakable(text):
             track.says = True
         elif not is_last or track.says is not False:
             return  # but a text without anything to speak from beginning to end goes to the engine, which refuses it
-        config, options = track.config, self.protocol.options
-        request = config.build(text, config.response_format, streams=True, reference_audio=self._recording, **options)
-        self._num_waiting += len(text)
-        self._append(_Item(track, partial(self._say, track, request), request))
+        if track.config.text_type == "marked":
+            voices, text = frozenset(self.state.engine.voice_names()), track.voice + text
+            track.voice = "" if (voice := last_voice(text, voices)) is None else f"[{voice}] "
+        self.queue.add(track, text, self.protocol.options, continues=continues)
         self.state.websockets.mark_busy(self)
 
-    def then(self, track: Track, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Call `work` after everything of the track that was added before, unless the track is cleared."""
-        self._append(_Item(track, work))
-
-    def _append(self, item: _Item) -> None:
-        self._items.append(item)
-        self._has_changed.set()
+    async def clear(self, track: Track) -> None:
+        """Drop the text of the track that is not spoken yet, and stop its audio at once."""
+        track.rest = track.voice = ""
+        await self.queue.clear(track)
 
     def end(self) -> None:
         """Close the session when everything is spoken."""
         self.is_ending = True
-        self._has_changed.set()
+        self.queue.close()
+        self._has_moved.set()
 
-    async def clear(self, track: Track) -> None:
-        """Drop what the track has not spoken, and stop its audio at once, which cancels the engine's request."""
-        track.rest = ""
-        speaking = self._items[0] if self._speaking is not None else None
-        for item in [item for item in self._items if item.track is track and item is not speaking]:
-            self._items.remove(item)
-            self._num_waiting -= item.num_characters
-        if self._speaking is not None and speaking is not None and speaking.track is track:
-            self._speaking.cancel()
-            await asyncio.wait({self._speaking})
-
-    @property
-    def current(self) -> Track | None:
-        """The track that is being spoken."""
-        return self._items[0].track if self._items else None
+    def _go_idle(self) -> None:
+        self.state.websockets.mark_idle(self)
+        self._has_moved.set()
 
     async def _speak(self) -> None:
-        while self._items or not self.is_ending:
-            if not self._items:
-                self._has_changed.clear()
-                await self._has_changed.wait()
-                continue
-            speaking = self._speaking = asyncio.ensure_future(self._metered(self._items[0].work()))
-            try:
-                await asyncio.wait({speaking})
-                if not speaking.cancelled():  # by `clear`
-                    speaking.result()
-            except NothingToSpeakError as error:
-                await self.protocol.skip(error)
-            finally:
-                speaking.cancel()
-                await asyncio.wait({speaking})
-            self._speaking = None
-            self._num_waiting -= self._items.popleft().num_characters
-            self._count_recordings(checked=False)  # `speak` has charged this one until now
-            if not self._items:
-                self.state.websockets.mark_idle(self)
-            self._last_moved = time.monotonic()
+        await self.queue.run()
         self._is_finished.set()
-
-    async def _say(self, track: Track, request: SpeechRequest) -> None:
-        state, before_s = self.state, self.record.audio_s
-        speech = await speak(state.engine, request, settings=state.settings, record=self.record)
-        try:
-            async with aclosing(cast("Any", speech.body)) as body:
-                await self.protocol.start(track, request, speech)
-                heard_s = before_s
-                async for piece in body:
-                    self._last_moved = time.monotonic()
-                    generated_s = self.record.audio_s
-                    await self.protocol.send_audio(track, piece, speech.take_words())
-                    self.sent_s += generated_s - heard_s
-                    heard_s = generated_s
-        finally:
-            speech.release()  # closing a body that has not begun releases nothing
-        self.num_spoken += 1
-        await self.protocol.finish(track, round(self.record.audio_s - before_s, 3))
 
     async def send(self, content: dict[str, Any]) -> None:
         if self._socket.application_state is WebSocketState.CONNECTED:
@@ -375,6 +301,11 @@ class Session:
 
     async def send_bytes(self, content: bytes) -> None:
         await self._socket.send_bytes(content)
+
+
+def _cut_sentences(text: str) -> tuple[list[str], str]:
+    whole, rest = cut_arriving(text)
+    return [whole], rest
 
 
 def _parse(text: str, protocol: Protocol) -> Any:

@@ -73,6 +73,17 @@ class ServerSettings(Settings):
         60.0, gt=0, description="maximum time without a message while no audio is being generated"
     )
 
+    # When the audio of text that is still arriving starts (WebSocket sessions, Wyoming).
+    start_at: Literal["sentence", "clause"] = Field(
+        "sentence", description="audio of arriving text starts after a sentence, or already after a clause"
+    )
+    start_words: int = Field(
+        0, ge=0, le=100, description="audio of arriving text starts after at most this many words; 0: no limit"
+    )
+    start_pause_s: float = Field(
+        0.0, ge=0, le=60, description="audio of arriving text starts when no text arrives for this long; 0: it waits"
+    )
+
     # Limits on the duration of a response.
     request_timeout_s: float = Field(
         300.0,

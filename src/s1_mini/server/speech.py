@@ -29,7 +29,7 @@ from s1_mini.server.schemas import SpeechRequest
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.server.settings import ServerSettings
-    from s1_mini.types import AudioChunk, Word
+    from s1_mini.types import AudioChunk, SpokenMark, Word
 
 T = TypeVar("T")
 
@@ -46,6 +46,14 @@ class _Deadline(NamedTuple):
 
     def error(self, what: str, way_out: str = "shorten the text") -> RequestTimeoutError:
         return RequestTimeoutError(f"{what} took longer than {self.allowed_s:g} s; {way_out}")
+
+
+@dataclass(frozen=True)
+class Times:
+    """When words of a text are spoken, and marks of its SSML are reached."""
+
+    words: list[Word] = field(default_factory=list)
+    marks: list[SpokenMark] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -66,13 +74,14 @@ class AudioResponse:
     content: bytes | None = None  # all bytes, if not streamed; `body` yields the same
     audio_seconds: float = 0.0  # duration; set for responses that are not streamed
     finish_reason: str = "stop"
-    words: list[Word] = field(default_factory=list)  # words whose times are known, until `take_words`
+    times: Times = field(default_factory=Times)  # known, until `take_times`
 
-    def take_words(self) -> list[Word]:
-        """Return the words whose times became known since the last call."""
-        words = self.words.copy()
-        self.words.clear()
-        return words
+    def take_times(self) -> Times:
+        """Return the words and marks whose times became known since the last call."""
+        taken = Times(self.times.words.copy(), self.times.marks.copy())
+        self.times.words.clear()
+        self.times.marks.clear()
+        return taken
 
     def release(self) -> None:
         """Stop charging the client for it."""
@@ -104,8 +113,8 @@ async def speak(
         cleanup.callback(holding.release)
         holding.set(Resource.REQUESTS, 1)
         holding.set(Resource.BODY_BYTES, len(request.reference))
-        words: list[Word] = []
-        chunks = _generate(engine, request, record, holding, words)
+        times = Times()
+        chunks = _generate(engine, request, record, holding, times)
         deadline = _Deadline.after(settings.request_timeout_s)
         if request.streams:
             end = _Deadline.after(settings.stream_timeout_s)
@@ -113,13 +122,13 @@ async def speak(
         else:
             response = await _whole(chunks, request, deadline, record, holding)
         cleanup.pop_all()
-    return replace(response, words=words)
+    return replace(response, times=times)
 
 
 async def _generate(
-    engine: ProductionTTSEngine, request: SpeechRequest, record: RequestLog, holding: Holding, words: list[Word]
+    engine: ProductionTTSEngine, request: SpeechRequest, record: RequestLog, holding: Holding, times: Times
 ) -> AsyncIterator[AudioChunk]:
-    """Yield the engine's chunks and record their figures and words. Closing the generator cancels the request."""
+    """Yield the engine's chunks and record their figures and times. Closing the generator cancels the request."""
     profile = request.speech.chunk_profile or ("ttfa" if request.streams else "throughput")
     flow = (record.client, record.id)  # clients take turns in the queue, as do the requests of a client
     chunks = engine.speak_async(replace(request.speech, chunk_profile=profile, flow=flow), streams=request.streams)
@@ -133,7 +142,8 @@ async def _generate(
         async with aclosing(chunks):
             async for chunk in chunks:
                 record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
-                words += chunk.words
+                times.words.extend(chunk.words)
+                times.marks.extend(chunk.marks)
                 if request.streams and holding.get(Resource.AUDIO_BYTES):
                     charge_unread()
                 yield chunk

@@ -16,12 +16,13 @@ from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, Field, TypeAdapter
 
 from s1_mini.audio.reference import read_recording
-from s1_mini.exceptions import NothingToSpeakError
+from s1_mini.exceptions import NothingToSpeakError, RequestError
 from s1_mini.server.bodies import in_turn
+from s1_mini.server.errors import describe
 from s1_mini.server.schemas import InputClear, InputDone, InputText, SessionConfig, SpeechRequest, decode_base64
-from s1_mini.server.session import Protocol, Session, Track, converse
-from s1_mini.server.speech import AudioResponse
-from s1_mini.types import Word
+from s1_mini.server.session import Protocol, Session, converse
+from s1_mini.server.speech import AudioResponse, Times
+from s1_mini.server.speech_queue import Track
 
 router = APIRouter()
 
@@ -56,7 +57,9 @@ class OwnProtocol(Protocol):
         match message:
             case InputClear():
                 await session.clear(self._track)
-                await session.send({"type": "input.cleared", "seconds": round(session.sent_s, 3)})
+                sent_s = round(self._track.sent_s, 3)
+                played = {} if message.played_s is None else {"played_s": min(message.played_s, sent_s)}
+                await session.send({"type": "input.cleared", "seconds": sent_s} | played)
             case _ if session.is_ending:
                 pass
             case SessionConfig():
@@ -76,8 +79,8 @@ class OwnProtocol(Protocol):
         if recording is not None:
             read_recording(recording, state.engine.config.max_reference_bytes)
         state.engine.description.check(config.build("", config.response_format).speech)
-        self._track.config = config
-        self.session.set_recording(recording)
+        self._track.config, self._track.voice = config, ""
+        self.session.queue.set_recording(recording)
 
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
         start: dict[str, Any] = {
@@ -87,26 +90,31 @@ class OwnProtocol(Protocol):
         }
         if request.return_spoken_text:
             start["spoken_text"] = speech.spoken_text
-        number = {"type": "audio.start", "index": self.session.num_spoken}
+        number = {"type": "audio.start", "index": self.session.queue.num_spoken}
         await self.session.send(number | start | self._warning(speech.warning))
 
-    async def send_audio(self, track: Track, piece: bytes, words: list[Word]) -> None:  # noqa: ARG002
-        if words:
-            times = [asdict(word) for word in words]
-            await self.session.send({"type": "audio.words", "index": self.session.num_spoken, "words": times})
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
+        number = {"index": self.session.queue.num_spoken}
+        if times.words:
+            await self.session.send({"type": "audio.words"} | number | {"words": list(map(asdict, times.words))})
+        if times.marks:
+            await self.session.send({"type": "audio.marks"} | number | {"marks": list(map(asdict, times.marks))})
         await self.session.send_bytes(piece)
 
     async def finish(self, track: Track, seconds: float) -> None:  # noqa: ARG002
-        await self.session.send({"type": "audio.done", "index": self.session.num_spoken - 1, "seconds": seconds})
+        await self.session.send({"type": "audio.done", "index": self.session.queue.num_spoken - 1, "seconds": seconds})
+
+    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
+        await self.session.send({"type": "audio.error", "text": text} | describe(error, self.session.record.id))
 
     async def skip(self, error: NothingToSpeakError) -> None:
         self._unspeakable = self._unspeakable or error
         self._warnings += [error.warning] if error.warning else []
 
     async def end(self) -> None:
-        if self._unspeakable is not None and not self.session.num_spoken:
+        if self._unspeakable is not None and not self.session.queue.num_spoken:
             raise self._unspeakable
-        await self.session.send({"type": "session.done", "sentences": self.session.num_spoken} | self._warning())
+        await self.session.send({"type": "session.done", "sentences": self.session.queue.num_spoken} | self._warning())
 
     def _warning(self, warning: str | None = None) -> dict[str, str]:
         """Return the field `warning` for the next message, if any, and clear it."""

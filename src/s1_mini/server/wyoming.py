@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -29,10 +30,10 @@ from s1_mini.server.bodies import check_structure
 from s1_mini.server.errors import BodyError, ClientGoneError, IdleError, InvalidError, code_of, message_of, row_of
 from s1_mini.server.limits import LINGER_S, UNREAD_CHECK_S
 from s1_mini.server.record import RequestLog, sane_id
-from s1_mini.server.schemas import SpeechRequest
+from s1_mini.server.schemas import SpeechRequest, StartOptions
 from s1_mini.server.speech import speak
 from s1_mini.server.voice_names import own_voice
-from s1_mini.text.split import cut_arriving
+from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import TTSRequest, VoiceInfo
 from s1_mini.version import __version__
@@ -150,13 +151,15 @@ class _Connection:
             raise BodyError(f"malformed Wyoming event: {error}") from None
         return Event(fields["type"], data), len(head) + sum(sizes)
 
-    async def _next(self) -> Event:
-        """Return the next event. Raises `IdleError` if none arrives."""
+    async def _next(self, pause_s: float = 0.0) -> Event | None:
+        """Return the next event, None if none arrives for `pause_s`, if that is not 0. Raises `IdleError`."""
         idle_s = self._state.settings.websocket_idle_s
         try:
-            async with asyncio.timeout(idle_s):
+            async with asyncio.timeout(pause_s or idle_s):
                 item = await self._events.get()
         except TimeoutError:
+            if pause_s:
+                return None
             raise IdleError(f"no event arrived for {idle_s:g} s") from None
         if isinstance(item, S1MiniError):
             raise item
@@ -173,6 +176,7 @@ class _Connection:
             while True:
                 connections.mark_idle(transport)
                 event = await self._next()
+                assert event is not None
                 connections.mark_busy(transport)
                 if Describe.is_type(event.type):
                     await self._describe()
@@ -228,13 +232,15 @@ class _Connection:
         if (refused := self._state.gate.admission(record)) is not None:
             raise refused
 
-    async def _say(self, texts: AsyncIterator[str], options: dict[str, Any], record: RequestLog) -> None:
+    async def _say(self, texts: AsyncIterator[tuple[str, bool]], options: dict[str, Any], record: RequestLog) -> None:
+        """Speak texts; the flag of each says whether its sentence goes on in the next one."""
         state, rate = self._state, 0
         refused: S1MiniError = TextError("text", "is empty; send at least one letter, number or symbol")
-        async for text in texts:
+        async for text, continues in texts:
             if not is_speakable(text):
                 continue
-            request = SpeechRequest(TTSRequest.of(text, on_unsupported="skip", **options), "pcm", streams=True)
+            tts_request = replace(TTSRequest.of(text, on_unsupported="skip", **options), continues=continues)
+            request = SpeechRequest(tts_request, "pcm", streams=True)
             try:
                 speech = await speak(state.engine, request, settings=state.settings, record=record)
             except NothingToSpeakError as error:  # an error only if there is nothing else to speak
@@ -250,14 +256,21 @@ class _Connection:
             raise refused
         await self._send(AudioStop())
 
-    async def _texts(self, *, cuts: bool) -> AsyncIterator[str]:
-        """Yield whole sentences as the text arrives; without `cuts`, all of it at its end."""
-        rest = ""
-        while not SynthesizeStop.is_type((event := await self._next()).type):
-            # Home Assistant also sends all of the text as `synthesize`, for servers that do not stream.
-            if not SynthesizeChunk.is_type(event.type):
-                continue
-            rest += _text_of(event)
+    async def _texts(self, *, cuts: bool) -> AsyncIterator[tuple[str, bool]]:
+        """Yield whole sentences as the text arrives; without `cuts`, all of it at its end.
+
+        The settings may allow that the first text is only the beginning of a sentence.
+        """
+        rest, pause_s, start = "", 0.0, StartOptions().early_start(self._state.settings)
+        while True:
+            event = await self._next(pause_s)
+            if event is not None and SynthesizeStop.is_type(event.type):
+                break
+            if event is not None:
+                # Home Assistant also sends all of the text as `synthesize`, for servers that do not stream.
+                if not SynthesizeChunk.is_type(event.type):
+                    continue
+                rest += _text_of(event)
             if (allowed := self._state.engine.config.max_text_length) < len(rest):
                 raise TextError(
                     "text", f"has over {allowed} characters; send smaller chunks, or less text if it is SSML"
@@ -265,8 +278,14 @@ class _Connection:
             if not cuts:
                 continue
             whole, rest = cut_arriving(rest)
-            yield whole
-        yield rest
+            beginning = ""
+            if not whole:
+                beginning, rest = start.cut(rest, has_paused=event is None)
+            if whole or beginning:
+                start = EarlyStart()
+            pause_s = start.pause_s if event is not None else 0.0
+            yield whole or beginning, bool(beginning) and not ends_sentence(beginning)
+        yield rest, False
 
     async def _options(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a request: its voice and the format of its text. Raises `InvalidError`."""
@@ -330,5 +349,5 @@ def _text_of(event: Event) -> str:
     return text
 
 
-async def _single(text: str) -> AsyncIterator[str]:
-    yield text
+async def _single(text: str) -> AsyncIterator[tuple[str, bool]]:
+    yield text, False

@@ -188,9 +188,15 @@ class TextForm:
         return cls(language, None if alphabet is None else frozenset(alphabet))
 
     def script(
-        self, text: str, max_length: int, *, choice: Normalize = "auto", on_unsupported: OnUnsupported = "error"
+        self,
+        text: str,
+        max_length: int,
+        *,
+        choice: Normalize = "auto",
+        on_unsupported: OnUnsupported = "error",
+        continues: bool = False,
     ) -> NormalizedText:
-        """Return the spoken form of a request's `text`.
+        """Return the spoken form of a request's `text`; if it `continues`, it is the beginning of a sentence.
 
         `max_length` bounds the characters of the text and of its spoken form. Raises the errors of `tidied`,
         `TextError` for a spoken form that is too long or for an unsupported character unless those are skipped, and
@@ -210,7 +216,9 @@ class TextForm:
         warnings = [_skipped(unsupported)] if unsupported else []
         if (other := self._other_language(tidy)) is not None:
             warnings.append(other)
-        return NormalizedText(self._ended(fitting) if is_read else fitting, " ".join(warnings) or None)
+        return NormalizedText(
+            self._ended(fitting, "," if continues else ".") if is_read else fitting, " ".join(warnings) or None
+        )
 
     def transcript(self, text: str) -> str:
         """Normalize the transcript of a reference, which was validated before; raises nothing."""
@@ -230,10 +238,10 @@ class TextForm:
             raise NothingToSpeakError("text", self._nothing(text, ""))
         return tidied(said, max_length)
 
-    def _ended(self, text: str) -> str:
-        """Add a full stop: a voice trained on sentences may stop before it says a bare "Hi"."""
-        is_open = text[-1:].isalnum() and self.alphabet is not None and "." in self.alphabet
-        return f"{text}." if is_open else text
+    def _ended(self, text: str, mark: str) -> str:
+        """Add a mark: a voice trained on sentences may stop before it says a bare "Hi"."""
+        is_open = text[-1:].isalnum() and self.alphabet is not None and mark in self.alphabet
+        return f"{text}{mark}" if is_open else text
 
     def _nothing(self, text: str, unsupported: str) -> str:
         shown = reprlib.repr(text)

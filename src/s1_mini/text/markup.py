@@ -16,12 +16,11 @@ from s1_mini.text.lexicon import Lexicon
 from s1_mini.text.say_as import say_as
 from s1_mini.text.tidy import PARAGRAPH_BREAK, is_speakable
 from s1_mini.text.xml_reader import error_at, read_xml
-from s1_mini.types import MIN_GAIN_DB
+from s1_mini.types import JOINT_S, MIN_GAIN_DB
 
 MAX_PAUSE_S = 10.0  # Polly's limit
 MAX_TOTAL_PAUSE_S = 300.0  # of one request; silence also costs memory
 MAX_SEGMENTS = 500
-JOINT_S = 0.12  # between segments without a pause, as between the sentences of a text (`core/speech.py`)
 
 STRENGTHS = {"none": 0.0, "x-weak": 0.0, "weak": 0.1, "medium": 0.25, "strong": 0.5, "x-strong": 0.8}
 RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.5}
@@ -37,6 +36,7 @@ _TIME = re.compile(r"\+?(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})\s?(ms|s)")
 _RATE = re.compile(r"([+-]?)(\d{1,6}(?:\.\d{0,6})?)(%?)")
 _VOLUME = re.compile(r"([+-]\d{1,6}(?:\.\d{0,6})?)dB", re.IGNORECASE)
 _SSML = re.compile(r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?<speak[\s>](?s:.*)</speak\s*>\s*")
+_DOCUMENT_END = re.compile(r"(?s:<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z))|(?P<end></speak\s*>)")
 _BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{0,63}))\](?!\()")
 
 _LEFTOVER = re.compile(
@@ -45,10 +45,13 @@ _LEFTOVER = re.compile(
 
 
 class Mark(NamedTuple):
-    """A named place in the text of a segment."""
+    """A named place in the text of a segment, of an element that is characters start … stop of the source."""
 
     name: str
     position: int
+    start: int
+    stop: int
+    pause_s: float = 0.0  # explicit pause between the mark and the text after it
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,22 @@ class _Run:
 def is_ssml(source: str) -> bool:
     """Return whether all of a text is one `<speak>` element."""
     return _SSML.fullmatch(source) is not None
+
+
+def cut_documents(text: str) -> tuple[list[str], str]:
+    """Cut SSML that is still arriving: the documents that are complete, and the rest."""
+    documents, begin = [], 0
+    for found in _DOCUMENT_END.finditer(text):
+        if found["end"]:
+            documents.append(text[begin : found.end()])
+            begin = found.end()
+    return documents, text[begin:]
+
+
+def last_voice(text: str, voices: Container[str]) -> str | None:
+    """Return the name in the last mark of a voice, in a text with marks in brackets."""
+    names = [found[2].lower() for found in _BRACKETS.finditer(text) if found[2]]
+    return next((name for name in reversed(names) if name in voices), None)
 
 
 def read_text(source: str, lexicon: Lexicon) -> Markup:
@@ -140,7 +159,7 @@ class _Builder:
         self.style = _Style()
         self._source, self._lexicon = source, lexicon
         self._segments: list[Segment] = []
-        self._runs: list[_Run | str] = []  # a str is the name of a mark
+        self._runs: list[_Run | Mark] = []
         self._run_style = self.style
         self._pause_s: float | None = None  # explicit pause before the next text
         self._gap_s = 0.0  # pause of a paragraph, only between two texts
@@ -161,8 +180,8 @@ class _Builder:
         last.starts.extend(range(start, start + len(text)) if stop is None else [start] * len(text))
         last.stops.extend(range(start + 1, start + len(text) + 1) if stop is None else [stop] * len(text))
 
-    def mark(self, name: str) -> None:
-        self._runs.append(name)
+    def mark(self, name: str, start: int, stop: int) -> None:
+        self._runs.append(Mark(name, 0, start, stop, -(self._pause_s or 0.0)))
 
     def pause(self, seconds: float, offset: int) -> None:
         self._flush()
@@ -178,11 +197,15 @@ class _Builder:
 
     def finish(self, ignored: Iterable[str] = ()) -> Markup:
         self._flush()
-        marks = tuple(Mark(each, 0) for each in self._runs if isinstance(each, str))
+        marks = tuple(self._placed(each, 0) for each in self._runs if isinstance(each, Mark))
         if self._pause_s or marks or not self._segments:
             self._segments.append(Segment("", pause_before_s=self._pause_s or 0.0, marks=marks))
         warning = f"Ignored markup that this engine does not support: {', '.join(ignored)}." if ignored else None
         return Markup(tuple(self._segments), warning)
+
+    def _placed(self, mark: Mark, position: int) -> Mark:
+        """Return a mark of the segment that ends now; its `pause_s` was minus the pause before it."""
+        return mark._replace(position=position, pause_s=mark.pause_s + (self._pause_s or 0.0))
 
     def _flush(self) -> None:
         """End the segment; one with only punctuation and white space is dropped."""
@@ -191,8 +214,8 @@ class _Builder:
         stops: list[int] = []
         marks: list[Mark] = []
         for run in self._runs:
-            if isinstance(run, str):
-                marks.append(Mark(run, len(starts)))
+            if isinstance(run, Mark):
+                marks.append(run._replace(position=len(starts)))
                 continue
             text, begin = "".join(run.parts), 0
             for match in () if run.is_fixed else self._lexicon.find(text):
@@ -205,16 +228,17 @@ class _Builder:
             stops += run.stops[begin:]
         text = "".join(parts)
         if not is_speakable(text):
-            self._runs = [mark.name for mark in marks]
+            self._runs = list(marks)
             return
         if self._segments and (leftover := _LEFTOVER.match(text)):
             text, starts, stops = text[leftover.end() :], starts[leftover.end() :], stops[leftover.end() :]
-            marks = [Mark(mark.name, max(0, mark.position - leftover.end())) for mark in marks]
+            marks = [mark._replace(position=max(0, mark.position - leftover.end())) for mark in marks]
         style = self._run_style
         pause_s = (self._pause_s or 0.0) + (self._gap_s if self._segments else 0.0)
         if self._segments and self._pause_s is None and not self._gap_s:
             pause_s = JOINT_S
-        segment = Segment(text, *style, pause_s, tuple(marks), tuple(starts), tuple(stops))
+        placed = tuple(self._placed(mark, mark.position) for mark in marks)
+        segment = Segment(text, *style, pause_s, placed, tuple(starts), tuple(stops))
         if len(self._segments) == MAX_SEGMENTS:
             raise error_at(self._source, segment.starts[0], f"more than {MAX_SEGMENTS} parts; send several requests")
         self._segments.append(segment)
@@ -242,7 +266,6 @@ class _SsmlReader:
         self._open: list[_Element] = []
         self._starts: dict[str, Callable[[_Element], None]] = {
             "break": self._break,
-            "mark": lambda each: self.builder.mark(self._required(each, "name")),
             "p": lambda _: self.builder.paragraph(),
             "s": lambda each: self.builder.add(PARAGRAPH_BREAK, each.offset, each.offset, is_fixed=True),
             "prosody": self._prosody,
@@ -291,6 +314,10 @@ class _SsmlReader:
             self.builder.add(PARAGRAPH_BREAK, offset, offset, is_fixed=True)
         elif name == "p":
             self.builder.paragraph()
+        elif name == "mark":
+            is_one_tag = self._source.endswith("/>", 0, offset)  # then this is its end, otherwise its closing tag
+            stop = offset if is_one_tag else self._source.index(">", offset) + 1
+            self.builder.mark(self._required(element, "name"), element.offset, stop)
         self.builder.style = element.outer
 
     def _break(self, element: _Element) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from dataclasses import dataclass
 from itertools import pairwise
 
 from s1_mini.exceptions import ParameterError
@@ -42,6 +43,7 @@ def _num_flag_letters(text: str) -> int:
 
 
 MAX_REST = 1000  # characters of arriving text that may wait for the end of a sentence
+MIN_CLAUSE_BYTES = 12  # of a clause that is spoken by itself: most of a second, in which the next one is generated
 
 _WIDE_ENDS = "。！？｡"  # end a sentence without a space after them
 _ENDS = ".!?…؟۔।॥" + _WIDE_ENDS
@@ -53,6 +55,7 @@ _SENTENCE_END = re.compile(
     rf"(?P<close>(?:[{_CLOSERS}]|[{_EITHER}](?=[\s{_CLOSERS}]|$))*(?:\s[»›)\]]+(?=\s|$))?)"  # also the spaced " »"
     r"(?P<space>\s*)"
 )
+_CLAUSE_MARKS = ";:,،؛-–—、，；：…"
 _CLAUSE_END = re.compile(
     rf"(?P<mark>[;:,،؛][{_CLOSERS}]*(?=\s)|(?<=\s)[-–](?=\s)|—+|[、，；：…]+[{_CLOSERS}]*)"
     r"\s?"
@@ -113,6 +116,48 @@ def split_arriving(text: str) -> tuple[str, str]:
         return "", ""
     *whole, rest = sentences
     return "".join(whole).strip(), rest.rstrip() + (" " if text[-1:].isspace() else "")
+
+
+@dataclass(frozen=True)
+class EarlyStart:
+    """When the beginning of a sentence is spoken before the rest has arrived. By default never."""
+
+    at_clause: bool = False  # after a clause
+    num_words: int = 0  # after at least this many words; 0: never
+    pause_s: float = 0.0  # when no text has arrived for this long; 0: never
+
+    def cut(self, text: str, *, has_paused: bool = False) -> tuple[str, str]:
+        """Cut the beginning of a sentence that is spoken now from the rest. Either part may be empty.
+
+        Numbers are not cut, because how they are read depends on the words around them.
+        """
+        if has_paused and ends_sentence(text):
+            return text.strip(), ""
+        if has_paused and text[-1:] in _CLAUSE_MARKS:
+            text += " "
+        cut = 0
+        if has_paused or self.at_clause:
+            ends = (found.end("mark") for found in _CLAUSE_END.finditer(text) if _may_cut(text, found.end("mark")))
+            cut = max((end for end in ends if has_paused or _num_bytes(text[:end]) >= MIN_CLAUSE_BYTES), default=0)
+        if has_paused or (self.num_words and not cut):
+            spaces = [found.start() for found in re.finditer(r"\s+", text) if _may_cut(text, found.start())]
+            after = max(spaces, default=0)
+            if len(text[:after].split()) >= (1 if has_paused else self.num_words):
+                cut = max(cut, after)
+        return text[:cut].strip(), text[cut:].lstrip()
+
+
+def ends_sentence(text: str) -> bool:
+    """Return whether a text ends with the end of a sentence, as far as it is certain without the text after it."""
+    line = " ".join(text.split()) + " "
+    return any(found.end() == len(line) and _is_sentence_end(line, found) for found in _SENTENCE_END.finditer(line))
+
+
+def _may_cut(text: str, cut: int) -> bool:
+    """Return whether an unfinished sentence may be cut here: after a word or its clause mark, but not at a number."""
+    word, following = text[:cut].rstrip(_CLAUSE_MARKS + _CLOSERS + " "), text[cut:].lstrip()
+    is_known = bool(following) or text[cut:].isspace()  # a mark at the very end may go on
+    return is_known and word[-1:].isalpha() and not following[:1].isdigit() and not would_tear(text, cut)
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
