@@ -29,7 +29,7 @@ from s1_mini.server.errors import InvalidError
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
 from s1_mini.server.session import Protocol, Session, Track, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse
-from s1_mini.types import Word
+from s1_mini.types import MAX_SEED, Word
 
 router = APIRouter()
 
@@ -43,6 +43,7 @@ class Options(BaseModel):
     inactivity_timeout: float | None = Field(None, gt=0)  # seconds, at most the server's own limit
     auto_mode: bool = False  # each message is a whole sentence
     sync_alignment: bool = False  # times count from the start of the context instead of the previous message
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)  # the same seed gives the same audio
 
 
 class Message(BaseModel):
@@ -72,6 +73,8 @@ async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) 
     """Run a session. Raises `InvalidError` for a parameter, and `VoiceNotFoundError`."""
     options = read_options(socket, Options)
     config = await config_of(socket, voice, *parse_format(options.output_format))
+    if options.seed is not None:
+        config.seed = options.seed
     await converse(socket, partial(protocol, options=options, config=config))
 
 
