@@ -187,6 +187,8 @@ class TTSRequest:
     word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
     text_type: TextType = "text"  # how `text` is read: as it is, as SSML, or with marks
     lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words, at most 256
+    # Other names of voices that the markup may use, in small letters; None stands for the voice of the request.
+    voice_names: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
     flow: tuple[str, str] = ("", "")

@@ -153,6 +153,21 @@ def test_refusals_have_the_names_of_polly_and_our_messages(
     assert expected[2] in message
 
 
+def test_ssml_may_use_the_names_of_polly_s_voices(small_engine: ProductionTTSEngine, tone: np.ndarray) -> None:
+    ssml = {"Text": '<speak><voice name="Brian">Hi.</voice></speak>', "TextType": "ssml", "VoiceId": "Joanna"}
+    small_engine.add_voice("robin", tone, "Ah.")
+    try:
+        with serving(small_engine, voice_names={"Brian": "robin"}) as door:
+            named, own = (
+                client_of(door).synthesize_speech(**fields, OutputFormat="pcm")["AudioStream"].read()
+                for fields in (ssml, {"Text": "Hi.", "VoiceId": "robin"})
+            )
+    finally:
+        small_engine.delete_voice("robin")
+
+    assert named == own
+
+
 def test_the_access_key_id_is_the_api_key(small_engine: ProductionTTSEngine) -> None:
     with serving(small_engine, api_key="opensesame") as door:
         spoken = client_of(door, "opensesame").synthesize_speech(**TEXT, OutputFormat="pcm")["AudioStream"].read()

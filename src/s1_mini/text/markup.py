@@ -42,6 +42,9 @@ _BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{
 _LEFTOVER = re.compile(r"\s*[.,;:!?)\]\"'”’]{1,8}(?=\s)")  # end of a sentence whose words are in the segment before
 
 
+LexiconOf = Callable[[str | None], Lexicon]  # by the voice that the markup names; None: that of the request
+
+
 class Mark(NamedTuple):
     """A named place in the text of a segment."""
 
@@ -91,19 +94,19 @@ def is_ssml(source: str) -> bool:
     return _SSML.fullmatch(source) is not None
 
 
-def read_text(source: str, lexicon: Lexicon) -> Markup:
+def read_text(source: str, lexicon_of: LexiconOf) -> Markup:
     """Return a text without markup as a segment, with the respellings of a lexicon."""
-    builder = _Builder(source, lexicon)
+    builder = _Builder(source, lexicon_of)
     builder.add(source, 0)
     return builder.finish()
 
 
-def read_marked(source: str, lexicon: Lexicon, voices: Container[str]) -> Markup:
+def read_marked(source: str, lexicon_of: LexiconOf, voices: Container[str]) -> Markup:
     """Return the segments of a text with `[pause 0.5s]` and `[voice]`. Raises `MarkupError`.
 
     Other brackets, and names that are not in `voices`, stay text.
     """
-    builder, end = _Builder(source, lexicon), 0
+    builder, end = _Builder(source, lexicon_of), 0
     for found in _BRACKETS.finditer(source):
         pause, name = found.groups()
         if pause is not None:
@@ -121,9 +124,9 @@ def read_marked(source: str, lexicon: Lexicon, voices: Container[str]) -> Markup
     return builder.finish()
 
 
-def read_ssml(source: str, lexicon: Lexicon, language: str | None = None) -> Markup:
+def read_ssml(source: str, lexicon_of: LexiconOf, language: str | None = None) -> Markup:
     """Return the segments of an SSML document; `language` is that of numbers in `<say-as>`. Raises `MarkupError`."""
-    reader = _SsmlReader(source, lexicon, language)
+    reader = _SsmlReader(source, lexicon_of, language)
     read_xml(source, reader)
     return reader.builder.finish(reader.ignored)
 
@@ -131,9 +134,9 @@ def read_ssml(source: str, lexicon: Lexicon, language: str | None = None) -> Mar
 class _Builder:
     """Collects runs of text to segments: a new one begins where the style changes or a pause is made."""
 
-    def __init__(self, source: str, lexicon: Lexicon) -> None:
+    def __init__(self, source: str, lexicon_of: LexiconOf) -> None:
         self.style = _Style()
-        self._source, self._lexicon = source, lexicon
+        self._source, self._lexicon_of = source, lexicon_of
         self._segments: list[Segment] = []
         self._runs: list[_Run | str] = []  # a str is the name of a mark
         self._run_style = self.style
@@ -185,12 +188,13 @@ class _Builder:
         starts: list[int] = []
         stops: list[int] = []
         marks: list[Mark] = []
+        lexicon = self._lexicon_of(self._run_style.voice)
         for run in self._runs:
             if isinstance(run, str):
                 marks.append(Mark(run, len(starts)))
                 continue
             text, begin = "".join(run.parts), 0
-            for match in () if run.is_fixed else self._lexicon.find(text):
+            for match in () if run.is_fixed else lexicon.find(text):
                 parts += text[begin : match.start], match.respelling
                 starts += run.starts[begin : match.start] + [run.starts[match.start]] * len(match.respelling)
                 stops += run.stops[begin : match.start] + [run.stops[match.stop - 1]] * len(match.respelling)
@@ -230,8 +234,8 @@ class _Element:
 class _SsmlReader:
     """Turns the elements of an SSML document into calls of a builder."""
 
-    def __init__(self, source: str, lexicon: Lexicon, language: str | None) -> None:
-        self.builder = _Builder(source, lexicon)
+    def __init__(self, source: str, lexicon_of: LexiconOf, language: str | None) -> None:
+        self.builder = _Builder(source, lexicon_of)
         self.ignored: dict[str, None] = {}  # in order
         self._source, self._language = source, language
         self._open: list[_Element] = []
