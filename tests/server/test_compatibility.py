@@ -27,6 +27,7 @@ from waiting import EVENTUALLY_S
 elevenlabs = pytest.importorskip("elevenlabs", reason="pip install -r requirements-test.lock.txt")
 
 TEXT = "Hi."
+PLS = "<lexicon><lexeme><grapheme>hi</grapheme><alias>hello</alias></lexeme></lexicon>"
 SOCKETS = ("stream_input", "multi_stream_input")
 ROUTE_OF = {route.key: route for route in ROUTES}
 Send = Callable[[dict[str, Any]], Any]
@@ -53,6 +54,7 @@ def senders(door: Door) -> Iterator[dict[str, Send]]:
     ):
         text_to_speech = elevenlabs.ElevenLabs(base_url=door.url, api_key="none", httpx_client=plain).text_to_speech
         polly = polly_of(door)
+        polly.put_lexicon(Name="names", Content=PLS)
 
         def speak_openai(changes: dict[str, Any]) -> bytes:
             base = {"input": TEXT, "model": "tts-1", "voice": "clara", "response_format": "pcm"}
@@ -238,12 +240,19 @@ def test_the_table_has_each_method_of_the_client(api: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "operation", [each for operations in OPERATIONS.values() for each in operations if "WebSocket" not in each.route]
+    ("api", "operation"),
+    [(api, each) for api, operations in OPERATIONS.items() for each in operations if "WebSocket" not in each.route],
 )
-def test_a_method_s_route_exists_or_is_missing_as_the_table_says(door: Door, operation: Operation) -> None:
+def test_a_method_s_route_exists_or_is_missing_as_the_table_says(door: Door, api: str, operation: Operation) -> None:
     method, path = operation.route.split()
+    signature = "AWS4-HMAC-SHA256 Credential=any/20261125/us-east-1/polly/aws4_request, SignedHeaders=host"
     with door.client() as http:
-        answer = http.request(method, re.sub(r"\{\w+\}", "some", path), json={} if method == "POST" else None)
+        answer = http.request(
+            method,
+            re.sub(r"\{\w+\}", "some", path),
+            json={} if method in ("POST", "PUT") else None,
+            headers={"Authorization": signature} if api == "Amazon Polly" else {},
+        )
 
     is_missing = answer.is_error and answer.json()["error"]["code"] in ("not_found", "method_not_allowed")
     is_missing &= "unknown model" not in answer.text
