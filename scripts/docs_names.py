@@ -10,7 +10,8 @@ import griffe
 
 NAME = re.compile(r"(?<!\[)`([A-Z]\w+)(\.\w+)?`(?!\])")
 COMMENT = re.compile(r"  # (.*)")
-OPTIONS = ("types.TTSRequest", "types.SamplingParams")  # describe the keywords of `types.SharedOptions`
+# The classes that describe keywords, by the class that lists them
+OPTIONS = {"types.SharedOptions": "types.TTSRequest", "types.SamplingOptions": "types.SamplingParams"}
 
 
 class Names(griffe.Extension):
@@ -29,10 +30,9 @@ class Names(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Describe the keywords of requests, and link the public names in all docstrings."""
-        for path in OPTIONS:
-            for name, field in pkg[path].members.items():
-                if option := pkg["types.SharedOptions"].members.get(name):
-                    option.docstring = field.docstring
+        for listed, described in OPTIONS.items():
+            for name, option in pkg[listed].members.items():
+                option.docstring = pkg[described].members[name].docstring
 
         def link(found: "re.Match[str]") -> str:
             is_public = found[1] in pkg.members and not (found[2] and found[2][1:] not in pkg[found[1]].all_members)

@@ -48,6 +48,7 @@ class Operation(NamedTuple):
 WORDS = {"OutputFormat": "json", "SpeechMarkTypes": ["sentence"]}
 SSML = {"Text": "<speak>Hi.<break/></speak>"}
 LOCATORS = [{"pronunciation_dictionary_id": "names", "version_id": "1"}]
+MODEL = "acts if the model supports it; otherwise the header `X-Warning` says so"
 FIVE = [120, 160, 250, 290]
 
 _ELEVENLABS = (
@@ -62,7 +63,7 @@ _ELEVENLABS = (
     Field("voice_settings.use_speaker_boost", ignored=(False,)),
     Field("voice_settings.clone_strength", ignored=(0.5,)),
     Field("model_id", ignored=("eleven_flash_v2_5",)),
-    Field("language_code", ignored=("de",)),
+    Field("language_code", ignored=("de",), note=MODEL),
     Field("previous_text", ignored=("Is it?",)),
     Field("next_text", ignored=("It is.",)),
     Field("previous_request_ids", ignored=(["1"],)),
@@ -119,7 +120,7 @@ ROUTES = (
             Field("response_format", acts=("mp3", "opus", "flac", "wav"), refused=("aac",)),
             Field("speed", acts=(1.2, 4), refused=(5,)),
             Field("stream_format", acts=("sse",), refused=("ws",)),
-            Field("instructions", ignored=("Whisper.",)),
+            Field("instructions", ignored=("Whisper.",), note=MODEL),
         ),
     ),
     Route("elevenlabs", "ElevenLabs: `POST /v1/text-to-speech/{voice_id}`", _ELEVENLABS),
