@@ -109,11 +109,10 @@ def test_sentences_end_where_s_ends() -> None:
     assert segments("<s>One</s><s>two</s>")[0].text.split("\n\n") == ["", "One", "", "two", ""]
 
 
-def test_marks_have_their_place_in_the_text() -> None:
-    first, second = segments('ab<mark name="x"/>c<break/><mark name="y"/>d')
+def test_a_mark_changes_nothing() -> None:
+    (segment,) = segments('ab<mark name="x"/>c')
 
-    assert [tuple(mark) for mark in first.marks] == [("x", 2)]
-    assert [tuple(mark) for mark in second.marks] == [("y", 0)]
+    assert segment.text == "abc"
 
 
 def test_each_character_stands_for_characters_of_the_source() -> None:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from s1_mini.server.elevenlabs import (
     DEFAULT_FORMAT,
+    PATH,
     Alignment,
     Character,
     StreamedFormat,
@@ -59,12 +60,12 @@ class Message(BaseModel):
     close_socket: bool | None = None
 
 
-@router.websocket("/v1/text-to-speech/{voice}/stream-input")
+@router.websocket(f"{PATH}/stream-input")
 async def stream_input(socket: WebSocket, voice: str) -> None:
     await _converse(socket, voice, SingleText)
 
 
-@router.websocket("/v1/text-to-speech/{voice}/multi-stream-input")
+@router.websocket(f"{PATH}/multi-stream-input")
 async def multi_stream_input(socket: WebSocket, voice: str) -> None:
     await _converse(socket, voice, SeveralTexts)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from s1_mini.exceptions import MarkupError, ParameterError
 from s1_mini.files import files
@@ -41,19 +40,7 @@ class InvalidLexiconError(InvalidError):
 
 
 # With Polly's names, which end with Exception
-LEXICON_ERRORS = (
-    LexiconNotFoundError,
-    LexiconSizeExceededError,
-    MaxLexiconsNumberExceededError,
-    InvalidLexiconError,
-)
-
-
-class StoredLexicon(NamedTuple):
-    """A document, and when it was stored, in seconds since 1970."""
-
-    content: str
-    modified_s: float
+LEXICON_ERRORS = LexiconNotFoundError, LexiconSizeExceededError, MaxLexiconsNumberExceededError, InvalidLexiconError
 
 
 class Lexicons:
@@ -61,7 +48,7 @@ class Lexicons:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._in_memory: dict[str, StoredLexicon] = {}
+        self._in_memory: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -70,13 +57,12 @@ class Lexicons:
             return sorted(self._in_memory)
         return sorted(path.stem.removeprefix("polly-") for path in self._folder.glob(_FILE.format("*")))
 
-    def get(self, name: str, field: str = "LexiconName") -> StoredLexicon:
-        """Return a lexicon. Raises `LexiconNotFoundError`."""
+    def get(self, name: str, field: str = "LexiconName") -> str:
+        """Return a document. Raises `LexiconNotFoundError`."""
         try:
             if self._folder is None or not NAME.fullmatch(name):
                 return self._in_memory[name]
-            path = self._folder / _FILE.format(name)
-            return StoredLexicon(path.read_text("utf-8"), path.stat().st_mtime)
+            return (self._folder / _FILE.format(name)).read_text("utf-8")
         except (KeyError, FileNotFoundError):
             known = ", ".join(self.names()) or "none"
             reason = f"unknown lexicon {quoted(name)}; available: {known}"
@@ -103,7 +89,7 @@ class Lexicons:
                 reason = f"{name} is one too many: {MAX_LEXICONS} lexicons are stored; delete one of them"
                 raise MaxLexiconsNumberExceededError("LexiconName", reason)
             if self._folder is None:
-                self._in_memory[name] = StoredLexicon(content, time.time())
+                self._in_memory[name] = content
                 return
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -123,17 +109,11 @@ class Lexicons:
         """Return the entries of several lexicons; earlier ones take precedence. Raises `LexiconNotFoundError`."""
         entries: dict[str, str] = {}
         for name in names:
-            entries = parse(self.get(name, "LexiconNames").content).entries | entries
+            entries = parse(self.get(name, "LexiconNames")).entries | entries
         return entries
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return the attributes of a lexicon as Polly does. Raises `LexiconNotFoundError`."""
-        content, modified_s = self.get(name)
-        document = parse(content)
-        return {
-            "LanguageCode": document.language,
-            "LastModified": round(modified_s),
-            "LexiconArn": f"arn:aws:polly:us-east-1:000000000000:lexicon/{name}",
-            "LexemesCount": len(document.entries),
-            "Size": len(content.encode()),
-        }
+        document = parse(content := self.get(name))
+        size = len(content.encode())
+        return {"LanguageCode": document.language, "LexemesCount": len(document.entries), "Size": size}

@@ -86,7 +86,7 @@ async def put_lexicon(request: Request, name: str) -> dict[str, Any]:
 def get_lexicon(request: Request, name: str) -> dict[str, Any]:
     """Return a lexicon and its attributes."""
     lexicons = request.app.state.lexicons
-    document = {"Name": name, "Content": lexicons.get(name).content}
+    document = {"Name": name, "Content": lexicons.get(name)}
     return {"Lexicon": document, "LexiconAttributes": lexicons.describe(name)}
 
 

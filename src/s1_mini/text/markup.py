@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from s1_mini.exceptions import MarkupError
@@ -45,13 +45,6 @@ _LEFTOVER = re.compile(r"\s*[.,;:!?)\]\"'”’]{1,8}(?=\s)")  # end of a senten
 LexiconOf = Callable[[str | None], Lexicon]  # by the voice that the markup names; None: that of the request
 
 
-class Mark(NamedTuple):
-    """A named place in the text of a segment."""
-
-    name: str
-    position: int
-
-
 @dataclass(frozen=True)
 class Segment:
     """Text with one voice, and the pause before it. Character i stands for characters starts[i] … stops[i]."""
@@ -61,7 +54,6 @@ class Segment:
     speed: float = 1.0
     gain_db: float = 0.0
     pause_before_s: float = 0.0
-    marks: tuple[Mark, ...] = ()
     starts: tuple[int, ...] = ()
     stops: tuple[int, ...] = ()
 
@@ -83,10 +75,15 @@ class _Style(NamedTuple):
 class _Run:
     """Text with the characters of the source that each of its characters stands for."""
 
-    parts: list[str]
-    starts: list[int]
-    stops: list[int]
+    parts: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
     is_fixed: bool = False  # exempt from the lexicon: the markup says how it is read
+
+    def add(self, text: str, starts: Iterable[int], stops: Iterable[int]) -> None:
+        self.parts.append(text)
+        self.starts.extend(starts)
+        self.stops.extend(stops)
 
 
 def is_ssml(source: str) -> bool:
@@ -138,7 +135,7 @@ class _Builder:
         self.style = _Style()
         self._source, self._lexicon_of = source, lexicon_of
         self._segments: list[Segment] = []
-        self._runs: list[_Run | str] = []  # a str is the name of a mark
+        self._runs: list[_Run] = []
         self._run_style = self.style
         self._pause_s: float | None = None  # explicit pause before the next text
         self._gap_s = 0.0  # pause of a paragraph, only between two texts
@@ -151,16 +148,13 @@ class _Builder:
         if self._run_style != self.style:
             self._flush()
             self._run_style = self.style
-        last = self._runs[-1] if self._runs else None
-        if not isinstance(last, _Run) or last.is_fixed or is_fixed:
-            last = _Run([], [], [], is_fixed)
-            self._runs.append(last)
-        last.parts.append(text)
-        last.starts.extend(range(start, start + len(text)) if stop is None else [start] * len(text))
-        last.stops.extend(range(start + 1, start + len(text) + 1) if stop is None else [stop] * len(text))
-
-    def mark(self, name: str) -> None:
-        self._runs.append(name)
+        if not self._runs or self._runs[-1].is_fixed or is_fixed:
+            self._runs.append(_Run(is_fixed=is_fixed))
+        end = start + len(text)
+        if stop is None:
+            self._runs[-1].add(text, range(start, end), range(start + 1, end + 1))
+        else:
+            self._runs[-1].add(text, [start] * len(text), [stop] * len(text))
 
     def pause(self, seconds: float, offset: int) -> None:
         self._flush()
@@ -176,48 +170,35 @@ class _Builder:
 
     def finish(self, ignored: Iterable[str] = ()) -> Markup:
         self._flush()
-        marks = tuple(Mark(each, 0) for each in self._runs if isinstance(each, str))
-        if self._pause_s or marks or not self._segments:
-            self._segments.append(Segment("", pause_before_s=self._pause_s or 0.0, marks=marks))
+        if self._pause_s or not self._segments:
+            self._segments.append(Segment("", pause_before_s=self._pause_s or 0.0))
         warning = f"Ignored markup that this engine does not support: {', '.join(ignored)}." if ignored else None
         return Markup(tuple(self._segments), warning)
 
     def _flush(self) -> None:
         """End the segment; punctuation and white space alone are left out."""
-        parts: list[str] = []
-        starts: list[int] = []
-        stops: list[int] = []
-        marks: list[Mark] = []
-        lexicon = self._lexicon_of(self._run_style.voice)
+        spelt, lexicon = _Run(), self._lexicon_of(self._run_style.voice)
         for run in self._runs:
-            if isinstance(run, str):
-                marks.append(Mark(run, len(starts)))
-                continue
             text, begin = "".join(run.parts), 0
             for match in () if run.is_fixed else lexicon.find(text):
-                parts += text[begin : match.start], match.respelling
-                starts += run.starts[begin : match.start] + [run.starts[match.start]] * len(match.respelling)
-                stops += run.stops[begin : match.start] + [run.stops[match.stop - 1]] * len(match.respelling)
-                begin = match.stop
-            parts.append(text[begin:])
-            starts += run.starts[begin:]
-            stops += run.stops[begin:]
-        text = "".join(parts)
+                spelt.add(text[begin : match.start], run.starts[begin : match.start], run.stops[begin : match.start])
+                size, begin = len(match.respelling), match.stop
+                spelt.add(match.respelling, [run.starts[match.start]] * size, [run.stops[match.stop - 1]] * size)
+            spelt.add(text[begin:], run.starts[begin:], run.stops[begin:])
+        self._runs, text = [], "".join(spelt.parts)
         if not is_speakable(text):
-            self._runs = [mark.name for mark in marks]
             return
-        if self._segments and (leftover := _LEFTOVER.match(text)):
-            text, starts, stops = text[leftover.end() :], starts[leftover.end() :], stops[leftover.end() :]
-            marks = [Mark(mark.name, max(0, mark.position - leftover.end())) for mark in marks]
-        style = self._run_style
+        leftover = _LEFTOVER.match(text) if self._segments else None
+        begin = leftover.end() if leftover else 0
         pause_s = (self._pause_s or 0.0) + (self._gap_s if self._segments else 0.0)
         if self._segments and self._pause_s is None and not self._gap_s:
             pause_s = JOINT_S
-        segment = Segment(text, *style, pause_s, tuple(marks), tuple(starts), tuple(stops))
+        places = tuple(spelt.starts[begin:]), tuple(spelt.stops[begin:])
+        segment = Segment(text[begin:], *self._run_style, pause_s, *places)
         if len(self._segments) == MAX_SEGMENTS:
             raise error_at(self._source, segment.starts[0], f"more than {MAX_SEGMENTS} parts; send several requests")
         self._segments.append(segment)
-        self._runs, self._pause_s, self._gap_s = [], None, 0.0
+        self._pause_s, self._gap_s = None, 0.0
 
 
 @dataclass
@@ -239,9 +220,9 @@ class _SsmlReader:
         self.ignored: dict[str, None] = {}  # in order
         self._source, self._language = source, language
         self._open: list[_Element] = []
-        self._starts: dict[str, Callable[[_Element], None]] = {
+        self._starts: dict[str, Callable[[_Element], object]] = {
             "break": self._break,
-            "mark": lambda each: self.builder.mark(self._required(each, "name")),
+            "mark": lambda each: self._required(each, "name"),
             "p": lambda _: self.builder.paragraph(),
             "s": lambda each: self.builder.add(PARAGRAPH_BREAK, each.offset, each.offset, is_fixed=True),
             "prosody": self._prosody,
