@@ -26,6 +26,8 @@ from waiting import EVENTUALLY_S
 
 elevenlabs = pytest.importorskip("elevenlabs", reason="pip install -r requirements-test.lock.txt")
 
+pytestmark = pytest.mark.slow
+
 TEXT = "Hi."
 PLS = "<lexicon><lexeme><grapheme>hi</grapheme><alias>hello</alias></lexeme></lexicon>"
 SOCKETS = ("stream_input", "multi_stream_input")

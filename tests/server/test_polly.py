@@ -20,6 +20,7 @@ from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
 from s1_mini.exceptions import ParameterError
 from s1_mini.server import lexicons
+from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.polly import describe_voices, speech_marks
 from s1_mini.server.voice_names import POLLY_VOICES, assign_voices
 from s1_mini.text.split import sentence_spans
@@ -282,3 +283,12 @@ def test_the_number_of_lexicons_is_limited(storing: Door, monkeypatch: pytest.Mo
 def test_lexicons_are_only_for_signed_requests(door: Door) -> None:
     with door.client() as http:
         assert http.put("/v1/lexicons/w3c", json={"Content": PLS}).status_code == 404
+
+
+def test_a_replica_stores_no_lexicon_that_the_others_cannot_see(
+    small_engine: ProductionTTSEngine, tmp_path: Path
+) -> None:
+    with serving(small_engine) as door:
+        door.app.state.member = ReplicaInfo(0, 2, tmp_path / "socket", keeps_voices=False)
+        with pytest.raises(ClientError, match="set S1_MINI_SERVER_LEXICONS_PATH to a folder that they share"):
+            client_of(door).put_lexicon(Name="w3c", Content=PLS.format("W3C", "web"))
