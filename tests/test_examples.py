@@ -1,4 +1,4 @@
-"""Every example works against a real server, and the Compose file names variables and volumes that exist."""
+"""Every example works against a real server, and the Compose file is valid and names settings that exist."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
+import yaml
 from websockets.sync.client import connect
 
 from container_room import running
 from door_room import Door
+from own_folder import path_with
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.server.settings import ServerSettings
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OUTPUTS = {
@@ -72,3 +77,35 @@ def test_a_twilio_caller_hears_the_greeting_as_mulaw(door: Door) -> None:
             assert len(audio) > 1000
         finally:
             server.terminate()
+
+
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((EXAMPLES / "compose.yaml").read_text(encoding="utf-8"))
+    return document
+
+
+def test_the_compose_file_names_settings_of_the_server() -> None:
+    names = {name.lower().removeprefix("s1_mini_server_") for name in compose()["services"]["s1-mini"]["environment"]}
+
+    assert names
+    assert names <= ServerSettings.model_fields.keys()
+
+
+@pytest.mark.clients
+def test_the_compose_file_is_valid_by_the_schema_of_compose(tmp_path: Path) -> None:
+    path = path_with("check_jsonschema", tmp_path, "check-jsonschema>=0.37,<1")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+
+    subprocess.run([*command, str(EXAMPLES / "compose.yaml")], env=os.environ | {"PYTHONPATH": path}, check=True)
+
+
+@pytest.mark.clients
+def test_the_compose_file_names_settings_that_open_webui_reads(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path)]
+    subprocess.run([*command, "--only-binary=:all:", "--python-version=3.12", "open-webui"], check=True)
+    (wheel,) = tmp_path.glob("open_webui-*.whl")
+    config = zipfile.ZipFile(wheel).read("open_webui/config.py").decode()
+
+    names = compose()["services"]["open-webui"]["environment"]
+    assert len(names) >= 5
+    assert [name for name in names if f"os.getenv('{name}'" not in config] == []

@@ -36,6 +36,7 @@ def test_the_public_names_are_these() -> None:
         "Timing",
         "VoiceInfo",
         "VoiceSource",
+        "Word",
         "__version__",
     ]
     assert {*errors} <= {*s1_mini.__all__}

@@ -48,6 +48,7 @@ from s1_mini.types import Timing as Timing
 from s1_mini.types import TTSRequest as TTSRequest
 from s1_mini.types import VoiceInfo as VoiceInfo
 from s1_mini.types import VoiceSource as VoiceSource
+from s1_mini.types import Word as Word
 from s1_mini.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -419,7 +419,7 @@ class ProductionTTSEngine(_Voices):
         """Submit a request. No thread waits for its references; cancelling the task cancels their encoding."""
         deadline = self._deadline()
         running = self._ready()
-        if not is_plain(request, running.config, running.lexicon):
+        if not is_plain(request, running.config, running.lexicons):
             plan = await asyncio.to_thread(running.plan, request)
             if plan is not None:
                 return await self._compose_async(request, plan, deadline, streams=streams)

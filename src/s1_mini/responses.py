@@ -20,10 +20,10 @@ from s1_mini.types import AudioChunk, AudioFormat, FinishReason, SpokenMark, Wor
 class GenerationResponse:
     """The audio of one text: a float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
 
-    audio: np.ndarray
-    sample_rate: int
-    frames: int
-    finish_reason: FinishReason | None
+    audio: np.ndarray  # float32 [samples]
+    sample_rate: int  # Hz
+    frames: int  # of the model's codes
+    finish_reason: FinishReason | None  # length: `max_new_tokens` cut a piece of the text off
     generation_time: float  # seconds
     audio_format: AudioFormat = "wav"  # format of `audio_bytes`
     spoken_text: str = ""  # the normalized text, with numbers and signs in words if the checkpoint reads words
@@ -63,8 +63,8 @@ class GenerationResponse:
 class GenerationFailure:
     """The error of one text of a batch: its message and its code (`exceptions`)."""
 
-    error: str
-    error_code: str
+    error: str  # message for people
+    error_code: str  # code for programs
     generation_time: float  # seconds
 
     success: ClassVar[Literal[False]] = False
@@ -72,15 +72,16 @@ class GenerationFailure:
     audio_bytes: ClassVar[None] = None
 
 
+# The result of one text of a batch.
 GenerationResult = GenerationResponse | GenerationFailure
 
 
 @dataclass(frozen=True)
 class BatchGenerationResponse:
-    """One result per text, in order. `success` is true if all succeeded."""
+    """The results of several texts."""
 
-    success: bool
-    results: list[GenerationResult]
+    success: bool  # whether all texts were spoken
+    results: list[GenerationResult]  # one per text, in order
     total_time: float  # seconds
 
 

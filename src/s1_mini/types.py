@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # A recording: a path, the bytes of an audio file, or a float wave [samples] at the engine's rate.
 Audio: TypeAlias = "bytes | str | Path | np.ndarray"
 
+# Why audio ended: the text is spoken, `max_new_tokens` cut a piece of it off, or the request was cancelled.
 FinishReason = Literal["stop", "length", "cancelled"]
 
 # Chunk sizes: earliest first audio, fewest chunks, or a compromise (`core/stage.py`).
@@ -33,6 +34,7 @@ OnUnsupported = Literal["error", "skip"]
 # The format of a text: plain, SSML, or text with marks in brackets such as [pause 0.5s] (`text/markup.py`).
 TextType = Literal["text", "ssml", "marked"]
 
+# Where a voice comes from.
 VoiceSource = Literal["checkpoint", "added"]
 
 # Audio files (`audio/container.py`): ogg also contains Opus; pcm, mulaw and alaw (8 kHz, telephony) have no header.
@@ -61,17 +63,16 @@ MAX_LEXICON_LENGTH = 200  # characters of a word or a respelling
 class SamplingParams:
     """All sampling options of one request. Raises `ParameterError`.
 
-    `max_new_tokens` limits the frames of one sentence piece; `top_k` 0 allows all tokens. Without `seed` every request
-    has a random one. These defaults apply unless the model family has its own. An option that a checkpoint does not
-    support is rejected unless it has the default value.
+    These defaults apply unless the model family has its own. An option that a checkpoint does not support is rejected
+    unless it has the default value.
     """
 
-    temperature: float = 0.8
-    top_p: float = 0.8
-    repetition_penalty: float = 1.1
-    max_new_tokens: int = 1024
-    seed: int | None = None
-    top_k: int = 0
+    temperature: float = 0.8  # 0 to 2; 0 always chooses the most likely token
+    top_p: float = 0.8  # above 0, to 1: sample from the most likely tokens with this total probability
+    repetition_penalty: float = 1.1  # above 0, to 2; 1 is off
+    max_new_tokens: int = 1024  # frames of one sentence piece, 1 to 2^20
+    seed: int | None = None  # 0 to 2^63 - 1; the same seed gives the same audio; None: a random one
+    top_k: int = 0  # sample from this many most likely tokens; 0: from all
 
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -87,8 +88,8 @@ class SamplingParams:
 class Reference:
     """A recording of a voice to clone, and its transcript."""
 
-    audio: Audio
-    text: str = ""
+    audio: Audio  # a path, the bytes of an audio file, or a float wave [samples]
+    text: str = ""  # the transcript, word for word
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,10 @@ class Voice:
 class VoiceInfo:
     """Information about a named voice."""
 
-    name: str
-    description: str
+    name: str  # in small letters
+    description: str  # may be empty
     is_default: bool  # used by requests without a voice
-    source: VoiceSource
+    source: VoiceSource  # part of the checkpoint, or added later
     seconds: float  # duration of the recording
     text: str  # transcript of the recording
     pinned: bool  # exempt from eviction from the caches
@@ -124,7 +125,7 @@ class Choice:
 class EngineState:
     """Whether an engine is ready, and how full its queue is."""
 
-    status: Literal["stopped", "ready", "failed"]
+    status: Literal["stopped", "ready", "failed"]  # failed: `health_check` has the reason
     num_waiting: int = 0  # requests in the queue, without paused streams
     max_waiting: int = 0  # limit at which new requests are refused
 
@@ -165,29 +166,31 @@ class SharedOptions(SamplingOptions, total=False):
 class SpeechOptions(SharedOptions, total=False):
     """All options of a request as keywords, described in `TTSRequest` and `SamplingParams`."""
 
-    reference_audio: Audio | None
-    reference_text: str | None
+    reference_audio: Audio | None  # a recording of the voice to clone, instead of `voice`
+    reference_text: str | None  # its transcript, word for word
 
 
 @dataclass(frozen=True)
 class TTSRequest:
     """One text with its options. Raises `ParameterError`."""
 
-    text: str
-    references: tuple[Reference, ...] = ()
+    text: str  # at most `max_text_length` characters
+    references: tuple[Reference, ...] = ()  # recordings of the voice to clone
     voice: str | None = None  # a named voice, instead of references; None: the checkpoint's default
     language: str | None = None  # name or tag, such as "english" or "en"; None: the model decides
     instructions: str = ""  # how to speak, such as "Whisper."; not supported by every checkpoint
-    sampling: SamplingOptions = field(default_factory=SamplingOptions, hash=False)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions, hash=False)  # those that were given
     chunk_profile: ChunkProfile | None = None  # None: balanced
     normalize: Normalize | None = None  # None: as set by S1_MINI_NORMALIZE
     on_unsupported: OnUnsupported | None = None  # None: as set by S1_MINI_ON_UNSUPPORTED
-    speed: float = 1.0  # 2 is twice as fast; the pitch stays
-    gain_db: float = 0.0  # loudness; peaks are limited to -1 dBTP
-    sample_rate: int | None = None  # of the audio, in Hz; None: the model's own
+    speed: float = 1.0  # 0.25 to 4; 2 is twice as fast; the pitch stays
+    gain_db: float = 0.0  # loudness, -40 to 20 dB; peaks are limited to -1 dBTP
+    sample_rate: int | None = None  # of the audio, 8,000 to 48,000 Hz; None: the model's own
     word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
-    text_type: TextType = "text"
-    lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words
+    text_type: TextType = "text"  # how `text` is read: as it is, as SSML, or with marks
+    lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words, at most 256
+    # Other names of voices that the markup may use, in small letters; None stands for the voice of the request.
+    voice_names: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     continues: bool = False  # the sentence goes on in the next request: no full stop is added
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
@@ -243,11 +246,11 @@ class Timing:
 class Word:
     """A word of a request's text, and when it is spoken."""
 
-    text: str
-    start: int  # the word is characters start … stop of the request's text
-    stop: int
+    text: str  # as it is written
+    start: int  # of its first character in the request's text
+    stop: int  # behind its last character
     start_s: float  # seconds from the start of the request's audio
-    end_s: float
+    end_s: float  # seconds, when it ends
 
 
 @dataclass(frozen=True)
@@ -264,9 +267,9 @@ class SpokenMark:
 class AudioChunk:
     """One chunk of a request's audio, in order: float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
 
-    audio: np.ndarray
-    sample_rate: int
-    frames: int
+    audio: np.ndarray  # float32 [samples]
+    sample_rate: int  # Hz
+    frames: int  # of the model's codes in this chunk
     finish_reason: FinishReason | None = None  # set on the last chunk only
     timing: Timing | None = None  # set on the last chunk only
     spoken_text: str | None = None  # normalized text of the whole request; set on the first chunk only

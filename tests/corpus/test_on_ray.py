@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from corpus_room import SHORT, begin, num_entries, speak, tree
-from ray_room import path_with_ray
+from own_folder import path_with
 from s1_mini import EngineConfig
 from s1_mini.corpus.job import Job, fingerprints
 from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
@@ -175,8 +175,8 @@ def test_missing_ray_is_reported_with_the_install_command(
 
 @pytest.fixture(scope="module")
 def with_ray(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a PYTHONPATH with Ray."""
-    return path_with_ray(tmp_path_factory.mktemp("ray"))
+    """A PYTHONPATH with Ray."""
+    return path_with("ray", tmp_path_factory.mktemp("ray"), "--requirement", "requirements-ray.txt")
 
 
 @pytest.mark.ray

@@ -17,7 +17,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from ray_room import path_with_ray
+from own_folder import path_with
 from s1_mini import EngineConfig, ProductionTTSEngine
 
 SETTINGS = {"device": "cpu", "chunk_length": 50}
@@ -97,7 +97,10 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def served(cascade: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    path, folder = path_with_ray(tmp_path_factory.mktemp("ray")), tmp_path_factory.mktemp("served")
+    path, folder = (
+        path_with("ray", tmp_path_factory.mktemp("ray"), "--requirement", "requirements-ray.txt"),
+        tmp_path_factory.mktemp("served"),
+    )
     port, log = free_port(), folder / "log"
     (folder / "serve.yaml").write_text(CONFIG.format(port=port, checkpoint=cascade))
     url = f"http://127.0.0.1:{port}"

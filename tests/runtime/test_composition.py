@@ -25,7 +25,7 @@ from s1_mini.exceptions import (
 )
 from s1_mini.runtime.composition import AHEAD, Composition, Plan, make_plan
 from s1_mini.text.form import TextForm
-from s1_mini.text.lexicon import Lexicon
+from s1_mini.text.lexicon import Lexicons
 from s1_mini.types import Timing, Word
 from s1_mini.voices.registry import VoiceRegistry
 from waiting import wait_until
@@ -39,9 +39,11 @@ JOINT = round(0.12 * RATE)
 @pytest.fixture(scope="module")
 def speaking(tiny: Path, tone: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProductionTTSEngine]:
     """An engine with the voices low and high."""
-    words = tmp_path_factory.mktemp("lexicon") / "words.txt"
+    words, voices = tmp_path_factory.mktemp("lexicon") / "words.txt", tmp_path_factory.mktemp("voices")
     words.write_text("nginx = engine x\n")
-    config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2, lexicon_path=words, accept_ssml=True)
+    (voices / "high.lexicon").write_text("apache = a patchy\n")
+    files = {"lexicon_path": words, "voices_path": voices}
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2, accept_ssml=True, **files)
     with ProductionTTSEngine(config) as engine:
         engine.add_voice("low", tone, "Ah.")
         engine.add_voice("high", tone[::2].copy(), "Ah.")
@@ -100,6 +102,32 @@ def test_a_part_without_a_voice_has_that_of_the_request(speaking: ProductionTTSE
     like_tone = spoken(speaking, ssml, reference_audio=tone, reference_text="Ah.", **options)
     assert np.array_equal(like_tone, np.concatenate([spoken(speaking, "Hi.", voice="low", temperature=0), high]))
     assert np.array_equal(like_tone, spoken(speaking, ssml, voice="low", **options))
+
+
+def test_the_lexicon_of_a_voice_respells_what_that_voice_speaks(
+    speaking: ProductionTTSEngine, tone: np.ndarray
+) -> None:
+    def spoken_text(text: str, **options: object) -> str:
+        return speaking.generate(text, **{**FEW, **options}).spoken_text  # type: ignore[arg-type]
+
+    assert spoken_text("Apache, nginx", voice="high") == "a patchy, engine x"
+    assert spoken_text("Apache", voice="high", lexicon={"apache": "a helicopter"}) == "a helicopter"
+    assert spoken_text("Apache", voice="low") == "Apache"
+    assert spoken_text("Apache", reference_audio=tone, reference_text="Ah.") == "Apache"
+    assert spoken_text("[high] Apache. [low] Apache.", text_type="marked").split() == ["a", "patchy.", "Apache."]
+
+
+def test_markup_may_use_other_names_of_voices(speaking: ProductionTTSEngine) -> None:
+    names = {"joanna": "high", "default": None}
+    request = TTSRequest.of('<speak><voice name="Joanna">Apache.</voice></speak>', text_type="ssml", **FEW)
+
+    async def speak() -> np.ndarray:
+        stream = speaking.speak_async(replace(request, voice_names=names))
+        return np.concatenate([chunk.audio async for chunk in stream])
+
+    assert np.array_equal(asyncio.run(speak()), spoken(speaking, "Apache.", voice="high"))
+    with pytest.raises(VoiceNotFoundError, match="'Joanna'"):
+        speaking.generate(request.text, text_type="ssml")
 
 
 def test_speed_and_gain_add_to_those_of_the_request(speaking: ProductionTTSEngine) -> None:
@@ -188,7 +216,7 @@ def test_an_unsupported_character_is_reported_with_the_place_of_its_part() -> No
 
 def plan(request: TTSRequest) -> Plan:
     form = TextForm("en", frozenset("abcdefghijklmnopqrstuvwxyzO ."))
-    made = make_plan(request, EngineConfig(), form, Lexicon({}), NO_VOICES, sample_rate=RATE)
+    made = make_plan(request, EngineConfig(), form, Lexicons(), NO_VOICES, sample_rate=RATE)
     assert made is not None
     return made
 

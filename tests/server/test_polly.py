@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -18,6 +19,8 @@ from s1_mini import ProductionTTSEngine
 from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
 from s1_mini.exceptions import ParameterError
+from s1_mini.server import lexicons
+from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.polly import describe_voices, speech_marks
 from s1_mini.server.speech import Times
 from s1_mini.server.voice_names import POLLY_VOICES, assign_voices
@@ -30,13 +33,17 @@ TEXT = {"Text": "Good morning.", "VoiceId": "Joanna"}
 
 
 def client_of(door: Door, key: str = "any") -> Any:
+    return client_of_url(door.url, key)
+
+
+def client_of_url(url: str, key: str = "any", **options: object) -> Any:
     return boto3.client(
         "polly",
-        endpoint_url=door.url,
+        endpoint_url=url,
         region_name="us-east-1",
         aws_access_key_id=key,
         aws_secret_access_key="secret",
-        config=Config(retries={"max_attempts": 0}),
+        config=Config(retries={"max_attempts": 0}, **options),
     )
 
 
@@ -187,7 +194,10 @@ def test_sentences_are_found_in_text_with_any_white_space() -> None:
         ({"SpeechMarkTypes": ["word"]}, ("ValidationException", 400, "needs OutputFormat json")),
         ({"OutputFormat": "json", "SpeechMarkTypes": ["ssml"]}, ("ValidationException", 400, "needs TextType ssml")),
         ({"OutputFormat": "json", "SpeechMarkTypes": ["viseme"]}, ("ValidationException", 400, "'viseme' is not")),
-        ({"LexiconNames": ["w3c"]}, ("LexiconNotFoundException", 400, "LexiconNames: ['w3c'] are not supported")),
+        (
+            {"LexiconNames": ["w3c"]},
+            ("LexiconNotFoundException", 404, "LexiconNames: unknown lexicon 'w3c'; available: "),
+        ),
     ],
 )
 def test_refusals_have_the_names_of_polly_and_our_messages(
@@ -197,6 +207,21 @@ def test_refusals_have_the_names_of_polly_and_our_messages(
 
     assert (kind, status) == expected[:2]
     assert expected[2] in message
+
+
+def test_ssml_may_use_the_names_of_polly_s_voices(small_engine: ProductionTTSEngine, tone: np.ndarray) -> None:
+    ssml = {"Text": '<speak><voice name="Brian">Hi.</voice></speak>', "TextType": "ssml", "VoiceId": "Joanna"}
+    small_engine.add_voice("robin", tone, "Ah.")
+    try:
+        with serving(small_engine, voice_names={"Brian": "robin"}) as door:
+            named, own = (
+                client_of(door).synthesize_speech(**fields, OutputFormat="pcm")["AudioStream"].read()
+                for fields in (ssml, {"Text": "Hi.", "VoiceId": "robin"})
+            )
+    finally:
+        small_engine.delete_voice("robin")
+
+    assert named == own
 
 
 def test_the_access_key_id_is_the_api_key(small_engine: ProductionTTSEngine) -> None:
@@ -235,3 +260,81 @@ def test_polly_s_names_are_built_in_voices_of_the_same_gender_and_accent_where_t
     assert "British" in descriptions[assigned["Brian"] or ""]
     assert described["alan"]["Gender"] == "Male"
     assert described["alan"]["LanguageCode"] == "en-GB"
+
+
+PLS = """<?xml version="1.0"?><lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation-lexicon"
+alphabet="ipa" xml:lang="en-US"><lexeme><grapheme>{}</grapheme><alias>{}</alias></lexeme></lexicon>"""
+
+
+@pytest.fixture(params=["memory", "folder"])
+def storing(request: pytest.FixtureRequest, small_engine: ProductionTTSEngine, tmp_path: Path) -> Iterator[Door]:
+    """A server that keeps lexicons in memory or in a folder."""
+    with serving(small_engine, lexicons_path=tmp_path / "new" if request.param == "folder" else None) as door:
+        yield door
+
+
+def test_boto3_stores_lists_uses_and_deletes_lexicons(storing: Door) -> None:
+    polly = client_of(storing)
+
+    def spoken(text: str, **fields: object) -> bytes:
+        fields |= {"Text": text, "VoiceId": "Joanna", "OutputFormat": "pcm"}
+        audio: bytes = polly.synthesize_speech(**fields)["AudioStream"].read()
+        return audio
+
+    polly.put_lexicon(Name="w3c", Content=PLS.format("W3C", "web"))
+    polly.put_lexicon(Name="other", Content=PLS.format("W3C", "wrong"))
+
+    stored = polly.get_lexicon(Name="w3c")
+    assert stored["Lexicon"] == {"Name": "w3c", "Content": PLS.format("W3C", "web")}
+    attributes = stored["LexiconAttributes"]
+    assert (attributes["LanguageCode"], attributes["LexemesCount"]) == ("en-US", 1)
+    listed = polly.list_lexicons()["Lexicons"]
+    assert [each["Name"] for each in listed] == ["other", "w3c"]
+    assert listed[1]["Attributes"] == attributes
+    assert spoken("The W3C.", LexiconNames=["w3c", "other"]) == spoken("The web.") != spoken("The W3C.")
+    polly.delete_lexicon(Name="w3c")
+    with pytest.raises(ClientError, match=r"LexiconNotFoundException.*unknown lexicon 'w3c'; available: other"):
+        polly.get_lexicon(Name="w3c")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("w3c", "<lexicon><lexeme></lexicon>", "InvalidLexiconException.*line 1, column 20: not well-formed XML"),
+        ("w3c", "<!DOCTYPE a SYSTEM 'b'><lexicon/>", "InvalidLexiconException.*document types"),
+        ("w3c", "<lexicon/>", "InvalidLexiconException.*no lexeme with a grapheme and an alias"),
+        ("w3c", PLS.format("a", "b" * 201), "InvalidLexiconException.*1 to 200 characters"),
+        ("w3c", PLS.format("a", "b" * 40_000), "LexiconSizeExceededException.*the limit is 40000"),
+        ("w-3c", PLS.format("a", "b"), "ValidationException.*'w-3c' is not 1 to 20 letters and digits"),
+    ],
+)
+def test_a_lexicon_that_cannot_be_used_is_refused(polly: Any, name: str, content: str, expected: str) -> None:
+    unchecked = client_of_url(polly.meta.endpoint_url, parameter_validation=False)
+
+    with pytest.raises(ClientError, match=expected):
+        unchecked.put_lexicon(Name=name, Content=content)
+    assert polly.list_lexicons()["Lexicons"] == []
+
+
+def test_the_number_of_lexicons_is_limited(storing: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicons, "MAX_LEXICONS", 2)
+    polly = client_of(storing)
+    for name in ("a", "b", "b"):
+        polly.put_lexicon(Name=name, Content=PLS.format("a", "b"))
+
+    with pytest.raises(ClientError, match=r"MaxLexiconsNumberExceededException.*2 lexicons are stored"):
+        polly.put_lexicon(Name="c", Content=PLS.format("a", "b"))
+
+
+def test_lexicons_are_only_for_signed_requests(door: Door) -> None:
+    with door.client() as http:
+        assert http.put("/v1/lexicons/w3c", json={"Content": PLS}).status_code == 404
+
+
+def test_a_replica_stores_no_lexicon_that_the_others_cannot_see(
+    small_engine: ProductionTTSEngine, tmp_path: Path
+) -> None:
+    with serving(small_engine) as door:
+        door.app.state.member = ReplicaInfo(0, 2, tmp_path / "socket", keeps_voices=False)
+        with pytest.raises(ClientError, match="set S1_MINI_SERVER_LEXICONS_PATH to a folder that they share"):
+            client_of(door).put_lexicon(Name="w3c", Content=PLS.format("W3C", "web"))

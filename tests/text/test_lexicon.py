@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.text.lexicon import Lexicon, open_lexicon
+from s1_mini.text.lexicon import Lexicon, Lexicons, read_lexicon
 
 PLS = """<?xml version="1.0" encoding="UTF-8"?>
 <lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation-lexicon" alphabet="ipa" xml:lang="en-US">
@@ -47,19 +47,16 @@ def test_a_pls_file_has_aliases_and_its_phonemes_are_left_out(tmp_path: Path, ca
     (tmp_path / "words.pls").write_text(PLS)
 
     with caplog.at_level(logging.WARNING):
-        lexicon = open_lexicon(tmp_path / "words.pls")
+        entries = read_lexicon(tmp_path / "words.pls")
 
-    assert [match.respelling for match in lexicon.find("W3C, W3 and pecan")] == ["World Wide Web Consortium"] * 2
+    assert entries == dict.fromkeys(("W3C", "w3"), "World Wide Web Consortium")
     assert "left out 1 lexemes" in caplog.text
 
 
 def test_lines_are_words_and_respellings(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("# names\n\nnginx = engine x\nSQL=sequel\n")
 
-    assert [each.respelling for each in open_lexicon(tmp_path / "words.txt").find("nginx SQL")] == [
-        "engine x",
-        "sequel",
-    ]
+    assert read_lexicon(tmp_path / "words.txt") == {"nginx": "engine x", "SQL": "sequel"}
 
 
 @pytest.mark.parametrize(
@@ -75,14 +72,14 @@ def test_a_broken_file_is_a_configuration_error(content: bytes, reason: str, tmp
     (tmp_path / "words").write_bytes(content)
 
     with pytest.raises(ConfigurationError, match="words") as caught:
-        open_lexicon(tmp_path / "words")
+        read_lexicon(tmp_path / "words")
 
     assert reason in str(caught.value)
 
 
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        open_lexicon(tmp_path / "none")
+        read_lexicon(tmp_path / "none")
 
 
 def test_a_merged_lexicon_finds_the_same_as_one_with_all_entries() -> None:
@@ -94,3 +91,16 @@ def test_a_merged_lexicon_finds_the_same_as_one_with_all_entries() -> None:
 
     assert list(merged.find(text)) == list(Lexicon(server | request).find(text))
     assert list(Lexicon(server).merged({}).find(text)) == list(Lexicon(server).find(text))
+
+
+def test_a_voice_has_the_entries_of_its_file_before_those_of_all_voices(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text("SQL = sequel\nnginx = engine x\n")
+    (tmp_path / "clara.lexicon").write_text("SQL = ess queue ell\n")
+
+    lexicons = Lexicons(tmp_path / "all.txt", [tmp_path], default_voice="clara")
+
+    def respellings(voice: str | None) -> list[str]:
+        return [match.respelling for match in lexicons.of(voice).find("SQL nginx")]
+
+    assert respellings("clara") == respellings(None) == ["ess queue ell", "engine x"]
+    assert respellings("paul") == respellings("") == ["sequel", "engine x"]

@@ -14,12 +14,15 @@ from s1_mini.text.markup import MAX_SEGMENTS, Segment, is_ssml, read_marked, rea
 from s1_mini.text.xml_reader import MAX_ATTRIBUTES, MAX_DEPTH
 from s1_mini.types import JOINT_S
 
-NONE = Lexicon({})
 PARAGRAPH_S = 0.8
 
 
-def segments(body: str, lexicon: Lexicon = NONE, language: str | None = "en") -> list[Segment]:
-    return list(read_ssml(f"<speak>{body}</speak>", lexicon, language).segments)
+def no_lexicon(_: str | None) -> Lexicon:
+    return Lexicon({})
+
+
+def segments(body: str, language: str | None = "en") -> list[Segment]:
+    return list(read_ssml(f"<speak>{body}</speak>", no_lexicon, language).segments)
 
 
 def words(body: str, language: str | None = "en") -> str:
@@ -98,7 +101,7 @@ def test_replaced_text_is_spoken(body: str, language: str | None, expected: str)
 
 
 def test_markup_without_effect_is_named_in_a_warning() -> None:
-    markup = read_ssml('<speak><prosody pitch="high">a</prosody><phoneme ph="b">b</phoneme></speak>', NONE)
+    markup = read_ssml('<speak><prosody pitch="high">a</prosody><phoneme ph="b">b</phoneme></speak>', no_lexicon)
 
     assert markup.warning == "Ignored markup that this engine does not support: pitch of <prosody>, <phoneme>."
 
@@ -120,7 +123,7 @@ def test_marks_have_their_place_in_the_text() -> None:
 
 def test_each_character_stands_for_characters_of_the_source() -> None:
     source = '<speak>é &amp; W3C\r\n<sub alias="you">u</sub>!</speak>'
-    segment = read_ssml(source, Lexicon({"W3C": "web"})).segments[0]
+    segment = read_ssml(source, lambda _: Lexicon({"W3C": "web"})).segments[0]
 
     places = {character: source[start:stop] for character, start, stop in zip(*_columns(segment), strict=True)}
     assert places == {"é": "é", " ": " ", "&": "&amp;", "\n": "\r\n", "!": "!"} | dict.fromkeys("web", "W3C") | dict(
@@ -169,7 +172,7 @@ def _columns(segment: Segment) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
 )
 def test_bad_ssml_is_refused_with_its_line_and_column(source: str, place: str, reason: str) -> None:
     with pytest.raises(MarkupError) as caught:
-        read_ssml(source, NONE)
+        read_ssml(source, no_lexicon)
 
     assert place in str(caught.value)
     assert reason in str(caught.value)
@@ -187,14 +190,14 @@ def test_bad_ssml_is_refused_with_its_line_and_column(source: str, place: str, r
     ],
 )
 def test_marks_in_brackets_become_segments(source: str, expected: list[tuple[str, str | None, float]]) -> None:
-    markup = read_marked(source, NONE, {"clara", "bob"})
+    markup = read_marked(source, no_lexicon, {"clara", "bob"})
 
     assert [(each.text, each.voice, each.pause_before_s) for each in markup.segments] == expected
 
 
 def test_a_pause_in_brackets_that_is_too_long_is_refused() -> None:
     with pytest.raises(MarkupError, match="line 2, column 3: the pause is '11s'"):
-        read_marked("One.\n, [pause 11s]", NONE, ())
+        read_marked("One.\n, [pause 11s]", no_lexicon, ())
 
 
 @pytest.mark.parametrize(
@@ -225,7 +228,10 @@ PIECES = st.sampled_from(
 def test_the_parser_raises_nothing_but_its_own_error(body: str) -> None:
     lexicon = Lexicon({"w3c": "web", "a": "b"})
     for source in (body, f"<speak>{body}</speak>"):
-        for read in (lambda text: read_ssml(text, lexicon, "en"), lambda text: read_marked(text, lexicon, {"clara"})):
+        for read in (
+            lambda text: read_ssml(text, lambda _: lexicon, "en"),
+            lambda text: read_marked(text, lambda _: lexicon, {"clara"}),
+        ):
             try:
                 markup = read(source)
             except MarkupError:

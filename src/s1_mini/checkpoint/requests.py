@@ -11,7 +11,6 @@ from s1_mini.config import EngineConfig
 from s1_mini.families.find import Checkpoint
 from s1_mini.runtime.composition import is_plain, make_plan
 from s1_mini.text.form import TextForm
-from s1_mini.text.lexicon import open_lexicon
 from s1_mini.types import Reference, TTSRequest
 from s1_mini.voices.library import CheckpointVoices
 from s1_mini.voices.reference import ReferenceReader
@@ -32,10 +31,10 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
     """
     checkpoint.description.check(request)
     form = TextForm.from_config(read_json(checkpoint.directory / "config.json"))
-    lexicon = open_lexicon(config.lexicon_path)
-    if not is_plain(request, config, lexicon):
-        voices = list_voices(checkpoint, config.voices_path)
-        make_plan(request, config, form, lexicon, voices, sample_rate=checkpoint.description.sample_rate)
+    voices = list_voices(checkpoint, config.voices_path)
+    lexicons = voices.lexicons(config.lexicon_path)
+    if not is_plain(request, config, lexicons):
+        make_plan(request, config, form, lexicons, voices, sample_rate=checkpoint.description.sample_rate)
         return
     form.script(
         request.text,
@@ -44,7 +43,7 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
         on_unsupported=request.on_unsupported or config.on_unsupported,
     )
     if request.voice is not None:
-        list_voices(checkpoint, config.voices_path).info(request.voice)
+        voices.info(request.voice)
     for reference in request.references:
         check_reference(reference, config, checkpoint)
 

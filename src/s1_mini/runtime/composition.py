@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +23,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputIterator, OutputQueue
 from s1_mini.exceptions import NothingToSpeakError, QueueFullError, RequestTimeoutError, TextError
 from s1_mini.text.form import NormalizedText, TextForm
-from s1_mini.text.lexicon import Lexicon
+from s1_mini.text.lexicon import Lexicon, Lexicons
 from s1_mini.text.markup import Mark, Markup, Segment, is_ssml, read_marked, read_ssml, read_text
 from s1_mini.text.tidy import tidied
 from s1_mini.text.xml_reader import error_at
@@ -80,9 +80,9 @@ class Plan:
     warning: str | None
 
 
-def is_plain(request: TTSRequest, config: EngineConfig, lexicon: Lexicon) -> bool:
+def is_plain(request: TTSRequest, config: EngineConfig, lexicons: Lexicons) -> bool:
     """Return whether a request certainly has no markup and no word of a lexicon."""
-    is_text = request.text_type == "text" and not request.lexicon and not lexicon
+    is_text = request.text_type == "text" and not request.lexicon and not lexicons.of(_voice(request))
     return is_text and not (config.accept_ssml and isinstance(request.text, str) and is_ssml(request.text))
 
 
@@ -90,7 +90,7 @@ def make_plan(
     request: TTSRequest,
     config: EngineConfig,
     form: TextForm,
-    lexicon: Lexicon,
+    lexicons: Lexicons,
     voices: VoiceRegistry,
     *,
     sample_rate: int,
@@ -100,7 +100,7 @@ def make_plan(
     Raises `RequestError`.
     """
     tidied(request.text, config.max_text_length)  # refuses a text that is too long before parsing it
-    segments, ignored = _read(request, config, form, lexicon.merged(request.lexicon), voices)
+    segments, ignored = _read(request, config, form, lexicons, voices)
     if request.text_type == "text" and [segment.text for segment in segments] == [request.text]:
         return None
     if (length := sum(len(segment.text) for segment in segments)) > config.max_text_length:
@@ -153,12 +153,31 @@ def _script(request: TTSRequest, segment: Segment, config: EngineConfig, form: T
         raise error_at(request.text, segment.starts[0], reason) from None
 
 
-def _read(request: TTSRequest, config: EngineConfig, form: TextForm, lexicon: Lexicon, voices: VoiceRegistry) -> Markup:
+def _voice(request: TTSRequest) -> str | None:
+    return "" if request.references else request.voice
+
+
+def _read(
+    request: TTSRequest, config: EngineConfig, form: TextForm, lexicons: Lexicons, voices: VoiceRegistry
+) -> Markup:
+    """Return the segments of a text, with the names that the voices have here."""
+
+    def name_of(voice: str | None) -> str | None:
+        return voice and request.voice_names.get(voice.lower(), voice)
+
+    @cache
+    def lexicon_of(voice: str | None) -> Lexicon:
+        own = name_of(voice)
+        return lexicons.of(_voice(request) if own is None else own).merged(request.lexicon)
+
     if request.text_type == "marked":
-        return read_marked(request.text, lexicon, frozenset(voices.names))
-    if request.text_type == "ssml" or (config.accept_ssml and is_ssml(request.text)):
-        return read_ssml(request.text, lexicon, form.language)
-    return read_text(request.text, lexicon)
+        markup = read_marked(request.text, lexicon_of, {*voices.names, *request.voice_names})
+    elif request.text_type == "ssml" or (config.accept_ssml and is_ssml(request.text)):
+        markup = read_ssml(request.text, lexicon_of, form.language)
+    else:
+        markup = read_text(request.text, lexicon_of)
+    segments = tuple(replace(segment, voice=name_of(segment.voice)) for segment in markup.segments)
+    return markup._replace(segments=segments)
 
 
 def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate: int) -> TTSRequest:

@@ -22,7 +22,7 @@ from s1_mini.runtime.recordings import Prepared, Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
 from s1_mini.text.form import NormalizedText
-from s1_mini.text.lexicon import Lexicon, open_lexicon
+from s1_mini.text.lexicon import Lexicons
 from s1_mini.text.split import split
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import EngineState, Normalize, OnUnsupported, Reference, TTSRequest, Voice
@@ -41,7 +41,7 @@ class EngineRuntime:
     voices: VoiceService
     recordings: Recordings
     references: ReferenceEncoder
-    lexicon: Lexicon
+    lexicons: Lexicons
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
         started = time.monotonic()
@@ -65,11 +65,11 @@ class EngineRuntime:
 
     def plan(self, request: TTSRequest) -> Plan | None:
         """Check a request with markup and return its parts; None for a plain text. Raises `RequestError`."""
-        if is_plain(request, self.config, self.lexicon):
+        if is_plain(request, self.config, self.lexicons):
             return None
         description, registry = self.speaker.description, self.voices.registry
         return make_plan(
-            request, self.config, self.speaker.text, self.lexicon, registry, sample_rate=description.sample_rate
+            request, self.config, self.speaker.text, self.lexicons, registry, sample_rate=description.sample_rate
         )
 
     def prepare(self, request: TTSRequest) -> Prepared:
@@ -217,13 +217,13 @@ def run(
         cleanup.callback(synthesizer.close, drains=False)
         registry = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
         registry.warn_of_faults()
-        lexicon = open_lexicon(config.lexicon_path)
+        lexicons = registry.lexicons(config.lexicon_path)
         voices = VoiceService(registry, synthesizer, references, config)
         if before is not None:
             voices.take_over(before)
         cleanup.pop_all()
     recordings = Recordings(max_waiting=config.max_waiting_references)
-    return EngineRuntime(config, speaker, synthesizer, voices, recordings, references, lexicon)
+    return EngineRuntime(config, speaker, synthesizer, voices, recordings, references, lexicons)
 
 
 def vram(device: str | None) -> dict[str, float]:

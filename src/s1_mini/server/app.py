@@ -59,6 +59,7 @@ from s1_mini.server.errors import (
     from_validation,
     misaddressed,
 )
+from s1_mini.server.lexicons import Lexicons
 from s1_mini.server.limits import AdmissionController, AdmissionMiddleware, EngineDied
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.openapi import DescribedApp
@@ -130,6 +131,7 @@ def create_app(
     app.state.meter = ServerMetrics(engine, gate)
     app.state.accounts = accounts
     app.state.consents = Consents(engine.config.voices_path)
+    app.state.lexicons = Lexicons(settings.lexicons_path)
     app.state.connections = Connections(settings, accounts)
     app.state.websockets = IdlePool(accounts, Resource.SESSIONS, session.Session.evict)
     sockets = (websocket.router, elevenlabs_socket.router, deepgram.router)

@@ -20,33 +20,15 @@ from s1_mini.types import MAX_SPEED, MIN_SPEED, AudioFormat, OnUnsupported, Word
 
 router = APIRouter(tags=["elevenlabs"])
 
+PATH = "/v1/text-to-speech/{voice}"
+
 # codec, sample rate and bit rate; the bit rate has no effect
-StreamedFormat = Literal[
-    "mp3_22050_32",
-    "mp3_24000_48",
-    "mp3_44100_32",
-    "mp3_44100_64",
-    "mp3_44100_96",
-    "mp3_44100_128",
-    "mp3_44100_192",
-    "pcm_8000",
-    "pcm_16000",
-    "pcm_22050",
-    "pcm_24000",
-    "pcm_32000",
-    "pcm_44100",
-    "pcm_48000",
-    "ulaw_8000",
-    "alaw_8000",
-    "opus_48000_32",
-    "opus_48000_64",
-    "opus_48000_96",
-    "opus_48000_128",
-    "opus_48000_192",
-]
-WholeFormat = Literal[
-    StreamedFormat, "wav_8000", "wav_16000", "wav_22050", "wav_24000", "wav_32000", "wav_44100", "wav_48000"
-]
+_Mp3 = Literal["mp3_22050_32", "mp3_24000_48", "mp3_44100_32", "mp3_44100_64", "mp3_44100_96", "mp3_44100_128"]
+_Pcm = Literal["pcm_8000", "pcm_16000", "pcm_22050", "pcm_24000", "pcm_32000", "pcm_44100", "pcm_48000"]
+_Wav = Literal["wav_8000", "wav_16000", "wav_22050", "wav_24000", "wav_32000", "wav_44100", "wav_48000"]
+_Opus = Literal["opus_48000_32", "opus_48000_64", "opus_48000_96", "opus_48000_128", "opus_48000_192"]
+StreamedFormat = Literal[_Mp3, "mp3_44100_192", _Pcm, "ulaw_8000", "alaw_8000", _Opus]
+WholeFormat = Literal[StreamedFormat, _Wav]
 DEFAULT_FORMAT: StreamedFormat = "mp3_44100_128"
 _FORMATS: dict[str, AudioFormat] = {"ulaw": "mulaw"}  # our codec names by ElevenLabs'
 
@@ -57,10 +39,9 @@ VoiceId = Annotated[
         "OpenAI's voice names."
     ),
 ]
-Whole = Annotated[WholeFormat, Query(description="Codec, sample rate in Hz and bit rate; the bit rate has no effect.")]
-Streamed = Annotated[
-    StreamedFormat, Query(description="Codec, sample rate in Hz and bit rate; the bit rate has no effect.")
-]
+_FORMAT = Query(description="Codec, sample rate in Hz and bit rate; the bit rate has no effect.")
+Whole = Annotated[WholeFormat, _FORMAT]
+Streamed = Annotated[StreamedFormat, _FORMAT]
 
 
 class VoiceSettings(BaseModel):
@@ -103,44 +84,32 @@ class TimedAudio(BaseModel):
     normalized_alignment: CharacterTimes | None
 
 
-TIMED_LINES: dict[int | str, dict[str, Any]] = {
-    200: {"description": "JSON lines", "content": {JSON: {"schema": inlined(TimedAudio.model_json_schema())}}}
+TIMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "JSON, or JSON lines", "content": {JSON: {"schema": inlined(TimedAudio.model_json_schema())}}}
 }
 
 
-@router.post(
-    "/v1/text-to-speech/{voice}",
-    response_class=Response,
-    summary="Speak a text, as ElevenLabs' API does",
-    responses=SPEECH_ANSWER | failures(404, 500, 504),
-    openapi_extra=body_of(ElevenLabsBody),
-)
+def _answer(answer: dict[int | str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what the OpenAPI document says about a route."""
+    responses = answer | failures(404, 500, 504)
+    return {"response_class": Response, "responses": responses, "openapi_extra": body_of(ElevenLabsBody)}
+
+
+@router.post(PATH, summary="Speak a text, as ElevenLabs' API does", **_answer(SPEECH_ANSWER))
 async def convert(request: Request, voice: VoiceId, output_format: Whole = DEFAULT_FORMAT) -> Response:
     """Speak a text; the response is the whole audio."""
     speech, _ = await _speak(request, voice, output_format, streams=False)
     return respond(speech)
 
 
-@router.post(
-    "/v1/text-to-speech/{voice}/stream",
-    response_class=Response,
-    summary="Speak a text as a stream, as ElevenLabs' API does",
-    responses=SPEECH_ANSWER | failures(404, 500, 504),
-    openapi_extra=body_of(ElevenLabsBody),
-)
+@router.post(f"{PATH}/stream", summary="Speak a text as a stream, as ElevenLabs' API does", **_answer(SPEECH_ANSWER))
 async def stream(request: Request, voice: VoiceId, output_format: Streamed = DEFAULT_FORMAT) -> Response:
     """Speak a text; the response is sent while it is generated."""
     speech, _ = await _speak(request, voice, output_format, streams=True)
     return respond(speech)
 
 
-@router.post(
-    "/v1/text-to-speech/{voice}/with-timestamps",
-    response_model=TimedAudio,
-    summary="Speak a text with the times of its characters",
-    responses=failures(404, 500, 504),
-    openapi_extra=body_of(ElevenLabsBody),
-)
+@router.post(f"{PATH}/with-timestamps", summary="Speak a text with the times of its characters", **_answer(TIMED))
 async def convert_with_timestamps(request: Request, voice: VoiceId, output_format: Whole = DEFAULT_FORMAT) -> Response:
     """Speak a text; the response is the whole audio as base64, with the times of its characters."""
     speech, alignment = await _speak(request, voice, output_format, streams=False)
@@ -151,11 +120,9 @@ async def convert_with_timestamps(request: Request, voice: VoiceId, output_forma
 
 
 @router.post(
-    "/v1/text-to-speech/{voice}/stream/with-timestamps",
-    response_class=Response,
+    f"{PATH}/stream/with-timestamps",
     summary="Speak a text as a stream with the times of its characters",
-    responses=TIMED_LINES | failures(404, 500, 504),
-    openapi_extra=body_of(ElevenLabsBody),
+    **_answer(TIMED),
 )
 async def stream_with_timestamps(
     request: Request, voice: VoiceId, output_format: Streamed = DEFAULT_FORMAT

@@ -21,6 +21,7 @@ from s1_mini.alignment.subtitles import blank_markup
 from s1_mini.exceptions import RequestError
 from s1_mini.server.elevenlabs import (
     DEFAULT_FORMAT,
+    PATH,
     Alignment,
     Character,
     StreamedFormat,
@@ -32,6 +33,7 @@ from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import Track
+from s1_mini.types import MAX_SEED
 
 router = APIRouter()
 
@@ -46,6 +48,7 @@ class Options(StartOptions):
     auto_mode: bool = False  # each message is a whole sentence
     enable_ssml_parsing: bool = False  # text has elements such as <break time="1s"/>, and is spoken when it is flushed
     sync_alignment: bool = False  # times count from the start of the context instead of the previous message
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)  # the same seed gives the same audio
 
 
 class Message(BaseModel):
@@ -61,12 +64,12 @@ class Message(BaseModel):
     close_socket: bool | None = None
 
 
-@router.websocket("/v1/text-to-speech/{voice}/stream-input")
+@router.websocket(f"{PATH}/stream-input")
 async def stream_input(socket: WebSocket, voice: str) -> None:
     await _converse(socket, voice, SingleText)
 
 
-@router.websocket("/v1/text-to-speech/{voice}/multi-stream-input")
+@router.websocket(f"{PATH}/multi-stream-input")
 async def multi_stream_input(socket: WebSocket, voice: str) -> None:
     await _converse(socket, voice, SeveralTexts)
 
@@ -75,6 +78,8 @@ async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) 
     """Run a session. Raises `InvalidError` for a parameter, and `VoiceNotFoundError`."""
     options = read_options(socket, Options)
     config = await config_of(socket, options, voice, *parse_format(options.output_format))
+    if options.seed is not None:
+        config.seed = options.seed
     await converse(socket, partial(protocol, options=options, config=config))
 
 

@@ -203,7 +203,7 @@ class AdmissionMiddleware:
         """Return why the request is too large or not admitted now; None if it is admitted."""
         if (refused := _declared(headers, self._max_body_bytes)) is not None:
             return refused
-        if scope.get("method") == "POST" and (refused := _encoded(headers)) is not None:
+        if scope.get("method") in ("POST", "PUT") and (refused := _encoded(headers)) is not None:
             return refused
         if not _needs_slot(scope):
             return None

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from s1_mini.alignment.subtitles import blank_markup
 from s1_mini.exceptions import ParameterError, RequestError, TextTooLongError
 from s1_mini.server.errors import InvalidError, describe, message_of, quoted, retry_header, row_of
+from s1_mini.server.lexicons import LEXICON_ERRORS, LexiconNotFoundError
 from s1_mini.server.speech import Times
 from s1_mini.server.voice_names import POLLY_VOICES
 from s1_mini.text.split import sentence_spans
@@ -62,7 +63,6 @@ _STATUS_TYPES = {400: "SerializationException", 401: "UnrecognizedClientExceptio
 _STATUS_TYPES |= {429: "ThrottlingException", 503: "ServiceUnavailableException", 504: "ServiceUnavailableException"}
 _FIELD_TYPES = {
     "SampleRate": "InvalidSampleRateException",
-    "LexiconNames": "LexiconNotFoundException",
     "LanguageCode": "LanguageNotSupportedException",
 }
 
@@ -84,9 +84,13 @@ def error_response(error: BaseException, request_id: str | None) -> JSONResponse
     kind = _STATUS_TYPES.get(status, "ValidationException" if status < 500 else "ServiceFailureException")
     if isinstance(error, TextTooLongError):
         kind = "TextLengthExceededException"
+    elif isinstance(error, LEXICON_ERRORS):
+        kind = type(error).__name__.removesuffix("Error") + "Exception"
     elif isinstance(error, RequestError):
         kind = _FIELD_TYPES.get(error.field, kind)
     status = {401: 403, 404: 400, 409: 400, 422: 400}.get(status, status)
+    if isinstance(error, LexiconNotFoundError):
+        status = 404
     headers = {"x-amzn-ErrorType": kind, "x-amzn-RequestId": request_id or ""} | retry_header(error)
     return JSONResponse({"message": message_of(error)} | describe(error, request_id), status, headers)
 

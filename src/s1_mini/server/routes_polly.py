@@ -1,4 +1,4 @@
-"""Amazon Polly's routes: `POST /v1/speech` and, for requests that are signed for Polly, `GET /v1/voices`.
+"""Amazon Polly's routes: `POST /v1/speech` and, for requests that are signed for Polly, voices and lexicons.
 
 The access key id of a signature counts as the API key; signatures are not verified.
 """
@@ -20,7 +20,7 @@ from starlette.types import Scope
 from s1_mini.exceptions import RequestError
 from s1_mini.server import polly
 from s1_mini.server.bodies import read_json
-from s1_mini.server.errors import InvalidError, quoted, renamed
+from s1_mini.server.errors import InvalidError, renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SpeechRequest
@@ -34,6 +34,7 @@ FIELDS = {
     "sample_rate": "SampleRate",
     "text_type": "TextType",
     "word_times": "SpeechMarkTypes",
+    "lexicon": "LexiconNames",
 }
 SEED = 0  # clients request audio and speech marks separately, so each text always has the same audio
 
@@ -52,9 +53,15 @@ class PollyBody(BaseModel):
     TextType: Literal["text", "ssml"] = "text"
     SampleRate: str | None = Field(None, description="In Hz. Default: the model's; pcm has 16000, mulaw and alaw 8000.")
     SpeechMarkTypes: list[Literal["sentence", "ssml", "viseme", "word"]] = Field([], max_length=4)
-    LexiconNames: list[str] = Field([], max_length=5, description="Not supported.")
+    LexiconNames: list[str] = Field([], max_length=5, description="Uploaded lexicons; earlier ones take precedence.")
     Engine: str | None = Field(None, description="Ignored.")
     LanguageCode: str | None = Field(None, description="Ignored.")
+
+
+class LexiconBody(BaseModel):
+    """Body of `PUT /v1/lexicons/{name}`."""
+
+    Content: str
 
 
 class PollyRoute(APIRoute):
@@ -66,11 +73,44 @@ class PollyRoute(APIRoute):
         return super().matches(scope)
 
 
-router, voices_router = APIRouter(tags=["polly"]), APIRouter(route_class=PollyRoute, include_in_schema=False)
-routers = (router, voices_router)  # before the other routers, whose `GET /v1/voices` accepts every request
+router, signed_router = APIRouter(tags=["polly"]), APIRouter(route_class=PollyRoute, include_in_schema=False)
+routers = (router, signed_router)  # before the other routers, whose `GET /v1/voices` accepts every request
 
 
-@voices_router.get("/v1/voices")
+@signed_router.put("/v1/lexicons/{name}")
+async def put_lexicon(request: Request, name: str) -> dict[str, Any]:
+    """Store a lexicon."""
+    body, state = await read_json(request, LexiconBody), request.app.state
+    if state.member is not None and state.settings.lexicons_path is None:
+        reason = "cannot be stored for all replicas; set S1_MINI_SERVER_LEXICONS_PATH to a folder that they share"
+        raise InvalidError("LexiconName", reason)
+    await asyncio.to_thread(state.lexicons.put, name, body.Content)
+    return {}
+
+
+@signed_router.get("/v1/lexicons/{name}")
+def get_lexicon(request: Request, name: str) -> dict[str, Any]:
+    """Return a lexicon and its attributes."""
+    lexicons = request.app.state.lexicons
+    document = {"Name": name, "Content": lexicons.get(name)}
+    return {"Lexicon": document, "LexiconAttributes": lexicons.describe(name)}
+
+
+@signed_router.get("/v1/lexicons")
+def list_lexicons(request: Request) -> dict[str, Any]:
+    """List the lexicons with their attributes."""
+    lexicons = request.app.state.lexicons
+    return {"Lexicons": [{"Name": name, "Attributes": lexicons.describe(name)} for name in lexicons.names()]}
+
+
+@signed_router.delete("/v1/lexicons/{name}")
+def delete_lexicon(request: Request, name: str) -> dict[str, Any]:
+    """Delete a lexicon."""
+    request.app.state.lexicons.delete(name)
+    return {}
+
+
+@signed_router.get("/v1/voices")
 async def describe_voices(request: Request) -> JSONResponse:
     """List the voices as Polly does."""
     if (refused := request.app.state.gate.refusal()) is not None:
@@ -94,6 +134,8 @@ async def synthesize_speech(request: Request) -> Response:
     try:
         output, rate = polly.output_of(body.OutputFormat, body.SampleRate, body.SpeechMarkTypes)
         options = _text_type(body) | {"sample_rate": rate, "voice": await own_voice(state, body.VoiceId, POLLY_VOICES)}
+        if body.LexiconNames:
+            options["lexicon"] = await asyncio.to_thread(state.lexicons.merged, body.LexiconNames)
         tts_request = TTSRequest.of(body.Text, on_unsupported="skip", seed=SEED, **options)
         if body.OutputFormat == "json":
             speech = await _marked(request, body, tts_request)
@@ -111,9 +153,7 @@ async def synthesize_speech(request: Request) -> Response:
 
 
 def _text_type(body: PollyBody) -> dict[str, Any]:
-    """Return the options for `TextType` and refuse lexicons. Raises `InvalidError`."""
-    if body.LexiconNames:
-        raise InvalidError("LexiconNames", f"{quoted(body.LexiconNames)} are not supported; leave the field out")
+    """Return the options for `TextType`. Raises `InvalidError`."""
     if body.TextType == "text" and "ssml" in body.SpeechMarkTypes:
         raise InvalidError("SpeechMarkTypes", "ssml needs TextType ssml; plain text has no <mark>")
     return {"text_type": body.TextType}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
@@ -46,6 +47,10 @@ class ServerSettings(Settings):
     voice_names: Annotated[dict[str, str], NoDecode] = Field(
         {},
         description="voices for names of other services, such as alloy=clara,nova=anna; overrides the built-in choice",
+    )
+
+    lexicons_path: Path | None = Field(
+        None, description="folder for the lexicons that Polly's clients upload; unset: in memory, until the end"
     )
 
     unload_after_s: float = Field(

@@ -25,6 +25,7 @@ from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
 from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.schemas import SpeechRequest
+from s1_mini.server.voice_names import with_voice_names
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
@@ -103,6 +104,7 @@ async def speak(
     if its client holds too much. Later errors of a stream are raised from `body`. Cancelling the caller cancels the
     request.
     """
+    request = replace(request, speech=await with_voice_names(engine, settings, request.speech))
     speech = request.speech
     record.voice = (speech.voice or ("reference" if speech.references else "default"))[:64]
     record.audio_format, record.streams = request.audio_format, request.streams

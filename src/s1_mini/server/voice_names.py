@@ -9,10 +9,16 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import State
 
-from s1_mini.types import VoiceInfo
+from s1_mini.types import TTSRequest, VoiceInfo
+
+if TYPE_CHECKING:
+    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.settings import ServerSettings
 
 # OpenAI's names with the gender and accent of its voices, as heard by listeners; OpenAI does not publish them.
 OPENAI_VOICES = {
@@ -94,3 +100,13 @@ async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[st
     if name not in names:
         return name
     return assign_voices(names, await asyncio.to_thread(state.engine.voices))[name]
+
+
+async def with_voice_names(engine: ProductionTTSEngine, settings: ServerSettings, request: TTSRequest) -> TTSRequest:
+    """Return a request whose markup may use the voice names of other services."""
+    if request.text_type == "text" and not (engine.config.accept_ssml and request.text.lstrip().startswith("<")):
+        return request
+    voices = await asyncio.to_thread(engine.voices)
+    names = assign_voices(OPENAI_VOICES, voices) | assign_voices(POLLY_VOICES, voices) | settings.voice_names
+    own = {voice.name for voice in voices}
+    return replace(request, voice_names={name.lower(): names[name] for name in names if name.lower() not in own})

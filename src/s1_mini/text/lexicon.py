@@ -1,11 +1,11 @@
-"""Pronunciation lexicons: words and their respellings, from W3C PLS files, text files or a request."""
+"""Pronunciation lexicons: words and their respellings, from W3C PLS documents, text files or a request."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from s1_mini.text.xml_reader import read_xml
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 16 * 2**20
+SUFFIX = ".lexicon"  # of a voice's lexicon, next to the file of the voice
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -68,20 +69,37 @@ class Lexicon:
                     break
 
 
-def open_lexicon(path: Path | None) -> Lexicon:
-    """Load a lexicon: a PLS file if it is XML, otherwise lines `word = respelling`. Raises `ConfigurationError`."""
-    if path is None:
-        return Lexicon({})
+class Lexicons:
+    """The lexicon of all requests, and those of single voices, whose entries take precedence."""
+
+    def __init__(
+        self, path: Path | None = None, folders: Iterable[Path] = (), default_voice: str | None = None
+    ) -> None:
+        """Load a file for all requests, and the files of voices in folders. Raises `ConfigurationError`."""
+        self._shared = Lexicon(read_lexicon(path) if path else {})
+        files = {file.stem: file for folder in folders for file in sorted(folder.glob(f"*{SUFFIX}"))}
+        self._voices: dict[str | None, Lexicon] = {
+            voice: self._shared.merged(read_lexicon(file)) for voice, file in files.items()
+        }
+        if default_voice in self._voices:
+            self._voices[None] = self._voices[default_voice]
+
+    def of(self, voice: str | None) -> Lexicon:
+        """Return the lexicon of a voice; None is the default voice, and an empty name a recording."""
+        return self._voices.get(voice, self._shared)
+
+
+def read_lexicon(path: Path) -> dict[str, str]:
+    """Read a lexicon: a PLS document if it is XML, otherwise lines `word = respelling`. Raises `ConfigurationError`."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigurationError(f"lexicon {path} is larger than {MAX_FILE_BYTES // 2**20} MiB; split it")
         source = path.read_text("utf-8-sig")
-        entries = _Pls.read(source) if source.lstrip().startswith("<") else read_lines(source)
+        return Pls(source).entries if source.lstrip().startswith("<") else read_lines(source)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"lexicon {path} cannot be read: {error}") from None
     except MarkupError as error:
         raise ConfigurationError(f"lexicon {path}: {str(error).removeprefix('text: ')}") from None
-    return Lexicon(entries)
 
 
 def read_lines(source: str) -> dict[str, str]:
@@ -97,25 +115,24 @@ def read_lines(source: str) -> dict[str, str]:
     return entries
 
 
-class _Pls:
-    """Reads graphemes and aliases of a PLS document. Lexemes that have only phonemes are left out."""
+class Pls:
+    """The graphemes and aliases of a PLS document. Lexemes that have only phonemes are left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
+        """Parse a document. Raises `MarkupError`."""
         self.entries: dict[str, str] = {}
-        self.num_left_out = 0
+        self.language = ""  # of the document, such as en-US
+        self._num_left_out = 0
         self._graphemes: list[str] = []
         self._alias = self._content = ""
-
-    @classmethod
-    def read(cls, source: str) -> dict[str, str]:
-        reader = cls()
-        read_xml(source, reader)
-        if reader.num_left_out:
-            logger.warning("left out %d lexemes that have no alias: phonemes are not supported", reader.num_left_out)
-        return reader.entries
+        read_xml(source, self)
+        if self._num_left_out:
+            logger.warning("left out %d lexemes that have no alias: phonemes are not supported", self._num_left_out)
 
     def start(self, name: str, attributes: dict[str, str], offset: int) -> None:  # noqa: ARG002
         self._content = ""
+        if name == "lexicon":
+            self.language = attributes.get("xml:lang", "")
         if name == "lexeme":
             self._graphemes, self._alias = [], ""
 
@@ -129,5 +146,5 @@ class _Pls:
         elif name == "alias":
             self._alias = self._alias or content  # the first is the preferred one
         elif name == "lexeme":
-            self.num_left_out += not self._alias
+            self._num_left_out += not self._alias
             self.entries |= dict.fromkeys(self._graphemes, self._alias) if self._alias else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from s1_mini.exceptions import MarkupError
@@ -42,6 +42,9 @@ _BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{
 _LEFTOVER = re.compile(
     r"\s*[.,;:!?)\]\"'”’]{1,8}(?=\s)"
 )  # punctuation of a sentence whose words are in the previous segment
+
+
+LexiconOf = Callable[[str | None], Lexicon]  # by the voice that the markup names; None: that of the request
 
 
 class Mark(NamedTuple):
@@ -85,10 +88,15 @@ class _Style(NamedTuple):
 class _Run:
     """Text with the characters of the source that each of its characters stands for."""
 
-    parts: list[str]
-    starts: list[int]
-    stops: list[int]
+    parts: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
     is_fixed: bool = False  # exempt from the lexicon: the markup determines how it is read
+
+    def add(self, text: str, starts: Iterable[int], stops: Iterable[int]) -> None:
+        self.parts.append(text)
+        self.starts.extend(starts)
+        self.stops.extend(stops)
 
 
 def is_ssml(source: str) -> bool:
@@ -112,19 +120,19 @@ def last_voice(text: str, voices: Container[str]) -> str | None:
     return next((name for name in reversed(names) if name in voices), None)
 
 
-def read_text(source: str, lexicon: Lexicon) -> Markup:
+def read_text(source: str, lexicon_of: LexiconOf) -> Markup:
     """Return a text without markup as a segment, with the respellings of a lexicon."""
-    builder = _Builder(source, lexicon)
+    builder = _Builder(source, lexicon_of)
     builder.add(source, 0)
     return builder.finish()
 
 
-def read_marked(source: str, lexicon: Lexicon, voices: Container[str]) -> Markup:
+def read_marked(source: str, lexicon_of: LexiconOf, voices: Container[str]) -> Markup:
     """Return the segments of a text with `[pause 0.5s]` and `[voice]`. Raises `MarkupError`.
 
     Other brackets, and names that are not in `voices`, stay text.
     """
-    builder, end = _Builder(source, lexicon), 0
+    builder, end = _Builder(source, lexicon_of), 0
     for found in _BRACKETS.finditer(source):
         pause, name = found.groups()
         if pause is not None:
@@ -142,12 +150,9 @@ def read_marked(source: str, lexicon: Lexicon, voices: Container[str]) -> Markup
     return builder.finish()
 
 
-def read_ssml(source: str, lexicon: Lexicon, language: str | None = None) -> Markup:
-    """Return the segments of an SSML document. Raises `MarkupError`.
-
-    `language` is the language in which numbers in `<say-as>` are read.
-    """
-    reader = _SsmlReader(source, lexicon, language)
+def read_ssml(source: str, lexicon_of: LexiconOf, language: str | None = None) -> Markup:
+    """Return the segments of an SSML document; `language` is that of numbers in `<say-as>`. Raises `MarkupError`."""
+    reader = _SsmlReader(source, lexicon_of, language)
     read_xml(source, reader)
     return reader.builder.finish(reader.ignored)
 
@@ -155,9 +160,9 @@ def read_ssml(source: str, lexicon: Lexicon, language: str | None = None) -> Mar
 class _Builder:
     """Collects runs of text into segments; a new one begins where the style changes or a pause is added."""
 
-    def __init__(self, source: str, lexicon: Lexicon) -> None:
+    def __init__(self, source: str, lexicon_of: LexiconOf) -> None:
         self.style = _Style()
-        self._source, self._lexicon = source, lexicon
+        self._source, self._lexicon_of = source, lexicon_of
         self._segments: list[Segment] = []
         self._runs: list[_Run | Mark] = []
         self._run_style = self.style
@@ -174,11 +179,13 @@ class _Builder:
             self._run_style = self.style
         last = self._runs[-1] if self._runs else None
         if not isinstance(last, _Run) or last.is_fixed or is_fixed:
-            last = _Run([], [], [], is_fixed)
+            last = _Run(is_fixed=is_fixed)
             self._runs.append(last)
-        last.parts.append(text)
-        last.starts.extend(range(start, start + len(text)) if stop is None else [start] * len(text))
-        last.stops.extend(range(start + 1, start + len(text) + 1) if stop is None else [stop] * len(text))
+        end = start + len(text)
+        if stop is None:
+            last.add(text, range(start, end), range(start + 1, end + 1))
+        else:
+            last.add(text, [start] * len(text), [stop] * len(text))
 
     def mark(self, name: str, start: int, stop: int) -> None:
         self._runs.append(Mark(name, 0, start, stop, -(self._pause_s or 0.0)))
@@ -209,40 +216,33 @@ class _Builder:
 
     def _flush(self) -> None:
         """End the segment; one with only punctuation and white space is dropped."""
-        parts: list[str] = []
-        starts: list[int] = []
-        stops: list[int] = []
-        marks: list[Mark] = []
+        spelt, lexicon, marks = _Run(), self._lexicon_of(self._run_style.voice), []
         for run in self._runs:
             if isinstance(run, Mark):
-                marks.append(run._replace(position=len(starts)))
+                marks.append(run._replace(position=len(spelt.starts)))
                 continue
             text, begin = "".join(run.parts), 0
-            for match in () if run.is_fixed else self._lexicon.find(text):
-                parts += text[begin : match.start], match.respelling
-                starts += run.starts[begin : match.start] + [run.starts[match.start]] * len(match.respelling)
-                stops += run.stops[begin : match.start] + [run.stops[match.stop - 1]] * len(match.respelling)
-                begin = match.stop
-            parts.append(text[begin:])
-            starts += run.starts[begin:]
-            stops += run.stops[begin:]
-        text = "".join(parts)
+            for match in () if run.is_fixed else lexicon.find(text):
+                spelt.add(text[begin : match.start], run.starts[begin : match.start], run.stops[begin : match.start])
+                size, begin = len(match.respelling), match.stop
+                spelt.add(match.respelling, [run.starts[match.start]] * size, [run.stops[match.stop - 1]] * size)
+            spelt.add(text[begin:], run.starts[begin:], run.stops[begin:])
+        self._runs, text = [], "".join(spelt.parts)
         if not is_speakable(text):
             self._runs = list(marks)
             return
-        if self._segments and (leftover := _LEFTOVER.match(text)):
-            text, starts, stops = text[leftover.end() :], starts[leftover.end() :], stops[leftover.end() :]
-            marks = [mark._replace(position=max(0, mark.position - leftover.end())) for mark in marks]
-        style = self._run_style
+        leftover = _LEFTOVER.match(text) if self._segments else None
+        begin = leftover.end() if leftover else 0
         pause_s = (self._pause_s or 0.0) + (self._gap_s if self._segments else 0.0)
         if self._segments and self._pause_s is None and not self._gap_s:
             pause_s = JOINT_S
-        placed = tuple(self._placed(mark, mark.position) for mark in marks)
-        segment = Segment(text, *style, pause_s, placed, tuple(starts), tuple(stops))
+        placed = tuple(self._placed(mark, max(0, mark.position - begin)) for mark in marks)
+        places = tuple(spelt.starts[begin:]), tuple(spelt.stops[begin:])
+        segment = Segment(text[begin:], *self._run_style, pause_s, placed, *places)
         if len(self._segments) == MAX_SEGMENTS:
             raise error_at(self._source, segment.starts[0], f"more than {MAX_SEGMENTS} parts; send several requests")
         self._segments.append(segment)
-        self._runs, self._pause_s, self._gap_s = [], None, 0.0
+        self._pause_s, self._gap_s = None, 0.0
 
 
 @dataclass
@@ -259,12 +259,12 @@ class _Element:
 class _SsmlReader:
     """Turns the elements of an SSML document into calls of a builder."""
 
-    def __init__(self, source: str, lexicon: Lexicon, language: str | None) -> None:
-        self.builder = _Builder(source, lexicon)
+    def __init__(self, source: str, lexicon_of: LexiconOf, language: str | None) -> None:
+        self.builder = _Builder(source, lexicon_of)
         self.ignored: dict[str, None] = {}  # in order
         self._source, self._language = source, language
         self._open: list[_Element] = []
-        self._starts: dict[str, Callable[[_Element], None]] = {
+        self._starts: dict[str, Callable[[_Element], object]] = {
             "break": self._break,
             "p": lambda _: self.builder.paragraph(),
             "s": lambda each: self.builder.add(PARAGRAPH_BREAK, each.offset, each.offset, is_fixed=True),

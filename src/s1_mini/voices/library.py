@@ -67,6 +67,7 @@ class CheckpointVoices:
         self, checkpoint: Path, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside]
     ) -> None:
         """List the voices in files, and those in the publisher's format for names without a file."""
+        self.folder = checkpoint / FOLDER
         self._checkpoint, self._files, self._form = checkpoint, files, form
         self._beside = {name: each for name, each in beside.items() if is_name(name) and name not in files}
         self._summaries: dict[str, VoiceSummary] = {}
@@ -101,11 +102,16 @@ class CheckpointVoices:
         return sorted({*self._files, *self._beside})
 
     @property
+    def default_name(self) -> str | None:
+        """The name of the default voice, if its file is readable; a file precedes a voice in the publisher's format."""
+        defaults = [name for name, summary in self._summaries.items() if summary.is_default]
+        return min(defaults, key=lambda name: name in self._beside, default=None)
+
+    @property
     def default(self) -> Voice | None:
         """The voice of requests that name none. Raises `VoiceFileError` if it is damaged or cannot be determined."""
         unknown = sorted(self._files.keys() - self._summaries.keys())  # damaged; one of them may be the default
-        defaults = [name for name, summary in self._summaries.items() if summary.is_default]
-        name = next(iter(sorted(defaults, key=lambda name: name in self._beside)), None)
+        name = self.default_name
         if unknown and name not in self._files:
             name = unknown[0]
         if name is None:

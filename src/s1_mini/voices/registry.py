@@ -29,6 +29,8 @@ from s1_mini.exceptions import (
     VoiceReadOnlyError,
 )
 from s1_mini.files import files
+from s1_mini.text.lexicon import SUFFIX as LEXICON
+from s1_mini.text.lexicon import Lexicons
 from s1_mini.types import Voice, VoiceInfo
 from s1_mini.voices.format import VoiceFormat, num_bytes
 from s1_mini.voices.library import (
@@ -88,6 +90,8 @@ def unread_recordings(folder: Path) -> list[Recording]:
 class AddedVoices:
     """Added voices in memory, which are lost when the engine stops."""
 
+    folder: Path | None = None
+
     def __init__(self, form: VoiceFormat) -> None:
         self.form = form  # tensors of the voices, and their encoder
         self._voices: dict[str, NamedVoice] = {}
@@ -137,7 +141,7 @@ class VoiceDirectory(AddedVoices):
 
     def __init__(self, folder: Path, form: VoiceFormat) -> None:
         super().__init__(form)
-        self._folder = folder
+        self.folder: Path = folder
         self._names: set[str] = set()
         self._cache: ByteCache[tuple[Signature, VoiceSummary | NamedVoice]] = ByteCache(CACHE_BYTES)
         self._warned: set[str] = set()
@@ -170,7 +174,7 @@ class VoiceDirectory(AddedVoices):
         _check_count(len(self.names | {named.name}), MAX_IN_DIRECTORY)
         try:
             write_voice(
-                self._folder,
+                self.folder,
                 named.name,
                 named.voice,
                 description=named.description,
@@ -186,10 +190,10 @@ class VoiceDirectory(AddedVoices):
     def remove(self, name: str) -> bool:
         """Delete a voice, and its recording, from which it would be made again; return whether there was one."""
         was_there = False
-        for suffix in (SUFFIX, TRANSCRIPT, *RECORDINGS):
+        for suffix in (SUFFIX, TRANSCRIPT, LEXICON, *RECORDINGS):
             try:
                 files.remove(self._path(name, suffix))
-                was_there = was_there or suffix != TRANSCRIPT
+                was_there = was_there or suffix not in (TRANSCRIPT, LEXICON)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -201,10 +205,10 @@ class VoiceDirectory(AddedVoices):
         (self._cache.pin if pinned else self._cache.unpin)(name)
 
     def recordings(self) -> list[Recording]:
-        return unread_recordings(self._folder)
+        return unread_recordings(self.folder)
 
     def _look(self) -> set[str]:
-        found = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(SUFFIX)]
+        found = [entry.name for entry in os.scandir(self.folder) if entry.name.endswith(SUFFIX)]
         names = {file.removesuffix(SUFFIX) for file in found if not file.startswith(".")}
         foreign = {name for name in names if not is_name(name)}
         for name in sorted(foreign - self._warned):
@@ -261,7 +265,7 @@ class VoiceDirectory(AddedVoices):
 
     def _path(self, name: str, suffix: str) -> Path:
         assert is_name(name), "the name is not valid"
-        return self._folder / f"{name}{suffix}"
+        return self.folder / f"{name}{suffix}"
 
 
 def _exists(name: str) -> VoiceExistsError:
@@ -325,6 +329,11 @@ class VoiceRegistry:
             except VoiceFileError as error:
                 self._warn(name, str(error).removeprefix(f"{error.field}: "))
         return infos
+
+    def lexicons(self, path: Path | None) -> Lexicons:
+        """Open a lexicon for all requests and those of the voices. Raises `ConfigurationError`."""
+        folders = filter(None, (self.library.folder, self.added.folder))
+        return Lexicons(path, folders, self.library.default_name)
 
     def warn_of_faults(self) -> None:
         """Log which of the checkpoint's voices are damaged, among those read so far."""

@@ -1,0 +1,63 @@
+"""Complete the docstrings for the API reference (mkdocs.yml): comments on attributes, and links to public names."""
+
+import ast
+import linecache
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import griffe
+
+NAME = re.compile(r"(?<!\[)`([A-Z]\w+)(\.\w+)?`(?!\])")
+COMMENT = re.compile(r"  # (.*)")
+# The classes that describe keywords, by the class that lists them
+OPTIONS = {"types.SharedOptions": "types.TTSRequest", "types.SamplingOptions": "types.SamplingParams"}
+
+
+class Names(griffe.Extension):
+    """Takes comments as docstrings and links the public names."""
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Take the description of a setting, or else the comment behind an attribute or the comments above it."""
+        keywords = {getattr(each, "name", ""): each for each in getattr(attr.value, "arguments", ())}
+        if "description" in keywords:
+            text = str(ast.literal_eval(str(keywords["description"].value)))
+            attr.value = keywords.get("") or next(iter(keywords.values()))
+        else:
+            text = commented(attr)
+        if text and not attr.has_docstring:
+            attr.docstring = griffe.Docstring(text, parent=attr)
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Describe the keywords of requests, and link the public names in all docstrings."""
+        for listed, described in OPTIONS.items():
+            for name, option in pkg[listed].members.items():
+                option.docstring = pkg[described].members[name].docstring
+
+        def link(found: "re.Match[str]") -> str:
+            is_public = found[1] in pkg.members and not (found[2] and found[2][1:] not in pkg[found[1]].all_members)
+            target = f"{pkg.path}.{found[1]}{found[2] or ''}"
+            return f"[`{found[1]}{found[2] or ''}`][{target}]" if is_public else found[0]
+
+        for docstring in docstrings(pkg):
+            docstring.value = NAME.sub(link, docstring.value)
+
+
+def docstrings(each: griffe.Object) -> Iterator[griffe.Docstring]:
+    """Yield the docstrings of an object and of all objects inside of it."""
+    if each.docstring is not None:
+        yield each.docstring
+    for member in each.members.values():
+        if isinstance(member, griffe.Object):
+            yield from docstrings(member)
+
+
+def commented(attr: griffe.Attribute) -> str:
+    """Return the comment in the last line of an attribute, or the whole lines of comments above it."""
+    path, first, last = str(attr.filepath), attr.lineno or 0, attr.endlineno or 0
+    if found := COMMENT.search(linecache.getline(path, last)):
+        return found[1]
+    lines: list[str] = []
+    while (line := linecache.getline(path, first - 1 - len(lines)).strip()).startswith("#"):
+        lines.insert(0, line.lstrip("# "))
+    return " ".join(lines)

@@ -1,0 +1,119 @@
+"""Lexicons that Amazon Polly's clients upload: W3C PLS documents, in memory or in a folder."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from s1_mini.exceptions import MarkupError, ParameterError
+from s1_mini.files import files
+from s1_mini.server.errors import InvalidError, StorageError, quoted
+from s1_mini.text.lexicon import Pls
+from s1_mini.types import check_lexicon
+
+MAX_LEXICONS = 100  # Polly's limits
+MAX_CHARACTERS = 40_000
+NAME = re.compile(r"[0-9A-Za-z]{1,20}", re.ASCII)
+_FILE = "polly-{}.pls"
+
+parse = lru_cache(MAX_LEXICONS)(Pls)
+
+
+class LexiconNotFoundError(InvalidError):
+    """No lexicon has that name."""
+
+
+class LexiconSizeExceededError(InvalidError):
+    """A lexicon is too long."""
+
+
+class MaxLexiconsNumberExceededError(InvalidError):
+    """Too many lexicons are stored."""
+
+
+class InvalidLexiconError(InvalidError):
+    """A lexicon is not a PLS document with entries."""
+
+
+# With Polly's names, which end with Exception
+LEXICON_ERRORS = LexiconNotFoundError, LexiconSizeExceededError, MaxLexiconsNumberExceededError, InvalidLexiconError
+
+
+class Lexicons:
+    """The stored lexicons by name, of all clients. Safe to use from several threads."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._in_memory: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        if self._folder is None:
+            return sorted(self._in_memory)
+        return sorted(path.stem.removeprefix("polly-") for path in self._folder.glob(_FILE.format("*")))
+
+    def get(self, name: str, field: str = "LexiconName") -> str:
+        """Return a document. Raises `LexiconNotFoundError`."""
+        try:
+            if self._folder is None or not NAME.fullmatch(name):
+                return self._in_memory[name]
+            return (self._folder / _FILE.format(name)).read_text("utf-8")
+        except (KeyError, FileNotFoundError):
+            known = ", ".join(self.names()) or "none"
+            reason = f"unknown lexicon {quoted(name)}; available: {known}"
+            raise LexiconNotFoundError(field, reason) from None
+
+    def put(self, name: str, content: str) -> None:
+        """Check and store a lexicon; it replaces one of the same name. Raises `InvalidError` and `StorageError`."""
+        if not NAME.fullmatch(name):
+            raise InvalidError("LexiconName", f"{quoted(name)} is not 1 to 20 letters and digits")
+        if len(content) > MAX_CHARACTERS:
+            reason = f"has {len(content)} characters; the limit is {MAX_CHARACTERS}"
+            raise LexiconSizeExceededError("Content", reason)
+        try:
+            entries = parse(content).entries
+            check_lexicon(entries)
+        except (MarkupError, ParameterError) as error:
+            raise InvalidLexiconError("Content", str(error).partition(": ")[2]) from None
+        if not entries:
+            reason = "has no lexeme with a grapheme and an alias; phonemes are not supported"
+            raise InvalidLexiconError("Content", reason)
+        with self._lock:
+            names = self.names()
+            if name not in names and len(names) >= MAX_LEXICONS:
+                reason = f"{name} is one too many: {MAX_LEXICONS} lexicons are stored; delete one of them"
+                raise MaxLexiconsNumberExceededError("LexiconName", reason)
+            if self._folder is None:
+                self._in_memory[name] = content
+                return
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                files.publish(self._folder / _FILE.format(name), content.encode())
+            except OSError as error:
+                raise StorageError(f"the lexicon {name} cannot be written: {error.strerror}") from None
+
+    def delete(self, name: str) -> None:
+        """Delete a lexicon. Raises `LexiconNotFoundError`."""
+        self.get(name)
+        if self._folder is None:
+            self._in_memory.pop(name, None)
+        else:
+            (self._folder / _FILE.format(name)).unlink(missing_ok=True)
+
+    def merged(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the entries of several lexicons; earlier ones take precedence. Raises `LexiconNotFoundError`."""
+        entries: dict[str, str] = {}
+        for name in names:
+            entries = parse(self.get(name, "LexiconNames")).entries | entries
+        return entries
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return the attributes of a lexicon as Polly does. Raises `LexiconNotFoundError`."""
+        document = parse(content := self.get(name))
+        size = len(content.encode())
+        return {"LanguageCode": document.language, "LexemesCount": len(document.entries), "Size": size}

@@ -1,0 +1,56 @@
+"""The API reference: every public name is in it with a description, and it is built without a broken link."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import s1_mini
+from own_folder import path_with
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = [getattr(s1_mini, name) for name in s1_mini.__all__]
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    names = re.findall(r"^::: s1_mini\.(\w+)$", pages, re.MULTILINE)
+
+    assert sorted(names) == sorted({*s1_mini.__all__} - {"__version__"})
+
+
+@pytest.mark.parametrize("kind", [each for each in PUBLIC if dataclasses.is_dataclass(each)])
+def test_each_field_of_a_public_class_has_a_comment_which_the_reference_shows(kind: type) -> None:
+    lines = inspect.getsource(kind).splitlines()
+    (definition,) = ast.parse(inspect.cleandoc(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+
+    bare = [
+        lines[(each.end_lineno or 0) - 1].strip()
+        for each in definition.body
+        if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation)
+        if "  # " not in lines[(each.end_lineno or 0) - 1] and not lines[each.lineno - 2].strip().startswith("#")
+    ]
+    assert bare == []
+
+
+@pytest.mark.docs
+def test_the_reference_is_built_with_a_section_for_each_name(tmp_path: Path) -> None:
+    path = path_with("mkdocs", tmp_path / "packages", "--requirement", "requirements-docs.txt")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=True)
+
+    pages = "".join(page.read_text(encoding="utf-8") for page in (tmp_path / "site").rglob("*.html"))
+    assert [name for name in s1_mini.__all__[1:] if f'id="s1_mini.{name}"' not in pages] == []
+    assert 'id="s1_mini.ProductionTTSEngine.generate"' in pages
+    assert 'href="errors/#s1_mini.RequestError"' in pages
+    assert "the same seed gives the same audio; None: a random one" in pages
