@@ -20,9 +20,9 @@ from benchmark.command import make_parser, report, run
 from s1_mini.bench.report import describe_machine
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
+from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.find import find_checkpoint
-from s1_mini.families.s1.kernels.sampling import SamplingTensors
-from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model
 from s1_mini.kernels.backend import without_triton

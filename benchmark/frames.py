@@ -1,4 +1,4 @@
-"""Time of an S1 frame by number of rows: device time, by CUDA events on a GPU.
+"""Time of a frame of S1 or Qwen3-TTS by number of rows: device time, by CUDA events on a GPU.
 
 python -m benchmark.frames --checkpoint full-size --rows 1,64,128
 python -m benchmark.frames --checkpoint full-size --rows 64,128,256 --voices 8
@@ -19,10 +19,11 @@ from benchmark.command import make_parser, numbers, report, run
 from s1_mini.bench.report import describe_machine
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.base import LoadedModel
+from s1_mini.families.codec_lm.model import FrameModel
+from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.find import find_checkpoint
-from s1_mini.families.s1.language_model import LanguageModel
-from s1_mini.families.s1.loaded import LoadedS1, as_s1
-from s1_mini.families.s1.model import S1Model
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.rows import SPAN
@@ -57,7 +58,7 @@ class FrameBench:
     Slots share the prefixes of `voices` voices; with 0 voices, each has its own prefix.
     """
 
-    def __init__(self, model: S1Model, *, slots: int, context: int, frames: int, voices: int = 0) -> None:
+    def __init__(self, model: FrameModel[Any], *, slots: int, context: int, frames: int, voices: int = 0) -> None:
         self._frames, self._device, self._voices = frames, model.device, voices
         self._steps = frames + WARM_UP + 1
         positions = -(-(context + self._steps) // SPAN) * SPAN
@@ -110,7 +111,7 @@ class FrameBench:
 
 @torch.inference_mode()
 def measure_frames(
-    loaded: LoadedS1,
+    loaded: LoadedModel,
     rows: Sequence[int],
     *,
     context: int,
@@ -123,10 +124,12 @@ def measure_frames(
     All rows share `voices` voices; with 0 voices, each has its own. A CPU uses as many threads as the engine would.
     `prepare` is called with the stage before each measurement.
     """
-    threads = torch.get_num_threads()
+    model, threads = getattr(loaded, "model", None), torch.get_num_threads()
+    if not isinstance(model, FrameModel):
+        raise CheckpointMismatchError("only S1 and Qwen3-TTS checkpoints have frames of codes")
     choose_threads(loaded.chain(1, SPAN), loaded.num_bytes).enter(0)
     try:
-        bench = FrameBench(loaded.model, slots=max(rows), context=context, frames=frames, voices=voices)
+        bench = FrameBench(model, slots=max(rows), context=context, frames=frames, voices=voices)
         prepare(bench.stage)
         return [bench.measure(count) for count in rows]
     finally:
@@ -147,7 +150,7 @@ def main() -> None:
     speaker = load(config)
     sizes = {"context": options.context, "voices": options.voices}
     times = measure_frames(
-        as_s1(speaker.loaded),
+        speaker.loaded,
         options.rows,
         frames=options.frames,
         prepare=lambda stage: AheadCompiler(speaker, [stage], config, in_background=False),

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from s1_mini.core.messages import Begin, StepResult
-from s1_mini.families.s1.language_model import LanguageModel
+from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.runtime.stage import Pending
 
 FILE = "HELD_GENERATION_FILE"

@@ -20,6 +20,10 @@ FIELDS = [
     "codec_dtype",  # float16 and bfloat16 sound different; if a codec overflows in one, choose the other
     "weights_dtype",  # changes the audio away from the training data: the deployment decides
     "kv_dtype",
+    "text_layout",  # the original's choice differs between voices, and a long reference favours the other
+    "predictor_temperature",  # of Qwen3-TTS, whose other 15 codes have a sampling of their own
+    "predictor_top_k",
+    "predictor_top_p",
     "prenet_dropout",  # a mel model was trained with it on; off gives one result whatever the seed
     "stop_threshold",  # a mel model's end is a probability, and its threshold differs between trainings
     "min_length_ratio",  # speech length per text: depends on the language and on the speaking rate of a voice

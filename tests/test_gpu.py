@@ -15,7 +15,7 @@ import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.verify import verify_checkpoint
-from s1_mini.codecs.dac.stage import DacDecoder
+from s1_mini.codecs.causal.stage import CausalDecoder
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks, Spec
@@ -194,7 +194,7 @@ def test_chunks_of_a_captured_call_sound_as_they_do_alone(oracle: Path, monkeypa
         max_items=400,
     )
     with torch.inference_mode():
-        stage = DacDecoder(codec, policy, number=1)
+        stage = CausalDecoder(codec, policy, number=1)
         stage.capture()
         heard: list[list[np.ndarray]] = [[] for _ in range(5)]
         batches = (
@@ -214,7 +214,7 @@ def test_chunks_of_a_captured_call_sound_as_they_do_alone(oracle: Path, monkeypa
             assert np.abs(wave - alone).max() < 1e-3
 
 
-def _decode(stage: DacDecoder, codes: torch.Tensor, slots: list[int], begin: int, end: int) -> list[np.ndarray]:
+def _decode(stage: CausalDecoder, codes: torch.Tensor, slots: list[int], begin: int, end: int) -> list[np.ndarray]:
     size = next(size for size in stage._policy.classes if size >= end - begin)
     conditions = Conditions(SamplingParams(), 0, 0, 8, {})
     stage.begin(

@@ -16,8 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recipes.voice import units
-from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, Chain, ConvNeXtBlock, ResidualUnit, Snake
-from s1_mini.codecs.dac.model import Dac, DecoderBlock, EncoderBlock
+from s1_mini.codecs.causal.layers import (
+    CausalConv1d,
+    CausalConvTranspose1d,
+    Chain,
+    ConvNeXtBlock,
+    DecoderBlock,
+    ResidualUnit,
+    Snake,
+)
+from s1_mini.codecs.dac.model import Dac, EncoderBlock
 from s1_mini.codecs.stream_state import NoState
 from s1_mini.kernels.backend import runs_triton
 

@@ -28,10 +28,10 @@ from s1_mini.capacity.sizes import (
     fit_slots,
 )
 from s1_mini.cli.app import app
+from s1_mini.codecs.causal.costs import count
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import get_family
-from s1_mini.families.s1.costs import count
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from s1_mini.codecs.causal.channels_last import ChannelsLastDecoder
+from s1_mini.codecs.causal.layers import PADDING
+from s1_mini.codecs.causal.stage import CausalDecoder
 from s1_mini.codecs.dac import model as dac_model
-from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.layers import PADDING
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.codecs.dac.stage import DacDecoder
 from s1_mini.codecs.dac.weights import build_codec, open_dac, translate
 from s1_mini.core.stage import Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError
@@ -264,7 +264,7 @@ def test_a_last_chunk_may_be_filled_up_even_at_the_end_of_the_longest_stream() -
 def test_capturing_the_calls_of_a_stage_never_reaches_the_end_of_the_longest_stream() -> None:
     codec, frame, wave = build(q_block_size=16, enc_block_size=64), Spec("int64", (10,)), Spec("float32")
     policy = Chunks(name="codec", input=frame, output=wave, slots=2, sizes={"ttfa": (8,)}, max_items=8)
-    stage = DacDecoder(codec, policy, number=1)
+    stage = CausalDecoder(codec, policy, number=1)
     stage.make_graphs()
     assert stage._graphs is not None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from s1_mini.codecs.dac.stage import DacDecoder
+from s1_mini.codecs.causal.stage import CausalDecoder
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.families.s1.loaded import as_s1
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 FRAMES, RATE = 4, 2048
 
 
-def decode(stage: DacDecoder, slot: int, number: int) -> np.ndarray:
+def decode(stage: CausalDecoder, slot: int, number: int) -> np.ndarray:
     """Decode one chunk of a stream, with the same codes in every slot."""
     codes = np.random.default_rng(number).integers(0, 64, (FRAMES, BOOKS))
     asked = Conditions(SamplingParams(), seed=0, utterance=0, max_steps=FRAMES, voice={})
@@ -31,7 +31,7 @@ def decode(stage: DacDecoder, slot: int, number: int) -> np.ndarray:
 
 def test_a_stream_keeps_the_activation_that_it_began_with_and_the_next_has_the_compiled_one(tiny: Path) -> None:
     stage = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded).chain(2, 64).stages[1]
-    assert isinstance(stage, DacDecoder)
+    assert isinstance(stage, CausalDecoder)
     plain = [decode(stage, 0, number) for number in (0, 1)]
     decode(stage, 0, 0)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from s1_mini.core.messages import Begin, Conditions
-from s1_mini.families.s1.language_model import LanguageModel
+from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.s1.model import S1Model
 from s1_mini.types import SamplingParams
 from tests.families.s1_room import build

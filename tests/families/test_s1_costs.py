@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from s1_mini.codecs.causal.costs import stream_bytes
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.config import EngineConfig
-from s1_mini.families.s1.costs import stream_bytes
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 

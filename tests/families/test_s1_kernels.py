@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from kernel_checks import assert_close, by_both, dtypes, needs_gpu, randn
-from s1_mini.families.s1.kernels import positions, sampling
+from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.s1.kernels import sampling
 from s1_mini.families.s1.kernels.sampling import WINDOW, RepetitionWindow
+from s1_mini.kernels import positions
 
 pytestmark = needs_gpu
 
@@ -24,7 +26,7 @@ def inputs_of(rows: int, vocabulary: int, mode: str) -> sampling.SamplingInputs:
     window = RepetitionWindow((some(rows, WINDOW, 4) * vocabulary).long(), mode == "fixed")
     count = torch.arange(rows, device="cuda") % 40
     random = some(rows, 3)
-    parameters = sampling.SamplingTensors(
+    parameters = SamplingTensors(
         random[:, 1].contiguous() * 1.5,
         random[:, 2].contiguous() * 0.9 + 0.1,
         1 + random[:, 0].contiguous(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from s1_mini.families.s1.kernels.positions import store_frame
 from s1_mini.families.s1.kernels.sampling import WINDOW, RepetitionWindow
+from s1_mini.kernels.positions import store_frame
 
 NUM_CODEBOOKS = 3
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.families.s1.kernels.sampling import (
     WINDOW,
     RepetitionWindow,
     SamplingInputs,
-    SamplingTensors,
     SemanticTokens,
     penalise,
     probabilities,
-    sample,
     sample_code,
     sample_semantic,
 )
+from s1_mini.kernels.ranking import sample
 from s1_mini.layers.randomness import uniforms
 
 FIRST, CODES, BOOKS = 100, 6, 3

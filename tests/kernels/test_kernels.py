@@ -56,16 +56,22 @@ def test_swiglu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     assert_close(*by_both(monkeypatch, swiglu, lambda: swiglu.swiglu(both)), dtype)
 
 
+def norms_of(size: int, dtype: torch.dtype, rounded: str) -> rotary.HeadNorms | None:
+    """Norms of queries and keys that are rounded last, or before their weights; None for an empty string."""
+    weights = randn(size, dtype=dtype), randn(size, dtype=dtype)
+    return rotary.HeadNorms(*weights, 1e-6, round_last=rounded == "last") if rounded else None
+
+
 @dtypes
 @pytest.mark.parametrize("sizes", [(4, 2, 64), (16, 8, 128)])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", ["", "last", "first"])
 def test_queries_are_rotated_and_keys_and_values_are_stored(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, int, int], normed: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, int, int], normed: str
 ) -> None:
     heads, groups, size = sizes
     qkv, rope = randn(3, (heads + 2 * groups) * size, dtype=dtype), randn(3, size // 2, 2)
     positions = torch.tensor([0, 5, 299], device="cuda")
-    norms = rotary.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
+    norms = norms_of(size, dtype, normed)
 
     def call() -> Tensor:
         keys, values = (torch.zeros(4, groups, 300, size, dtype=dtype, device="cuda") for _ in range(2))
@@ -191,15 +197,15 @@ def test_a_product_and_a_residual(
 @dtypes
 @pytest.mark.parametrize("rows", [1, 3, 70])
 @pytest.mark.parametrize("sizes", [(4, 2, 64), (16, 8, 128)])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", ["", "last", "first"])
 def test_a_step_of_attention(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int, int], normed: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int, int], normed: str
 ) -> None:
     heads, groups, size = sizes
     qkv, rope = randn(rows, (heads + 2 * groups) * size, dtype=dtype), randn(rows, size // 2, 2)
     before = [randn(rows, groups, 701, size, dtype=dtype) for _ in range(2)]
     position = torch.arange(rows, device="cuda") * 9
-    norms = rotary.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
+    norms = norms_of(size, dtype, normed)
     mask = (torch.arange(700, device="cuda") <= position.unsqueeze(1))[:, None, None]
 
     def call() -> tuple[Tensor, Tensor]:
@@ -311,7 +317,7 @@ def test_queries_may_be_a_part_of_a_joint_projection(monkeypatch: pytest.MonkeyP
 
 
 @dtypes
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", ["", "last", "first"])
 @pytest.mark.parametrize("kept", [None, pytest.param(FP8, marks=needs_fp8)], ids=["full", "fp8"])
 def test_scores_of_one_head(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, normed: bool, kept: torch.dtype | None
@@ -319,7 +325,7 @@ def test_scores_of_one_head(
     heads, groups, size, span, head = 8, 2, 64, 200, 5
     qkv, keys = randn(3, (heads + 2 * groups) * size, dtype=dtype), randn(4, groups, span, size, dtype=dtype)
     keys = keys if kept is None else keys.to(kept)
-    norms = rotary.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
+    norms = norms_of(size, dtype, normed)
     position, rope = torch.tensor([0, 63, 199], device="cuda"), randn(3, size // 2, 2)
 
     def call() -> Tensor:

@@ -16,8 +16,8 @@ from recipes.voice.channels import ChannelsLast
 from recipes.voice.codec import SpeechPool, initialise
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_utterances
+from s1_mini.codecs.causal.layers import ResidualUnit
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.layers import ResidualUnit
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.stream_state import NoState
 

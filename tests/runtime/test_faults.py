@@ -13,7 +13,7 @@ import torch
 
 from leaks import leaks
 from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, GenerationError, QueueFullError
-from s1_mini.families.s1.language_model import LanguageModel
+from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
 from tests.runtime.conftest import ask, sound, start

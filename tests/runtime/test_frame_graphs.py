@@ -14,7 +14,7 @@ import torch
 from leaks import leaks
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
-from s1_mini.families.s1.language_model import READS, LanguageModel
+from s1_mini.families.codec_lm.stage import READS, LanguageModel
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.graphs import StepGraphs

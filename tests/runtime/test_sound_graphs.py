@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from leaks import leaks
-from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
+from s1_mini.codecs.causal.stage import MAX_FRAMES, CausalDecoder
 from s1_mini.codecs.stage import ROWS
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks
 from s1_mini.exceptions import GenerationError
-from s1_mini.families.s1.loaded import CHUNK_FRAMES
+from s1_mini.families.codec_lm.chain import CHUNK_FRAMES
 from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
@@ -29,7 +29,7 @@ SETTINGS = {"max_batch_size": 6, "max_columns": 512, "max_queue_size": 1000}
 
 def equip(core: EngineCore) -> None:
     stage = core.runners[1].stage
-    assert isinstance(stage, DacDecoder)
+    assert isinstance(stage, CausalDecoder)
     policy = core.scheduler.stages[1].policy
     assert isinstance(policy, Chunks)
     core.scheduler.stages[1].policy = stage._policy = batched(policy)
@@ -72,7 +72,7 @@ def test_audio_that_is_not_finite_is_an_error_of_its_slot(speaker: LoadedCheckpo
     conditions = Conditions(SamplingParams(), 0, 0, 8, {})
     with torch.inference_mode():
         policy = batched(speaker.loaded.chain(2, 64).policies[1])
-        stage = DacDecoder(speaker.loaded.codec, policy, number=1)
+        stage = CausalDecoder(speaker.loaded.codec, policy, number=1)
         stage.make_graphs()
         for number in range(2):
             stage.begin(
@@ -89,7 +89,7 @@ def test_a_request_with_non_finite_audio_fails_alone(speaker: LoadedCheckpoint) 
     synthesizer = start_equipped(speaker, SETTINGS, equip)
     expected = sound(ask(synthesizer, frames=16, profile="ttfa"))
     stage = synthesizer.core.runners[1].stage
-    assert isinstance(stage, DacDecoder)
+    assert isinstance(stage, CausalDecoder)
     plain = stage.step
 
     def spoil(slots: Any, size: int) -> Any:

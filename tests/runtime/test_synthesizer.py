@@ -22,7 +22,7 @@ from s1_mini.exceptions import (
     QueueFullError,
     S1MiniError,
 )
-from s1_mini.families.s1.language_model import LanguageModel
+from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.voices.reference import Check

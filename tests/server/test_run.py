@@ -56,7 +56,7 @@ class Running(Address):
 HANGS = """
 import atexit, sys, threading
 from s1_mini.cli.app import run
-from s1_mini.families.s1.language_model import LanguageModel
+from s1_mini.families.codec_lm.stage import LanguageModel
 
 wait, begin = threading.Event().wait, LanguageModel.begin
 LanguageModel.begin = lambda stage, begins: begin(stage, begins) if begins[0].steps <= 2 else wait()  # the warm-up

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+Snake = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [1, C, T], α and β [1, C, 1] to [1, C, T]
 StateKey = tuple[object, str]  # a layer, and the name of one of its tensors
 
 
 class StreamState:
     """Past inputs of every layer for B rows."""
 
-    snake: Callable[[Tensor, Tensor], Tensor] | None = None  # compiled activation for a CPU, used instead of torch's
+    snake: Snake | None = None  # compiled activation for a CPU, used instead of torch's
 
     def __init__(self) -> None:
         self._past: dict[StateKey, Tensor] = {}
@@ -48,8 +49,17 @@ class StreamState:
 
     def reset(self, row: int) -> None:
         """Begin a new stream in one row."""
-        for past in self._past.values():
+        for past in list(self._past.values()):
             past[row] = 0
+
+    def save(self, row: int) -> list[Tensor]:
+        """Copy the state of one row."""
+        return [past[row].clone() for past in list(self._past.values())]
+
+    def load(self, row: int, saved: Sequence[Tensor]) -> None:
+        """Restore what `save` copied from any row."""
+        for past, one in zip(self._past.values(), saved, strict=True):
+            past[row] = one
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +68,8 @@ class StreamState:
     def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         past = self._past.get(key)
         if past is None:
-            past = self._past[key] = torch.zeros(shape, dtype=dtype, device=device)
+            # Another thread may decode other rows for the first time.
+            past = self._past.setdefault(key, torch.zeros(shape, dtype=dtype, device=device))
         return past
 
     def _read(self, past: Tensor, beginning: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from s1_mini.exceptions import ParameterError, TextError, VerificationError
+from s1_mini.exceptions import ParameterError, TextError, VerificationError, VoiceError
 from s1_mini.text.tidy import tidied
 from s1_mini.types import DEFAULT_SAMPLING, MAX_INSTRUCTIONS_LENGTH, SamplingParams, TTSRequest, complete_sampling
 
@@ -46,6 +46,7 @@ class PromptOptions:
 
 
 PLAIN = PromptOptions()
+MAX_LISTED = 20  # names in an error
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Description:
     defaults: SamplingParams = DEFAULT_SAMPLING  # of options that a request does not give
     languages: Mapping[str, str] = field(default_factory=dict)  # by name: tag, or "" for none; empty: no choice
     instructions: bool = False  # whether a request may describe how to speak
+    needs_voice: bool = False  # whether it cannot speak without a voice
+    splits: bool = True  # whether texts are split into pieces; not if each piece would have another voice
 
     def sampling_of(self, request: TTSRequest) -> SamplingParams:
         """Return all sampling options. Raises `ParameterError` for one that was changed although it has no effect."""
@@ -100,6 +103,14 @@ class Description:
         self.prompt_options(request)
         if request.word_times:
             self.check_word_times()
+
+    def check_voice(self, known: Sequence[str]) -> None:
+        """Raise `VoiceError` for a request without a voice, if the checkpoint cannot speak without; `known` are its."""
+        if self.needs_voice:
+            listed = f"name one of {', '.join(known[:MAX_LISTED])}, or" if known else "add one, or"
+            raise VoiceError(
+                "voice", f"is needed, because this model has no voice of its own; {listed} send a reference"
+            )
 
     def check_word_times(self) -> None:
         """Raise `ParameterError` if the checkpoint cannot report when words are spoken."""

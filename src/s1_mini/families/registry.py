@@ -21,8 +21,10 @@ FAMILIES = {
     "dual_ar": "s1_mini.families.s1.family:S1",
     "bark": "s1_mini.families.cascade.family:Cascade",
     "speecht5": "s1_mini.families.mel.family:Mel",
+    "qwen3_tts": "s1_mini.families.qwen3.family:Qwen3",
 }
-SHORT_NAMES = {"s1": "dual_ar", "cascade": "bark", "mel": "speecht5"}  # names on the command line
+# Names on the command line.
+SHORT_NAMES = {"s1": "dual_ar", "cascade": "bark", "mel": "speecht5", "qwen3": "qwen3_tts"}
 DEFAULT = "dual_ar"  # default without a checkpoint or without model_type in config.json
 
 

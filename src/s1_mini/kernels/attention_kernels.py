@@ -14,16 +14,19 @@ if HAS_TRITON:
 
 
 @jit
-def norm_and_rotate(x, weight, cos, sin, eps, COUNT: tl.constexpr, SIZE: tl.constexpr):
+def norm_and_rotate(x, weight, cos, sin, eps, COUNT: tl.constexpr, SIZE: tl.constexpr, ROUND_LAST: tl.constexpr):
     """Norm the rows of x [COUNT, SIZE] by `weight`, if any, and rotate pairs by `cos` and `sin` [1 or COUNT, SIZE / 2].
 
-    Both results are rounded to x's dtype.
+    Both results are rounded to x's dtype, and the norm also before its weights unless ROUND_LAST.
     """
     value = x.to(tl.float32)
     if weight is not None:
         scale = tl.rsqrt(tl.sum(value * value, axis=1) / SIZE + eps)[:, None]
         weights = tl.load(weight + tl.arange(0, SIZE)).to(tl.float32)[None, :]
-        value = (value * scale * weights).to(x.dtype).to(tl.float32)
+        value = value * scale
+        if not ROUND_LAST:
+            value = value.to(x.dtype).to(tl.float32)
+        value = (value * weights).to(x.dtype).to(tl.float32)
     even, odd = tl.split(tl.reshape(value, [COUNT, SIZE // 2, 2]))
     rotated = tl.join(even * cos - odd * sin, odd * cos + even * sin)
     return tl.reshape(rotated, [COUNT, SIZE]).to(x.dtype)
@@ -115,6 +118,7 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are resolved at compile t
     ONE_PART: tl.constexpr,
     BLOCKWISE: tl.constexpr,
     NEW: tl.constexpr,
+    ROUND_LAST: tl.constexpr,
     FP8: tl.constexpr,
     LINE: tl.constexpr,
     COMMON_PARTS: tl.constexpr,
@@ -150,11 +154,11 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are resolved at compile t
     if NEW:
         cos_sin = rope + row * rope_stride + 2 * tl.arange(0, SIZE // 2)
         cos, sin = tl.load(cos_sin)[None, :], tl.load(cos_sin + 1)[None, :]
-        q = norm_and_rotate(q, q_norm, cos, sin, eps, PADDED, SIZE)
+        q = norm_and_rotate(q, q_norm, cos, sin, eps, PADDED, SIZE, ROUND_LAST)
         if part == 0:
             one = tl.arange(0, 1)[:, None]
             k = tl.load(queries + (row * width + heads + group + one) * SIZE + channel[None, :])
-            k = norm_and_rotate(k, k_norm, cos, sin, eps, 1, SIZE)
+            k = norm_and_rotate(k, k_norm, cos, sin, eps, 1, SIZE, ROUND_LAST)
             v = tl.load(queries + (row * width + heads + groups + group + one) * SIZE + channel[None, :])
             to = start + (tl.load(target + row * target_stride) + one) * SIZE + channel[None, :]
             k, v = cast_saturating(k, keys, FP8), cast_saturating(v, values, FP8)

@@ -138,6 +138,7 @@ def attend_common(
         shape.block,
         shape.parts,
         BLOCKWISE=is_batch_invariant(),
+        ROUND_LAST=norms is None or norms.round_last,
         LINE=128 // keys.element_size(),
         **launch(qkv),
         enable_fp_fusion=not is_batch_invariant(),
@@ -178,6 +179,7 @@ def _common_kernel(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCKWISE: tl.constexpr,
+    ROUND_LAST: tl.constexpr,
     LINE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -204,7 +206,7 @@ def _common_kernel(
         at_query = (row * (heads + 2 * groups) + head)[:, None] * SIZE + channel[None, :]
         q = tl.load(queries + at_query, mask=is_member[:, None], other=0.0)
         cos_sin = rope + row[:, None] * rope_stride + 2 * tl.arange(0, SIZE // 2)[None, :]
-        q = norm_and_rotate(q, q_norm, tl.load(cos_sin), tl.load(cos_sin + 1), eps, LINES, SIZE)
+        q = norm_and_rotate(q, q_norm, tl.load(cos_sin), tl.load(cos_sin + 1), eps, LINES, SIZE, ROUND_LAST)
         at = (row * heads + head) * num_sums
         top = tl.full([LINES], float("-inf"), tl.float32)
         total = tl.zeros([LINES], tl.float32)

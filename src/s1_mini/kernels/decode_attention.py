@@ -182,6 +182,7 @@ def _attend_triton(
         ONE_PART=parts == 1,
         BLOCKWISE=blockwise,
         NEW=new is not None,
+        ROUND_LAST=norms is None or norms.round_last,
         FP8=keys.dtype != queries.dtype,
         LINE=128 // keys.element_size(),
         COMMON_PARTS=shared_sums.shape.parts if shared_sums else 1,

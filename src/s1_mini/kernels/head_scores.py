@@ -62,13 +62,14 @@ def store_scores(
             kept.scores.stride(0),
             SIZE=size,
             BLOCK=BLOCK,
+            ROUND_LAST=norms is None or norms.round_last,
             **launch(qkv),
             num_warps=4,
         )
         return
     query = qkv[:, kept.head * size : (kept.head + 1) * size]
     if norms is not None:
-        query = rms_norm(query, norms.query, norms.eps, round_last=True)
+        query = rms_norm(query, norms.query, norms.eps, round_last=norms.round_last)
     store_query_scores(apply_rope(query, rope), keys[:rows, group, :span], kept)
 
 
@@ -99,6 +100,7 @@ def _scores_kernel(
     scores_stride,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROUND_LAST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -109,7 +111,7 @@ def _scores_kernel(
     inside = index <= tl.load(position + row * position_stride)
     cos, sin = tl.load(cos_sin)[None, :], tl.load(cos_sin + 1)[None, :]
     q = tl.load(qkv + (row * width + head + one[:, None]) * SIZE + channel[None, :])
-    q = norm_and_rotate(q, q_norm, cos, sin, eps, 1, SIZE).to(tl.float32)
+    q = norm_and_rotate(q, q_norm, cos, sin, eps, 1, SIZE, ROUND_LAST).to(tl.float32)
     start = row * slot_stride + group * group_stride
     k = tl.load(keys + start + index[:, None] * SIZE + channel[None, :], mask=inside[:, None], other=0.0)
     score = tl.sum(k.to(tl.float32) * q, axis=1) * scale

@@ -1,11 +1,31 @@
-"""Ranking in a kernel without a sort: integer keys in the order of numbers, and a search for a cumulative mass."""
+"""Sampling and ranking with integers: the sums of probabilities are the same in any order.
+
+Kernels rank without a sort: with integer keys in the order of numbers, and searches for a cumulative mass.
+Shapes: B rows, V tokens.
+"""
 
 from __future__ import annotations
+
+from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit
 
 if HAS_TRITON:
     import triton.language as tl
+
+SCALE = 1 << 31  # integer that stands for a probability of 1
+
+
+def sample(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Sample a token of each row of `probabilities` [B, V] by inverting the cumulative sum at `uniform` [B]; [B]."""
+    cumulative = to_integers(probabilities).cumsum(-1)
+    total = cumulative[:, -1]
+    goal = (((uniform * (1 << 24)).long() * total) >> 24).minimum(total - 1)  # random numbers have 24 bits
+    return (cumulative <= goal.unsqueeze(1)).sum(-1).clamp_max(probabilities.shape[1] - 1)  # NaN: none
+
+
+def to_integers(share: Tensor) -> Tensor:
+    return (share * SCALE).long()
 
 
 @jit
@@ -29,4 +49,15 @@ def edge(key, mass, bound, BITS: tl.constexpr):
         higher = found | (step << (BITS - 1 - bit))
         over = tl.sum(tl.where(key >= higher, mass, 0), axis=0) > bound
         found = tl.where(over, higher, found)
+    return found
+
+
+@jit
+def find_token(at, mass, goal, BITS: tl.constexpr):
+    """Return the token whose preceding mass does not exceed the goal, while the mass up to and including it does."""
+    found = tl.sum(tl.zeros_like(at), axis=0)
+    for bit in range(BITS):
+        later = found | (1 << (BITS - 1 - bit))
+        fits = tl.sum(tl.where(at < later, mass, 0), axis=0) <= goal
+        found = tl.where(fits, later, found)
     return found

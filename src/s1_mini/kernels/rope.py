@@ -78,6 +78,7 @@ class HeadNorms(NamedTuple):
     query: Tensor  # [D]
     key: Tensor  # [D]
     eps: float
+    round_last: bool = True  # round after the weights, not before them
 
 
 def rope_store(
@@ -101,7 +102,7 @@ def rope_store(
         qk, value = qkv.view(len(qkv), heads + 2 * groups, size).split((heads + groups, groups), dim=1)
         if norms is not None:
             pairs = zip(qk.split((heads, groups), dim=1), (norms.query, norms.key), strict=True)
-            qk = torch.cat([rms_norm(x, weight, norms.eps, round_last=True) for x, weight in pairs], dim=1)
+            qk = torch.cat([rms_norm(x, weight, norms.eps, round_last=norms.round_last) for x, weight in pairs], dim=1)
         rotated = apply_rope(qk, rope.unsqueeze(1))
         rows = torch.arange(len(qkv), device=qkv.device) if slots is None else slots
         keys[rows, :, target] = cast_tensor(rotated[:, heads:], keys.dtype)
@@ -126,6 +127,7 @@ def rope_store(
         heads,
         groups,
         size,
+        ROUND_LAST=norms is None or norms.round_last,
         FP8=keys.dtype != qkv.dtype,
         **launch(qkv),
         num_warps=1,
@@ -160,6 +162,7 @@ def _rope_store_kernel(
     heads,
     groups,
     SIZE: tl.constexpr,
+    ROUND_LAST: tl.constexpr,
     FP8: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -183,8 +186,11 @@ def _rope_store_kernel(
             first_weight = tl.where(is_query, tl.load(q_weight + 2 * pair), tl.load(k_weight + 2 * pair))
             second_weight = tl.where(is_query, tl.load(q_weight + 2 * pair + 1), tl.load(k_weight + 2 * pair + 1))
             scale = tl.rsqrt((tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / SIZE + eps)
-            first = (first * scale * first_weight.to(tl.float32)).to(kind).to(tl.float32)
-            second = (second * scale * second_weight.to(tl.float32)).to(kind).to(tl.float32)
+            first, second = first * scale, second * scale
+            if not ROUND_LAST:
+                first, second = first.to(kind).to(tl.float32), second.to(kind).to(tl.float32)
+            first = (first * first_weight.to(tl.float32)).to(kind).to(tl.float32)
+            second = (second * second_weight.to(tl.float32)).to(kind).to(tl.float32)
         cos = tl.load(rope + row * rope_stride + 2 * pair)
         sin = tl.load(rope + row * rope_stride + 2 * pair + 1)
         new_even, new_odd = first * cos - second * sin, second * cos + first * sin

@@ -1,7 +1,7 @@
-"""Snake, x + sin²(αx) / α (Ziyin et al. 2020), fused with its neighbours between two causal convolutions.
+"""Snake, x + sin²(αx) / β (Ziyin et al. 2020), fused with its neighbours between two causal convolutions.
 
 One pass over memory instead of five: the previous convolution's bias, its skip, the activation, the past before the
-result, and the new past. Channels are last; all arithmetic is fp32.
+result, and the new past. Channels are last; all arithmetic is fp32. In the original form β is α.
 Shapes: B rows, T steps, C channels, P steps of past, R slots.
 """
 
@@ -35,14 +35,15 @@ def snake_extend(
     past: Tensor | None,
     rows: Rows,
     *,
+    beta: Tensor | None = None,
     bias: Tensor | None = None,
     skip: Tensor | None = None,
     keeps_total: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return total = x + `bias` [C] + `skip` and snake(total) with the past before it: [B, T, C] and [B, P + T, C].
 
-    `past` [R, P, C] is replaced by the last P steps of the second result. Without `alpha` [C] there is no activation.
-    The first result is valid only with `keeps_total`.
+    `past` [R, P, C] is replaced by the last P steps of the second result. Without `alpha` [C] Snake is left out;
+    `beta` [C] is `alpha` by default. The first result is valid only with `keeps_total`.
     """
     if not runs_triton(x):
         total = x.float()
@@ -52,8 +53,8 @@ def snake_extend(
             total = total + skip.float()
         out = total
         if alpha is not None:
-            factor = alpha.float()
-            out = total + (factor * total).sin().square() / (factor + NO_DIVISION_BY_ZERO)
+            divisor = (alpha if beta is None else beta).float()
+            out = total + (alpha.float() * total).sin().square() / (divisor + NO_DIVISION_BY_ZERO)
         joined = out.to(x.dtype)
         if past is not None:
             before = past[rows.slot_ids].masked_fill(rows.reset_mask[:, None, None], 0)
@@ -72,6 +73,7 @@ def snake_extend(
         skip,
         bias,
         alpha,
+        alpha if beta is None else beta,
         past,
         rows.slot_ids,
         rows.reset_mask,
@@ -101,7 +103,7 @@ def _sum_of(x, skip, bias, start, step, channel, inside, channels):
 
 
 @jit
-def _snake(value, alpha, channel, channels):
+def _snake(value, alpha, beta, channel, channels):
     if alpha is not None:
         slope = tl.load(alpha + channel, mask=channel < channels, other=1.0).to(tl.float32)[None, :]
         angle = slope * value
@@ -113,7 +115,8 @@ def _snake(value, alpha, channel, channels):
         series = 2.7557319e-6 - square * 2.5052108e-8
         series = 8.3333333e-3 - square * (1.9841270e-4 - square * series)
         wave = angle * (1.0 - square * (0.16666667 - square * series))
-        value += wave * wave / (slope + 1e-9)
+        divisor = tl.load(beta + channel, mask=channel < channels, other=1.0).to(tl.float32)[None, :]
+        value += wave * wave / (divisor + 1e-9)
     return value
 
 
@@ -123,6 +126,7 @@ def _snake_extend_kernel(
     skip,
     bias,
     alpha,
+    beta,
     past,
     slot_ids,
     reset_mask,
@@ -149,7 +153,7 @@ def _snake_extend_kernel(
         value = _sum_of(x, skip, bias, start, step, channel, inside, channels)
         if total is not None:
             tl.store(total + start + at, value.to(total.dtype.element_ty), mask=inside)
-        value = _snake(value, alpha, channel, channels)
+        value = _snake(value, alpha, beta, channel, channels)
         tl.store(out + CONTEXT * channels + at, value.to(out.dtype.element_ty), mask=inside)
     elif CONTEXT > 0:  # one program has the whole past of its channels, so that none reads another's writes
         past_row = past + tl.load(slot_ids + row) * CONTEXT * channels
@@ -165,7 +169,7 @@ def _snake_extend_kernel(
         )
         is_new = is_past & (old_step + steps >= CONTEXT)[:, None]
         new = _sum_of(x, skip, bias, start, old_step + steps - CONTEXT, channel, is_new, channels)
-        new = _snake(new, alpha, channel, channels).to(past_row.dtype.element_ty)
+        new = _snake(new, alpha, beta, channel, channels).to(past_row.dtype.element_ty)
         tl.debug_barrier()
         tl.store(past_row + where, tl.where(is_old, old, new), mask=is_past)
 
@@ -174,10 +178,10 @@ def _snake_extend_kernel(
 # reduced to ±½, and a series of its square has a relative error of 1e-6. The factors of a channel come from a table.
 
 
-def snake_table(alpha: Tensor) -> Tensor:
-    """Return α / π and 1 / α of each channel, [2, C] fp32, of `alpha` [C]."""
-    alpha = alpha.double()
-    return torch.stack((alpha / torch.pi, 1 / (alpha + NO_DIVISION_BY_ZERO))).float()
+def snake_table(alpha: Tensor, beta: Tensor | None = None) -> Tensor:
+    """Return α / π and 1 / β of each channel, [2, C] fp32, of `alpha` and `beta` [C]; β is α by default."""
+    divisor = (alpha if beta is None else beta).double() + NO_DIVISION_BY_ZERO
+    return torch.stack((alpha.double() / torch.pi, 1 / divisor)).float()
 
 
 def snake_of_table(value: Tensor, table: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ class BlockConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
+    qk_norm_rounds_last: bool = True  # after its weights, not before them
     layer_scale: bool = False
 
 
@@ -96,8 +97,8 @@ class Attention(nn.Module):
         self.wqkv = nn.Linear(config.dim, query_dim + 2 * config.num_kv_heads * config.head_dim, bias=config.qkv_bias)
         self.wo = nn.Linear(query_dim, config.dim, bias=config.o_bias)
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, round_last=True)
-            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, round_last=True)
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, round_last=config.qk_norm_rounds_last)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, round_last=config.qk_norm_rounds_last)
 
     def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, store: KVStore) -> Tensor:
         """Attend from x [B, T, dim]; `mask` [B or 1, 1, T, S] is true where it may attend (None: everywhere)."""
@@ -118,7 +119,10 @@ class Attention(nn.Module):
 
         Returns the input of `wo`, [B, H D].
         """
-        norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.config.qk_norm else None
+        norms = None
+        if self.config.qk_norm:
+            weights = self.q_norm.weight, self.k_norm.weight
+            norms = HeadNorms(*weights, self.q_norm.eps, self.config.qk_norm_rounds_last)
         attended = step_attention(
             qkv,
             *cached,

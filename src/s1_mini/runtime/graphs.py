@@ -155,6 +155,11 @@ class StepGraphs(Generic[Key]):
                     self._reserve(("made", at), buffer, on_device=True)
         self._graphs = {key: self._prepare(key, inputs(key), outputs(key)) for key in keys}
 
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The stream of the captured calls; None if nothing is captured."""
+        return self._options.stream
+
     def launch(self, key: Key, *arrays: np.ndarray) -> Wait:
         """Launch the call of a key; return a function that waits for its outputs."""
         graph = self._graphs[key]

@@ -94,6 +94,8 @@ class EngineRuntime:
             voices = [self.voices.registry.find(request.voice).voice]
         elif not voices and (default := self.speaker.voices.default):
             voices = [default]
+        elif not voices:
+            description.check_voice(sorted(self.voices.registry.names))
         queue = self.synthesizer.speak(
             prepared.pieces,
             voices,
@@ -192,8 +194,10 @@ class EngineRuntime:
         )
 
     def _pieces(self, script: NormalizedText) -> list[str]:
-        most = min(self.config.chunk_length, self.speaker.description.max_piece_bytes)
-        return [piece for piece in split(script.text, most) if is_speakable(piece)]
+        description = self.speaker.description
+        most = min(self.config.chunk_length, description.max_piece_bytes)
+        pieces = split(script.text, most) if description.splits else [script.text.strip()]
+        return [piece for piece in pieces if is_speakable(piece)]
 
 
 def run(

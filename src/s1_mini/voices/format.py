@@ -57,6 +57,7 @@ class VoiceBeside:
 
     shapes: Callable[[], Shapes]  # returns the tensors' shapes
     read: Callable[[], Tensors]
+    is_default: bool = False  # used by requests without a voice, unless a file is the default
 
 
 @dataclass(frozen=True)

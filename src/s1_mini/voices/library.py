@@ -69,7 +69,7 @@ class CheckpointVoices:
         """List the voices in files, and those in the publisher's format for names without a file."""
         self.folder = checkpoint / FOLDER
         self._checkpoint, self._files, self._form = checkpoint, files, form
-        self._beside = {name: each for name, each in beside.items() if is_name(name)}
+        self._beside = {name: each for name, each in beside.items() if is_name(name) and name not in files}
         self._summaries: dict[str, VoiceSummary] = {}
         self._voices: dict[str, NamedVoice] = {}
         self.faults: dict[str, str] = {}  # why damaged voices cannot be used, among those read so far
@@ -103,14 +103,17 @@ class CheckpointVoices:
 
     @property
     def default_name(self) -> str | None:
-        """The name of the default voice, if its file is readable."""
-        return next((name for name, summary in self._summaries.items() if summary.is_default), None)
+        """The name of the default voice, if its file is readable; a file precedes a voice in the publisher's format."""
+        defaults = [name for name, summary in self._summaries.items() if summary.is_default]
+        return min(defaults, key=lambda name: name in self._beside, default=None)
 
     @property
     def default(self) -> Voice | None:
         """The voice of requests that name none. Raises `VoiceFileError` if it is damaged or cannot be determined."""
         unknown = sorted(self._files.keys() - self._summaries.keys())  # damaged; one of them may be the default
-        name = self.default_name or next(iter(unknown), None)
+        name = self.default_name
+        if unknown and name not in self._files:
+            name = unknown[0]
         if name is None:
             return None
         try:
@@ -154,12 +157,13 @@ class CheckpointVoices:
     def _summarize(self, name: str) -> VoiceSummary:
         if name in self._files:
             return read_summary(self._files[name], self._form)
-        return VoiceSummary(name, "", "", False, self._form.seconds(self._beside[name].shapes()), "")
+        beside = self._beside[name]
+        return VoiceSummary(name, "", "", beside.is_default, self._form.seconds(beside.shapes()), "")
 
     def _read(self, name: str) -> NamedVoice:
         if name in self._files:
             return read_voice(self._files[name], self._form)
-        return NamedVoice(name, Voice(self._beside[name].read(), ""))
+        return NamedVoice(name, Voice(self._beside[name].read(), ""), is_default=self._beside[name].is_default)
 
 
 def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:

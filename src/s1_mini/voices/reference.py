@@ -77,8 +77,8 @@ class ReferenceReader:
         if not self.form.clones:
             raise VoiceUnsupportedError(
                 "reference_audio",
-                "this checkpoint cannot clone a voice from a recording; use one of its voices, or send a voice file "
-                "(.npz, .npy)",
+                "this checkpoint cannot clone a voice from a recording; use one of its voices"
+                + (", or send a voice file (.npz, .npy)" if self.form.from_arrays else ""),
             )
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,11 @@ def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor
     return renamed
 
 
+def as_pairs(weight: Tensor, head_dim: int) -> Tensor:
+    """Reorder the rows of each head of queries or keys: (i, i + D / 2) become neighbours, for rotary pairs."""
+    return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(weight.shape)
+
+
 def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> None:
     """Load `tensors` into `module`, which was built on the meta device.
 
@@ -64,7 +69,13 @@ def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype,
 
 def check_fit(module: nn.Module, tensors: Tensors, *, source: str) -> None:
     """Raise `CheckpointMismatchError` naming missing, extra or misshapen tensors of `source`."""
-    expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    check_shapes(
+        {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}, tensors, source=source
+    )
+
+
+def check_shapes(expected: Mapping[str, tuple[int, ...]], tensors: Tensors, *, source: str) -> None:
+    """Raise as `check_fit` unless the tensors have the expected names and shapes."""
     stored = {name: tuple(tensor.shape) for name, tensor in without_scales(tensors, source).items()}
     common = [name for name in expected if name in stored]
     faults = {

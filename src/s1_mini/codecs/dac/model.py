@@ -8,43 +8,30 @@ Shapes: B rows, K codebooks, F frames, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.dac.config import ROPE_BASE, DacConfig
-from s1_mini.codecs.dac.layers import (
-    Bound,
+from s1_mini.codecs.causal.codec import CausalCodec, DecoderParts
+from s1_mini.codecs.causal.layers import (
+    DILATIONS,
+    Block,
     CausalConv1d,
     CausalConvTranspose1d,
     Chain,
     ConvNeXtBlock,
+    Decoder,
     ResidualUnit,
     Snake,
     WindowTransformer,
 )
-from s1_mini.codecs.stream_state import SelectedStreams, StreamState
-from s1_mini.exceptions import CapacityError
+from s1_mini.codecs.dac.config import ROPE_BASE, DacConfig
+from s1_mini.codecs.stream_state import StreamState
 
-DILATIONS = (1, 3, 9)
-
-# Frames that `decode` and `encode` process at once, which bounds their memory for any length.
-DECODE_BLOCK = 64
-ENCODE_BLOCK = 256
-
-
-class Block(nn.Module):
-    """A container that gives layers their names in the checkpoint."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.block = Chain(*layers)
-
-    def forward(self, x: Tensor, state: StreamState) -> Tensor:
-        return self.block(x, state)
+ENCODE_BLOCK = 256  # frames that `encode` processes at once, which bounds its memory for any length
 
 
 class EncoderBlock(Block):
@@ -61,6 +48,7 @@ class EncoderBlock(Block):
                     window=config.enc_window,
                     max_steps=config.enc_block_size,
                     rope_base=ROPE_BASE,
+                    rope_dtype=torch.bfloat16,
                 )
             )
         super().__init__(*layers)
@@ -78,32 +66,17 @@ class Encoder(Block):
         super().__init__(*layers, Snake(dim), CausalConv1d(dim, config.input_dim, 3))
 
 
-class DecoderBlock(Block):
-    """A transposed convolution that halves the channels, then residual units."""
+class Bound(nn.Module):
+    """Bounds samples: ceiling · tanh(drive · x)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__(
-            Snake(inputs),
-            CausalConvTranspose1d(inputs, outputs, 2 * stride, stride=stride),
-            *(ResidualUnit(outputs, dilation) for dilation in DILATIONS),
-        )
-
-
-class Decoder(nn.Module):
-    """Vectors [B, C, T] to samples [B, 1, T * product of the rates]."""
-
-    def __init__(self, config: DacConfig) -> None:
+    def __init__(self, drive: float, ceiling: float) -> None:
         super().__init__()
-        dim = config.decoder_dim
-        layers: list[nn.Module] = [CausalConv1d(config.input_dim, dim, 7)]
-        for stride in config.decoder_rates:
-            layers.append(DecoderBlock(dim, dim // 2, stride))
-            dim //= 2
-        layers += [Snake(dim), CausalConv1d(dim, 1, 7), Bound(config.drive, config.ceiling)]
-        self.model = Chain(*layers)
+        self._drive, self._ceiling = drive, ceiling
 
-    def forward(self, x: Tensor, state: StreamState) -> Tensor:
-        return self.model(x, state)
+    def forward(self, x: Tensor, _state: StreamState | None = None) -> Tensor:
+        if self._drive == self._ceiling == 1:
+            return x.tanh()
+        return (self._drive * x).tanh() * self._ceiling
 
 
 class VectorQuantizer(nn.Module):
@@ -115,6 +88,13 @@ class VectorQuantizer(nn.Module):
         self.out_proj = nn.Conv1d(code_dim, dim, 1)
         if encodes:
             self.in_proj = nn.Conv1d(dim, code_dim, 1)
+
+    @property
+    def projected(self) -> Tensor:
+        """Every entry's vector, [N, C] in fp32."""
+        out = self.out_proj
+        assert out.bias is not None
+        return F.linear(self.codebook.weight.float(), out.weight.squeeze(2).float(), out.bias.float())
 
     def decode(self, codes: Tensor) -> Tensor:
         """Return vectors [B, C, F] of codes [B, F], which are clamped to the codebook, as upstream."""
@@ -184,6 +164,7 @@ class Quantizer(nn.Module):
             window=config.q_window,
             max_steps=config.q_block_size,
             rope_base=ROPE_BASE,
+            rope_dtype=torch.bfloat16,
         )
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -197,7 +178,7 @@ class Quantizer(nn.Module):
         return torch.cat((semantic, residual), dim=1)
 
 
-class Dac(nn.Module):
+class Dac(CausalCodec):
     """One loaded codec."""
 
     def __init__(self, config: DacConfig, *, encodes: bool = True) -> None:
@@ -209,16 +190,10 @@ class Dac(nn.Module):
         self.num_codebooks = config.num_codebooks
         self.max_frames = config.q_block_size
         self.quantizer = Quantizer(config, encodes=encodes)
-        self.decoder = Decoder(config)
+        bound = Bound(config.drive, config.ceiling)
+        self.decoder = Decoder(config.input_dim, config.decoder_dim, config.decoder_rates, bound)
         if encodes:
             self.encoder = Encoder(config)
-
-    def prepare(self) -> None:
-        """Compute rotary tables, which checkpoints do not store, on the weights' device."""
-        self.device = self.quantizer.post_module.norm.weight.device
-        for module in self.modules():
-            if isinstance(module, WindowTransformer):
-                module.prepare(self.device)
 
     def share_decoding(self, other: Dac) -> None:
         """Use the equal decoding weights of `other`, so that they are in memory once."""
@@ -226,18 +201,16 @@ class Dac(nn.Module):
         self.quantizer.post_module = other.quantizer.post_module
         self.quantizer.upsample = other.quantizer.upsample
 
-    def push(self, codes: Tensor, state: StreamState) -> Tensor:
-        """Decode the next frames [B, K, F] of the streams of `state` to samples [B, T]."""
+    @property
+    def parts(self) -> DecoderParts:
+        return DecoderParts(None, self.quantizer.post_module, self.quantizer.upsample, self.decoder)
+
+    def tables(self) -> list[Tensor]:
+        return [book.projected for book in self.quantizer.semantic_quantizer.books + self.quantizer.quantizer.books]
+
+    def frames(self, codes: Tensor, state: StreamState) -> Tensor:
         vectors = self.quantizer.decode(codes).to(self.quantizer.post_module.norm.weight.dtype)  # may be shared
-        return self.synthesise(vectors, state).squeeze(1)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        """Decode codes [B, K, F] to samples [B, T]. Raises `CapacityError` beyond `max_frames`."""
-        stream = self.open(len(codes))
-        return torch.cat([stream.push(block) for block in codes.split(DECODE_BLOCK, dim=-1)], dim=-1)
-
-    def open(self, rows: int) -> DacStream:
-        return DacStream(self, rows)
+        return self.quantizer.post_module(vectors, state)
 
     def encode(self, wave: Tensor) -> Tensor:
         """Encode one wave [T] to codes [K, F]; the last frame is padded with silence.
@@ -275,50 +248,4 @@ class Dac(nn.Module):
 
     def synthesise(self, vectors: Tensor, state: StreamState) -> Tensor:
         """Return samples [B, 1, T] of quantised vectors [B, C, F]."""
-        return self.decoder(self.quantizer.upsample(self.quantizer.post_module(vectors, state), state), state)
-
-    def check_length(self, frames: int) -> None:
-        """Raise `CapacityError` if a stream of this many frames is too long for the codec."""
-        if frames > self.max_frames:
-            rate = self.samples_per_frame / self.sample_rate
-            raise CapacityError(
-                f"{frames} frames ({frames * rate:.0f} s) exceed the codec's limit of {self.max_frames} "
-                f"({self.max_frames * rate:.0f} s). Split the text or shorten the reference."
-            )
-
-
-class DacStream:
-    """B streams, each of which advances when it has frames to decode."""
-
-    def __init__(self, codec: Dac, rows: int) -> None:
-        self.rows = rows
-        self._codec = codec
-        self._state = StreamState()
-        self._frames = [0] * rows
-
-    def push(
-        self, codes: Tensor, rows: Sequence[int] | None = None, snake: Callable[[Tensor, Tensor], Tensor] | None = None
-    ) -> Tensor:
-        """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T]; `snake` replaces the activation.
-
-        Raises `CapacityError` for a stream that is too long for the codec. A call that raises changes nothing.
-        """
-        slot_ids = range(self.rows) if rows is None else rows
-        assert codes.shape[:2] == (len(slot_ids), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
-        self._codec.check_length(max(self._frames[row] for row in slot_ids) + codes.shape[-1])
-        state = SelectedStreams(self._state, self.rows, slot_ids, codes.device)
-        state.snake = snake
-        samples = self._codec.push(codes, state)
-        state.commit()
-        for row in slot_ids:
-            self._frames[row] += codes.shape[-1]
-        return samples
-
-    def reset(self, row: int) -> None:
-        """Begin a new utterance in one row."""
-        self._state.reset(row)
-        self._frames[row] = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return self._state.num_bytes
+        return self.sound(self.quantizer.post_module(vectors, state), state)

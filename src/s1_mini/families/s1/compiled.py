@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from s1_mini.alignment.head import AlignmentHead
+from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.families.s1.kernels import frame
-from s1_mini.families.s1.kernels.sampling import SamplingTensors
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.network import S1Network
 from s1_mini.kernels.compiled.layers import Layers

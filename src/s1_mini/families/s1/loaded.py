@@ -14,34 +14,20 @@ from s1_mini.alignment.head import AlignmentHead
 from s1_mini.alignment.words import Aligner
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
 from s1_mini.codecs.dac.weights import open_dac
-from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import PLAIN, LoadedModel, Placement, PromptOptions, StageChain
+from s1_mini.families.codec_lm.chain import make_chain
 from s1_mini.families.s1.config import read_configs
-from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.model import S1Model
 from s1_mini.families.s1.settings import S1Settings
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.families.s1.weights import build_network
 from s1_mini.layers.quantized import quantize_linears
-from s1_mini.types import ChunkProfile, Voice
+from s1_mini.types import Voice
 from s1_mini.weights.directory import find_tensors
 from s1_mini.weights.files import read_tensors
-
-# Frames of the first, second, … chunk of an utterance; the last size applies to all further chunks (as in Nari's
-# Qwen3-TTS server).
-CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
-    "ttfa": (1, 2, 4, 8, 12),
-    "balanced": (4, 4, 8, 16, 25),
-    "throughput": (25,),
-}
-CODEC_SLOTS = 2  # per slot of the model, because decoding may end after the model's slot has a new utterance
-SMALL_CHUNK = 4  # maximum frames of a first chunk that the model's thread decodes if the codec's thread is busy
-SPARE_FRAMES = 32  # a thread with model and codec decodes at most two frames per generated one and these
 
 
 class LoadedS1:
@@ -69,42 +55,9 @@ class LoadedS1:
         return Voice({"codes": torch.from_numpy(outputs[0].T.copy())}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:
-        model, codec = self.model, self.codec
-        positions = min(positions, model.max_positions)
-        frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
-        policies = (
-            Autoregressive(
-                name="language model",
-                input=Spec("int64", (model.num_codebooks + 1,)),
-                output=frames,
-                slots=slots,
-                held_back=1,
-                not_finite="the model's logits were not finite",
-            ),
-            Chunks(
-                name="codec",
-                input=frames,
-                output=Spec("float32", rate=codec.sample_rate),
-                slots=CODEC_SLOTS * slots,
-                sizes=CHUNK_FRAMES,
-                rows=rows_of(model.device, CODEC_SLOTS * slots),
-                max_items=MAX_FRAMES,
-                helped_size=0 if model.device.type == "cuda" else SMALL_CHUNK,
-                items_a_turn=SPARE_FRAMES + 2 * slots,
-                not_finite="the codec's samples were not finite; its weights may be damaged",
-            ),
-        )
-        stages = (
-            LanguageModel(model, slots=slots, positions=positions, kept=self.heads),
-            DacDecoder(codec, policies[1], number=1, batch_invariant=model.batch_invariant),
-        )
-        return StageChain(
-            policies=policies,
-            stages=stages,
-            sample_rate=codec.sample_rate,
-            room=lambda prompt: min(positions - len(prompt.items), codec.max_frames),
-            aligner=Aligner(self.heads[0], 1 / frames.rate, model.tokenizer.token_ends) if self.heads else None,
-        )
+        heads, frame_s = self.heads, self.codec.samples_per_frame / self.codec.sample_rate
+        aligner = Aligner(heads[0], frame_s, self.model.tokenizer.token_ends) if heads else None
+        return make_chain(self.model, self.codec, slots, positions, kept=heads, aligner=aligner)
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         codec = self.encoding_codec()

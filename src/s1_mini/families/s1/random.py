@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from s1_mini.codecs.causal.layers import WindowTransformer
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.layers import WindowTransformer
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.families.base import Form
 from s1_mini.families.s1.config import S1Config

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 import tiktoken
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.families.codec_lm.vocabulary import check_ids, encode_slices
 from s1_mini.weights.directory import read_json, read_whole
 
 # The published split pattern, with its `(\?!\S)`: upstream's typo for a look-ahead, kept because the model was
@@ -34,9 +34,7 @@ SPLIT_PATTERN = "|".join(
     )
 )
 _SEMANTIC = re.compile(r"<\|semantic:([0-9]{1,9})\|>")
-MAX_ID = 2**24  # far above any vocabulary
 _MAX_VOCABULARY_BYTES = 8 * 2**20  # S1-mini's has 2.4 MB
-_MAX_SLICE = 400_000  # characters per call of tiktoken, as upstream
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class S1Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Encode text; the spelling of a control token is encoded letter by letter."""
-        slices = (text[i : i + _MAX_SLICE] for i in range(0, len(text), _MAX_SLICE))
-        return [token for part in slices for token in self._encoding.encode_ordinary(part)]
+        return encode_slices(self._encoding, text)
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of token ids, with control tokens spelled out."""
@@ -103,7 +100,7 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     if bad:
         raise CheckpointFileError(f"{directory / 'special_tokens.json'}: the id of {bad[0]} must be an integer")
     ranks = _read_ranks(directory / "tokenizer.tiktoken")
-    _check_ids(ranks, special)
+    check_ids(ranks, special, "tokenizer.tiktoken", "special_tokens.json")
     semantic = {int(m[1]): i for name, i in special.items() if (m := _SEMANTIC.fullmatch(name))}
     if sorted(semantic) != list(range(len(semantic))) or not semantic:
         raise CheckpointMismatchError("special_tokens.json: <|semantic:N|> tokens must be numbered from 0 without gaps")
@@ -111,19 +108,6 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     if end - begin != len(semantic) - 1:
         raise CheckpointMismatchError("special_tokens.json: the ids of <|semantic:N|> must be consecutive")
     return Vocabulary(ranks, special, max([*ranks.values(), *special.values()]), begin, end)
-
-
-def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
-    """Raise for ids that tiktoken does not support: it panics on some of these."""
-    missing = next((value for value in range(256) if bytes([value]) not in ranks), None)
-    if missing is not None:
-        raise CheckpointMismatchError(f"tokenizer.tiktoken has no token for the byte {missing}, which some texts need")
-    ids = [*ranks.values(), *special_tokens.values()]
-    if len(set(ids)) != len(ids):
-        twice = next(number for number, count in Counter(ids).items() if count > 1)
-        raise CheckpointMismatchError(f"the id {twice} occurs twice in tokenizer.tiktoken and special_tokens.json")
-    if min(ids) < 0 or max(ids) >= MAX_ID:
-        raise CheckpointMismatchError(f"tokenizer.tiktoken and special_tokens.json: ids must be from 0 to {MAX_ID - 1}")
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:

@@ -281,12 +281,12 @@ def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
 
 
 @in_order
-def snake(x, alpha, out):
-    """Put Snake, x + sin²(αx) / α, of x [C, T] with `alpha` [C] into `out` [C, T], in one pass."""
+def snake(x, alpha, beta, out):
+    """Put Snake, x + sin²(αx) / β, of x [C, T] with `alpha` and `beta` [C] into `out` [C, T], in one pass."""
     rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
     for channel in range(x.shape[0]):
         factor = alpha[channel]
-        inverse = f32(1) / (factor + f32(NO_DIVISION_BY_ZERO))
+        inverse = f32(1) / (beta[channel] + f32(NO_DIVISION_BY_ZERO))
         for step in range(x.shape[1]):
             value = x[channel, step]
             angle = factor * value
@@ -304,4 +304,4 @@ def snake(x, alpha, out):
 def compile_for(formats: Sequence[str]) -> None:  # noqa: ARG001 - snake has no weights
     """Compile `snake` and cache it; the other functions are compiled with their callers."""
     x, alpha = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
-    snake.compile(tuple(numba.typeof(each) for each in (x, alpha, x)))
+    snake.compile(tuple(numba.typeof(each) for each in (x, alpha, alpha, x)))

@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
-from s1_mini.kernels.ranking import edge, order
+from s1_mini.kernels.ranking import SCALE, edge, find_token, order, sample, to_integers
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
 WINDOW = 16  # frames, about 0.74 s
-SCALE = 1 << 31  # integer that stands for a probability of 1
 MIN_TEMPERATURE = 1e-5  # upstream's minimum, which amounts to the arg max
 MAX_VOCABULARY = 8192  # tokens that fit in the registers of one program
 
@@ -65,15 +65,6 @@ class RepetitionWindow(NamedTuple):
         if self.is_fixed:
             return torch.arange(WINDOW, device=count.device) < count.unsqueeze(1)
         return (count >= self.skipped).unsqueeze(1).expand(-1, WINDOW)
-
-
-class SamplingTensors(NamedTuple):
-    """Sampling parameters of B rows, on the device."""
-
-    temperature: Tensor  # [B]
-    top_p: Tensor  # [B]
-    repetition_penalty: Tensor  # [B]
-    uniforms: Tensor  # [B, frames, K] in [0, 1)
 
 
 class SamplingInputs(NamedTuple):
@@ -155,23 +146,11 @@ def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
     """
     logits = logits.float()
     ranked, tokens = logits.sort(dim=-1, descending=True, stable=True)
-    outside = _to_integers(ranked.softmax(-1)).cumsum(-1) > _to_integers(top_p).unsqueeze(1)
+    outside = to_integers(ranked.softmax(-1)).cumsum(-1) > to_integers(top_p).unsqueeze(1)
     outside[:, 0] = False
     outside = torch.empty_like(outside).scatter_(1, tokens, outside)
     temperature = temperature.clamp_min(MIN_TEMPERATURE).unsqueeze(1)
     return ((logits - ranked[:, :1]) / temperature).masked_fill(outside, -math.inf).softmax(-1)
-
-
-def sample(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Sample a token of each row of `probabilities` [B, V] by inverting the cumulative sum at `uniform` [B]; [B]."""
-    cumulative = _to_integers(probabilities).cumsum(-1)
-    total = cumulative[:, -1]
-    goal = (((uniform * (1 << 24)).long() * total) >> 24).minimum(total - 1)  # random numbers have 24 bits
-    return (cumulative <= goal.unsqueeze(1)).sum(-1).clamp_max(probabilities.shape[1] - 1)  # NaN: none
-
-
-def _to_integers(share: Tensor) -> Tensor:
-    return (share * SCALE).long()
 
 
 def _sample_penalised(logits: Tensor, tokens: Tensor, valid: Tensor, inputs: SamplingInputs, codebook: int) -> Tensor:
@@ -232,17 +211,6 @@ def _sample_triton(
         num_warps=max(1, block // 1024),
     )
     return embedded
-
-
-@jit
-def _find_token(at, mass, goal, BITS: tl.constexpr):
-    """Return the token whose preceding mass does not exceed the goal, while the mass up to and including it does."""
-    found = tl.sum(tl.zeros_like(at), axis=0)
-    for bit in range(BITS):
-        later = found | (1 << (BITS - 1 - bit))
-        fits = tl.sum(tl.where(at < later, mass, 0), axis=0) <= goal
-        found = tl.where(fits, later, found)
-    return found
 
 
 @jit
@@ -333,7 +301,7 @@ def _sample_kernel(
     share = (share * (SCALE / tl.sum(share, axis=0))).to(tl.uint32)
     total = tl.sum(share, axis=0).to(tl.int64)
     goal = tl.minimum(((uniform * (1 << 24)).to(tl.int64) * total) >> 24, total - 1)
-    choice = _find_token(at, share, goal, TOKEN_BITS).to(tl.int64)
+    choice = find_token(at, share, goal, TOKEN_BITS).to(tl.int64)
     choice = tl.where(choice < size, choice, 0)  # rows of NaN exceed it
     if SEMANTIC:
         if RESTRICTED:

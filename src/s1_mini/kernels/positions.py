@@ -25,9 +25,13 @@ class Embedding(NamedTuple):
     """The tables that embed the tokens of a position."""
 
     token_table: Tensor  # [vocabulary, D]
-    code_table: Tensor  # [K V, D]
+    code_table: Tensor  # [K V + other rows, D]
     semantic: tuple[int, int]  # first and last semantic token; codes are added to these only
-    scaled: bool  # whether the sum of the K + 1 embeddings is divided by √(K + 1)
+    scaled: bool = False  # whether the sum of the K + 1 embeddings is divided by √(K + 1)
+    other_rows: int = 0  # rows of `code_table` after those of the codes
+
+    def book_size(self, books: int) -> int:
+        return (len(self.code_table) - self.other_rows) // books
 
 
 def embed_positions(
@@ -42,38 +46,49 @@ def embed_positions(
     if runs_triton(embedding.token_table):
         return _embed_triton(tokens, position, active, padding, embedding, rope)
     stored = position >= 0 if active is None else active
-    return embed(tokens, *embedding), torch.where(stored, position, padding), rope[position.clamp_min(0)]
+    return embed(tokens, embedding), torch.where(stored, position, padding), rope[position.clamp_min(0)]
 
 
-def embed(tokens: Tensor, token_table: Tensor, code_table: Tensor, semantic: tuple[int, int], scaled: bool) -> Tensor:
+def embed(tokens: Tensor, embedding: Embedding) -> Tensor:
     """Embed tokens [..., K + 1], semantic token before codes: [..., D]."""
     first, books = tokens[..., 0], tokens.shape[-1] - 1
-    offsets = torch.arange(books, device=tokens.device) * (len(code_table) // books)
-    x = F.embedding(first, token_table)
-    with_codes = x + F.embedding(tokens[..., 1:] + offsets, code_table).sum(-2)
-    if scaled:
+    offsets = torch.arange(books, device=tokens.device) * embedding.book_size(books)
+    x = F.embedding(first, embedding.token_table)
+    with_codes = x + F.embedding(tokens[..., 1:] + offsets, embedding.code_table).sum(-2)
+    if embedding.scaled:
         with_codes = with_codes / math.sqrt(books + 1)
-    is_semantic = (first >= semantic[0]) & (first <= semantic[1])
+    is_semantic = (first >= embedding.semantic[0]) & (first <= embedding.semantic[1])
     return torch.where(is_semantic.unsqueeze(-1), with_codes, x)
 
 
 def store_frame(
-    frame: Tensor, history: Tensor, tokens: Tensor, position: Tensor, count: Tensor, active: Tensor, skipped: int
+    frame: Tensor,
+    history: Tensor | None,
+    tokens: Tensor,
+    position: Tensor,
+    count: Tensor,
+    active: Tensor,
+    skipped: int = 0,
+    seen: Tensor | None = None,
 ) -> None:
     """Store `frame` [B, K + 1 or more] in the active ones of the first B rows, in place.
 
     `history` [rows, W, K + 1] is a ring of the last frames without the first `skipped`; `tokens` [rows, K + 1] are the
-    next step's input, at `position` [rows]; `count` [rows] is the number of frames so far; `active` [rows] is bool.
+    next step's input, at `position` [rows]; `count` [rows] is the number of frames so far; `active` [rows] is bool;
+    `seen` [rows, V] uint8 becomes 1 for the first code of each frame.
     """
     if runs_triton(frame):
-        _store_frame_triton(frame, history, tokens, position, count, active, skipped)
+        _store_frame_triton(frame, history, tokens, position, count, active, skipped, seen)
         return
     frame = frame[:, : tokens.shape[1]]
     rows = len(frame)
     row, steps = torch.arange(rows, device=frame.device), active[:rows]
-    ring = (count[:rows] - skipped) % history.shape[1]
-    recorded = steps & (count[:rows] >= skipped)
-    history[row, ring] = torch.where(recorded.unsqueeze(1), frame, history[row, ring])
+    if history is not None:
+        ring = (count[:rows] - skipped) % history.shape[1]
+        recorded = steps & (count[:rows] >= skipped)
+        history[row, ring] = torch.where(recorded.unsqueeze(1), frame, history[row, ring])
+    if seen is not None:
+        seen[row, frame[:, 1]] |= steps
     tokens[:rows] = torch.where(steps.unsqueeze(1), frame, tokens[:rows])
     position[:rows].add_(steps)
     count[:rows].add_(steps)
@@ -101,7 +116,7 @@ def _embed_triton(
         padding,
         *embedding.semantic,
         math.sqrt(books + 1) if embedding.scaled else 1.0,
-        len(embedding.code_table) // books,
+        embedding.book_size(books),
         tokens.stride(0),
         size,
         rope_size,
@@ -164,7 +179,14 @@ def _embed_kernel(
 
 
 def _store_frame_triton(
-    frame: Tensor, history: Tensor, tokens: Tensor, position: Tensor, count: Tensor, active: Tensor, skipped: int
+    frame: Tensor,
+    history: Tensor | None,
+    tokens: Tensor,
+    position: Tensor,
+    count: Tensor,
+    active: Tensor,
+    skipped: int,
+    seen: Tensor | None,
 ) -> None:
     rows, width = len(frame), tokens.shape[1]
     _store_kernel[(rows,)](
@@ -174,9 +196,11 @@ def _store_frame_triton(
         position,
         count,
         active,
+        seen,
         skipped,
         *frame.stride(),
-        history.shape[1],
+        1 if history is None else history.shape[1],
+        0 if seen is None else seen.shape[1],
         width,
         triton.next_power_of_2(width),
         **launch(frame),
@@ -192,10 +216,12 @@ def _store_kernel(
     position,
     count,
     active,
+    seen,
     skipped,
     row_stride,
     stride,
     window,
+    num_codes,
     width,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
@@ -207,9 +233,12 @@ def _store_kernel(
     frames = tl.load(count + row)
     if tl.load(active + row) != 0:
         value = tl.load(frame + row * row_stride + at * stride, mask=inside, other=0)
-        if frames >= skipped:
-            ring = (frames - skipped) % window
-            tl.store(history + (row * window + ring) * width + at, value, mask=inside)
+        if history is not None:
+            if frames >= skipped:
+                ring = (frames - skipped) % window
+                tl.store(history + (row * window + ring) * width + at, value, mask=inside)
+        if seen is not None:
+            tl.store(seen + row * num_codes + tl.load(frame + row * row_stride + stride), 1)
         tl.store(tokens + row * width + at, value, mask=inside)
         tl.store(position + row, tl.load(position + row) + 1)
         tl.store(count + row, frames + 1)

@@ -1,14 +1,15 @@
 """The codec's decoder for a GPU: channels last, few kernels, and state that is updated in place.
 
-It computes the sums of `Dac.push` in another order. A pointwise or transposed convolution is one matrix product; a
-dilated convolution has its own kernel (`kernels/convolution.py`). Bias, skip and Snake between two convolutions are one
-pass (`kernels/snake.py`). If the GPU supports it, the convolutions are a chain: each writes the input of the next one,
-with fewer passes over memory and less rounding.
+It computes the sums of `CausalCodec.push` in another order. A pointwise or transposed convolution is one matrix
+product; a dilated convolution has its own kernel (`kernels/convolution.py`). Bias, skip and Snake between two
+convolutions are one pass (`kernels/snake.py`). If the GPU supports it, the convolutions are a chain: each writes the
+input of the next one, with fewer passes over memory and less rounding.
 Shapes: B rows, P steps of past, T steps, C channels, O outputs; S = window - 1 + T attended steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -17,18 +18,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.dac.layers import (
-    Bound,
+from s1_mini.codecs.causal.codec import CausalCodec
+from s1_mini.codecs.causal.layers import (
     CausalConv1d,
     CausalConvTranspose1d,
     Chain,
     ConvNeXtBlock,
+    Decoder,
+    DecoderBlock,
     ResidualUnit,
     Snake,
     WindowTransformer,
     window_mask,
 )
-from s1_mini.codecs.dac.model import Dac, Decoder, DecoderBlock, Quantizer
 from s1_mini.kernels.convolution import convolve
 from s1_mini.kernels.convolution_chain import (
     COPIED,
@@ -46,19 +48,23 @@ from s1_mini.kernels.snake import Rows, snake_extend, snake_table
 from s1_mini.kernels.swiglu import swiglu
 from s1_mini.layers.transformer import LayerScale, TransformerBlock
 
+Factors = tuple[Tensor, Tensor]  # α and β of a Snake, [C] each
 ALIGNED = 8  # the row stride of an attention mask must be a multiple of this
 
 
 class ChannelsLastDecoder:
     """Decodes up to `rows` streams at once, with a copy of the codec's decoding weights in another layout."""
 
-    def __init__(self, codec: Dac, rows: int, *, chained: bool | None = None) -> None:
+    def __init__(self, codec: CausalCodec, rows: int, *, chained: bool | None = None) -> None:
         """`chained` selects the chain of fused convolutions; None selects it if the GPU and the sizes support it."""
-        self._books = _Books(codec.quantizer)
-        self._post = _WindowRows(codec.quantizer.post_module, rows)
-        self._upsample = [_Upsampling(cast(Chain, stage), rows) for stage in codec.quantizer.upsample]
-        is_chained = can_chain(codec.decoder) if chained is None else chained
-        self._decoder = (ChainedDecoder if is_chained else _PlainDecoder)(codec.decoder, rows)
+        front, transformer, upsample, decoder = codec.parts
+        self._pasts = pasts = _Pasts(rows)
+        self._books = _Books(codec.tables(), transformer.norm.weight.dtype)
+        self._front = None if front is None else _Convolution(front, pasts)
+        self._transformer = _WindowRows(transformer, pasts)
+        self._upsample = [_Upsampling(cast(Chain, stage), pasts) for stage in upsample]
+        is_chained = can_chain(decoder) if chained is None else chained
+        self._decoder = (ChainedDecoder if is_chained else _PlainDecoder)(decoder, pasts)
 
     def push_slots(self, codes: Tensor, slot_ids: Tensor, reset_mask: Tensor) -> Tensor:
         """Decode the next frames [n, K, F] of streams `slot_ids` [n] to samples [n, T].
@@ -67,10 +73,39 @@ class ChannelsLastDecoder:
         checked.
         """
         rows = Rows(slot_ids, reset_mask)
-        x = _Sum(self._post(self._books(codes), rows))
+        x = _Sum(self._books(codes))
+        if self._front is not None:
+            x = self._front(x.enter(None, self._front.past, rows)[1])
+        x = self._transformer(x.enter(None, None, rows)[1], rows)
         for stage in self._upsample:
             x = stage(x, rows)
         return self._decoder(x, rows)
+
+    def save(self, slot: int) -> list[Tensor]:
+        """Copy the state of a stream."""
+        return [past[slot].clone() for past in self._pasts.tensors]
+
+    def load(self, slot: int, saved: Sequence[Tensor]) -> None:
+        """Continue a saved stream in a slot."""
+        for past, one in zip(self._pasts.tensors, saved, strict=True):
+            past[slot] = one
+
+
+class _Pasts:
+    """Allocates the state of all layers for a number of streams."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self.tensors: list[Tensor] = []
+
+    def allocate(self, like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return zeros [rows, *shape] with the device of `like`, and its dtype by default."""
+        self.tensors.append(like.new_zeros(self._rows, *shape, dtype=dtype or like.dtype))
+        return self.tensors[-1]
+
+    def of(self, like: Tensor, context: int, channels: int) -> Tensor | None:
+        """Return zeros for past inputs, or None for a layer without."""
+        return self.allocate(like, context, channels) if context else None
 
 
 class _Sum(NamedTuple):
@@ -81,41 +116,42 @@ class _Sum(NamedTuple):
     skip: Tensor | None = None
 
     def enter(
-        self, alpha: Tensor | None, past: Tensor | None, rows: Rows, *, keeps_total: bool = False
+        self, factors: Factors | None, past: Tensor | None, rows: Rows, *, keeps_total: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return the sum, and its Snake after the past, as `snake_extend`."""
-        return snake_extend(self.branch, alpha, past, rows, bias=self.bias, skip=self.skip, keeps_total=keeps_total)
+        if factors is None and past is None and self.bias is None and self.skip is None:
+            return self.branch, self.branch
+        alpha, beta = factors or (None, None)
+        return snake_extend(
+            self.branch, alpha, past, rows, beta=beta, bias=self.bias, skip=self.skip, keeps_total=keeps_total
+        )
 
 
 class _Books:
     """All codebooks as one table of projected entries: codes [B, K, F] to vectors [B, F, C]."""
 
-    def __init__(self, quantizer: Quantizer) -> None:
-        books = quantizer.semantic_quantizer.books + quantizer.quantizer.books
-        parts = []
-        for book in books:  # projected in fp32
-            out = book.out_proj
-            assert out.bias is not None
-            parts.append(F.linear(book.codebook.weight.float(), out.weight.squeeze(2).float(), out.bias.float()))
-        self._table = torch.cat(parts).to(books[0].codebook.weight.dtype)
-        sizes = torch.tensor([len(part) for part in parts])
+    def __init__(self, tables: list[Tensor], dtype: torch.dtype) -> None:
+        self._table = torch.cat(tables).to(dtype)
+        sizes = torch.tensor([len(table) for table in tables])
         self._last = (sizes - 1).to(self._table.device)
         self._first = (sizes.cumsum(0) - sizes).to(self._table.device)
 
     def __call__(self, codes: Tensor) -> Tensor:
-        inside = codes.transpose(1, 2).clamp(min=0).minimum(self._last)  # clamped as in `VectorQuantizer.decode`
+        inside = codes.transpose(1, 2).clamp(min=0).minimum(self._last)  # clamped as in the modules
         return F.embedding(inside + self._first, self._table).sum(2)
 
 
 class _WindowRows:
     """The window transformer on x [B, T, C], with slots on the device and layer scales folded into the weights."""
 
-    def __init__(self, transformer: WindowTransformer, rows: int) -> None:
+    def __init__(self, transformer: WindowTransformer, pasts: _Pasts) -> None:
         self._rope, self._window, self._norm = transformer.rope, transformer.window, transformer.norm
-        self._seen = torch.zeros(rows, dtype=torch.int64, device=transformer.rope.device)
-        self._layers = [_Layer(cast(TransformerBlock, layer), self._window - 1, rows) for layer in transformer.layers]
+        self._input, self._output = transformer.input_proj, transformer.output_proj
+        self._seen = pasts.allocate(transformer.rope, dtype=torch.int64)
+        self._layers = [_Layer(cast(TransformerBlock, layer), self._window - 1, pasts) for layer in transformer.layers]
 
-    def __call__(self, x: Tensor, rows: Rows) -> Tensor:
+    def __call__(self, x: Tensor, rows: Rows) -> _Sum:
+        x = x if self._input is None else linear(x, self._input.weight, self._input.bias)
         steps = torch.arange(x.shape[1], device=x.device)
         start = self._seen[rows.slot_ids].masked_fill(rows.reset_mask, 0)
         self._seen[rows.slot_ids] = start + x.shape[1]
@@ -127,11 +163,12 @@ class _WindowRows:
         branch = None
         for layer in self._layers:
             x, branch = layer(x, branch, rope, mask, rows)
-        return add_norm(x, branch, self._norm.spec)[1]
+        x = add_norm(x, branch, self._norm.spec)[1]
+        return _Sum(x) if self._output is None else _Sum(linear(x, self._output.weight, None), self._output.bias)
 
 
 class _Layer:
-    def __init__(self, block: TransformerBlock, context: int, rows: int) -> None:
+    def __init__(self, block: TransformerBlock, context: int, pasts: _Pasts) -> None:
         attention, feed = block.attention, block.feed_forward
         config = attention.config
         assert not config.qk_norm
@@ -142,7 +179,7 @@ class _Layer:
         self._out = block.attention_layer_scale.gamma.unsqueeze(1) * attention.wo.weight
         self._gated_weight = torch.cat((feed.w1.weight, feed.w3.weight))
         self._down_weight = cast(LayerScale, block.ffn_layer_scale).gamma.unsqueeze(1) * feed.w2.weight
-        self.past = self._out.new_zeros(rows, context, 2 * self._groups * self._size)  # keys, then values
+        self.past = pasts.allocate(self._out, context, 2 * self._groups * self._size)  # keys, then values
 
     def __call__(
         self, x: Tensor, branch: Tensor | None, rope: Tensor, mask: Tensor, rows: Rows
@@ -170,11 +207,11 @@ class _Layer:
 class _Upsampling:
     """A transposed convolution that keeps its channels, then a ConvNeXt block."""
 
-    def __init__(self, stage: Chain, rows: int) -> None:
+    def __init__(self, stage: Chain, pasts: _Pasts) -> None:
         transposed, block = cast(CausalConvTranspose1d, stage[0]), cast(ConvNeXtBlock, stage[1])
-        self._transposed = _TransposedConvolution(transposed, rows)
+        self._transposed = _TransposedConvolution(transposed, pasts)
         self._depthwise, self._norm, self._up = block.dwconv.conv, block.norm, block.pwconv1
-        self.past = self._depthwise.weight.new_zeros(rows, block.dwconv.context, block.gamma.numel())
+        self.past = pasts.of(self._depthwise.weight, block.dwconv.context, block.gamma.numel())
         self._down_weight = block.gamma.unsqueeze(1) * block.pwconv2.weight
         self._bias = block.gamma * block.pwconv2.bias
 
@@ -193,13 +230,13 @@ class _LastConvolution:
     Each step is read once, for all taps.
     """
 
-    def __init__(self, layer: CausalConv1d, bound: Bound, rows: int) -> None:
+    def __init__(self, layer: CausalConv1d, bound: nn.Module, pasts: _Pasts) -> None:
         weight, bias = layer.conv.weight, layer.conv.bias
         assert bias is not None
-        self.past = weight.new_zeros(rows, layer.context, weight.shape[1])
+        self.past = pasts.allocate(weight, layer.context, weight.shape[1])
         self._taps = weight.shape[2]
         self._weight = F.pad(weight[0].t(), (0, 0, 0, -self._taps % 8)).contiguous()  # [taps, C]
-        self._bias, self._bound = bias.float(), bound.bound
+        self._bias, self._bound = bias.float(), bound
 
     def __call__(self, joined: Tensor) -> Tensor:
         parts = linear(joined, self._weight, None)  # [B, P + T, taps]: contributions of each step
@@ -212,9 +249,9 @@ class _LastConvolution:
 class _Convolution:
     """A dilated convolution: [B, T, C] to [B, T, O]."""
 
-    def __init__(self, layer: CausalConv1d, rows: int) -> None:
+    def __init__(self, layer: CausalConv1d, pasts: _Pasts) -> None:
         weight = layer.conv.weight
-        self.past = weight.new_zeros(rows, layer.context, weight.shape[1])
+        self.past = pasts.of(weight, layer.context, weight.shape[1])
         self._bias, self._dilation = layer.conv.bias, layer.conv.dilation[0]
         self._weight = weight.permute(2, 1, 0).contiguous()  # [K, C, O]
 
@@ -225,14 +262,14 @@ class _Convolution:
 class _TransposedConvolution:
     """A transposed convolution, as one product over the steps that contribute to an output."""
 
-    def __init__(self, layer: CausalConvTranspose1d, rows: int) -> None:
+    def __init__(self, layer: CausalConvTranspose1d, pasts: _Pasts) -> None:
         inputs, self._outputs, _ = layer.conv.weight.shape
-        self.past = _no_past(layer.conv.weight, rows, layer.context, inputs)
+        self.past = pasts.of(layer.conv.weight, layer.context, inputs)
         self._bias, self._stride, self._seen = layer.conv.bias, layer.stride, layer.context + 1
         self._weight = _by_step(layer).flatten(0, 1).t().contiguous()  # [stride * O, seen steps * C]
 
-    def __call__(self, x: _Sum, alpha: Tensor | None, rows: Rows) -> _Sum:
-        _, joined = x.enter(alpha, self.past, rows)
+    def __call__(self, x: _Sum, factors: Factors | None, rows: Rows) -> _Sum:
+        _, joined = x.enter(factors, self.past, rows)
         batch, length, inputs = joined.shape
         steps = length - self._seen + 1
         seen = joined.as_strided((batch, steps, self._seen * inputs), (length * inputs, inputs, 1))
@@ -249,48 +286,44 @@ def _by_step(layer: CausalConvTranspose1d) -> Tensor:
     return parts.reshape(-1, inputs, stride * outputs).contiguous()
 
 
-def _no_past(weight: Tensor, rows: int, context: int, inputs: int) -> Tensor | None:
-    return weight.new_zeros(rows, context, inputs) if context else None
-
-
 class _Unit:
     """Two Snake convolutions with a skip connection."""
 
-    def __init__(self, unit: ResidualUnit, rows: int) -> None:
+    def __init__(self, unit: ResidualUnit, pasts: _Pasts) -> None:
         first_snake, dilated, second_snake, pointwise = unit.block
-        self._alphas = _alpha_of(first_snake), _alpha_of(second_snake)
-        self._dilated = _Convolution(cast(CausalConv1d, dilated), rows)
+        self._factors = _factors_of(first_snake), _factors_of(second_snake)
+        self._dilated = _Convolution(cast(CausalConv1d, dilated), pasts)
         conv = cast(CausalConv1d, pointwise).conv
         self._weight, self._bias = conv.weight.squeeze(2).contiguous(), conv.bias
 
     def __call__(self, x: _Sum, rows: Rows) -> _Sum:
-        total, joined = x.enter(self._alphas[0], self._dilated.past, rows, keeps_total=True)
-        _, inner = self._dilated(joined).enter(self._alphas[1], None, rows)
+        total, joined = x.enter(self._factors[0], self._dilated.past, rows, keeps_total=True)
+        _, inner = self._dilated(joined).enter(self._factors[1], None, rows)
         return _Sum(linear(inner, self._weight, None), self._bias, total)
 
 
 class _PlainDecoder:
     """The convolutions one by one, for `rows` streams: [B, T, C] to samples [B, T']."""
 
-    def __init__(self, decoder: Decoder, rows: int) -> None:
+    def __init__(self, decoder: Decoder, pasts: _Pasts) -> None:
         first, *blocks, last_snake, last, bound = decoder.model
-        self._first = _Convolution(cast(CausalConv1d, first), rows)
-        self._blocks: list[tuple[Tensor, _TransposedConvolution, list[_Unit]]] = []
+        self._first = _Convolution(cast(CausalConv1d, first), pasts)
+        self._blocks: list[tuple[Factors, _TransposedConvolution, list[_Unit]]] = []
         for block in blocks:
             snake, transposed, *units = cast(DecoderBlock, block).block
-            convolution = _TransposedConvolution(cast(CausalConvTranspose1d, transposed), rows)
-            each = [_Unit(cast(ResidualUnit, unit), rows) for unit in units]
-            self._blocks.append((_alpha_of(snake), convolution, each))
-        self._last_alpha = _alpha_of(last_snake)
-        self._last = _LastConvolution(cast(CausalConv1d, last), cast(Bound, bound), rows)
+            convolution = _TransposedConvolution(cast(CausalConvTranspose1d, transposed), pasts)
+            each = [_Unit(cast(ResidualUnit, unit), pasts) for unit in units]
+            self._blocks.append((_factors_of(snake), convolution, each))
+        self._last_factors = _factors_of(last_snake)
+        self._last = _LastConvolution(cast(CausalConv1d, last), bound, pasts)
 
     def __call__(self, x: _Sum, rows: Rows) -> Tensor:
         x = self._first(x.enter(None, self._first.past, rows)[1])
-        for alpha, transposed, units in self._blocks:
-            x = transposed(x, alpha, rows)
+        for factors, transposed, units in self._blocks:
+            x = transposed(x, factors, rows)
             for unit in units:
                 x = unit(x, rows)
-        return self._last(x.enter(self._last_alpha, self._last.past, rows)[1])
+        return self._last(x.enter(self._last_factors, self._last.past, rows)[1])
 
 
 def can_chain(decoder: Decoder) -> bool:
@@ -303,17 +336,17 @@ def can_chain(decoder: Decoder) -> bool:
 class ChainedDecoder:
     """The convolutions as a chain, for `rows` streams: [B, T, C] to samples [B, T']."""
 
-    def __init__(self, decoder: Decoder, rows: int) -> None:
+    def __init__(self, decoder: Decoder, pasts: _Pasts) -> None:
         first, *blocks, last_snake, last, bound = decoder.model
-        self._links = [_Link.of(cast(CausalConv1d, first), None, rows)]
+        self._links = [_Link.of(cast(CausalConv1d, first), None, pasts)]
         for block in blocks:
             snake, transposed, *units = cast(DecoderBlock, block).block
-            self._links.append(_Link.of_transposed(cast(CausalConvTranspose1d, transposed), _alpha_of(snake), rows))
-            self._links.extend(_Link.of_unit(cast(ResidualUnit, unit), rows) for unit in units)
-        self._last = _LastConvolution(cast(CausalConv1d, last), cast(Bound, bound), rows)
+            self._links.append(_Link.of_transposed(cast(CausalConvTranspose1d, transposed), _factors_of(snake), pasts))
+            self._links.extend(_Link.of_unit(cast(ResidualUnit, unit), pasts) for unit in units)
+        self._last = _LastConvolution(cast(CausalConv1d, last), bound, pasts)
         for link, following in pairwise(self._links):
-            link.connect(following.alpha, following.past, keeps_total=following.unit is not None)
-        self._links[-1].connect(_alpha_of(last_snake), self._last.past)
+            link.connect(following.factors, following.past, keeps_total=following.unit is not None)
+        self._links[-1].connect(_factors_of(last_snake), self._last.past)
 
     def __call__(self, x: _Sum, rows: Rows) -> Tensor:
         first = self._links[0]
@@ -332,40 +365,40 @@ class _Link:
 
     weight: Tensor  # [K, C, O]; in a unit, of the second convolution
     dilation: int
-    alpha: Tensor | None  # [C] of the preceding Snake
+    factors: Factors | None  # of the preceding Snake
     past: Tensor | None  # [rows, P, C]
     epilogue: Epilogue
     unit: UnitWeights | None = None
 
     @classmethod
-    def of(cls, layer: CausalConv1d, alpha: Tensor | None, rows: int) -> _Link:
+    def of(cls, layer: CausalConv1d, factors: Factors | None, pasts: _Pasts) -> _Link:
         conv = layer.conv
         weight = conv.weight.permute(2, 1, 0).contiguous()
         epilogue = Epilogue(conv.out_channels, conv.bias, None, 0, keeps_total=False)
-        return cls(weight, conv.dilation[0], alpha, _no_past(weight, rows, layer.context, conv.in_channels), epilogue)
+        return cls(weight, conv.dilation[0], factors, pasts.of(weight, layer.context, conv.in_channels), epilogue)
 
     @classmethod
-    def of_transposed(cls, layer: CausalConvTranspose1d, alpha: Tensor, rows: int) -> _Link:
+    def of_transposed(cls, layer: CausalConvTranspose1d, factors: Factors, pasts: _Pasts) -> _Link:
         """Return a transposed convolution as a convolution whose outputs are those of `stride` steps."""
         conv, bias = layer.conv, layer.conv.bias
         epilogue = Epilogue(
             conv.out_channels, None if bias is None else bias.repeat(layer.stride), None, 0, keeps_total=False
         )
-        return cls(_by_step(layer), 1, alpha, _no_past(conv.weight, rows, layer.context, conv.in_channels), epilogue)
+        return cls(_by_step(layer), 1, factors, pasts.of(conv.weight, layer.context, conv.in_channels), epilogue)
 
     @classmethod
-    def of_unit(cls, unit: ResidualUnit, rows: int) -> _Link:
+    def of_unit(cls, unit: ResidualUnit, pasts: _Pasts) -> _Link:
         first_snake, dilated, second_snake, pointwise = unit.block
-        first = cls.of(cast(CausalConv1d, dilated), _alpha_of(first_snake), rows)
-        second = cls.of(cast(CausalConv1d, pointwise), _alpha_of(second_snake), rows)
-        first.connect(second.alpha, second.past)
+        first = cls.of(cast(CausalConv1d, dilated), _factors_of(first_snake), pasts)
+        second = cls.of(cast(CausalConv1d, pointwise), _factors_of(second_snake), pasts)
+        first.connect(second.factors, second.past)
         weights = UnitWeights(first.weight, first.dilation, first.epilogue, second.weight)
-        return replace(second, alpha=first.alpha, past=first.past, unit=weights)
+        return replace(second, factors=first.factors, past=first.past, unit=weights)
 
-    def connect(self, alpha: Tensor | None, past: Tensor | None, *, keeps_total: bool = False) -> None:
+    def connect(self, factors: Factors | None, past: Tensor | None, *, keeps_total: bool = False) -> None:
         """Adapt the epilogue to the Snake and the past of the next link."""
         steps_per_input = self.weight.shape[2] // self.epilogue.channels
-        snake = None if alpha is None else snake_table(alpha).repeat(1, steps_per_input)
+        snake = None if factors is None else snake_table(*factors).repeat(1, steps_per_input)
         context = 0 if past is None else past.shape[1]
         self.epilogue = replace(self.epilogue, snake=snake, context=context, keeps_total=keeps_total)
 
@@ -375,5 +408,6 @@ class _Link:
         return convolve_on(joined, self.weight, self.dilation, self.epilogue)
 
 
-def _alpha_of(snake: nn.Module) -> Tensor:
-    return cast(Snake, snake).alpha.flatten()  # [C]
+def _factors_of(snake: nn.Module) -> Factors:
+    alpha, beta = cast(Snake, snake).factors
+    return alpha.flatten(), beta.flatten()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
-from s1_mini.families.s1.kernels.sampling import SamplingTensors
-from s1_mini.families.s1.model import S1Model
+from s1_mini.families.codec_lm.model import FrameModel
+from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
@@ -31,10 +32,10 @@ READS = (16, 32, 64, 128, 256)  # positions of captured prefills
 
 
 class LanguageModel(Stage):
-    """S1's two transformers for `slots` sequences of up to `positions` positions each."""
+    """Both transformers for `slots` sequences of up to `positions` positions each."""
 
     def __init__(
-        self, model: S1Model, *, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None
+        self, model: FrameModel[Any], *, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None
     ) -> None:
         """`kept` are the heads whose scores are reported; by default, the one that config.json names."""
         self.device, self.is_overlapped = model.device, model.device.type == "cuda"
@@ -77,10 +78,9 @@ class LanguageModel(Stage):
 
     def compilable(self) -> Compilable | None:
         model = self._model
-        if not can_compile(model, model.network.parameters()):
+        if not model.compiled_by or not can_compile(model, model.weights()):
             return None
-
-        from s1_mini.families.s1 import compiled  # numba takes a moment to import
+        compiled = import_module(model.compiled_by)  # numba takes a moment to import
 
         def make(weights: Any) -> Step:
             return compiled.CompiledFrames(model, self.state, self._sampling, weights).step
@@ -97,6 +97,7 @@ class LanguageModel(Stage):
             self._sampling.repetition_penalty[slot].fill_(sampling.repetition_penalty)
             table = uniforms(begin.conditions.seed, begin.conditions.utterance, begin.steps, self._model.num_codebooks)
             self._sampling.uniforms[slot, : begin.steps] = stage(table, self.device)
+            self._model.take(self.state, slot, begin.conditions)
             self._model.begin(self.state, slot, torch.from_numpy(prompt[-1]), len(prompt) - 1)
             self._prompts[slot], self._lengths[slot] = prompt, len(prompt)
             self._scores.begin(begin)

@@ -1,10 +1,11 @@
-"""Causal layers of the codec. Their arguments are the input and the state with the past inputs.
+"""Causal layers of codecs. Their arguments are the input and the state with the past inputs.
 
-Parameter names are those of the published checkpoint with weight norm folded.
 Shapes: B rows, C channels, T steps, S = window - 1 + T attended steps.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from s1_mini.layers.convolution import conv1d, conv_transpose1d
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import BlockConfig, RMSNorm, TransformerBlock, rope_table
 
+DILATIONS = (1, 3, 9)  # of the residual units between two changes of rate
+Activation = Callable[[int], nn.Module]  # builds the activation of a number of channels
 PADDING = 64  # steps beyond the longest stream that may be computed and discarded
 
 
@@ -31,7 +34,7 @@ class Chain(nn.ModuleList):
 
 
 class CausalConv1d(nn.Module):
-    """Causal convolution; T must be a multiple of the stride."""
+    """Causal convolution. T is a multiple of the stride, except at the end, which is filled up with zeros."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1
@@ -41,7 +44,8 @@ class CausalConv1d(nn.Module):
         self.context = (kernel - 1) * dilation + 1 - stride
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
-        x, conv = state.extend((self, ""), x, self.context), self.conv
+        conv, missing = self.conv, -x.shape[-1] % self.conv.stride[0]
+        x = state.extend((self, ""), F.pad(x, (0, missing)) if missing else x, self.context)
         return conv1d(x, conv.weight, conv.bias, stride=conv.stride[0], dilation=conv.dilation[0], groups=conv.groups)
 
 
@@ -61,46 +65,44 @@ class CausalConvTranspose1d(nn.Module):
 
 
 class Snake(nn.Module):
-    """x + sin²(αx) / α, per channel (Ziyin et al. 2020)."""
+    """x + sin²(αx) / β, per channel (Ziyin et al. 2020); β is α unless `has_beta`."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, has_beta: bool = False) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.empty(1, channels, 1))
+        self.beta = nn.Parameter(torch.empty(1, channels, 1)) if has_beta else None
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self.alpha, self.alpha if self.beta is None else self.beta
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        alpha, beta = self.factors
         if state.snake is not None:
-            return state.snake(x, self.alpha)
-        wave = (self.alpha * x).sin()
-        return torch.addcmul(x, wave, wave * (1 / (self.alpha + 1e-9)).to(x.dtype))
-
-
-class Bound(nn.Module):
-    """Bounds samples: ceiling · tanh(drive · x)."""
-
-    def __init__(self, drive: float, ceiling: float) -> None:
-        super().__init__()
-        self._drive, self._ceiling = drive, ceiling
-
-    def forward(self, x: Tensor, _state: StreamState) -> Tensor:
-        return self.bound(x)
-
-    def bound(self, x: Tensor) -> Tensor:
-        """Return the samples of the last convolution's output x, of any shape."""
-        if self._drive == self._ceiling == 1:
-            return x.tanh()
-        return (self._drive * x).tanh() * self._ceiling
+            return state.snake(x, alpha, beta)
+        wave = (alpha * x).sin()
+        return torch.addcmul(x, wave, wave * (1 / (beta + 1e-9)).to(x.dtype))
 
 
 class ResidualUnit(nn.Module):
-    """Two Snake convolutions, the first dilated, with a skip connection."""
+    """Two convolutions after activations, the first dilated and to `hidden` channels, with a skip connection."""
 
-    def __init__(self, channels: int, dilation: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        dilation: int = 1,
+        *,
+        kernel: int = 7,
+        hidden: int | None = None,
+        activation: Activation = Snake,
+    ) -> None:
         super().__init__()
+        hidden = hidden or channels
         self.block = Chain(
-            Snake(channels),
-            CausalConv1d(channels, channels, 7, dilation=dilation),
-            Snake(channels),
-            CausalConv1d(channels, channels, 1),
+            activation(channels),
+            CausalConv1d(channels, hidden, kernel, dilation=dilation),
+            activation(hidden),
+            CausalConv1d(hidden, channels, 1),
         )
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
@@ -124,14 +126,67 @@ class ConvNeXtBlock(nn.Module):
         return x + inner.transpose(1, 2)
 
 
+class Block(nn.Module):
+    """A container that gives layers their names in the checkpoint."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.block = Chain(*layers)
+
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        return self.block(x, state)
+
+
+class DecoderBlock(Block):
+    """A transposed convolution that halves the channels, then residual units."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, activation: Activation) -> None:
+        super().__init__(
+            activation(inputs),
+            CausalConvTranspose1d(inputs, outputs, 2 * stride, stride=stride),
+            *(ResidualUnit(outputs, dilation, activation=activation) for dilation in DILATIONS),
+        )
+
+
+class Decoder(nn.Module):
+    """Vectors [B, `inputs`, T] to samples [B, 1, T * product of the rates]; `bound` limits the samples."""
+
+    def __init__(
+        self, inputs: int, dim: int, rates: Sequence[int], bound: nn.Module, activation: Activation = Snake
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [CausalConv1d(inputs, dim, 7)]
+        for stride in rates:
+            layers.append(DecoderBlock(dim, dim // 2, stride, activation))
+            dim //= 2
+        self.model = Chain(*layers, activation(dim), CausalConv1d(dim, 1, 7), bound)
+
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        return self.model(x, state)
+
+
 class WindowTransformer(nn.Module):
     """Causal transformer over x [B, C, T]: every step attends to itself and to the window - 1 steps before it.
 
     Positions count from the start of the stream, so the state has the position and each layer's last keys and values.
+    Linear layers around it adapt `width` channels to its own, if they differ.
     """
 
-    def __init__(self, config: BlockConfig, *, layers: int, window: int, max_steps: int, rope_base: float) -> None:
+    def __init__(
+        self,
+        config: BlockConfig,
+        *,
+        layers: int,
+        window: int,
+        max_steps: int,
+        rope_base: float,
+        rope_dtype: torch.dtype = torch.float32,
+        width: int | None = None,
+    ) -> None:
         super().__init__()
+        self.input_proj = nn.Linear(width, config.dim) if width else None
+        self.output_proj = nn.Linear(config.dim, width) if width else None
+        self.rope_dtype = rope_dtype  # the table is rounded to it
         self.layers = nn.ModuleList(TransformerBlock(config) for _ in range(layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.window = window
@@ -140,7 +195,7 @@ class WindowTransformer(nn.Module):
     def prepare(self, device: torch.device) -> None:
         """Compute the rotary table, which checkpoints do not store."""
         max_steps, head_dim, base = self.rope_shape
-        self.rope = rope_table(max_steps + PADDING, head_dim, base, device, rounded_to=torch.bfloat16)
+        self.rope = rope_table(max_steps + PADDING, head_dim, base, device, rounded_to=self.rope_dtype)
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
         steps = torch.arange(x.shape[-1], device=x.device)
@@ -148,9 +203,11 @@ class WindowTransformer(nn.Module):
         rope = self.rope[start.unsqueeze(1) + steps]
         mask = window_mask(start, steps, self.window)
         x = x.transpose(1, 2)
+        x = x if self.input_proj is None else self.input_proj(x)
         for layer in self.layers:
             x = layer(x, rope, mask, self._store(layer, state))
-        return self.norm(x).transpose(1, 2)
+        x = self.norm(x)
+        return (x if self.output_proj is None else self.output_proj(x)).transpose(1, 2)
 
     def _store(self, layer: nn.Module, state: StreamState) -> KVStore:
         context = self.window - 1

@@ -1,0 +1,59 @@
+"""The memory and work of a causal codec, counted from a codec on the meta device."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from s1_mini.codecs.causal.codec import CausalCodec
+from s1_mini.codecs.causal.layers import CausalConv1d, CausalConvTranspose1d, WindowTransformer
+from s1_mini.codecs.stream_state import StreamState
+from s1_mini.kernels.backend import current
+from s1_mini.layers.transformer import TransformerBlock
+
+COUNTED_FRAMES = 64  # frames of the call whose operations are counted
+LIVE_TENSORS = 4  # tensors of a convolution block: input, input with past, activation, output
+
+
+def widest(codec: CausalCodec) -> int:
+    """Return the size of the decoder's largest activation per frame: channels times steps."""
+    steps, most = 1, 0
+    for part in (codec.parts.upsample, codec.parts.decoder):
+        for layer in part.modules():
+            if isinstance(layer, CausalConvTranspose1d):
+                steps *= layer.stride
+                most = max(most, steps * layer.conv.out_channels)
+    return most
+
+
+def stream_bytes(codec: CausalCodec) -> int:
+    """Return the bytes of one decoded stream's state: the past inputs of each layer and the step count.
+
+    Counted from the layers, because running them on the meta device imports torch's compiler, which takes seconds.
+    """
+    numbers, steps = 0, 0
+    for part in codec.modules():
+        if isinstance(part, CausalConv1d | CausalConvTranspose1d):
+            numbers += part.context * part.conv.in_channels
+        elif isinstance(part, WindowTransformer):
+            config = cast(TransformerBlock, part.layers[0]).attention.config
+            numbers += 2 * len(part.layers) * (part.window - 1) * config.num_kv_heads * config.head_dim
+            steps += torch.int64.itemsize
+    return numbers * next(codec.parameters()).element_size() + steps
+
+
+def codec_operations(codec: CausalCodec) -> float:
+    """Return the operations of decoding one frame, counted by torch."""
+    codec.prepare()
+    codes = torch.zeros(1, codec.num_codebooks, COUNTED_FRAMES, dtype=torch.int64, device=codec.device)
+    with torch.inference_mode(), current(codec.device), FlopCounterMode(display=False) as counter:
+        codec.push(codes, StreamState())
+    return counter.get_total_flops() / COUNTED_FRAMES
+
+
+def count(*modules: nn.Module) -> int:
+    """Return the number of parameters."""
+    return sum(weight.numel() for module in modules for weight in module.parameters())

@@ -1,0 +1,169 @@
+"""The codec's decoder as a stage: chunks of codes in, audio out; each slot has the state of its stream.
+
+A chunk that ends its utterance may be padded to the next size, because the codec is causal and the slot then begins a
+new stream.
+Shapes: n slots of a call, K codebooks, F frames, T samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.byte_cache import ByteCache
+from s1_mini.codecs.causal.channels_last import ChannelsLastDecoder
+from s1_mini.codecs.causal.codec import CausalCodec, CodecStream
+from s1_mini.codecs.stage import ChunkStage, Graphs
+from s1_mini.codecs.stream_state import Snake
+from s1_mini.core.messages import Begin
+from s1_mini.core.stage import Chunks
+from s1_mini.kernels.backend import batch_invariance
+from s1_mini.runtime.compiled import Compilable
+from s1_mini.runtime.graphs import Buffer, Wait
+from s1_mini.runtime.rows import fit
+from s1_mini.runtime.stage import Pending
+
+MAX_FRAMES = 400  # limit of a captured call; more would saturate the GPU and delay first chunks
+START_BYTES = 2**28  # limit of the kept states; one of Qwen3-TTS's codec has 2.6 MB in float16
+
+
+class CausalDecoder(ChunkStage):
+    """One stream in each slot."""
+
+    def __init__(
+        self,
+        codec: CausalCodec,
+        policy: Chunks,
+        *,
+        number: int,
+        batch_invariant: bool = False,
+        reference: str = "",
+    ) -> None:
+        """Decode with the weights of `codec`; `number`, the stage's index in its chain, chooses its GPU stream.
+
+        With `batch_invariant` the bits of a chunk do not depend on the rest of its batch, on a GPU as well.
+        `reference` names an array of `Conditions.voice`, codes [K, F]: an utterance whose voice has it begins in the
+        state that these frames leave, which is computed once for each voice.
+        """
+        assert not reference or min(policy.classes) == 1, "references of any length need chunks of one frame"
+        self._reference, self._starts = reference, ByteCache[list[Tensor]](START_BYTES)
+        self._batch_invariant = batch_invariant
+        super().__init__(codec.device, policy, number=number, rate=codec.samples_per_frame)
+        self._codec, self._stream = codec, codec.open(policy.slots)
+        self._compiled: Snake | None = None
+        self._snakes: dict[int, Snake | None] = {}  # by slot, from an utterance's first chunk to its last
+
+    def make_graphs(self) -> None:
+        # In the chain, the order of sums depends on the number of steps.
+        chained = False if self._batch_invariant else None
+        slots = self._policy.slots + 1  # the last is for padding
+        decoder = self._decoder = ChannelsLastDecoder(self._codec, slots, chained=chained)
+
+        def call(codes: Tensor, rows: Tensor) -> Tensor:
+            with batch_invariance(self._batch_invariant):
+                return decoder.push_slots(codes.transpose(1, 2), rows[0], rows[1] == 0).float()
+
+        books = self._codec.num_codebooks
+        self._capture(call, lambda key: [Buffer((*key, books)), Buffer((2, key[0]))], own_kernels=True)
+
+    def compilable(self) -> Compilable | None:
+        if self.device.type != "cpu" or any(part.dtype != torch.float32 for part in self._codec.parameters()):
+            return None
+
+        from s1_mini.kernels.compiled import layers as kernel  # numba takes a moment to import
+
+        def snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+            """Return Snake of x [1, C, T] with `alpha` and `beta` [1, C, 1], all float32."""
+            x = x.contiguous()
+            out = torch.empty_like(x)
+            kernel.snake(x[0].numpy(), *(each.detach().view(-1).numpy() for each in (alpha, beta)), out[0].numpy())
+            return out
+
+        def use() -> None:
+            x, alpha = torch.linspace(-30, 30, 999).repeat(1, 2, 1), torch.tensor([0.5, 4.0]).view(1, 2, 1)
+            expected = x + (alpha * x).sin().square() / alpha
+            if not torch.allclose(snake(x, alpha, alpha), expected, rtol=1e-5, atol=1e-5):
+                raise RuntimeError("the compiled activation does not match torch's")
+            self._compiled = snake
+
+        return Compilable("the activation of the codec", kernel.__name__, [], use)
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:
+        """Decode the chunks of some slots. Raises `CapacityError` beyond the codec's longest stream."""
+        for slot in slots:
+            begin = self._begun[slot]
+            self._codec.check_length(self._preceding(begin) + begin.produced // self._rate + len(begin.inputs))
+        return super().step(slots, size)
+
+    def _launch(self, graphs: Graphs, begun: list[Begin], size: int) -> Wait:
+        chunks = []
+        for begin in begun:
+            feed = partial(self._feed, graphs, begin.slot)
+            has_begun = begin.number > 0 or self._precede(begin, self._decoder, feed)
+            chunks.append((begin.slot, has_begun, begin.inputs))
+        return self._call(graphs, chunks, size)
+
+    def _call(self, graphs: Graphs, chunks: Sequence[tuple[int, bool, np.ndarray]], size: int) -> Wait:
+        """Launch chunks: slot, whether its stream has begun, and codes [F, K] of each."""
+        n = fit(self._policy.rows, len(chunks))
+        codes = np.zeros((n, size, self._codec.num_codebooks), np.int64)
+        # Slots, and whether their streams have begun; 0, as during capture, begins a new one.
+        rows = np.zeros((2, n), np.int64)
+        rows[0] = self._policy.slots
+        for at, (slot, has_begun, inputs) in enumerate(chunks):
+            codes[at, : len(inputs)] = inputs
+            rows[:, at] = slot, has_begun
+        return graphs.launch((n, size), codes, rows)
+
+    def _alone(self, begin: Begin) -> np.ndarray:
+        if begin.number == 0:
+            self._stream.reset(begin.slot)
+            self._snakes[begin.slot] = self._compiled
+            self._precede(begin, self._stream, lambda codes: self._stream.skip(begin.slot, self._on_device(codes)))
+        codes = self._on_device(begin.inputs.T).unsqueeze(0)
+        wave: np.ndarray = self._stream.push(codes, [begin.slot], self._snakes.get(begin.slot))[0].float().cpu().numpy()
+        return wave
+
+    def _on_device(self, codes: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(codes)).to(self.device)
+
+    def _preceding(self, begin: Begin) -> int:
+        """Return the number of frames of the reference."""
+        voice = begin.conditions.voice
+        return int(voice[self._reference].shape[-1]) if self._reference in voice else 0
+
+    def _precede(
+        self, begin: Begin, streams: CodecStream | ChannelsLastDecoder, feed: Callable[[np.ndarray], None]
+    ) -> bool:
+        """Put the state after the voice's reference into the slot; return whether the voice has one.
+
+        `feed` decodes the reference's codes [K, F] in the slot.
+        """
+        if not self._preceding(begin):
+            return False
+        codes = np.asarray(begin.conditions.voice[self._reference], np.int64)
+        key = hashlib.blake2b(codes.tobytes()).hexdigest()
+        saved = self._starts.get(key)
+        # Between the captured calls, on their stream.
+        with torch.cuda.stream(self._graphs.stream) if self._graphs is not None else nullcontext():
+            if saved is not None:
+                streams.load(begin.slot, saved)
+            else:
+                feed(codes)
+                saved = streams.save(begin.slot)
+                self._starts.put(key, saved, sum(each.nbytes for each in saved))
+        return True
+
+    def _feed(self, graphs: Graphs, slot: int, codes: np.ndarray) -> None:
+        """Decode codes [K, F] from the beginning of a stream in captured calls, and discard the samples."""
+        at = 0
+        while at < codes.shape[1]:
+            size = max(each for each in self._policy.classes if each <= codes.shape[1] - at)
+            self._call(graphs, [(slot, at > 0, codes[:, at : at + size].T)], size)
+            at += size

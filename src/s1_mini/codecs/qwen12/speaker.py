@@ -1,0 +1,200 @@
+"""The speaker encoder of Base models: a recording at 24 kHz to a speaker vector, in float32.
+
+A log-mel spectrogram, then ECAPA-TDNN (Desplanques et al. 2020) without batch norms. Names are the checkpoint's.
+Shapes: T samples, M mel bins, F frames, C channels, D numbers of a vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.layers.json_config import read_fields, size, sizes
+from s1_mini.weights.fit import fit, skeleton, strip_prefix
+
+PREFIX = "speaker_encoder."  # of its tensors in the model's file
+SAMPLE_RATE = 24_000  # Hz, of all Qwen3-TTS models; the settings of the spectrogram are fixed, too
+WINDOW, HOP = 1024, 256  # samples
+SMALLEST_POWER, SMALLEST_MEL = 1e-9, 1e-5
+SMALLEST_VARIANCE = 1e-12
+LINEAR_HZ, BINS_PER_HZ = 1000.0, 3 / 200  # Slaney's scale is linear below, and logarithmic above
+LOG_STEP = 27 / math.log(6.4)
+
+_size = partial(size, most=2**14)
+_sizes = partial(sizes, most=2**14)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeakerConfig:
+    """`speaker_encoder_config` of a model's `config.json`; defaults are those of the original's code."""
+
+    enc_dim: int = _size()  # D
+    sample_rate: int = size(SAMPLE_RATE)
+    mel_dim: int = _size(128)
+    enc_channels: tuple[int, ...] = _sizes((512, 512, 512, 512, 1536))
+    enc_kernel_sizes: tuple[int, ...] = _sizes((5, 3, 3, 3, 1))
+    enc_dilations: tuple[int, ...] = _sizes((1, 2, 3, 4, 1))
+    enc_attention_channels: int = _size(128)
+    enc_res2net_scale: int = _size(8)
+    enc_se_channels: int = _size(128)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SpeakerConfig:
+        """Read the config. Raises `CheckpointMismatchError` for a missing or invalid value."""
+        source = "config.json: speaker_encoder_config"
+        config = cls(**read_fields(cls, values, source))
+        channels = config.enc_channels
+        if config.sample_rate != SAMPLE_RATE:
+            raise CheckpointMismatchError(f"{source}.sample_rate={config.sample_rate} must be {SAMPLE_RATE}")
+        if not 3 <= len(channels) == len(config.enc_kernel_sizes) == len(config.enc_dilations):
+            raise CheckpointMismatchError(
+                f"{source}: enc_channels, enc_kernel_sizes and enc_dilations must have the same length, at least 3"
+            )
+        if len(set(channels[:-1])) > 1 or channels[0] % config.enc_res2net_scale:
+            raise CheckpointMismatchError(
+                f"{source}: all enc_channels {channels} but the last must be equal, and a multiple of "
+                f"enc_res2net_scale={config.enc_res2net_scale}"
+            )
+        return config
+
+
+@cache
+def _mel_bank(bins: int) -> Tensor:
+    """Return triangular filters of equal area [bins, WINDOW / 2 + 1] on Slaney's scale, from 0 Hz to half the rate."""
+    highest, start = SAMPLE_RATE / 2, LINEAR_HZ * BINS_PER_HZ
+    top = start + math.log(highest / LINEAR_HZ) * LOG_STEP
+    mels = torch.linspace(0, top, bins + 2, dtype=torch.float64)
+    edges = torch.where(mels < start, mels / BINS_PER_HZ, LINEAR_HZ * ((mels - start) / LOG_STEP).exp())
+    low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    hz = torch.linspace(0, highest, WINDOW // 2 + 1, dtype=torch.float64)
+    bank = torch.minimum((hz - low) / (centre - low), (high - hz) / (high - centre)).clamp_min(0)
+    return (2 / (high - low) * bank).float()
+
+
+def log_mel(wave: Tensor, bins: int) -> Tensor:
+    """Return the logarithmic mel spectrogram [M, F] of a wave [T] at 24 kHz."""
+    padded = F.pad(wave.view(1, 1, -1), ((WINDOW - HOP) // 2,) * 2, mode="reflect")[0, 0]
+    window = torch.hann_window(WINDOW, device=wave.device)
+    spectrum = torch.stft(padded, WINDOW, HOP, WINDOW, window, center=False, return_complex=True)
+    magnitude = (torch.view_as_real(spectrum).square().sum(-1) + SMALLEST_POWER).sqrt()
+    return (_mel_bank(bins).to(wave.device) @ magnitude).clamp_min(SMALLEST_MEL).log()
+
+
+class TimeDelay(nn.Module):
+    """A convolution with reflected ends, then ReLU: [1, C, F] to [1, C', F]."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).relu()
+
+
+class Res2Net(nn.Module):
+    """Groups of channels, each convolved after adding the result of the one before; the first is passed on."""
+
+    def __init__(self, channels: int, kernel: int, dilation: int, scale: int) -> None:
+        super().__init__()
+        width = channels // scale
+        self.blocks = nn.ModuleList(TimeDelay(width, width, kernel, dilation) for _ in range(scale - 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = x.chunk(len(self.blocks) + 1, dim=1)
+        parts = [first]
+        for block, part in zip(self.blocks, others, strict=True):
+            parts.append(block(part if len(parts) == 1 else part + parts[-1]))
+        return torch.cat(parts, dim=1)
+
+
+class SqueezeExcitation(nn.Module):
+    """Scales channels by a function of their means over time."""
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv1d(channels, hidden, 1), nn.Conv1d(hidden, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.conv2(self.conv1(x.mean(2, keepdim=True)).relu()).sigmoid()
+
+
+class Block(nn.Module):
+    """Res2Net between two pointwise convolutions, squeeze-excitation and a skip connection."""
+
+    def __init__(self, config: SpeakerConfig, at: int) -> None:
+        super().__init__()
+        channels, dilation = config.enc_channels[at], config.enc_dilations[at]
+        self.tdnn1, self.tdnn2 = TimeDelay(channels, channels, 1), TimeDelay(channels, channels, 1)
+        self.res2net_block = Res2Net(channels, config.enc_kernel_sizes[at], dilation, config.enc_res2net_scale)
+        self.se_block = SqueezeExcitation(channels, config.enc_se_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x))))
+
+
+class StatisticsPooling(nn.Module):
+    """Means and standard deviations over time, weighted by attention: [1, C, F] to [1, 2 C, 1]."""
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.tdnn, self.conv = TimeDelay(3 * channels, hidden, 1), nn.Conv1d(hidden, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain = self._statistics(x, torch.full_like(x[:, :1], 1 / x.shape[2]))
+        weights = self.conv(self.tdnn(torch.cat((x, plain.expand(-1, -1, x.shape[2])), dim=1)).tanh()).softmax(2)
+        return self._statistics(x, weights)
+
+    @staticmethod
+    def _statistics(x: Tensor, weights: Tensor) -> Tensor:
+        mean = (weights * x).sum(2, keepdim=True)
+        variance = (weights * (x - mean).square()).sum(2, keepdim=True)
+        return torch.cat((mean, variance.clamp_min(SMALLEST_VARIANCE).sqrt()), dim=1)
+
+
+class SpeakerEncoder(nn.Module):
+    """One loaded speaker encoder."""
+
+    def __init__(self, config: SpeakerConfig) -> None:
+        super().__init__()
+        self.config = config
+        channels, last = config.enc_channels, len(config.enc_channels) - 1
+        first = TimeDelay(config.mel_dim, channels[0], config.enc_kernel_sizes[0], config.enc_dilations[0])
+        self.blocks = nn.ModuleList([first, *(Block(config, at) for at in range(1, last))])
+        inputs, kernel, dilation = sum(channels[1:last]), config.enc_kernel_sizes[last], config.enc_dilations[last]
+        self.mfa = TimeDelay(inputs, channels[last], kernel, dilation)
+        self.asp = StatisticsPooling(channels[last], config.enc_attention_channels)
+        self.fc = nn.Conv1d(2 * channels[last], config.enc_dim, 1)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """Return the vector [D] of a spectrogram [M, F]."""
+        x, outputs = mel.unsqueeze(0), []
+        for block in self.blocks:
+            x = block(x)
+            outputs.append(x)
+        return self.fc(self.asp(self.mfa(torch.cat(outputs[1:], dim=1))))[0, :, 0]
+
+    def encode(self, wave: Tensor) -> Tensor:
+        """Return the speaker vector [D] of a wave [T] at 24 kHz, of at least 0.1 s."""
+        return self(log_mel(wave, self.config.mel_dim))
+
+
+def build_speaker_encoder(
+    config: SpeakerConfig, tensors: Mapping[str, Tensor], *, device: torch.device, source: str
+) -> SpeakerEncoder:
+    """Build the encoder from a model's tensors, of which only its own are read.
+
+    Raises `CheckpointMismatchError` if they do not fit the config.
+    """
+    own = strip_prefix({name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}, PREFIX)
+    with skeleton():
+        encoder = SpeakerEncoder(config)
+    fit(encoder, own, source=source, dtype=torch.float32, device=device)
+    return encoder

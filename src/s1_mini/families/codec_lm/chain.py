@@ -1,0 +1,82 @@
+"""The stages of a codec language model with a causal codec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from s1_mini.alignment.head import AlignmentHead
+from s1_mini.alignment.words import Aligner
+from s1_mini.codecs.causal.codec import CausalCodec
+from s1_mini.codecs.causal.stage import MAX_FRAMES, CausalDecoder
+from s1_mini.codecs.stage import rows_of
+from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
+from s1_mini.families.base import StageChain
+from s1_mini.families.codec_lm.model import FrameModel
+from s1_mini.families.codec_lm.stage import LanguageModel
+from s1_mini.types import ChunkProfile
+
+# Frames of the first, second, … chunk of an utterance; the last size applies to all further chunks (as in Nari's
+# Qwen3-TTS server).
+CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
+    "ttfa": (1, 2, 4, 8, 12),
+    "balanced": (4, 4, 8, 16, 25),
+    "throughput": (25,),
+}
+CODEC_SLOTS = 2  # per slot of the model, because decoding may end after the model's slot has a new utterance
+SMALL_CHUNK = 4  # maximum frames of a first chunk that the model's thread decodes if the codec's thread is busy
+SPARE_FRAMES = 32  # a thread with model and codec decodes at most two frames per generated one and these
+
+
+def make_chain(
+    model: FrameModel[Any],
+    codec: CausalCodec,
+    slots: int,
+    positions: int,
+    *,
+    kept: Sequence[AlignmentHead] = (),
+    aligner: Aligner | None = None,
+    reference: str = "",
+    max_prefills: int = StagePolicy.max_prefills,
+) -> StageChain:
+    """Build the stages of an engine, for `slots` utterances of up to `positions` positions each.
+
+    The first stage reports the scores of the heads `kept`, of which the `aligner` uses the first. `reference` names the
+    codes of a voice that the codec decodes before the utterance's, if there are any.
+    """
+    positions = min(positions, model.max_positions)
+    frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
+    policies = (
+        Autoregressive(
+            name="language model",
+            input=Spec("int64", (model.num_codebooks + 1,)),
+            output=frames,
+            slots=slots,
+            held_back=1,
+            max_prefills=max_prefills,
+            not_finite="the model's logits were not finite",
+        ),
+        Chunks(
+            name="codec",
+            input=frames,
+            output=Spec("float32", rate=codec.sample_rate),
+            slots=CODEC_SLOTS * slots,
+            sizes=CHUNK_FRAMES,
+            rows=rows_of(model.device, CODEC_SLOTS * slots),
+            max_items=MAX_FRAMES,
+            helped_size=0 if model.device.type == "cuda" else SMALL_CHUNK,
+            items_a_turn=SPARE_FRAMES + 2 * slots,
+            not_finite="the codec's samples were not finite; its weights may be damaged",
+        ),
+    )
+    stages = (
+        LanguageModel(model, slots=slots, positions=positions, kept=kept),
+        CausalDecoder(codec, policies[1], number=1, batch_invariant=model.batch_invariant, reference=reference),
+    )
+    return StageChain(
+        policies=policies,
+        stages=stages,
+        sample_rate=codec.sample_rate,
+        room=lambda prompt: min(positions - len(prompt.items), codec.max_frames),
+        aligner=aligner,
+    )

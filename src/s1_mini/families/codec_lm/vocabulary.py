@@ -1,0 +1,36 @@
+"""Checks of byte-pair vocabularies, and encoding of long texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import tiktoken
+
+from s1_mini.exceptions import CheckpointMismatchError
+
+MAX_ID = 2**24  # far above any vocabulary
+_MAX_SLICE = 400_000  # characters per call of tiktoken, as S1's original
+
+
+def encode_slices(encoding: tiktoken.Encoding, text: str) -> list[int]:
+    """Encode text as text, without control tokens."""
+    slices = (text[i : i + _MAX_SLICE] for i in range(0, len(text), _MAX_SLICE))
+    return [token for part in slices for token in encoding.encode_ordinary(part)]
+
+
+def check_ids(ranks: Mapping[bytes, int], special_tokens: Mapping[str, int], source: str, others: str = "") -> None:
+    """Raise `CheckpointMismatchError` for ids that tiktoken does not support: it panics on some of these.
+
+    `source` is the file of the ranks, `others` that of the special tokens.
+    """
+    both = f"{source} and {others}" if others else source
+    missing = next((value for value in range(256) if bytes([value]) not in ranks), None)
+    if missing is not None:
+        raise CheckpointMismatchError(f"{source} has no token for the byte {missing}, which some texts need")
+    ids = [*ranks.values(), *special_tokens.values()]
+    if len(set(ids)) != len(ids):
+        twice = next(number for number, count in Counter(ids).items() if count > 1)
+        raise CheckpointMismatchError(f"the id {twice} occurs twice in {both}")
+    if min(ids) < 0 or max(ids) >= MAX_ID:
+        raise CheckpointMismatchError(f"{both}: ids must be from 0 to {MAX_ID - 1}")

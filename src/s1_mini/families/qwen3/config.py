@@ -1,0 +1,259 @@
+"""The architecture and the ids in a Qwen3-TTS checkpoint's `config.json`, checked before any weight is read.
+
+All keys are required: the defaults of the original's code differ from every published value.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.qwen3.settings import Qwen3Settings
+from s1_mini.layers.json_config import MAX_LAYERS, invalid, read_number, read_size
+from s1_mini.weights.directory import read_json
+
+if TYPE_CHECKING:
+    from s1_mini.layers.transformer import BlockConfig
+
+Kind = Literal["base", "custom_voice", "voice_design"]
+AUTO = "auto"  # language that the model finds itself
+NUM_CONTROLS = 1024  # last ids of the first codebook's vocabulary, of which only the end is ever sampled
+POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
+
+
+@dataclass(frozen=True)
+class TextIds:
+    """Ids of the text vocabulary that prompts need."""
+
+    im_start: int
+    im_end: int
+    assistant: int
+    pad: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class CodecIds:
+    """Ids of the first codebook's vocabulary after the codes."""
+
+    pad: int
+    begin: int
+    end: int
+    think: int
+    no_think: int
+    think_begin: int
+    think_end: int
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Sampling defaults of `generation_config.json`; absent keys have the original's values."""
+
+    temperature: float = 0.9
+    top_k: int = 50
+    top_p: float = 1.0
+    repetition_penalty: float = 1.05
+    max_new_tokens: int = 2048
+    depth_temperature: float = 0.9
+    depth_top_k: int = 50
+    depth_top_p: float = 1.0
+
+    @classmethod
+    def read(cls, directory: Path) -> Defaults:
+        """Read the file, if there is one; without sampling the temperature is 0. Raises `CheckpointError`."""
+        path = directory / "generation_config.json"
+        values = read_json(path) if path.exists() else {}
+
+        def real(key: str, default: float, most: float, *, least: float = 0.0) -> float:
+            allowed = f"a number from {least:g} to {most:g}"
+            return read_number(f"{path.name}: {key}", values.get(key, default), lambda x: least <= x <= most, allowed)
+
+        def number(key: str, default: int) -> int:
+            return read_size(f"{path.name}: {key}", values.get(key, default), 2**17, least=0)
+
+        return cls(
+            temperature=real("temperature", 0.9, 2) if values.get("do_sample", True) else 0.0,
+            top_k=number("top_k", 50),
+            top_p=real("top_p", 1.0, 1, least=1e-6),
+            repetition_penalty=real("repetition_penalty", 1.05, 2, least=1e-6),
+            max_new_tokens=max(1, number("max_new_tokens", 2048)),
+            depth_temperature=real("subtalker_temperature", 0.9, 2) if values.get("subtalker_dosample", True) else 0.0,
+            depth_top_k=number("subtalker_top_k", 50),
+            depth_top_p=real("subtalker_top_p", 1.0, 1, least=1e-6),
+        )
+
+    def with_settings(self, settings: Qwen3Settings) -> Defaults:
+        """Return the defaults with the settings that are given instead of the checkpoint's."""
+        given = {
+            f"depth_{name}": getattr(settings, f"predictor_{name}")
+            for name in ("temperature", "top_k", "top_p")
+            if getattr(settings, f"predictor_{name}") is not None
+        }
+        return replace(self, **given)
+
+
+@dataclass(frozen=True)
+class Qwen3Config:
+    """Architecture and ids of one model. Build it with `from_json`."""
+
+    kind: Kind
+    is_small: bool  # 0.6B
+    backbone: BlockConfig
+    depth: BlockConfig
+    num_layers: int
+    num_depth_layers: int
+    num_codebooks: int
+    code_size: int  # codes of each codebook
+    vocab_size: int  # codes and other ids of the first codebook
+    text_vocab_size: int
+    text_dim: int
+    max_seq_len: int
+    rope_base: float
+    depth_rope_base: float
+    text: TextIds
+    codec: CodecIds
+    languages: Mapping[str, int]  # ids by name, without dialects
+    speakers: Mapping[str, int]  # ids of presets by name
+    dialects: Mapping[str, int]  # language ids of presets that speak a dialect, by name of the preset
+    speaker_encoder: Mapping[str, Any] = field(default_factory=dict)  # empty unless the model clones
+    norm_fastlayer_input: bool = True
+    alignment: None = None
+
+    @property
+    def takes_instructions(self) -> bool:
+        return self.kind == "voice_design" or (self.kind == "custom_voice" and not self.is_small)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Qwen3Config:
+        """Read `config.json`. Raises `CheckpointMismatchError` for a missing or invalid value."""
+        if values.get("tokenizer_type") != "qwen3_tts_tokenizer_12hz":
+            raise invalid(
+                "config.json: tokenizer_type",
+                values.get("tokenizer_type"),
+                "qwen3_tts_tokenizer_12hz; 25 Hz models are not supported",
+            )
+        kind, talker = values.get("tts_model_type"), _part(values, "talker_config")
+        if kind not in get_args(Kind):
+            raise invalid("config.json: tts_model_type", kind, f"one of {', '.join(get_args(Kind))}")
+        depth = _part(talker, "code_predictor_config", "talker_config.")
+
+        def size(part: Mapping[str, Any], name: str, most: int = 2**20, least: int = 1) -> int:
+            prefix = "talker_config." if part is talker else ""
+            return read_size(f"config.json: {prefix}{name}", part.get(name), most, least=least)
+
+        def base(part: Mapping[str, Any]) -> float:
+            return read_number("config.json: rope_theta", part.get("rope_theta"), *POSITIVE)
+
+        vocab, text_vocab = size(talker, "vocab_size"), size(talker, "text_vocab_size")
+        code_size = size(depth, "vocab_size", vocab - 1)
+        if vocab - code_size != NUM_CONTROLS:
+            raise CheckpointMismatchError(
+                f"config.json: talker_config.vocab_size={vocab} must be {NUM_CONTROLS} above "
+                f"code_predictor_config.vocab_size={code_size}: the ids between are never sampled"
+            )
+        num_codebooks = size(talker, "num_code_groups", MAX_LAYERS, least=2)
+        if size(depth, "num_code_groups", MAX_LAYERS) != num_codebooks:
+            raise CheckpointMismatchError("config.json: num_code_groups differs between talker and code predictor")
+
+        def text_id(name: str) -> int:
+            return size(values, f"{name}_token_id", text_vocab - 1, least=0)
+
+        def codec_id(name: str) -> int:
+            return size(talker, f"codec_{name}", vocab - 1, least=code_size)
+
+        languages, speakers = (_ids(talker, key, vocab) for key in ("codec_language_id", "spk_id"))
+        return cls(
+            kind=kind,  # type: ignore[arg-type]  # checked above
+            is_small=values.get("tts_model_size") == "0b6",
+            backbone=_block(talker),
+            depth=_block(depth),
+            num_layers=size(talker, "num_hidden_layers", MAX_LAYERS),
+            num_depth_layers=size(depth, "num_hidden_layers", MAX_LAYERS),
+            num_codebooks=num_codebooks,
+            code_size=code_size,
+            vocab_size=vocab,
+            text_vocab_size=text_vocab,
+            text_dim=size(talker, "text_hidden_size"),
+            max_seq_len=size(talker, "max_position_embeddings"),
+            rope_base=base(talker),
+            depth_rope_base=base(depth),
+            text=TextIds(*map(text_id, ("im_start", "im_end", "assistant", "tts_pad", "tts_bos", "tts_eos"))),
+            codec=CodecIds(
+                *map(
+                    codec_id,
+                    (
+                        *("pad_id", "bos_id", "eos_token_id", "think_id"),
+                        *("nothink_id", "think_bos_id", "think_eos_id"),
+                    ),
+                )
+            ),
+            languages={name: each for name, each in languages.items() if "dialect" not in name},
+            speakers=speakers,
+            dialects=_dialects(talker, languages, speakers),
+            speaker_encoder=_part(values, "speaker_encoder_config") if kind == "base" else {},
+        )
+
+
+def read_config(directory: Path) -> Qwen3Config:
+    return Qwen3Config.from_json(read_json(directory / "config.json"))
+
+
+def _part(values: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
+    if not isinstance(values.get(key), Mapping):
+        raise invalid(f"config.json: {prefix}{key}", values.get(key), "an object")
+    part: Mapping[str, Any] = values[key]
+    return part
+
+
+def _ids(talker: Mapping[str, Any], key: str, vocab: int) -> dict[str, int]:
+    """Read ids by name in lower case; a list, as some tools write it, has one id."""
+    return {
+        name.lower(): read_size(
+            f"config.json: {key}.{name}", value[0] if isinstance(value, list) and value else value, vocab - 1, least=0
+        )
+        for name, value in _part(talker, key, "talker_config.").items()
+    }
+
+
+def _dialects(talker: Mapping[str, Any], languages: Mapping[str, int], speakers: Mapping[str, int]) -> dict[str, int]:
+    named = {name.lower(): value for name, value in _part(talker, "spk_is_dialect", "talker_config.").items() if value}
+    for name, dialect in named.items():
+        if name not in speakers or dialect not in languages:
+            raise CheckpointMismatchError(
+                f"config.json: spk_is_dialect.{name}={reprlib.repr(dialect)} must name a speaker and a language"
+            )
+    return {name: languages[dialect] for name, dialect in named.items()}
+
+
+def _block(values: Mapping[str, Any]) -> BlockConfig:
+    """Read the block of one transformer."""
+    from s1_mini.layers.transformer import BlockConfig  # imports torch, which is not needed to describe a checkpoint
+
+    def size(key: str) -> int:
+        return read_size(f"config.json: {key}", values.get(key))
+
+    heads, kv_heads, head_dim = size("num_attention_heads"), size("num_key_value_heads"), size("head_dim")
+    if heads % kv_heads:
+        raise CheckpointMismatchError(
+            f"config.json: num_attention_heads={heads} must be a multiple of num_key_value_heads={kv_heads}"
+        )
+    if head_dim % 2:
+        raise CheckpointMismatchError(f"config.json: head_dim={head_dim} must be even for rotary embeddings")
+    if values.get("attention_bias"):
+        raise CheckpointMismatchError("config.json: attention_bias=true is not supported")
+    return BlockConfig(
+        dim=size("hidden_size"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=size("intermediate_size"),
+        norm_eps=read_number("config.json: rms_norm_eps", values.get("rms_norm_eps"), *POSITIVE),
+        qk_norm=True,
+        qk_norm_rounds_last=False,
+    )

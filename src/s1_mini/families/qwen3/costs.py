@@ -1,0 +1,50 @@
+"""The memory and work of Qwen3-TTS, counted from both configs with networks on the meta device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from s1_mini.capacity.sizes import Formats, Sizes
+from s1_mini.codecs.qwen12.config import Qwen12Config, read_qwen12_config
+from s1_mini.codecs.qwen12.model import Qwen12
+from s1_mini.codecs.qwen12.weights import encoder_shapes
+from s1_mini.families.codec_lm.costs import measure
+from s1_mini.families.qwen3.config import Qwen3Config, read_config
+from s1_mini.families.qwen3.network import Qwen3Network
+from s1_mini.families.qwen3.random import codec_json, model_json
+from s1_mini.families.qwen3.settings import CODEC_FOLDER
+from s1_mini.weights.fit import skeleton
+
+TEXT_BYTES = 8  # bytes of the id of a text token that a position reads
+FRAMES_A_BYTE = 2  # for slow voices: 200 bytes of English take about 190 frames (15 s)
+TOKENS_A_SECOND = 6  # of a reference's transcript
+
+
+def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+    """Count a checkpoint, or 1.7B CustomVoice if none is given. Raises `CheckpointError`."""
+    if directory is None:
+        config, codec = Qwen3Config.from_json(model_json("1.7b")), Qwen12Config.from_json(codec_json("1.7b"))
+    else:
+        config, codec = read_config(directory), read_qwen12_config(directory / CODEC_FOLDER)
+    with skeleton():
+        network, decoder = Qwen3Network(config), Qwen12(codec)
+    decoder.to(torch.float32 if formats.codec == 4 else torch.float16)
+    encoder = sum(torch.Size(shape).numel() for shape in encoder_shapes(codec).values())
+    rate = codec.sample_rate / codec.samples_per_frame
+
+    def needed_positions(reference_s: float, text_bytes: int) -> int:
+        reference = reference_s * (rate + TOKENS_A_SECOND) if config.kind == "base" else 0
+        return round(reference) + (1 + FRAMES_A_BYTE) * text_bytes
+
+    return measure(
+        network,
+        config,
+        decoder,
+        formats,
+        prefix_cache_bytes=prefix_cache_bytes,
+        encoding_bytes=2 * 4 * encoder if config.kind == "base" else 0,  # activations take as much as the weights
+        needed_positions=needed_positions,
+        other_bytes=TEXT_BYTES,
+    )

@@ -1,0 +1,1 @@
+"""Kernels of Qwen3-TTS alone: sampling."""

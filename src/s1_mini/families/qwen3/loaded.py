@@ -1,0 +1,123 @@
+"""An open Qwen3-TTS checkpoint: the model and its codec."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.codecs.qwen12.encoder import Encoder
+from s1_mini.codecs.qwen12.model import Qwen12
+from s1_mini.codecs.qwen12.speaker import SpeakerConfig, SpeakerEncoder, build_speaker_encoder
+from s1_mini.codecs.qwen12.weights import open_decoder, open_encoder
+from s1_mini.core.prompt import PromptTokens
+from s1_mini.core.stage import StagePolicy
+from s1_mini.exceptions import CheckpointMismatchError, ConfigurationError, VoiceError, VoiceUnsupportedError
+from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
+from s1_mini.families.codec_lm.chain import make_chain
+from s1_mini.families.qwen3.config import AUTO, Defaults, Qwen3Config, read_config
+from s1_mini.families.qwen3.model import Qwen3Model
+from s1_mini.families.qwen3.settings import CODEC_FOLDER, Qwen3Settings
+from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
+from s1_mini.families.qwen3.voice import CODES, NO_CLONING, VECTOR
+from s1_mini.families.qwen3.weights import build_network
+from s1_mini.layers.quantized import quantize_linears
+from s1_mini.types import Voice
+from s1_mini.weights.directory import find_model
+from s1_mini.weights.files import read_tensors
+
+MAX_PREFILLS = 16  # per plan on a GPU: most prompts are short, and one captured call prefills all of them
+
+
+class LoadedQwen3:
+    """One checkpoint directory. The encoders of references are loaded when they are first needed."""
+
+    def __init__(self, directory: Path, model: Qwen3Model, codec: Qwen12, encodes_on: torch.device) -> None:
+        self.model, self.codec, self.config = model, codec, model.config
+        self.networks = (model.network,)
+        self.text_heads, self.heads = (0, 0), ()
+        self.num_bytes, self.position_bytes, self.max_positions = (
+            model.num_bytes,
+            model.position_bytes,
+            model.max_positions,
+        )
+        self._directory, self._encodes_on = directory, encodes_on
+        self._encoders: tuple[Encoder, SpeakerEncoder] | None = None
+        self._lock = threading.Lock()
+
+    def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
+        if len(voices) > 1:
+            raise VoiceError("voice", f"{len(voices)} voices were given; this model supports one per request")
+        language = None if options.language == AUTO else options.language
+        return self.model.prompt(text, voices, language=language, instructions=options.instructions)
+
+    def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002
+        """Return no voice: the next sentence gets another one, because the model cannot continue this one."""
+        return Voice({}, text)
+
+    def chain(self, slots: int, positions: int) -> StageChain:
+        most = MAX_PREFILLS if self.model.device.type == "cuda" else StagePolicy.max_prefills
+        return make_chain(self.model, self.codec, slots, positions, reference=CODES, max_prefills=most)
+
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
+        if self.config.kind != "base":
+            yield
+            raise VoiceUnsupportedError("reference_audio", NO_CLONING)
+        encoder, speaker = self.encoders()
+        wave = wave.to(self._encodes_on)
+        vector = speaker.encode(wave)
+        yield
+        return {VECTOR: vector, CODES: (yield from encoder.encode_by_blocks(wave))}
+
+    def encoders(self) -> tuple[Encoder, SpeakerEncoder]:
+        with self._lock:
+            if self._encoders is None:
+                folder, device = self._directory / CODEC_FOLDER, self._encodes_on
+                encoder, path = open_encoder(folder, device=device), find_model(self._directory)
+                sizes = SpeakerConfig.from_json(self.config.speaker_encoder)
+                speaker = build_speaker_encoder(sizes, read_tensors(path), device=device, source=path.name)
+                self._encoders = encoder, speaker
+            return self._encoders
+
+
+def open_qwen3(directory: Path, placement: Placement, settings: Qwen3Settings) -> LoadedQwen3:
+    """Open model and codec; quantized formats apply to the backbone's layers. Raises `CheckpointError`."""
+    if placement.dtype == torch.float16:  # vLLM-Omni's issue 3253: NaN on a T4
+        raise ConfigurationError(
+            "precision: Qwen3-TTS overflows in float16; set S1_MINI_PRECISION=bfloat16, or float32 if the GPU does not "
+            "support it"
+        )
+    config, path = read_config(directory), find_model(directory)
+    network = build_network(
+        config,
+        read_tensors(path),
+        dtype=placement.dtype,
+        device=placement.of("language_model"),
+        source=path.name,
+    )
+    if placement.weights_dtype is not None:
+        quantize_linears(network.layers, placement.weights_dtype)
+    model = Qwen3Model(
+        network,
+        Qwen2Tokenizer.from_directory(directory),
+        Defaults.read(directory).with_settings(settings),
+        text_layout=settings.text_layout,
+        kv_dtype=placement.kv_dtype,
+        batch_invariant=placement.batch_invariant,
+    )
+    codec = open_decoder(directory / CODEC_FOLDER, dtype=placement.codec_dtype, device=placement.of("codec"))
+    _check_pair(config, codec)
+    return LoadedQwen3(directory, model, codec, placement.beside("language_model"))
+
+
+def _check_pair(config: Qwen3Config, codec: Qwen12) -> None:
+    """Raise `CheckpointMismatchError` unless the model and the codec have the same codes."""
+    ours, theirs = (config.num_codebooks, config.code_size), codec.table.shape[:2]
+    if ours != tuple(theirs):
+        raise CheckpointMismatchError(
+            f"config.json has {ours[0]} codebooks of {ours[1]} codes, but {CODEC_FOLDER} has {theirs[0]} of {theirs[1]}"
+        )

@@ -1,0 +1,174 @@
+"""The Qwen3-TTS prompt: at each position a text token and, added to it, an id or a frame of the codec's side.
+
+    INSTRUCTIONS              –          only if given
+    role                      –          <|im_start|> assistant newline
+    pad …                     tags       think, think-begin, language, think-end; no language: no-think, begin, end
+    pad                       speaker    a preset's id, or the voice's vector; no position without a voice
+    begin                     pad
+    TEXT … end                pad …      the whole text, or else one token per frame (`Layout`)
+    pad                       begin
+
+With a transcript and the codes of a reference (in-context cloning), the transcript precedes the text, and the codes
+follow. Templates and layouts are those of QwenLM/Qwen3-TTS at 022e286.
+Shapes: S positions, K codebooks, F frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.core.prompt import PromptTokens
+from s1_mini.exceptions import CheckpointMismatchError, VoiceError
+from s1_mini.families.qwen3.config import NUM_CONTROLS, Qwen3Config
+from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
+from s1_mini.families.qwen3.voice import CODES, PRESET, VECTOR
+from s1_mini.types import Voice
+
+TEXTS = "texts"  # text tokens of the positions after the prompt
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Values of the codec's side of a position, as rows of the network's table of all codes.
+
+    The row of code c of codebook k is k V + c for V codes; after those of all K codebooks there are rows for the other
+    ids of the first codebook, one of zeros, and one of zeros that marks the position of a vector. A value excludes k V.
+    """
+
+    num_codebooks: int
+    code_size: int
+
+    @property
+    def zero_row(self) -> int:
+        return self.num_codebooks * self.code_size + NUM_CONTROLS
+
+    @property
+    def vector_row(self) -> int:
+        return self.zero_row + 1
+
+    def empty(self, count: int) -> np.ndarray:
+        """Return positions without anything on the codec's side: [count, K]."""
+        none = self.zero_row - self.code_size * np.arange(self.num_codebooks)
+        return np.tile(none.astype(np.int64), (count, 1))
+
+    def of(self, first: int) -> np.ndarray:
+        """Return a position with one id of the first codebook's vocabulary, or `vector_row`: [1, K]."""
+        column = self.empty(1)
+        is_control = self.code_size <= first < self.code_size + NUM_CONTROLS
+        column[0, 0] = first + (self.num_codebooks - 1) * self.code_size if is_control else first
+        return column
+
+
+@dataclass
+class _Sides:
+    """Both sides of a growing prompt."""
+
+    text: list[int] = field(default_factory=list)
+    codec: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, text: Sequence[int], codec: np.ndarray) -> None:
+        """Add positions with these text tokens; one codec position [1, K] may serve all of them."""
+        self.text += text
+        self.codec.append(np.repeat(codec, len(text), axis=0) if len(codec) == 1 else codec)
+
+    def items(self) -> np.ndarray:
+        return np.concatenate((np.array(self.text, np.int64)[:, None], np.concatenate(self.codec)), axis=1)
+
+
+class PromptBuilder:
+    """Builds the prompts of one checkpoint. Raises `CheckpointMismatchError` if its vocabulary does not fit."""
+
+    def __init__(self, config: Qwen3Config, tokenizer: Qwen2Tokenizer) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        self._columns = Columns(config.num_codebooks, config.code_size)
+        *first, self.newline = self.with_role("assistant", "")
+        if first != [config.text.im_start, config.text.assistant] or tokenizer.highest_id >= config.text.im_start:
+            raise CheckpointMismatchError("vocab.json does not belong to config.json: their ids for prompts differ")
+
+    def build(
+        self, text: str, voice: Voice | None, *, language: str | None, instructions: str = "", whole_text: bool
+    ) -> PromptTokens:
+        """Build the prompt for `text`: items [S, K + 1], text token before codec values.
+
+        `language` is a name of the config's, or None to let the model find it. Without `whole_text` the text is
+        read one token per frame; later ones are `voice["texts"]` of the prompt. Raises `VoiceError`.
+        """
+        config, columns, ids = self._config, self._columns, self._config.text
+        preset, vector, codes = (None if voice is None else voice.tensors.get(name) for name in (PRESET, VECTOR, CODES))
+        tokens = self.with_role("assistant", text)
+        role, body = tokens[:3], tokens[3:]
+        sides = _Sides()
+        if instructions:
+            spoken = [*self.with_role("user", instructions), ids.im_end, self.newline]
+            sides.add(spoken, columns.empty(1))
+        sides.add(role, columns.empty(1))
+        for tag in self._tags(language, preset):
+            sides.add([ids.pad], columns.of(tag))
+        conditions = {}
+        if preset is not None:
+            sides.add([ids.pad], columns.of(int(preset[0])))
+        elif vector is not None:
+            sides.add([ids.pad], columns.of(columns.vector_row))
+            conditions[VECTOR] = self._vector(vector)
+        pad, begin = columns.of(config.codec.pad), columns.of(config.codec.begin)
+        sides.add([ids.begin], pad)
+        num_shared = len(sides.text)
+        reference, frames = [], []
+        if voice is not None and codes is not None and voice.text:
+            reference, frames = self.with_role("assistant", voice.text)[3:], [self._frames(codes)]
+            conditions[CODES] = frames[0].T
+        spoken = [*reference, *body, ids.end]
+        after: list[int] = []
+        if whole_text:
+            num_shared += len(reference)
+            sides.add(spoken, pad)
+            sides.add([ids.pad], begin)
+            for each in frames:
+                sides.add([ids.pad] * len(each), each)
+        else:
+            side = np.concatenate([begin, *frames])
+            num_shared += min(len(reference), len(side) - 1)
+            beside, after = spoken[: len(side)], spoken[len(side) :]
+            sides.add(beside + [ids.pad] * (len(side) - len(beside)), side)
+        items = sides.items()
+        conditions[TEXTS] = np.array(after, np.int64)
+        digest = hashlib.blake2b(items[:num_shared].tobytes(), digest_size=16)
+        digest.update(b"" if VECTOR not in conditions else conditions[VECTOR].tobytes())
+        return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions)
+
+    def with_role(self, role: str, text: str) -> list[int]:
+        """Return <|im_start|>, a role, a newline and a text; tokenized together, as in the original."""
+        return [self._config.text.im_start, *self._tokenizer.encode(f"{role}\n{text}")]
+
+    def _tags(self, language: str | None, preset: Tensor | None) -> list[int]:
+        config, ids = self._config, self._config.codec
+        chosen = None if language is None else config.languages[language]
+        if preset is not None and language in (None, "chinese"):
+            dialects = {config.speakers[name]: each for name, each in config.dialects.items()}
+            chosen = dialects.get(int(preset[0]), chosen)
+        if chosen is None:
+            return [ids.no_think, ids.think_begin, ids.think_end]
+        return [ids.think, ids.think_begin, chosen, ids.think_end]
+
+    def _vector(self, vector: Tensor) -> np.ndarray:
+        if tuple(vector.shape) != (self._config.backbone.dim,):
+            raise VoiceError(
+                "voice", f"has a speaker vector of {list(vector.shape)}; the model needs [{self._config.backbone.dim}]"
+            )
+        found: np.ndarray = vector.float().numpy()
+        return found
+
+    def _frames(self, codes: Tensor) -> np.ndarray:
+        books, size = self._config.num_codebooks, self._config.code_size
+        if codes.dim() != 2 or codes.shape[0] != books or codes.shape[1] < 1:
+            raise VoiceError("voice", f"has codes of shape {list(codes.shape)}; the model needs [{books}, frames]")
+        frames: np.ndarray = codes.to(torch.int64).T.numpy()
+        if frames.min() < 0 or frames.max() >= size:
+            raise VoiceError("voice", f"has codes outside 0 … {size - 1}; it was probably encoded by a different codec")
+        return frames

@@ -1,0 +1,65 @@
+"""Voices of Qwen3-TTS: presets by id, or a speaker vector with the codes of a reference.
+
+A cloned voice with a transcript is continued (in-context cloning); without one, only its vector is used.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from s1_mini.families.qwen3.config import Qwen3Config
+from s1_mini.families.qwen3.settings import CODEC_FOLDER
+from s1_mini.voices.format import TensorFormat, Tensors, VoiceBeside, VoiceFormat, fingerprint
+from s1_mini.weights.directory import find_model
+
+PRESET, VECTOR, CODES = "preset", "vector", "codes"
+NO_CLONING = "this checkpoint cannot clone a voice; use a Base checkpoint, or name a voice"
+
+
+def voice_format(directory: Path, config: Qwen3Config, sample_rate: int, frame_rate: float) -> VoiceFormat:
+    """Return the voices of a checkpoint; `frame_rate` is in frames per second."""
+    if config.kind == "base":
+        return VoiceFormat(
+            tensors={
+                VECTOR: TensorFormat((config.backbone.dim,), is_integer=False),
+                CODES: TensorFormat((config.num_codebooks, None), is_integer=True),
+            },
+            encoder=fingerprint([find_model(directory), find_model(directory / CODEC_FOLDER)]),
+            sample_rate=sample_rate,
+            seconds=lambda shapes: shapes[CODES][1] / frame_rate,
+            fault=partial(_fault, config),
+        )
+    return VoiceFormat(
+        tensors={PRESET: TensorFormat((1,), is_integer=True)},
+        encoder=f"{len(config.speakers)} presets",
+        sample_rate=sample_rate,
+        seconds=lambda _: 0.0,
+        fault=partial(_unknown_preset, config),
+        clones=False,
+        beside=lambda _: {name: _preset(config, name) for name in config.speakers},
+    )
+
+
+def _preset(config: Qwen3Config, name: str) -> VoiceBeside:
+    """Return a preset; the first one of the config is the default."""
+
+    def read() -> Tensors:
+        import torch
+
+        return {PRESET: torch.tensor([config.speakers[name]])}
+
+    return VoiceBeside(lambda: {PRESET: (1,)}, read, is_default=name == next(iter(config.speakers)))
+
+
+def _unknown_preset(config: Qwen3Config, tensors: Tensors) -> str:
+    return "" if int(tensors[PRESET][0]) in config.speakers.values() else "names a speaker that this checkpoint lacks"
+
+
+def _fault(config: Qwen3Config, tensors: Tensors) -> str:
+    if not bool(tensors[VECTOR].isfinite().all()):
+        return "contains NaN or infinity"
+    codes = tensors[CODES]
+    if int(codes.min()) < 0 or int(codes.max()) >= config.code_size:
+        return "has codes outside this codec's codebooks; it was encoded by a different codec"
+    return ""

@@ -1,0 +1,148 @@
+"""Tensors of a Qwen3-TTS checkpoint: their published names translated, and what is a function of an id folded.
+
+The text projection is applied to each row of the text embeddings, and the projection into the depth transformer to each
+row of its tables. The original rotates (i, i + D / 2), this engine neighbours: rows of queries and keys are reordered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from s1_mini.codecs.qwen12.speaker import PREFIX as SPEAKER_PREFIX
+from s1_mini.families.qwen3.config import Qwen3Config
+from s1_mini.families.qwen3.network import ZERO_ROWS, Qwen3Network
+from s1_mini.weights.fit import as_pairs, check_shapes, fit, skeleton
+
+FOLD_ROWS = 16_384  # rows of a table that are projected at once
+_PARTS = {"talker.model.": "", "talker.code_predictor.model.": "fast_"}
+_BLOCK = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attention.wo",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+}
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.weight")
+
+
+def published_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of `model.safetensors`, except those of the speaker encoder."""
+    backbone, depth, books = config.backbone, config.depth, config.num_codebooks
+    shapes: dict[str, tuple[int, ...]] = {
+        "talker.model.text_embedding.weight": (config.text_vocab_size, config.text_dim),
+        "talker.text_projection.linear_fc1.weight": (config.text_dim, config.text_dim),
+        "talker.text_projection.linear_fc1.bias": (config.text_dim,),
+        "talker.text_projection.linear_fc2.weight": (backbone.dim, config.text_dim),
+        "talker.text_projection.linear_fc2.bias": (backbone.dim,),
+        "talker.model.codec_embedding.weight": (config.vocab_size, backbone.dim),
+        "talker.codec_head.weight": (config.vocab_size, backbone.dim),
+    }
+    predictor = "talker.code_predictor."
+    for book in range(books - 1):
+        shapes[f"{predictor}model.codec_embedding.{book}.weight"] = (config.code_size, backbone.dim)
+        shapes[f"{predictor}lm_head.{book}.weight"] = (config.code_size, depth.dim)
+    if backbone.dim != depth.dim:
+        shapes[f"{predictor}small_to_mtp_projection.weight"] = (depth.dim, backbone.dim)
+        shapes[f"{predictor}small_to_mtp_projection.bias"] = (depth.dim,)
+    for prefix, block, layers in zip(
+        _PARTS, (backbone, depth), (config.num_layers, config.num_depth_layers), strict=True
+    ):
+        queries, keys = block.num_heads * block.head_dim, block.num_kv_heads * block.head_dim
+        shapes[f"{prefix}norm.weight"] = (block.dim,)
+        for layer in range(layers):
+            shapes |= {
+                f"{prefix}layers.{layer}.{name}.weight": shape
+                for name, shape in {
+                    "input_layernorm": (block.dim,),
+                    "post_attention_layernorm": (block.dim,),
+                    "self_attn.q_proj": (queries, block.dim),
+                    "self_attn.k_proj": (keys, block.dim),
+                    "self_attn.v_proj": (keys, block.dim),
+                    "self_attn.o_proj": (block.dim, queries),
+                    "self_attn.q_norm": (block.head_dim,),
+                    "self_attn.k_norm": (block.head_dim,),
+                    "mlp.gate_proj": (block.intermediate_size, block.dim),
+                    "mlp.up_proj": (block.intermediate_size, block.dim),
+                    "mlp.down_proj": (block.dim, block.intermediate_size),
+                }.items()
+            }
+    return shapes
+
+
+def check(config: Qwen3Config, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise `CheckpointMismatchError` unless the tensors of the language model fit its config."""
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(SPEAKER_PREFIX)}
+    check_shapes(published_shapes(config), own, source=source)
+
+
+def build_network(
+    config: Qwen3Config, tensors: Mapping[str, Tensor], *, dtype: torch.dtype, device: torch.device, source: str
+) -> Qwen3Network:
+    """Build the network from the published tensors. Raises `CheckpointMismatchError` if they do not fit the config."""
+    check(config, tensors, source)
+    with skeleton():
+        network = Qwen3Network(config)
+    fit(network, translate(config, tensors, dtype, device), source=source, dtype=dtype, device=device)
+    return network
+
+
+def translate(
+    config: Qwen3Config, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Return the tensors of the network by its names; folded ones are computed in `dtype` on `device`."""
+    size, books = config.code_size, config.num_codebooks
+    take = partial(_take, tensors, dtype, device)
+    predictor = "talker.code_predictor."
+    first = take("talker.model.codec_embedding.weight")
+    others = [take(f"{predictor}model.codec_embedding.{book}.weight") for book in range(books - 1)]
+    zeros = first.new_zeros(ZERO_ROWS, first.shape[1])
+    head = take("talker.codec_head.weight")
+    named = {
+        "text_embeddings.weight": _project_text(take, tensors["talker.model.text_embedding.weight"]),
+        "code_embeddings.weight": torch.cat((first[:size], *others, first[size:], zeros)),
+        "output.weight": torch.cat((head[:size], head[config.codec.end : config.codec.end + 1])),
+        "fast_output": torch.cat([take(f"{predictor}lm_head.{book}.weight") for book in range(books - 1)]),
+    }
+    tables = torch.cat((first[:size], *others[:-1]))
+    if config.backbone.dim != config.depth.dim:
+        project = take(f"{predictor}small_to_mtp_projection.weight"), take(f"{predictor}small_to_mtp_projection.bias")
+        named["fast_project_in.weight"], named["fast_project_in.bias"] = project
+        tables = F.linear(tables, *project)
+    named["fast_embeddings"] = tables
+    for (prefix, part), block in zip(_PARTS.items(), (config.backbone, config.depth), strict=True):
+        named[f"{part}norm.weight"] = take(f"{prefix}norm.weight")
+        for name in tensors:
+            found = _LAYER.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+            if found is None:
+                continue
+            layer, field = f"{part}layers.{found[1]}", found[2]
+            if field == "self_attn.q_proj":
+                query, key, value = (take(name.replace("q_proj", f"{each}_proj")) for each in "qkv")
+                rotated = as_pairs(torch.cat((query, key)), block.head_dim)
+                named[f"{layer}.attention.wqkv.weight"] = torch.cat((rotated, value))
+            elif field in _BLOCK:
+                is_head_norm = field in {"self_attn.q_norm", "self_attn.k_norm"}
+                named[f"{layer}.{_BLOCK[field]}.weight"] = (
+                    as_pairs(take(name), block.head_dim) if is_head_norm else take(name)
+                )
+    return named
+
+
+def _take(tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, name: str) -> Tensor:
+    return tensors[name].to(device=device, dtype=dtype)
+
+
+def _project_text(take: partial[Tensor], table: Tensor) -> Tensor:
+    prefix = "talker.text_projection.linear_fc"
+    first, second = ((take(f"{prefix}{layer}.weight"), take(f"{prefix}{layer}.bias")) for layer in "12")
+    rows = [F.linear(F.silu(F.linear(part.to(first[0]), *first)), *second) for part in table.split(FOLD_ROWS)]
+    return torch.cat(rows)
