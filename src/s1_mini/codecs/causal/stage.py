@@ -148,7 +148,8 @@ class CausalDecoder(ChunkStage):
         if not self._preceding(begin):
             return False
         codes = np.asarray(begin.conditions.voice[self._reference], np.int64)
-        key = hashlib.blake2b(codes.tobytes()).hexdigest()
+        # A call that failed on captured graphs is repeated on plain streams, whose state has another layout.
+        key = f"{type(streams).__name__} {hashlib.blake2b(codes.tobytes()).hexdigest()}"
         saved = self._starts.get(key)
         # Between the captured calls, on their stream.
         with torch.cuda.stream(self._graphs.stream) if self._graphs is not None else nullcontext():
