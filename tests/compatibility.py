@@ -96,7 +96,7 @@ _SOCKET = (
     Field("?sync_alignment", acts=("true",)),
     Field("?enable_ssml_parsing", acts=("true",), given={"text": "One <break time='1s'/> two. "}),
     Field("?inactivity_timeout", refused=(0,), note="shortens `S1_MINI_SERVER_WEBSOCKET_IDLE_S`"),
-    Field("?language_code", ignored=("de",)),
+    Field("?language_code", ignored=("de",), note="acts if the model supports it"),
     Field("?model_id", ignored=("eleven_flash_v2_5",)),
     Field("?enable_logging", ignored=("false",)),
     Field("?apply_text_normalization", ignored=("off",)),
