@@ -20,7 +20,7 @@ LOCKS = ("requirements.lock.txt", "requirements-test.lock.txt")  # their version
 class Field(NamedTuple):
     """A field of a request, and values for it, each of which is sent in addition to `given`."""
 
-    name: str  # `outer.inner` for the field of an object
+    name: str  # `outer.inner` for the field of an object, `?name` for a parameter of the query
     acts: tuple[Any, ...] = ()  # the response changes
     ignored: tuple[Any, ...] = ()  # the response stays the same
     refused: tuple[Any, ...] = ()  # an error that names the field or the value
@@ -45,8 +45,9 @@ class Operation(NamedTuple):
     note: str = ""
 
 
-WORDS = {"OutputFormat": "json", "SpeechMarkTypes": ["sentence"]}
 SSML = {"Text": "<speak>Hi.<break/></speak>"}
+SSML_MARK = {"Text": "<speak>Hi <mark name='here'/> there.</speak>", "TextType": "ssml"}
+MARKS = SSML_MARK | {"OutputFormat": "json", "SpeechMarkTypes": ["sentence"]}
 LOCATORS = [{"pronunciation_dictionary_id": "names", "version_id": "1"}]
 MODEL = "acts if the model supports it; otherwise the header `X-Warning` says so"
 FIVE = [120, 160, 250, 290]
@@ -89,19 +90,26 @@ _SOCKET = (
     Field("pronunciation_dictionary_locators", ignored=(LOCATORS,)),
     Field("xi_api_key", ignored=("key",), note="the key is read from the header"),
     Field("authorization", ignored=("Bearer key",), note="the key is read from the header"),
+    Field("?output_format", acts=("pcm_8000", "ulaw_8000"), refused=("aac_44100",)),
+    Field("?seed", acts=(2,), refused=(-1,)),
+    Field("?auto_mode", acts=("true",)),
+    Field("?sync_alignment", acts=("true",)),
+    Field("?enable_ssml_parsing", acts=("true",), given={"text": "One <break time='1s'/> two. "}),
+    Field("?inactivity_timeout", refused=(0,), note="shortens `S1_MINI_SERVER_WEBSOCKET_IDLE_S`"),
+    Field("?language_code", ignored=("de",), note="acts if the model supports it"),
+    Field("?model_id", ignored=("eleven_flash_v2_5",)),
+    Field("?enable_logging", ignored=("false",)),
+    Field("?apply_text_normalization", ignored=("off",)),
 )
 
 _KOKORO = (
     Field("input", acts=("Hello.",), refused=("",)),
     Field("model", ignored=("kokoro",)),
-    Field("voice", acts=("alan", "nova"), refused=("af_heart", "clara+alan"), note="voices cannot be mixed"),
+    Field("voice", acts=("alan", "am_michael"), refused=("af_unknown", "clara+alan"), note="voices cannot be mixed"),
     Field("response_format", acts=("mp3", "opus", "flac", "wav"), refused=("aac",)),
     Field("speed", acts=(1.2, 4), refused=(5,)),
-    Field("stream", ignored=(False,), note="the response is always a stream"),
-    Field("download_format", ignored=("wav",)),
     Field("return_download_link", ignored=(True,)),
-    Field("return_timing", ignored=(True,)),
-    Field("lang_code", ignored=("a",)),
+    Field("lang_code", ignored=("a",), note="`language` acts if the model supports it"),
     Field("volume_multiplier", ignored=(0.5,), note="`gain_db` acts"),
     Field("normalization_options", ignored=({"normalize": False},), note="`normalize` acts"),
     Field("allow_voice_tags", ignored=(True,), note="`text_type` acts"),
@@ -133,12 +141,12 @@ ROUTES = (
     ),
     Route(
         "stream_input",
-        "ElevenLabs: messages of the WebSocket `/v1/text-to-speech/{voice_id}/stream-input`",
+        "ElevenLabs: messages and query (`?`) of the WebSocket `/v1/text-to-speech/{voice_id}/stream-input`",
         (*_SOCKET, Field("try_trigger_generation", ignored=(True,)), Field("generator_config", ignored=({},))),
     ),
     Route(
         "multi_stream_input",
-        "ElevenLabs: messages of the WebSocket `/v1/text-to-speech/{voice_id}/multi-stream-input`",
+        "ElevenLabs: messages and query (`?`) of the WebSocket `/v1/text-to-speech/{voice_id}/multi-stream-input`",
         (
             *_SOCKET,
             Field("context_id", acts=("second",), refused=("x" * 300,)),
@@ -154,26 +162,44 @@ ROUTES = (
             Field("VoiceId", acts=("Matthew", "alan"), refused=("Hans",)),
             Field("OutputFormat", acts=("mp3", "ogg_opus", "mulaw", "alaw"), refused=("ogg_vorbis",)),
             Field("SampleRate", acts=("8000", "24000"), refused=("11025",)),
-            Field("SpeechMarkTypes", acts=(["word"],), refused=(["viseme"], ["ssml"]), given=WORDS),
+            Field("SpeechMarkTypes", acts=(["word"], ["ssml"]), refused=(["viseme"],), given=MARKS),
             Field("TextType", acts=("ssml",), refused=("markdown",), given=SSML),
             Field("LexiconNames", acts=(["names"],), refused=(["unknown"],)),
             Field("Engine", ignored=("neural",)),
             Field("LanguageCode", ignored=("en-GB",)),
         ),
     ),
-    Route("kokoro", "Kokoro-FastAPI: `POST /v1/audio/speech`", _KOKORO),
+    Route(
+        "kokoro",
+        "Kokoro-FastAPI: `POST /v1/audio/speech`",
+        (
+            *_KOKORO,
+            Field("stream", ignored=(False,), note="the response is always a stream"),
+            Field("download_format", ignored=("wav",)),
+            Field("return_timing", ignored=(True,)),
+        ),
+    ),
+    Route(
+        "captions",
+        "Kokoro-FastAPI: `POST /dev/captioned_speech`",
+        (
+            *_KOKORO,
+            Field("stream", acts=(True,), note="true, the default: JSON lines"),
+            Field("return_timestamps", acts=(False,)),
+        ),
+    ),
 )
 
 OPERATIONS = {
     "OpenAI": (
         Operation("audio.speech.create", "POST /v1/audio/speech", is_present=True),
-        Operation("audio.voices.create", "POST /v1/audio/voices", note="use `POST /v1/voices`"),
-        Operation("audio.voices.delete", "DELETE /v1/audio/voices/{id}", note="use `DELETE /v1/voices/{name}`"),
-        Operation("audio.voice_consents.create", "POST /v1/audio/voice_consents"),
-        Operation("audio.voice_consents.delete", "DELETE /v1/audio/voice_consents/{id}"),
-        Operation("audio.voice_consents.list", "GET /v1/audio/voice_consents"),
-        Operation("audio.voice_consents.retrieve", "GET /v1/audio/voice_consents/{id}"),
-        Operation("audio.voice_consents.update", "POST /v1/audio/voice_consents/{id}"),
+        Operation("audio.voices.create", "POST /v1/audio/voices", is_present=True),
+        Operation("audio.voices.delete", "DELETE /v1/audio/voices/{id}", is_present=True),
+        Operation("audio.voice_consents.create", "POST /v1/audio/voice_consents", is_present=True),
+        Operation("audio.voice_consents.delete", "DELETE /v1/audio/voice_consents/{id}", is_present=True),
+        Operation("audio.voice_consents.list", "GET /v1/audio/voice_consents", is_present=True),
+        Operation("audio.voice_consents.retrieve", "GET /v1/audio/voice_consents/{id}", is_present=True),
+        Operation("audio.voice_consents.update", "POST /v1/audio/voice_consents/{id}", is_present=True),
         Operation("models.list", "GET /v1/models", is_present=True),
         Operation("models.retrieve", "GET /v1/models/{id}", is_present=True),
         Operation("models.delete", "DELETE /v1/models/{id}"),
@@ -227,7 +253,7 @@ OPERATIONS = {
         Operation("retrieve_model", "GET /v1/models/{id}", is_present=True),
         Operation("combine_voices", "POST /v1/audio/voices/combine"),
         Operation("download_audio_file", "GET /v1/download/{filename}"),
-        Operation("create_captioned_speech", "POST /dev/captioned_speech"),
+        Operation("create_captioned_speech", "POST /dev/captioned_speech", is_present=True),
         Operation("create_dialogue", "POST /dev/dialogue"),
         Operation("phonemize_text", "POST /dev/phonemize"),
         Operation("generate_from_phonemes", "POST /dev/generate_from_phonemes"),
@@ -247,9 +273,11 @@ to the same request without it.
 - **refused**: the response is an error that names the field or the value.
 
 The fields and methods are those of openai {openai}, elevenlabs {elevenlabs} (text to speech, dialogue, voices, models)
-and botocore {botocore}; those of Kokoro-FastAPI were copied from `api/src/structures/schemas.py` and
-`api/src/routers` of [its repository](https://github.com/remsky/Kokoro-FastAPI) at 26eec06 (0.8.0). A test fails when a
-client gets another field. [clients.md](clients.md) and [clients_more.md](clients_more.md) explain how to use them.
+and botocore {botocore}. Parameters of the query were copied from ElevenLabs' API reference, and Kokoro-FastAPI's fields
+from `api/src/structures/schemas.py` and `api/src/routers` of
+[its repository](https://github.com/remsky/Kokoro-FastAPI) at 26eec06 (0.8.0). A test fails when a client gets another
+field. This server's own fields, such as `language` and `start_at`, are not listed. [clients.md](clients.md) and
+[clients_more.md](clients_more.md) explain how to use them.
 """
 
 

@@ -44,6 +44,7 @@ from s1_mini.types import EngineState as EngineState
 from s1_mini.types import FinishReason as FinishReason
 from s1_mini.types import Reference as Reference
 from s1_mini.types import SamplingParams as SamplingParams
+from s1_mini.types import SpokenMark as SpokenMark
 from s1_mini.types import Timing as Timing
 from s1_mini.types import TTSRequest as TTSRequest
 from s1_mini.types import VoiceInfo as VoiceInfo

@@ -257,9 +257,9 @@ class Word:
 class SpokenMark:
     """A `<mark>` of a request's SSML, and when it is reached."""
 
-    name: str
-    start: int  # the element is characters start … stop of the request's text
-    stop: int
+    name: str  # its attribute `name`
+    start: int  # position of the element's first character in the request's text
+    stop: int  # position after its last character
     time_s: float  # seconds from the start of the request's audio
 
 

@@ -8,15 +8,17 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
+from urllib.parse import urlencode
 
 import boto3
 import botocore.session
+import httpx2
 import openai
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from openai.types.audio.speech_create_params import SpeechCreateParams
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from compatibility import OPERATIONS, PAGE, ROUTES, Field, Operation, page
@@ -83,13 +85,6 @@ def senders(door: Door) -> Iterator[dict[str, Send]]:
             except ClientError as error:
                 raise RefusedError(str(error)) from None
 
-        def speak_kokoro(changes: dict[str, Any]) -> bytes:
-            base = {"input": TEXT, "voice": "clara", "response_format": "pcm", "seed": 1}
-            answer = http.post("/v1/audio/speech", json=base | changes)
-            if answer.is_error:
-                raise RefusedError(answer.text)
-            return answer.content
-
         senders = {
             "openai": speak_openai,
             "elevenlabs": speak_elevenlabs("convert"),
@@ -101,10 +96,22 @@ def senders(door: Door) -> Iterator[dict[str, Send]]:
                 door, "multi-stream-input", changes, {"close_socket": True}, context_id="first"
             ),
             "polly": speak_polly,
-            "kokoro": speak_kokoro,
+            "kokoro": speak_kokoro(http, "/v1/audio/speech"),
+            "captions": speak_kokoro(http, "/dev/captioned_speech", stream=False),
         }
         remembered = cache(lambda key, changes: senders[key](json.loads(changes)))
         yield {key: lambda changes, key=key: remembered(key, json.dumps(changes)) for key in senders}
+
+
+def speak_kokoro(http: httpx2.Client, path: str, **more: Any) -> Send:
+    def send(changes: dict[str, Any]) -> bytes:
+        base = {"input": TEXT, "voice": "clara", "response_format": "pcm", "seed": 1, **more}
+        answer = http.post(path, json=base | changes)
+        if answer.is_error:
+            raise RefusedError(answer.text)
+        return answer.content
+
+    return send
 
 
 def polly_of(door: Door) -> Any:
@@ -119,10 +126,21 @@ def polly_of(door: Door) -> Any:
 
 
 def converse(door: Door, path: str, changes: dict[str, Any], last: dict[str, Any], **always: str) -> Any:
-    """Return audio, times and contexts of a session, each of whose messages but the last has the changes."""
-    url = f"ws://127.0.0.1:{door.port}/v1/text-to-speech/clara/{path}?output_format=pcm_24000&seed=1"
+    """Return audio, times and contexts of a session, each of whose messages but the last has the changes.
+
+    Changes with a question mark are parameters of the query.
+    """
+    query = {"output_format": "pcm_24000", "seed": 1} | {
+        name[1:]: value for name, value in changes.items() if name[0] == "?"
+    }
+    changes = {name: value for name, value in changes.items() if name[0] != "?"}
+    url = f"ws://127.0.0.1:{door.port}/v1/text-to-speech/clara/{path}?{urlencode(query)}"
     received = []
-    with connect(url, proxy=None) as socket:
+    try:
+        socket = connect(url, proxy=None)
+    except InvalidStatus as error:
+        raise RefusedError(error.response.body.decode()) from None
+    with socket:
         for message in ({"text": " "}, {"text": "Oh, "}, {"text": "hi. "} | ({"flush": True} if always else {})):
             socket.send(json.dumps(message | always | changes))
         socket.send(json.dumps(last | always))
@@ -179,7 +197,7 @@ def test_a_refusal_names_the_field_or_the_value(senders: dict[str, Send], route:
         senders[route](with_value(field, value))
 
     message = str(refused.value)
-    assert field.name.rpartition(".")[2] in message or str(value)[:50] in message
+    assert field.name.lstrip("?").rpartition(".")[2] in message or str(value)[:50] in message
 
 
 def parameters(function: Any) -> set[str]:
@@ -187,7 +205,7 @@ def parameters(function: Any) -> set[str]:
 
 
 def fields_of_client(route: str) -> set[str]:
-    """Return the fields that the client library of a route has; none for Kokoro-FastAPI, which has no library."""
+    """Return the fields that the client library of a route has; Kokoro-FastAPI has no library."""
     types = elevenlabs.types
     if route == "openai":
         return {*SpeechCreateParams.__annotations__}
@@ -211,9 +229,10 @@ def polly_model() -> Any:
     return botocore.session.get_session().get_service_model("polly")
 
 
-@pytest.mark.parametrize("route", [key for key in ROUTE_OF if key != "kokoro"])
+@pytest.mark.parametrize("route", [key for key in ROUTE_OF if key not in ("kokoro", "captions")])
 def test_the_table_has_each_field_of_the_client(route: str) -> None:
-    assert {field.name for field in ROUTE_OF[route].fields} == fields_of_client(route)
+    names = {field.name for field in ROUTE_OF[route].fields}
+    assert {name for name in names if name[0] != "?"} == fields_of_client(route)
 
 
 def methods_of_client(api: str) -> set[str]:
@@ -257,7 +276,7 @@ def test_a_method_s_route_exists_or_is_missing_as_the_table_says(door: Door, api
         )
 
     is_missing = answer.is_error and answer.json()["error"]["code"] in ("not_found", "method_not_allowed")
-    is_missing &= "unknown model" not in answer.text
+    is_missing &= not re.search("unknown (model|consent)", answer.text)
     assert is_missing is not operation.is_present, answer.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from held_generation import held_generation
-from s1_mini import ProductionTTSEngine
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.families import registry
 from s1_mini.types import Word
-from tests.server.conftest import Door
+from tests.server.conftest import Door, serving
 from tests.server.test_page import Open, browser, data, needs_browser, shown, speak, visit, voiced
+from tests.toy.family import NAME, Toy
 from waiting import wait_until
 
 __all__ = ["browser", "shown", "visit", "voiced"]  # fixtures
@@ -200,6 +203,52 @@ def test_a_checkpoint_without_times_of_words_highlights_none(
     expect(page.locator("#history-list > li")).to_have_count(1)
     seek_to_end(page)
     assert page.evaluate("highlighted") == []
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProductionTTSEngine]:
+    """An engine whose checkpoint has a choice of languages and takes instructions."""
+    monkeypatch.setitem(registry.FAMILIES, NAME, "tests.toy.family:Toy")
+    Toy().write_random(tmp_path / "toy", size="tiny", form="compact", seed=0)
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "toy", device="cpu")) as engine:
+        yield engine
+
+
+def test_language_and_instructions_are_used_if_the_model_supports_them(
+    visit: Open, toy: ProductionTTSEngine, tmp_path: Path
+) -> None:
+    """With the keyboard alone."""
+    with serving(toy) as door:
+        page = watched(visit, door.url)
+        language = page.get_by_label("Language")
+        expect(language.locator("option")).to_have_text(["Automatic", "English", "Klingon"])
+        assert Axe().run(page).violations_count == 0
+        page.get_by_role("textbox", name="Text").fill("Hello.")
+        page.get_by_label("Top-p").press("Tab")
+        page.keyboard.press("k")
+        page.keyboard.press("Tab")
+        expect(page.get_by_label("Instructions")).to_be_focused()
+        page.keyboard.type("Whisper.")
+        expect(language).to_have_value("Klingon")
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("#history-list > li")).to_have_count(1)
+        heard, _ = soundfile.read(download(page, tmp_path, "Download: Hello."))
+
+    expected, plain = (
+        toy.generate("Hello.", seed=7, **options).audio
+        for options in ({"language": "Klingon", "instructions": "Whisper."}, {})
+    )
+    np.testing.assert_allclose(heard, expected, atol=2 / 32_768)
+    assert len(plain) != len(expected)
+
+
+def test_language_and_instructions_are_hidden_if_the_model_does_not_support_them(visit: Open) -> None:
+    page = watched(visit)
+    expect(page.get_by_label("Top-p")).to_be_visible()
+    expect(page.locator("#model")).not_to_be_empty()  # the model is known
+
+    expect(page.get_by_label("Language")).to_be_hidden()
+    expect(page.get_by_label("Instructions")).to_be_hidden()
 
 
 def test_several_voices_speak_one_text(visit: Open, voiced: ProductionTTSEngine, tmp_path: Path) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 import openai
 import pytest
 from typer.testing import CliRunner
-from websockets.exceptions import ConnectionClosedError
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 from websockets.sync.client import connect
 
 from container_room import running
@@ -179,6 +181,39 @@ def test_elevenlabs_language_code_is_a_language(engine: ProductionTTSEngine, tmp
 
     plain, by_code, by_name = (answer.content for answer in answers)
     assert by_code == by_name != plain
+
+
+def of_elevenlabs_socket(door: Door, text: str, **query: str) -> tuple[bytes, list[str]]:
+    """Return the audio and the error messages of a session of `stream-input` with one text."""
+    parameters = urlencode({"output_format": "pcm_24000", "seed": 1} | query)
+    url = f"ws://127.0.0.1:{door.port}/v1/text-to-speech/low/stream-input?{parameters}"
+    with connect(url, proxy=None) as socket:
+        for content in ({"text": text}, {"text": ""}):
+            socket.send(json.dumps(content))
+        answers = []
+        with suppress(ConnectionClosed):
+            while True:
+                answers.append(json.loads(socket.recv()))
+    audio = b"".join(base64.b64decode(answer.get("audio") or "") for answer in answers)
+    return audio, [answer["message"] for answer in answers if "message" in answer]
+
+
+def test_elevenlabs_sockets_use_the_language_code(engine: ProductionTTSEngine, tmp_path: Path) -> None:
+    expected = engine.generate("Hello.", voice="low", seed=1, language="en")
+    with running(engine, tmp_path) as door:
+        audio, errors = of_elevenlabs_socket(door, "Hello.", language_code="en-US")
+        silence, (unknown, *_) = of_elevenlabs_socket(door, "Hello.", language_code="fr")
+
+    assert (len(audio), errors) == (2 * len(expected.audio), [])
+    assert silence == b""
+    assert "must be one of English (en), Klingon, not 'fr'" in unknown
+
+
+def test_elevenlabs_sockets_ignore_the_language_code_of_a_model_without_a_choice(
+    limited: ProductionTTSEngine, tmp_path: Path
+) -> None:
+    with running(limited, tmp_path) as door:
+        assert of_elevenlabs_socket(door, "Hi.", language_code="fr") == of_elevenlabs_socket(door, "Hi.")
 
 
 def test_the_command_line_takes_both(checkpoint: Path, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Options(StartOptions):
     enable_ssml_parsing: bool = False  # text has elements such as <break time="1s"/>, and is spoken when it is flushed
     sync_alignment: bool = False  # times count from the start of the context instead of the previous message
     seed: int | None = Field(None, ge=0, le=MAX_SEED)  # the same seed gives the same audio
+    language_code: str | None = None  # used by models with a choice of languages
 
 
 class Message(BaseModel):
@@ -80,6 +81,8 @@ async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) 
     config = await config_of(socket, options, voice, *parse_format(options.output_format))
     if options.seed is not None:
         config.seed = options.seed
+    if socket.app.state.engine.description.languages:
+        config.language = options.language_code
     await converse(socket, partial(protocol, options=options, config=config))
 
 

@@ -17,6 +17,8 @@ export function readRequest(voice) {
     seed: number("seed") ?? crypto.getRandomValues(new Uint32Array(1))[0],
     temperature: number("temperature"),
     top_p: number("top-p"),
+    language: element("language").value || undefined,
+    instructions: element("instructions").value || undefined,
   };
 }
 
@@ -40,6 +42,25 @@ export function startOptions(voices) {
   voices.addEventListener("insert", ({ detail: name }) => write(element("text"), `[${name}] `));
   showSpeed();
   showMarkup();
+}
+
+/** Show only the options that a model of `/health` supports, with its defaults. */
+export function showSupported({ sampling, defaults, languages, instructions }) {
+  const show = (id, isSupported) => {
+    element(id).closest(".field").hidden = !isSupported;
+    if (!isSupported) element(id).value = "";
+  };
+  for (const [id, name] of [["temperature", "temperature"], ["top-p", "top_p"]]) {
+    show(id, sampling.includes(name));
+    element(id).placeholder = defaults[name] ?? "";
+  }
+  const field = element("language");
+  const { value } = field;
+  field.length = 1;
+  for (const name of languages) field.add(new Option(name[0].toUpperCase() + name.slice(1), name));
+  field.value = languages.includes(value) ? value : "";
+  show("language", languages.length > 0);
+  show("instructions", instructions);
 }
 
 function showSpeed() {

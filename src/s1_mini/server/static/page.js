@@ -5,14 +5,21 @@ import { ApiError, keepKey, readHealth, speak, speakFile } from "./api.js";
 import { Clip } from "./clip.js";
 import { element, save, setIcon, swap } from "./dom.js";
 import { History } from "./history.js";
-import { readRequest, startOptions } from "./options.js";
+import { readRequest, showSupported, startOptions } from "./options.js";
 import { Player, audioContext } from "./player.js";
 import { Voices } from "./voices.js";
 import { Wave } from "./wave.js";
 import { Words, showWord } from "./words.js";
 
 const CHARACTERS_PER_S = 15; // of English speech; only for the width of the wave while its length is unknown
-const FIELDS = { text: "text", seed: "seed", temperature: "temperature", top_p: "top-p" };
+const FIELDS = {
+  text: "text",
+  seed: "seed",
+  temperature: "temperature",
+  top_p: "top-p",
+  language: "language",
+  instructions: "instructions",
+};
 const ACTIVE = ["waiting", "speaking", "playing"]; // states in which Stop is offered
 
 const page = element("page");
@@ -241,19 +248,13 @@ function showError(error, more = "") {
   field.focus();
 }
 
-/** Show the name of the model, and only the parameters that it supports. */
+/** Show the name of the model, and only the options that it supports. */
 async function showModel() {
   const { model, checkpoint, origin } = await readHealth().catch(() => ({}));
   if (!model) return;
   const name = origin?.repository ?? checkpoint.split(/[\\/]/).pop();
   element("model").textContent = model.built_in ? "Built-in English voice." : `Model: ${model.family} (${name}).`;
-  for (const name of ["temperature", "top_p"]) {
-    const field = element(FIELDS[name]);
-    const isSupported = model.sampling.includes(name);
-    field.closest(".field").hidden = !isSupported;
-    if (isSupported) field.placeholder = model.defaults[name];
-    else field.value = "";
-  }
+  showSupported(model);
   if (!model.clones) adding.takeFiles();
 }
 
