@@ -121,7 +121,12 @@ class Scaling(Described):
 
     minimum: int = Field(1, ge=0, description="Minimum number of instances (with components: of copies).")
     maximum: int = Field(4, ge=1, description="Maximum number of instances (with components: of copies).")
-    slots: int = Field(4, ge=1, description="Concurrent requests per engine: its S1_MINI_MAX_BATCH_SIZE.")
+    slots: int = Field(
+        4,
+        ge=1,
+        description="Concurrent requests that one engine sustains: the smaller of slots and expected streams in "
+        "`s1-mini plan`.",
+    )
     replicas: int | None = Field(None, ge=1, description="Engines per instance or copy. [one per GPU]")
     load: float = Field(0.6, gt=0, le=1, description="Average share of the slots in use.")
     request_s: float = Field(5.0, gt=0, description="multi-model: seconds per request.")

@@ -117,7 +117,7 @@ class Floors:
         return max(cost.num_bytes / self._bytes_per_ms, cost.operations / per_ms)
 
     def streams(self, slots: int, efficiency: Efficiency = IDEAL) -> Streams:
-        """Return the throughput of the most rows, up to `slots`, whose step takes less time than its audio lasts."""
+        """Return the throughput with the most rows, up to `slots`, at which a frame takes less time than its audio."""
         frame_ms = 1000 * self._sizes.frame_s
         times = {rows: self.time(rows, efficiency).total_ms for rows in range(1, max(1, slots) + 1)}
         rows = max((rows for rows in range(1, slots + 1) if times[rows] < frame_ms), default=0)
@@ -128,7 +128,9 @@ class Floors:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of a plan. `columns` of a slot: None lets the engine choose; `context` of them are in use.
+    """Options of a plan.
+
+    `columns` is the number of positions of a slot (None: the engine's choice), `context` the number of those in use.
 
     `placement` names the devices of stages that are not on the first GPU, as the setting does.
     """

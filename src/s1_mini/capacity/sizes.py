@@ -124,7 +124,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class StageSizes:
-    """One stage of a checkpoint. If a frame takes several steps or a part of one, costs are per frame all the same.
+    """One stage of a checkpoint. Costs are always per frame, even if a frame takes several steps or a part of one.
 
     `bound` is its bottleneck: reading its weights at every step, or computing.
     """

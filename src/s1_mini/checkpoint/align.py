@@ -69,7 +69,10 @@ class TextHead:
         return found
 
     def fitted(self, expected: Sequence[np.ndarray]) -> TextHead:
-        """Return this with the shift of starts that fits expected times, [words, 2] of each utterance."""
+        """Return a copy whose `shift_ms` fits the expected word starts.
+
+        `expected` has times [words, 2] for each utterance.
+        """
         shifts = []
         for each, times in zip(self.utterances, expected, strict=True):
             before = each.before
@@ -94,7 +97,10 @@ class TextHead:
                     table.writerows((number, word.text, word.start_s, word.end_s) for word in words)
 
     def read_words(self, path: Path) -> list[np.ndarray]:
-        """Read such a table of the same words; their times [words, 2] of each utterance. Raises `ParameterError`."""
+        """Read a table like the one `save` writes, with the same words; return their times, [words, 2] per utterance.
+
+        Raises `ParameterError`.
+        """
         found: list[list[tuple[str, float, float]]] = [[] for _ in self.utterances]
         try:
             with path.open(encoding="utf-8", newline="") as file:
@@ -139,9 +145,9 @@ def calibrate(
 ) -> tuple[list[Candidate], TextHead | None]:
     """Speak each of the `texts` as one utterance and measure all heads that attend to the text.
 
-    Returns all heads, best first, and the best one with its shifts, if it follows the text. `progress` gets the number
-    of each sentence and the seconds of its audio. Raises `VerificationError` if the family has no such heads,
-    `CheckpointError`, `RequestError` or `EngineError`.
+    Returns all heads, those with the largest share first, and the first of them without faults, with its shifts; None
+    if no head follows the text. `progress` gets the number of each sentence and the seconds of its audio. Raises
+    `VerificationError` if the family has no such heads, `CheckpointError`, `RequestError` or `EngineError`.
     """
     speaker = load(config)
     layers, width = speaker.loaded.text_heads

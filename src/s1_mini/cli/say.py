@@ -106,7 +106,9 @@ def say(
         ),
     ] = "text",
     speed: Annotated[float, typer.Option(help="2 is twice as fast, 0.5 half as fast; the pitch stays.")] = 1.0,
-    gain_db: Annotated[float, typer.Option(help="Loudness change in dB; peaks are limited.")] = 0.0,
+    gain_db: Annotated[
+        float, typer.Option(help="Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.")
+    ] = 0.0,
     sample_rate: Annotated[int | None, typer.Option(help="Sample rate in Hz. [the model's own]")] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send audio while it is generated (wav or pcm).")

@@ -27,7 +27,7 @@ class Setting(NamedTuple):
 
     @property
     def is_set(self) -> bool:
-        """Whether a variable sets it."""
+        """Whether its value differs from the default."""
         return self.value != self.default
 
 

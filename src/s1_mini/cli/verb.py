@@ -94,7 +94,10 @@ class Group(TyperGroup):
 
 
 def engine_config(**given: object) -> EngineConfig:
-    """Return settings from options that are not None and variables. Raises `ConfigurationError`; loads no torch."""
+    """Return the settings from the variables and from those options that are not None.
+
+    Raises `ConfigurationError`; loads no torch.
+    """
     from s1_mini.config import EngineConfig
 
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})

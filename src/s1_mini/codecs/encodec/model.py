@@ -205,7 +205,10 @@ class Encodec(nn.Module):
         return self.quantizer.encode(latents.float(), codebooks or self.num_codebooks)
 
     def latents(self, waves: Tensor, past: Past | None = None) -> Tensor:
-        """Return vectors [B, C, F] of samples [B, T]; the end is mirrored to a whole frame (chunks are whole)."""
+        """Return vectors [B, C, F] of samples [B, T]: the end is mirrored to complete the last frame.
+
+        Chunks of a stream must have a length of whole frames.
+        """
         assert self.encodes, "this codec was loaded for decoding only"
         return self.encoder(waves.unsqueeze(1).to(self.dtype), past or WholeStream())
 
