@@ -134,7 +134,7 @@ class Scaling(Described):
     schedule: Annotated[tuple[tuple[str, str, int, int], ...], BeforeValidator(_schedules)] = Field(
         (), description="TITLE=MIN:MAX@EXPRESSION, such as night=0:1@cron(0 20 * * ? *); repeatable."
     )
-    timezone: str | None = Field(None, description="Of the schedule, such as Europe/Berlin. [UTC]")
+    timezone: str | None = Field(None, description="Time zone of the schedule, such as Europe/Berlin. [UTC]")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -149,7 +149,7 @@ class Deployment(Described):
     name: str
     image: str = Field(
         pattern=r"^[a-zA-Z0-9][^\s]{0,254}$",
-        description="In ECR: account.dkr.ecr.region.amazonaws.com/name:tag",
+        description="Image in ECR: account.dkr.ecr.region.amazonaws.com/name:tag",
         json_schema_extra={"variable": "IMAGE"},
     )
     role: str = Field(

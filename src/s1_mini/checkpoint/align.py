@@ -37,7 +37,7 @@ SENTENCES = (
 )
 MAX_LENGTH = 200  # characters of a sentence
 MAX_STEPS = 600  # of a sentence; half a minute of S1-mini's frames
-LEAST_SENTENCES = 2  # if no head comes near `REQUIRED` in these, no others are spoken
+LEAST_SENTENCES = 2  # if no head comes near `REQUIRED` in the first ones, the others are not spoken
 COLUMNS = ("sentence", "word", "start_s", "end_s")
 
 
@@ -133,7 +133,7 @@ class Recorder:
 
 
 def compare(words: Sequence[Sequence[Word]], expected: Sequence[np.ndarray]) -> str:
-    """Return the absolute differences of word times from expected ones, [words, 2] of each utterance, as a text."""
+    """Return a sentence with the differences of word times from the expected ones, [words, 2] per utterance."""
     found = np.array([(word.start_s, word.end_s) for each in words for word in each])
     apart = 1000 * np.percentile(np.abs(found - np.concatenate(expected)), (50, 95), axis=0)
     starts, ends = ("{:.0f} ms in the median and {:.0f} ms at the 95th percentile".format(*part) for part in apart.T)

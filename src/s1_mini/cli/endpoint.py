@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Values = dict[str, Any]
 PREFIX = "S1_MINI_AWS_"
 SHORT = {"minimum": ("--min",), "maximum": ("--max",)}  # names of options that differ from the field
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the endpoint or batch.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the endpoint or batch.")]
 Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="[AWS_DEFAULT_REGION]")]
 Profile = Annotated[str | None, typer.Option(help="[AWS_PROFILE]")]
 Limit = Annotated[float, typer.Option("--wait-s", min=0, help="How long to wait for AWS.")]

@@ -182,16 +182,16 @@ def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
         free = [f"{', '.join(first.stages[room.name])}: {_gb(room.free_bytes)} free" for room in first.rooms]
         lines.append(("GPUs of an engine, GB", ["\n".join(free)] * len(plans)))
     lines += [
-        ("streams at the most", [_streams(plan.most) for plan in plans]),
-        ("streams expected", [_streams(plan.likely) for plan in plans]),
+        ("streams, at most", [_streams(plan.most) for plan in plans]),
+        ("streams, expected", [_streams(plan.likely) for plan in plans]),
     ]
     if first.machine:
         whole = first.whole
         lines += [
             ("machine", [f"{whole['instance_type']} (x{whole['gpus']})"]),
             ("replicas", each(whole["replicas"])),
-            ("... slots of all", each(whole["slots"])),
-            ("... streams expected of all", each(whole["likely_streams"])),
+            ("... slots in total", each(whole["slots"])),
+            ("... streams in total, expected", each(whole["likely_streams"])),
         ]
     else:
         lines.append(("machines", ["\n".join(plan.machines) for plan in plans]))
@@ -199,7 +199,7 @@ def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
 
 
 def _where(fits: list[bool], figures: list[str]) -> list[str]:
-    """Return figures, empty if the GPU has fewer slots."""
+    """Return figures, empty where a GPU has fewer slots than rows."""
     return [figure if fit else "" for fit, figure in zip(fits, figures, strict=True)]
 
 

@@ -101,7 +101,7 @@ def say(
     text_type: Annotated[
         str,
         typer.Option(
-            help="text: as it is; ssml; marked: with [pause 0.5s] and [name of a voice].",
+            help="text: no markup; ssml; marked: with [pause 0.5s] and [name of a voice].",
             autocompletion=completing("text", "ssml", "marked"),
         ),
     ] = "text",
@@ -355,7 +355,7 @@ def find_loudspeaker() -> Any:
 
 
 def played(chunks: Iterator[AudioChunk], sample_rate: int, sounddevice: Any) -> Iterator[AudioChunk]:
-    """Play chunks as they arrive and yield them; ends when everything was played. Raises `ConfigurationError`."""
+    """Play chunks as they arrive and yield them; return when all were played. Raises `ConfigurationError`."""
     try:
         with sounddevice.OutputStream(samplerate=sample_rate, channels=1, dtype="float32") as stream:
             for chunk in chunks:

@@ -20,7 +20,7 @@ LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 class Setting(NamedTuple):
     """One line of the table."""
 
-    variables: tuple[str, ...]  # each of them sets it
+    variables: tuple[str, ...]  # each of them sets this setting
     value: str  # current value
     default: str
     meaning: str

@@ -96,7 +96,7 @@ class Recurrence(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Entries [N, C]; the code of a vector is its nearest entry."""
+    """Entries [N, C]; the code of a vector is the index of its nearest entry."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Quantizer(nn.Module):
         return [cast("nn.ModuleDict", layer)["codebook"] for layer in self.layers]  # type: ignore[misc]
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the sum of the codebooks' vectors [B, C, F] of codes [B, K, F] of the first K codebooks."""
+        """Return the sum [B, C, F] of the codebooks' vectors for codes [B, K, F] of the first K codebooks."""
         first, *others = (book.decode(codes[:, at]) for at, book in enumerate(self.books[: codes.shape[1]]))
         return sum(others, start=first).transpose(1, 2)
 
