@@ -192,7 +192,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     )
     accept_ssml: bool = Field(
         False,
-        description="true: a text that begins with `<speak>` and ends with `</speak>` is SSML without `text_type`",
+        description="true: a text that begins with `<speak>` and ends with `</speak>` is treated as SSML even if "
+        "`text_type` is not set",
     )
 
     # Limits for client input.

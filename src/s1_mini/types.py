@@ -184,7 +184,7 @@ class TTSRequest:
     normalize: Normalize | None = None  # None: as set by S1_MINI_NORMALIZE
     on_unsupported: OnUnsupported | None = None  # None: as set by S1_MINI_ON_UNSUPPORTED
     speed: float = 1.0  # 0.25 to 4; 2 is twice as fast; the pitch stays
-    gain_db: float = 0.0  # loudness, -40 to 20 dB; peaks are limited to -1 dBTP
+    gain_db: float = 0.0  # loudness, -40 to 20 dB; above 0, peaks are limited to -1 dBTP
     sample_rate: int | None = None  # of the audio, 8,000 to 48,000 Hz; None: the model's own
     word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
     text_type: TextType = "text"  # how `text` is read: as it is, as SSML, or with marks

@@ -37,6 +37,14 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return directory
 
 
+@pytest.fixture(scope="module", autouse=True)
+def exact_convolutions() -> Iterator[None]:
+    """Captured and plain calls use other kernels, whose results TF32 would set apart."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        yield
+
+
 def start(settings: EngineConfig) -> ProductionTTSEngine:
     engine = ProductionTTSEngine(settings)
     engine.start()

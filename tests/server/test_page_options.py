@@ -124,7 +124,8 @@ def test_a_download_that_differs_from_the_audio_heard_says_so(visit: Open, tmp_p
 
     file = download(page, tmp_path)
 
-    expect(page.locator("#status")).to_contain_text(f"{soundfile.info(file).duration:.1f} s as flac, generated again")
+    expect(page.locator("#status")).to_contain_text("Saved as flac. The audio was generated again")
+    expect(page.locator("#status")).to_contain_text(f"and has {soundfile.info(file).duration:.1f} s;")
     expect(page.locator("#status")).to_contain_text(f"what you heard has {float(data(page)['seconds']):.1f} s")
 
 

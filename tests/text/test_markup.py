@@ -153,7 +153,7 @@ def _columns(segment: Segment) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
         ("<speak><voice>a</voice></speak>", "line 1, column 8", "name"),
         ("<speak><prosody rate='quick'>a</prosody></speak>", "line 1, column 8", "25% to 400%"),
         ("<speak><prosody volume='11'>a</prosody></speak>", "line 1, column 8", "+6dB"),
-        ("<speak>" + "<break time='10s'/>" * 31 + "</speak>", "line 1, column 578", "longer than 300 s together"),
+        ("<speak>" + "<break time='10s'/>" * 31 + "</speak>", "line 1, column 578", "add up to more than 300 s"),
         ("<speak>" + "a<break/>" * (MAX_SEGMENTS + 1) + "</speak>", "line 1, column 4508", "more than 500 parts"),
         ("<speak>\ud800</speak>", "line 1, column 8", "surrogate"),
         # attacks

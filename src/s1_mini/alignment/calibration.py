@@ -1,4 +1,4 @@
-"""Find the attention head that follows the text in what a checkpoint speaks, and its shifts, without a recognizer.
+"""Find a checkpoint's attention head that follows the spoken text, and its shifts, without a speech recognizer.
 
 Shapes: T frames, H heads, N tokens.
 """
@@ -21,8 +21,9 @@ LAST_S = 0.5  # end of an utterance, in which a head must have reached the last 
 NEAR_PAUSE_S = 0.3  # a word before a punctuation mark ends in the silence that begins within this time of it
 LAGS_S = np.arange(-0.2, 0.6, HOP_S)
 SONORANTS = frozenset("aeiouylmnrw")
-# Energy of sonorants after their letters' times without the shift: 41, 50 and 39 ms for the heads 2, 0 and 6 of the
-# built-in voice's layer 3, whose shifts are known; the same within 6 ms in any eight of 24 utterances (2026-11-26).
+# Delay of sonorants' energy after the times of their letters without the shift: 41, 50 and 39 ms for heads 2, 0 and 6
+# of the built-in voice's layer 3, whose shifts are known; within 6 ms of that in any eight of 24 utterances
+# (2026-11-26).
 SONORANT_LAG_S = 0.043
 MIN_CORRELATION = 0.2  # of sonorant letters and energy; the built-in voice's heads have 0.4 to 0.5
 
@@ -30,10 +31,10 @@ MIN_CORRELATION = 0.2  # of sonorant letters and energy; the built-in voice's he
 class Measures(NamedTuple):
     """How well a head follows the text, each from 0 to 1."""
 
-    share: float  # mean attention, of all its attention, on its best monotonic path over the text
+    share: float  # mean share of its attention that is on its best monotonic path over the text
     coverage: float  # share of words to which it attends most in some frame
     monotony: float  # share of frames whose strongest token is not before that of the previous frame
-    ending: float  # whether it attends most to the last word, or what follows, near the end
+    ending: float  # whether, near the end, it attends most to the last word or to a later token
 
     @property
     def faults(self) -> list[str]:
@@ -46,7 +47,7 @@ REQUIRED = Measures(share=0.3, coverage=0.8, monotony=0.9, ending=0.75)
 
 @dataclass(frozen=True)
 class Followed:
-    """One utterance as one head follows it."""
+    """One utterance, and the scores of a head that follows its text."""
 
     text: str
     spans: Sequence[Span]
@@ -98,9 +99,9 @@ def best_paths(scores: np.ndarray) -> np.ndarray:
 
 
 def find_shifts(layer: int, head: int, utterances: Sequence[Followed]) -> AlignmentHead:
-    """Return a head with its shifts: of starts from the lag of sonorants' energy, of ends from silences.
+    """Return a head with its shifts: that of starts from the lag of sonorants' energy, those of ends from silences.
 
-    The shift of starts is 0 if energy does not follow the text's letters, as in other scripts.
+    The shift of starts is 0 if energy does not follow the text's letters, as in scripts other than Latin.
     """
     curve = np.mean([_correlations(each) for each in utterances], axis=0)
     shift_s = float(LAGS_S[curve.argmax()]) - SONORANT_LAG_S if curve.max() >= MIN_CORRELATION else 0.0

@@ -24,9 +24,9 @@ class AlignmentHead:
 class AlignedFrames(NamedTuple):
     """Attention scores of the next frames of an utterance, sent with their audio."""
 
-    # [frames, tokens] logarithms, up to a constant of each frame; [frames, heads, tokens] for a calibration
+    # logarithms [frames, tokens], up to a constant for each frame; for a calibration [frames, heads, tokens]
     scores: np.ndarray
     utterance: int
     start: int  # first sample of the utterance in the request's audio
     is_last: bool = False  # the utterance is complete
-    was_cut: bool = False  # it reached its step limit before the end
+    was_cut: bool = False  # the utterance reached its step limit before its end

@@ -1,7 +1,8 @@
 """Monotonic paths over the tokens of a text: how many frames are spent at each token.
 
 A path advances by 0 to `MAX_ADVANCE` tokens a frame; each skipped token costs `SKIP_COST`. Paths are weighted by the
-attention scores of their tokens, and the expected number of frames at each token resolves times below a frame.
+attention scores of their tokens. The expected number of frames at each token is fractional, so times are finer than one
+frame.
 Shapes: T frames, N tokens.
 """
 
@@ -11,7 +12,7 @@ import numpy as np
 
 MAX_ADVANCE = 4
 SKIP_COST = 1.0  # nats
-FREE = 3  # a path may begin at one of the first tokens, and end at one of the last
+FREE = 3  # a path may begin at any of the first tokens without cost, and end at any of the last
 FLOOR = 1e-20  # smallest weight of a token: some path always has a weight above 0
 STEPS = np.array([1.0, *(np.exp(-SKIP_COST * skipped) for skipped in range(MAX_ADVANCE))])
 
@@ -43,7 +44,7 @@ class LivePath:
 def frames_spent(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the expected frames at each token [N] and the probabilities of the last frame [N], given all frames.
 
-    Each token that is missing at the end of a path costs as much as a skipped one.
+    A path may end at any of the last `FREE` tokens; each token by which it ends before them costs `SKIP_COST`.
     """
     weights = weights_of(scores)
     num_frames, num_tokens = weights.shape
@@ -69,7 +70,7 @@ def frames_spent(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def weights_of(scores: np.ndarray) -> np.ndarray:
-    """Return weights of at most 1 [..., N] for scores: logarithms, up to a constant of each frame."""
+    """Return weights [..., N] of at most 1. The scores are logarithms of weights, up to a constant for each frame."""
     exact = scores.astype(np.float64)
     weights: np.ndarray = np.maximum(np.exp(exact - exact.max(-1, keepdims=True)), FLOOR)
     return weights

@@ -19,10 +19,10 @@ from s1_mini.alignment.path import LivePath, frames_spent
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 PAUSE_MARKS = frozenset(",.;:!?")
 HOP_S, WINDOW_S = 0.005, 0.01
-QUIET_DB = -38.0  # below the loudest window
-SILENCE_S = 0.08  # shorter ones are parts of words
-SOUND_S = 0.03  # shorter ones are clicks
-NEAR_S = 0.06  # a boundary this near to a silence is moved to its edges
+QUIET_DB = -38.0  # relative to the loudest window
+SILENCE_S = 0.08  # shorter silences are parts of words
+SOUND_S = 0.03  # shorter sounds are clicks
+NEAR_S = 0.06  # a word boundary this close to a silence is moved to the silence's edges
 MIN_WORD_S = 0.01
 
 
@@ -68,7 +68,7 @@ class LiveTimes:
         self._num_reported = 0
 
     def push(self, scores: np.ndarray) -> list[Interval]:
-        """Add the scores [N] of the next frame; return the words that it ends."""
+        """Add the scores [N] of the next frame; return the words that end with it."""
         self._path.push(scores)
         while len(self._starts) < len(self._spans):
             first = self._spans[len(self._starts)].first
@@ -162,7 +162,7 @@ def after_silences(intervals: Sequence[Interval], sounds: Sequence[Interval]) ->
 
 
 def window_power(wave: np.ndarray, sample_rate: int) -> np.ndarray:
-    """Return the power of windows of a wave [samples], one each `HOP_S`; none of a wave shorter than a window."""
+    """Return the power of a wave [samples] in windows at every `HOP_S`; empty if the wave is shorter than a window."""
     hop, window = max(1, round(sample_rate * HOP_S)), round(sample_rate * WINDOW_S)
     if len(wave) <= window:
         return np.zeros(0)

@@ -14,7 +14,7 @@ from s1_mini.alignment.written import Group, Read, divide, find_groups, find_wri
 from s1_mini.types import Word
 
 WINDOW_S = 4.0  # audio before a word's end that is searched for silences
-HELD_S = 0.01  # longer than the end of the audio that is held back to join utterances (5 ms)
+HELD_S = 0.01  # ignored at the end of the audio so far, because 5 ms are held back to join utterances
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Aligner:
 
 
 class WordTimes:
-    """Times of the words of one request, from its audio before any effect and the scores sent with it.
+    """Times of the words of one request, from its audio before any effect and the scores sent with that audio.
 
-    With `is_live`, times depend neither on later audio nor on the chunks. Otherwise the words of an utterance are
-    reported at its end, with times from all of its scores and audio.
+    With `is_live`, times depend neither on later audio nor on how it is divided into chunks. Otherwise the words of an
+    utterance are reported at its end, with times from all of its scores and audio.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class WordTimes:
             self._note(intervals)
 
     def _after_silences(self, intervals: Sequence[Interval]) -> list[Interval]:
-        """Move starts to the ends of the silences that the audio of the frames so far shows."""
+        """Move starts to the ends of silences in the audio of the frames so far."""
         if not intervals:
             return []
         self._audio = [np.concatenate(self._audio)]

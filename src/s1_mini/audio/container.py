@@ -206,8 +206,8 @@ class StreamEncoder:
             self._file.write(wav_header(rate))
         elif audio_format != "pcm":
             encoding = _ENCODINGS[audio_format]
-            # Players estimate the length of an mp3 without a length from its bit rate, which must be constant
-            # (160 kbit/s).
+            # A stream's header has no length, so players estimate it from the bit rate, which must be constant:
+            # 160 kbit/s from 32 kHz up, 80 from 16 kHz, 32 below.
             steady = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if audio_format == "mp3" else {}
             self._sound = soundfile.SoundFile(
                 self._file, "w", rate, 1, encoding.coding, format=encoding.container, **steady

@@ -145,7 +145,7 @@ class Stretch:
 
 
 class Limiter:
-    """Multiplies by a gain and lowers it where the true peak would exceed -1 dBTP.
+    """Multiplies by a gain; one above 0 dB is lowered where the true peak would exceed -1 dBTP.
 
     The gain is linear within a block, and at both ends at most what the block allows.
     """

@@ -121,7 +121,12 @@ class Scaling(Described):
 
     minimum: int = Field(1, ge=0, description="Minimum number of instances (with components: of copies).")
     maximum: int = Field(4, ge=1, description="Maximum number of instances (with components: of copies).")
-    slots: int = Field(4, ge=1, description="Concurrent requests per engine: its S1_MINI_MAX_BATCH_SIZE.")
+    slots: int = Field(
+        4,
+        ge=1,
+        description="Concurrent requests that one engine sustains: the smaller of slots and expected streams in "
+        "`s1-mini plan`.",
+    )
     replicas: int | None = Field(None, ge=1, description="Engines per instance or copy. [one per GPU]")
     load: float = Field(0.6, gt=0, le=1, description="Average share of the slots in use.")
     request_s: float = Field(5.0, gt=0, description="multi-model: seconds per request.")
@@ -129,7 +134,7 @@ class Scaling(Described):
     schedule: Annotated[tuple[tuple[str, str, int, int], ...], BeforeValidator(_schedules)] = Field(
         (), description="TITLE=MIN:MAX@EXPRESSION, such as night=0:1@cron(0 20 * * ? *); repeatable."
     )
-    timezone: str | None = Field(None, description="Of the schedule, such as Europe/Berlin. [UTC]")
+    timezone: str | None = Field(None, description="Time zone of the schedule, such as Europe/Berlin. [UTC]")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -144,7 +149,7 @@ class Deployment(Described):
     name: str
     image: str = Field(
         pattern=r"^[a-zA-Z0-9][^\s]{0,254}$",
-        description="In ECR: account.dkr.ecr.region.amazonaws.com/name:tag",
+        description="Image in ECR: account.dkr.ecr.region.amazonaws.com/name:tag",
         json_schema_extra={"variable": "IMAGE"},
     )
     role: str = Field(

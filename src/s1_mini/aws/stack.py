@@ -43,7 +43,10 @@ class Stacks:
         self._sleep = sleep
 
     def create(self, deployment: Deployment, *, wait: bool = True) -> None:
-        """Create the endpoint, or run the batch. A failure leaves nothing behind."""
+        """Create the endpoint, or run the batch.
+
+        If a resource fails, CloudFormation deletes the others. If the wait ends early, AWS continues.
+        """
         name = deployment.name
         preflight.check_instance_types(deployment)
         with self._explained(name, "create"):

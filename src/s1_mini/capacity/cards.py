@@ -1,8 +1,8 @@
 """GPUs that AWS offers, and the instance types that have them.
 
 Bandwidth and TFLOP/s are from NVIDIA's data sheets of T4, A10G, L4, L40S, A100 (40 GB SXM), H100 (SXM5) and H200 (SXM);
-TFLOP/s are dense, half of the figures "with sparsity". Memory is as the driver reports it (`nvidia-smi`, MiB), like the
-engine reads it. Instance types are from AWS's pages of the G4, G5, G6, G6e, P4 and P5 families.
+TFLOP/s are dense, half of the figures "with sparsity". Memory is as the driver reports it to `nvidia-smi` (MiB) and to
+the engine. Instance types are from AWS's pages of the G4, G5, G6, G6e, P4 and P5 families.
 """
 
 from __future__ import annotations

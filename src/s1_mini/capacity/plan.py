@@ -117,7 +117,7 @@ class Floors:
         return max(cost.num_bytes / self._bytes_per_ms, cost.operations / per_ms)
 
     def streams(self, slots: int, efficiency: Efficiency = IDEAL) -> Streams:
-        """Return the throughput of the most rows, up to `slots`, whose step takes less time than its audio lasts."""
+        """Return the throughput with the most rows, up to `slots`, at which a frame takes less time than its audio."""
         frame_ms = 1000 * self._sizes.frame_s
         times = {rows: self.time(rows, efficiency).total_ms for rows in range(1, max(1, slots) + 1)}
         rows = max((rows for rows in range(1, slots + 1) if times[rows] < frame_ms), default=0)
@@ -128,7 +128,9 @@ class Floors:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of a plan. `columns` of a slot: None lets the engine choose; `context` of them are in use.
+    """Options of a plan.
+
+    `columns` is the number of positions of a slot (None: the engine's choice), `context` the number of those in use.
 
     `placement` names the devices of stages that are not on the first GPU, as the setting does.
     """
@@ -188,7 +190,7 @@ class CapacityPlan:
 
     @property
     def free_bytes(self) -> float:
-        """Free bytes besides weights and the driver's context."""
+        """Bytes that weights and the driver's context leave free."""
         return sum(room.free_bytes for room in self.rooms)
 
     @property
@@ -246,7 +248,7 @@ class CapacityPlan:
 
 
 def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish: PlanOptions) -> list[CapacityPlan]:
-    """Plan for each card; `measure` returns the sizes of the checkpoint for formats and bytes of the prefix cache.
+    """Plan for each card; `measure` returns the checkpoint's sizes, given formats and the bytes of the prefix cache.
 
     Raises `ParameterError` for invalid columns, formats or placements, and if the only card is too small.
     """
@@ -273,7 +275,7 @@ def plan_machine(
 ) -> CapacityPlan:
     """Plan for a machine with `replicas` (default: one per GPU, or a single one if `wish` places stages).
 
-    Raises `ParameterError` if they do not fit, with the options that do.
+    If they do not fit, raises `ParameterError` with options that do.
     """
     has = f"{machine.instance_type} has {machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
     if wish.num_gpus > machine.num_gpus:
@@ -316,7 +318,7 @@ def _no_room(plan: CapacityPlan) -> str:
         for card in CARDS.values()
         if (card.has_fp8 or not plan.wish.needs_fp8) and _plan(plan.sizes, card, plan.wish).slots
     ]
-    return message + (f"there is room on {', '.join(fits)}" if fits else "narrower formats need less (--weights int8)")
+    return message + (f"they fit on {', '.join(fits)}" if fits else "narrower formats need less (--weights int8)")
 
 
 def _plan(sizes: Sizes, card: Gpu, wish: PlanOptions) -> CapacityPlan:

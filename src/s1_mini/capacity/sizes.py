@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 GIB = 2**30
-SPAN = 64  # positions of a slot are a multiple of it
+SPAN = 64  # the number of positions of a slot is a multiple of this
 MAX_SLOTS = 4096  # per engine
 AUTO_SLOTS = 256  # default limit: the largest batch size of the captured steps
 STREAM_ROWS = 2  # codec rows per slot: an utterance may still be decoded when its slot has a new one
@@ -26,7 +26,7 @@ SAFE_SHARE = 0.02  # share of the free memory reserved for fragmentation
 
 @dataclass(frozen=True)
 class MemoryRequirement:
-    """Memory of one stage, or of several on one device, besides the weights, in bytes."""
+    """Memory of one stage, or of several on one device, in addition to the weights, in bytes."""
 
     position: int = 0  # bytes per position of a slot: keys and values, random numbers
     stream_row: int = 0  # the codec's state of one row
@@ -57,7 +57,7 @@ class MemoryRequirement:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A device: free bytes besides weights and context, and the demand of its stages."""
+    """A device: the bytes that weights and context leave free, and the requirement of its stages."""
 
     free_bytes: float
     demand: MemoryRequirement
@@ -124,9 +124,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class StageSizes:
-    """One stage of a checkpoint. If a frame takes several steps or a part of one, costs are per frame all the same.
+    """One stage of a checkpoint. Costs are always per frame, even if a frame takes several steps or a part of one.
 
-    `bound` is its bottleneck: reading its weights at every step, or computing.
+    `bound` is the stage's bottleneck: reading the weights at every step, or computing.
     """
 
     weight_bytes: float

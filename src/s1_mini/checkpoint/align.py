@@ -37,7 +37,7 @@ SENTENCES = (
 )
 MAX_LENGTH = 200  # characters of a sentence
 MAX_STEPS = 600  # of a sentence; half a minute of S1-mini's frames
-LEAST_SENTENCES = 2  # if no head comes near `REQUIRED` in these, no others are spoken
+LEAST_SENTENCES = 2  # if no head comes near `REQUIRED` in the first ones, the others are not spoken
 COLUMNS = ("sentence", "word", "start_s", "end_s")
 
 
@@ -69,7 +69,10 @@ class TextHead:
         return found
 
     def fitted(self, expected: Sequence[np.ndarray]) -> TextHead:
-        """Return this with the shift of starts that fits expected times, [words, 2] of each utterance."""
+        """Return a copy whose `shift_ms` fits the expected word starts.
+
+        `expected` has times [words, 2] for each utterance.
+        """
         shifts = []
         for each, times in zip(self.utterances, expected, strict=True):
             before = each.before
@@ -94,7 +97,10 @@ class TextHead:
                     table.writerows((number, word.text, word.start_s, word.end_s) for word in words)
 
     def read_words(self, path: Path) -> list[np.ndarray]:
-        """Read such a table of the same words; their times [words, 2] of each utterance. Raises `ParameterError`."""
+        """Read a table like the one `save` writes, with the same words; return their times, [words, 2] per utterance.
+
+        Raises `ParameterError`.
+        """
         found: list[list[tuple[str, float, float]]] = [[] for _ in self.utterances]
         try:
             with path.open(encoding="utf-8", newline="") as file:
@@ -127,7 +133,7 @@ class Recorder:
 
 
 def compare(words: Sequence[Sequence[Word]], expected: Sequence[np.ndarray]) -> str:
-    """Return the absolute differences of word times from expected ones, [words, 2] of each utterance, as a text."""
+    """Return a sentence with the differences of word times from the expected ones, [words, 2] per utterance."""
     found = np.array([(word.start_s, word.end_s) for each in words for word in each])
     apart = 1000 * np.percentile(np.abs(found - np.concatenate(expected)), (50, 95), axis=0)
     starts, ends = ("{:.0f} ms in the median and {:.0f} ms at the 95th percentile".format(*part) for part in apart.T)
@@ -139,9 +145,9 @@ def calibrate(
 ) -> tuple[list[Candidate], TextHead | None]:
     """Speak each of the `texts` as one utterance and measure all heads that attend to the text.
 
-    Returns all heads, best first, and the best one with its shifts, if it follows the text. `progress` gets the number
-    of each sentence and the seconds of its audio. Raises `VerificationError` if the family has no such heads,
-    `CheckpointError`, `RequestError` or `EngineError`.
+    Returns all heads, those with the largest share first, and the first of them without faults, with its shifts; None
+    if no head follows the text. `progress` gets the number of each sentence and the seconds of its audio. Raises
+    `VerificationError` if the family has no such heads, `CheckpointError`, `RequestError` or `EngineError`.
     """
     speaker = load(config)
     layers, width = speaker.loaded.text_heads

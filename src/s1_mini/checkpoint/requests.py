@@ -25,7 +25,7 @@ def list_voices(checkpoint: Checkpoint, voices_path: Path | None) -> VoiceRegist
 
 
 def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raise the errors that an engine with these settings would raise for a request, if they do not need weights.
+    """Check a request as an engine with these settings would, as far as possible without weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """
@@ -49,7 +49,7 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
 
 
 def check_reference(reference: Reference, config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raise the errors that an engine with these settings would raise for a reference, if they do not need weights.
+    """Check a reference as an engine with these settings would, as far as possible without weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """

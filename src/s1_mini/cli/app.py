@@ -90,7 +90,7 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 def run() -> int:
     """Run the command line on `sys.argv`; return the exit code."""
     # Set before torch is loaded, because threads that spin while waiting take cores from other processes: two `say` at
-    # once on two cores took 26 s each, and 0.75 s with sleeping threads. A single one is equally fast (2026-11).
+    # once on two cores took 26 s each, and 0.75 s with sleeping threads. A single `say` takes the same time (2026-11).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.showwarning = _print_warning
     for stream in (sys.stdout, sys.stderr):

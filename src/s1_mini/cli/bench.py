@@ -42,7 +42,7 @@ def bench(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum frames per request.")] = 200,
     device: DeviceName = "auto",
-    seed: Annotated[int, typer.Option(help="Same seed, same sentences and arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same sentences and arrivals.")] = 0,
     path: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.")] = None,
 ) -> None:
     """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md explains them).
@@ -62,7 +62,7 @@ def bench(
     given = concurrency or ("" if rates else str(DEFAULT_CONCURRENCY))
     many = tuple(_whole("concurrency", number) for number in _numbers("concurrency", given))
     if baseline == "sequential" and not many:
-        raise ParameterError("baseline", "needs --concurrency as well as --rate")
+        raise ParameterError("baseline", "requires --concurrency in addition to --rate")
     test = LoadTest(
         concurrencies=many,
         rates=rates,
@@ -138,7 +138,7 @@ def profile(
         str, typer.Option(help="Text to speak, as one sentence piece.")
     ] = "The children were playing in the garden behind the house.",
     rows: Annotated[int, typer.Option(min=1, max=1024, help="Batch size.")] = 1,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed repetitions, after one to warm up.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repetitions, after one warm-up.")] = 5,
     max_frames: Annotated[int, typer.Option(min=1, help="Maximum frames.")] = 150,
     audio_format: FormatName = "wav",
 ) -> None:

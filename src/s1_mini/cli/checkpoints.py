@@ -103,7 +103,9 @@ def random_checkpoint(
         str,
         typer.Option(help=f"Architecture: {', '.join(SHORT_NAMES)}.", autocompletion=completing(*SHORT_NAMES)),
     ] = next(iter(SHORT_NAMES)),
-    size: Annotated[str, typer.Option(help="Size; an unknown one lists the family's sizes.")] = "tiny",
+    size: Annotated[
+        str, typer.Option(help="Size. If you give an unknown name, the error lists the family's sizes.")
+    ] = "tiny",
     form: Annotated[Form, typer.Option(help="published (.pth) or compact (safetensors).")] = "compact",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Values = dict[str, Any]
 PREFIX = "S1_MINI_AWS_"
 SHORT = {"minimum": ("--min",), "maximum": ("--max",)}  # names of options that differ from the field
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the endpoint or batch.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the endpoint or batch.")]
 Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="[AWS_DEFAULT_REGION]")]
 Profile = Annotated[str | None, typer.Option(help="[AWS_PROFILE]")]
 Limit = Annotated[float, typer.Option("--wait-s", min=0, help="How long to wait for AWS.")]
@@ -112,10 +112,11 @@ def plan(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Print the CloudFormation template that ACTION submits, as JSON; needs no credentials and makes no call.
+    """Print the CloudFormation template of ACTION as JSON; for a batch, the transform job.
 
-    For a batch, print the transform job. Only autoscale without --image, --role and --artifact reads the stack
-    from AWS. Example: s1-mini endpoint plan create hello --image … --role … --artifact s3://…/model.tar.gz
+    create and update need no credentials; update is printed without the endpoint's scaling. Unless --image, --role and
+    --artifact are all given, autoscale reads the stack from AWS and applies only the scaling options to it.
+    Example: s1-mini endpoint plan create hello --image … --role … --artifact s3://…/model.tar.gz
     """
     from s1_mini.aws.batch import job
     from s1_mini.aws.preflight import check_instance_types
@@ -146,8 +147,9 @@ def create(
     limit_s: Limit = 3600,
     no_wait: No_wait = False,
 ) -> None:
-    """Create an endpoint and wait until it serves, or run a batch; a failure leaves nothing behind.
+    """Create an endpoint and wait until it serves, or run a batch.
 
+    If a resource fails, AWS deletes the others; the error says what is left. If the wait ends early, AWS continues.
     Example: s1-mini endpoint create hello --image … --role … --artifact s3://…/model.tar.gz
     """
     deployment = Deployment.of(name=name, **fields)

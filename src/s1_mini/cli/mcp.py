@@ -170,7 +170,7 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
     async def clone_voice(name: str, recording: str, transcript: str) -> Any:
         """Add a voice from a recording of a few seconds, so that `speak` can use it by its name.
 
-        `recording` is the path of an audio file, `transcript` its exact words. Only with the speaker's consent.
+        `recording` is the path of an audio file, `transcript` its exact words. The speaker must have consented.
         """
         content = await work(Path(recording).expanduser().read_bytes)
         await work(speaker.clone, name, content, transcript)

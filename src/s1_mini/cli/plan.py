@@ -56,7 +56,9 @@ def plan(
     price: Annotated[bool, typer.Option("--price", help="Only print the cost of instance types per hour.")] = False,
     only_json: Annotated[bool, typer.Option("--json", help="Print only the line of JSON.")] = False,
 ) -> None:
-    """Compute memory, slots, lower bounds of time and real-time streams on a GPU: a table, then one line of JSON.
+    """Compute the memory, slots, real-time streams and minimum times of a checkpoint on a GPU.
+
+    The output is a table, then one line of JSON.
 
     With --price, print only the prices of instance types per hour and month.
 
@@ -175,21 +177,21 @@ def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
         pairs = [(plan.floors[index], plan.expected[index]) for plan in plans]
         with_codec = [f"{_ms(floor.total_ms)}; {_ms(expected.total_ms)}" for floor, expected in pairs]
         lines.append((f"{name}: floor", _where(fits, [_ms(floor.model_ms) for floor, _ in pairs])))
-        lines.append(("... with the codec; expected", _where(fits, with_codec)))
+        lines.append(("... with the codec: floor; expected", _where(fits, with_codec)))
     if len(first.rooms) > 1:
         free = [f"{', '.join(first.stages[room.name])}: {_gb(room.free_bytes)} free" for room in first.rooms]
         lines.append(("GPUs of an engine, GB", ["\n".join(free)] * len(plans)))
     lines += [
-        ("streams at the most", [_streams(plan.most) for plan in plans]),
-        ("streams expected", [_streams(plan.likely) for plan in plans]),
+        ("streams, at most", [_streams(plan.most) for plan in plans]),
+        ("streams, expected", [_streams(plan.likely) for plan in plans]),
     ]
     if first.machine:
         whole = first.whole
         lines += [
             ("machine", [f"{whole['instance_type']} (x{whole['gpus']})"]),
             ("replicas", each(whole["replicas"])),
-            ("... slots of all", each(whole["slots"])),
-            ("... streams expected of all", each(whole["likely_streams"])),
+            ("... slots in total", each(whole["slots"])),
+            ("... streams in total, expected", each(whole["likely_streams"])),
         ]
     else:
         lines.append(("machines", ["\n".join(plan.machines) for plan in plans]))
@@ -197,7 +199,7 @@ def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
 
 
 def _where(fits: list[bool], figures: list[str]) -> list[str]:
-    """Return figures, empty if the GPU has fewer slots."""
+    """Return figures, empty where a GPU has fewer slots than rows."""
     return [figure if fit else "" for fit, figure in zip(fits, figures, strict=True)]
 
 

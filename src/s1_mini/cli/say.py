@@ -101,12 +101,14 @@ def say(
     text_type: Annotated[
         str,
         typer.Option(
-            help="text: as it is; ssml; marked: with [pause 0.5s] and [name of a voice].",
+            help="text: no markup; ssml; marked: with [pause 0.5s] and [name of a voice].",
             autocompletion=completing("text", "ssml", "marked"),
         ),
     ] = "text",
     speed: Annotated[float, typer.Option(help="2 is twice as fast, 0.5 half as fast; the pitch stays.")] = 1.0,
-    gain_db: Annotated[float, typer.Option(help="Loudness change in dB; peaks are limited.")] = 0.0,
+    gain_db: Annotated[
+        float, typer.Option(help="Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.")
+    ] = 0.0,
     sample_rate: Annotated[int | None, typer.Option(help="Sample rate in Hz. [the model's own]")] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send audio while it is generated (wav or pcm).")
@@ -353,7 +355,7 @@ def find_loudspeaker() -> Any:
 
 
 def played(chunks: Iterator[AudioChunk], sample_rate: int, sounddevice: Any) -> Iterator[AudioChunk]:
-    """Play chunks as they arrive and yield them; ends when everything was played. Raises `ConfigurationError`."""
+    """Play chunks as they arrive and yield them; return when all were played. Raises `ConfigurationError`."""
     try:
         with sounddevice.OutputStream(samplerate=sample_rate, channels=1, dtype="float32") as stream:
             for chunk in chunks:

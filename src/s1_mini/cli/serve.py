@@ -45,7 +45,8 @@ def serve(
         str | None, typer.Option(metavar="NAME", help="Act as a SageMaker endpoint of this name for boto3.")
     ] = None,
     async_store: Annotated[
-        str | None, typer.Option(help="Folder or s3://bucket/prefix for its asynchronous responses. [a new folder]")
+        str | None,
+        typer.Option(help="Folder or s3://bucket/prefix for the endpoint's asynchronous responses. [a new folder]"),
     ] = None,
 ) -> None:
     """Serve over HTTP. All other settings are S1_MINI_* and S1_MINI_SERVER_* variables (docs/settings_server.md).
@@ -112,7 +113,7 @@ def _plan_replicas(
     if count == 1:
         return None
     if settings.wyoming_port is not None:
-        raise ConfigurationError(f"--wyoming needs one engine process, not {count}; add `--replicas 1` or leave it out")
+        raise ConfigurationError(f"--wyoming needs one engine process, not {count}; add `--replicas 1` or omit it")
 
     from s1_mini.remote.proxy import find_proxy
     from s1_mini.remote.supervisor import ServePlan

@@ -20,14 +20,14 @@ LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 class Setting(NamedTuple):
     """One line of the table."""
 
-    variables: tuple[str, ...]  # each of them sets it
+    variables: tuple[str, ...]  # each of them sets this setting
     value: str  # current value
     default: str
     meaning: str
 
     @property
     def is_set(self) -> bool:
-        """Whether a variable sets it."""
+        """Whether its value differs from the default."""
         return self.value != self.default
 
 

@@ -33,7 +33,7 @@ VARIABLE = "S1_MINI_"
 
 
 def completing(*values: str) -> Callable[[str], list[str]]:
-    """Return a completion of these values; an option also accepts others."""
+    """Return a shell completion for these values; the option also accepts other values."""
 
     def complete(incomplete: str) -> list[str]:
         return [value for value in values if value.startswith(incomplete)]
@@ -94,7 +94,10 @@ class Group(TyperGroup):
 
 
 def engine_config(**given: object) -> EngineConfig:
-    """Return settings from options that are not None and variables. Raises `ConfigurationError`; loads no torch."""
+    """Return the settings from the variables and from those options that are not None.
+
+    Raises `ConfigurationError`; loads no torch.
+    """
     from s1_mini.config import EngineConfig
 
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
@@ -112,7 +115,7 @@ def named_checkpoint(path: Path | None, *, checks: bool = True, with_weights: bo
 
 
 def print_table(rows: Iterable[Iterable[str]], *columns: Any, **options: Any) -> None:
-    """Print a table; `columns` and `options` are rich's."""
+    """Print a table; `columns` and `options` are passed to rich."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""Kernels that torch and Triton compiled on one machine, for others with the same GPU and torch.
+"""Kernels that torch and Triton compiled on one machine, for machines with the same GPU generation and torch version.
 
 A cache is code: write access to an artifact allows running code on every machine that loads it.
 """
@@ -50,10 +50,10 @@ def keep_cache(directory: Path) -> None:
 
 
 def use_cache(directory: Path) -> Path | None:
-    """Use the cache for this GPU and torch from an unpacked artifact, if it has one.
+    """Use the cache for this GPU and torch from an unpacked artifact, if the artifact has one.
 
     The process uses a copy, because compilers write into a cache and an artifact must not change. A cache set by an
-    environment variable takes precedence. Raises `PackageError` if it cannot be copied.
+    environment variable takes precedence. Raises `PackageError` if the cache cannot be copied.
     """
     source = directory / FOLDER / cache_key()
     if not is_cache(source):

@@ -5,7 +5,7 @@ A manifest has the SHA-256 and size of every file, and the versions that wrote i
 Refused, each by name: a file that is changed, missing or not listed; a link, a device or anything else that is not a
 plain file; a path that is absolute or leads out of the artifact; a name that is both a file and a folder. An archive is
 read member by member in bounded memory. Each header is checked before its content is unpacked, because a few kilobytes
-of gzip may unpack to gigabytes. The same holds for bytes before a member.
+of gzip may unpack to gigabytes. The bytes before a member are limited for the same reason.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FOREIGN = re.compile(r'[<>:"|?*]')  # invalid on Windows; a colon opens an alte
 _DEVICE = re.compile(r"con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]", re.IGNORECASE)
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4
-_JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python has on Windows only
+_JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python defines on Windows only
 _IGNORED = {"lost+found", "__pycache__"}  # created by mounted volumes and by the toolkits' Python
 # Compression shrinks weights only a little; text and compiled kernels shrink more, but are small.
 _MOST_PER_PACKED_BYTE = 4
@@ -133,7 +133,7 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
         check_name(name)
         folded = name.casefold()  # Windows and macOS ignore case
         if folded in seen:
-            other = "is there twice" if seen[folded] == name else f"and {seen[folded]!r} differ only in case"
+            other = "occurs twice" if seen[folded] == name else f"and {seen[folded]!r} differ only in case"
             raise PackageError(f"{name!r} {other}")
         seen[folded] = name
     for folded, name in seen.items():
@@ -179,7 +179,7 @@ def is_packaged(directory: Path) -> bool:
 
 
 def verify_directory(directory: Path) -> Manifest:
-    """Verify an unpacked artifact, every byte of it. Raises `PackageError` naming what is wrong."""
+    """Verify every byte of an unpacked artifact. Raises `PackageError` with the reason."""
     sizes = dict(_walk(directory))
     text = None
     if sizes.pop(MANIFEST, None) is not None:
@@ -240,7 +240,7 @@ def _hash_file(path: Path) -> str:
 
 
 def verify_archive(archive: Path) -> Manifest:
-    """Verify a `.tar.gz` in one pass that writes nothing. Raises `PackageError` naming what is wrong."""
+    """Verify a `.tar.gz` in one pass that writes nothing. Raises `PackageError` with the reason."""
     contents: dict[str, Content] = {}
     text = None
     with _named_errors(archive):
@@ -342,7 +342,7 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedRe
 def _check_member(member: tarfile.TarInfo) -> None:
     check_name(member.name)
     if not member.isreg() or member.issparse():
-        kind = "a file with holes" if member.issparse() else _KINDS.get(member.type, "no plain file")
+        kind = "a file with holes" if member.issparse() else _KINDS.get(member.type, "not a plain file")
         raise PackageError(f"{member.name!r} is {kind}; only plain files may be in an artifact")
     if member.size < 0:
         raise PackageError(f"{member.name!r} declares a size of {member.size} bytes")

@@ -1,8 +1,8 @@
-"""Write artifacts and converted checkpoints. A failure leaves nothing behind, and nothing is overwritten.
+"""Write artifacts and converted checkpoints. After an error, partial output is removed; nothing is ever overwritten.
 
 An artifact has one of two forms. In both, each file is hashed while it is written, and the manifest is written last.
 `archive` is one reproducible `.tar.gz` for `ModelDataUrl` with fixed times, owners, modes and order; `prefix` is a
-folder of plain files for an uncompressed `ModelDataSource`. Its content::
+folder of plain files for an uncompressed `ModelDataSource`. Both contain::
 
     the files of the checkpoint, as listed by its family                      copied, weights converted
     voices/NAME.safetensors                                                   named voices, encoded
@@ -229,7 +229,7 @@ def write_alignment(directory: Path, head: AlignmentHead) -> None:
 
 
 def _replaced(voices: Path) -> Callable[[str, list[str]], list[str]]:
-    """Return a filter for published voice files that also exist in the engine's format, here or in `voices`."""
+    """Return a filter for published voice files that also exist in the engine's format, next to them or in `voices`."""
 
     def ignored(_: str, names: list[str]) -> list[str]:
         compact = {name: Path(name).with_suffix(SUFFIX).name for name in names if Path(name).suffix in PUBLISHED_VOICES}

@@ -214,7 +214,7 @@ class Composition:
         self._submitted: deque[tuple[Part, OutputQueue]] = deque()  # the first one is the current part
         self._lock = threading.Lock()  # guards `_submitted` against `close`
         self._closed = threading.Event()
-        self._whole: bool | None = None  # None: as submitted
+        self._whole: bool | None = None  # None: keep the value of each submitted part
         self._ready: deque[AudioChunk] = deque()
         self._details: dict[str, Any] = {"spoken_text": plan.spoken_text, "warning": plan.warning}
         self._num_samples = 0  # of the audio so far

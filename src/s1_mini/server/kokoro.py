@@ -30,7 +30,9 @@ class CaptionsBody(OpenAISpeechBody):
     """Body of `POST /dev/captioned_speech`. Fields without an equivalent here are ignored."""
 
     stream: bool = Field(True, description="Send JSON lines while audio is generated; false: one JSON object.")
-    return_timestamps: bool = Field(True, description="Not supported by every model: then send false.")
+    return_timestamps: bool = Field(
+        True, description="Whether to return word times. If the model does not support them, send false."
+    )
 
 
 class Caption(BaseModel):

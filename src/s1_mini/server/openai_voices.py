@@ -205,5 +205,5 @@ def _voice_id(name: str) -> str:
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     found = re.sub(r"[^a-z0-9_]+", "-", plain).strip("-_")[:MAX_ID]
     if not found:
-        raise InvalidError("name", f"{quoted(name)} has no letter of a-z and no digit, of which the voice's id is made")
+        raise InvalidError("name", f"{quoted(name)} has no letter a-z and no digit, so no voice id can be made from it")
     return found

@@ -160,7 +160,10 @@ class Sampling(Strict):
 
     speed: float = Field(1.0, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch stays.")
     gain_db: float = Field(
-        0.0, ge=MIN_GAIN_DB, le=MAX_GAIN_DB, description="Loudness change in dB; peaks are limited to -1 dBTP."
+        0.0,
+        ge=MIN_GAIN_DB,
+        le=MAX_GAIN_DB,
+        description="Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.",
     )
     sample_rate: SampleRate | None = Field(
         None, description="Sample rate of the audio in Hz. Default: the model's own; mulaw and alaw have 8,000."

@@ -195,7 +195,7 @@ class _Builder:
         self._pause_s = (self._pause_s or 0.0) + seconds
         self._total_s += seconds
         if self._total_s > MAX_TOTAL_PAUSE_S:
-            reason = f"the pauses are longer than {MAX_TOTAL_PAUSE_S:g} s together; send several requests"
+            reason = f"the pauses add up to more than {MAX_TOTAL_PAUSE_S:g} s; send several requests"
             raise error_at(self._source, offset, reason)
 
     def paragraph(self) -> None:
@@ -276,7 +276,9 @@ class _SsmlReader:
         element = _Element(name, attributes, offset, self.builder.style)
         around = self._open[-1].name if self._open else None
         if (around is None) != (name == "speak"):
-            reason = f"<{name[:40]}> is the outermost element" if around is None else "<speak> is inside of an element"
+            reason = (
+                f"<{name[:40]}> is the outermost element" if around is None else "<speak> is inside another element"
+            )
             raise self._error(offset, f"{reason}; the document must be one <speak> element")
         if around in TEXT_ONLY or around in EMPTY:
             raise self._error(offset, f"<{name[:40]}> is not allowed in <{around}>")

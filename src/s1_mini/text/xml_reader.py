@@ -1,6 +1,6 @@
 """A hardened XML reader for short documents from clients: without document types, entities and external files.
 
-Errors name the line and the column. Depth, number and length of attributes are limited.
+Errors name the line and the column. The depth of elements and the number and length of attributes are limited.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Handler(Protocol):
 
 
 def error_at(source: str, offset: int, reason: str) -> MarkupError:
-    """Return the error for a character of a source."""
+    """Return the error for the character of a source at `offset`."""
     line_start = source.rfind("\n", 0, offset) + 1
     return _error(source.count("\n", 0, offset) + 1, offset - line_start + 1, reason)
 
@@ -42,7 +42,7 @@ def read_xml(source: str, handler: Handler) -> None:
     try:
         content = source.encode()
     except UnicodeEncodeError as error:
-        reason = "half of a surrogate pair is no character; decode the text before you send it"
+        reason = "half of a surrogate pair is not a character; decode the text before you send it"
         raise error_at(source, error.start, reason) from None
     reader = _Reader(source, content, handler)
     try:
@@ -90,7 +90,9 @@ class _Reader:
     def _text(self, data: str) -> None:
         place = self._place()
         stop = place + len(data)
-        reference = _REFERENCE.match(self._source, place) if len(data) == 1 else None  # longer in a CDATA section
+        reference = (
+            _REFERENCE.match(self._source, place) if len(data) == 1 else None
+        )  # data is longer in a CDATA section
         if reference is not None:
             stop = reference.end()
         elif self._source.startswith("\r\n", place):

@@ -56,7 +56,8 @@ class DacConfig:
     q_dim: int = _size(1024)
     q_inter: int = _size(3072)
     q_window: int = _size(128)
-    # Samples are ceiling · tanh(drive · x). Values other than 1 make audio louder, with lower peaks than in training.
+    # Samples are ceiling · tanh(drive · x), with 1 and 1 in training. More drive makes audio louder; a lower ceiling
+    # makes it quieter, with lower peaks.
     drive: float = _factor(16)
     ceiling: float = _factor(1)
 

@@ -56,7 +56,7 @@ def build_codec(
     """
     if encodes and not can_encode(tensors):
         raise CheckpointMismatchError(f"{source} has no encoder weights, so it cannot encode a reference")
-    # The encoder is checked even if it is not built, because otherwise the first reference would reveal a fault.
+    # The encoder is checked even if it is not built, because otherwise a fault would appear only with a reference.
     shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
     check(config, translate(shapes, encodes=can_encode(tensors)), encodes=can_encode(tensors), source=source)
     with skeleton():

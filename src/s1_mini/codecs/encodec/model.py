@@ -96,7 +96,7 @@ class Recurrence(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Entries [N, C]; the code of a vector is its nearest entry."""
+    """Entries [N, C]; the code of a vector is the index of its nearest entry."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Quantizer(nn.Module):
         return [cast("nn.ModuleDict", layer)["codebook"] for layer in self.layers]  # type: ignore[misc]
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the sum of the codebooks' vectors [B, C, F] of codes [B, K, F] of the first K codebooks."""
+        """Return the sum [B, C, F] of the codebooks' vectors for codes [B, K, F] of the first K codebooks."""
         first, *others = (book.decode(codes[:, at]) for at, book in enumerate(self.books[: codes.shape[1]]))
         return sum(others, start=first).transpose(1, 2)
 
@@ -205,7 +205,10 @@ class Encodec(nn.Module):
         return self.quantizer.encode(latents.float(), codebooks or self.num_codebooks)
 
     def latents(self, waves: Tensor, past: Past | None = None) -> Tensor:
-        """Return vectors [B, C, F] of samples [B, T]; the end is mirrored to a whole frame (chunks are whole)."""
+        """Return vectors [B, C, F] of samples [B, T]: the end is mirrored to complete the last frame.
+
+        Chunks of a stream must have a length of whole frames.
+        """
         assert self.encodes, "this codec was loaded for decoding only"
         return self.encoder(waves.unsqueeze(1).to(self.dtype), past or WholeStream())
 

@@ -1,4 +1,4 @@
-"""The state of Encodec's layers between two chunks: any chunking gives the numbers of one call.
+"""The state of Encodec's layers between two chunks: any division into chunks gives the same result as one call.
 
 A convolution depends on past inputs. At the beginning of a stream, these are its first inputs mirrored, zero-padded if
 there are too few. A strided convolution also mirrors the end of the stream to complete its last step. For this, the

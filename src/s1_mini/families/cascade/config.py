@@ -43,7 +43,7 @@ class GPTConfig:
     block_size: int  # positions
     input_size: int  # input ids per codebook
     output_size: int  # output ids
-    bias: bool  # linear layers; in causal models also norms
+    bias: bool  # of linear layers; in causal models also of norms
     is_causal: bool = True
 
     @property
@@ -77,7 +77,7 @@ class Numbers:
     max_coarse_text: int = _at("coarse_acoustics_config.max_coarse_input_length", 256)
     max_coarse_history: int = _at("coarse_acoustics_config.max_coarse_history", 630)
     window: int = _at("coarse_acoustics_config.sliding_window_len", 60)
-    codebook_size: int = _at("codebook_size", 1024)  # codes; this id means no code in the fine model
+    codebook_size: int = _at("codebook_size", 1024)  # number of codes; as an id of the fine model: no code
     fine_window: int = _at("fine_acoustics_config.max_fine_input_length", 1024)  # frames
     # Frames between windows, and maximum frames of the voice in a window.
     fine_hop: int = _at("fine_acoustics_config.max_fine_history_length", 512)

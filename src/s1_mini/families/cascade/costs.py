@@ -29,7 +29,7 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         "coarse": config.coarse.width * NUM_COARSE * numbers.codebook_size,
         "fine": config.fine.width * passes * numbers.codebook_size,
     }
-    # Four products of attention and eight of the MLP in each block.
+    # Each block has 4 · width² weights in attention and 8 · width² in the MLP.
     blocks = {name: 12 * gpt.num_layers * gpt.width**2 for name, gpt in gpts.items()}
     read_bytes = {name: formats.large * blocks[name] + formats.weights * heads[name] for name in gpts}
     with skeleton():

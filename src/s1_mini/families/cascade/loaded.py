@@ -51,7 +51,7 @@ class LoadedCascade:
     """One checkpoint directory."""
 
     heads, text_heads = (), (0, 0)  # no word times: only the semantic model reads the text, at a rate of its own
-    merges = begins_early = True  # options of the coarse model's windows; tests compare the tokens without them
+    merges = begins_early = True  # options of the coarse model's windows; tests compare with the tokens without them
 
     def __init__(self, directory: Path, placement: Placement, settings: CascadeSettings) -> None:
         """Open all models and the codec; all are checked before any is loaded.

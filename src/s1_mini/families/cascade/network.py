@@ -196,7 +196,7 @@ class FineGPT(nn.Module):
         return out
 
     def logits(self, book: int, x: Tensor) -> Tensor:
-        """Return logits [B, T, codes] of a codebook from x [B, T, W], the sum of embeddings up to its old codes."""
+        """Return logits [B, T, codes] of a codebook; x [B, T, W] is the sum of embeddings up to this codebook."""
         x = x + self.position_embeds_layer.weight[: x.shape[1]]
         for layer in self.layers:
             x = layer(x)[0]

@@ -1,6 +1,6 @@
-"""Policies of the coarse and the fine stage: windows at positions that depend on their number only. Loads no torch.
+"""Policies of the coarse and the fine stage: windows whose positions depend only on their numbers. Loads no torch.
 
-The prompt's facts `SEMANTIC`, `COARSE` and `FINE` are the numbers of a voice's tokens.
+The prompt's facts `SEMANTIC`, `COARSE` and `FINE` are the lengths of the voice's histories.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CoarseWindows:
     def merged(self, first: int, facts: Facts) -> int:
         """Return the number of windows from `first` that share their prompt, except for their own codes.
 
-        If a window attends from the first token and code, the next window can continue it without a new prefill.
+        If a window attends to all tokens and codes from the first on, the next one can continue it without a prefill.
         """
         count = 1
         while self.merges and not first and self._fits(count, facts):

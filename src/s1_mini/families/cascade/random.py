@@ -1,6 +1,6 @@
-"""Write a cascade with random weights, in transformers' form or the compact one. It speaks noise.
+"""Write a cascade with random weights, in transformers' form or the compact one. It generates noise.
 
-Vocabularies, offsets and rates are the published ones. Weights are large enough that no token depends on a last bit.
+Vocabularies, offsets and rates are the published ones. Weights are large enough that no token depends on rounding.
 """
 
 from __future__ import annotations

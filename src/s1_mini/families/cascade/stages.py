@@ -38,7 +38,7 @@ from s1_mini.runtime.stage import Pending, Stage
 BLOCK = 128  # positions of a prompt that a CPU prefills at once
 CPU_ROWS = 4  # minimum on a CPU, where products of one to three rows round differently
 READ_ROWS = (4, 2, 1)  # prompts that a GPU prefills at once
-# Fine windows of captured calls, besides the largest; the smallest one that fits is launched.
+# Numbers of fine windows for which calls are captured, besides the maximum; the smallest call that fits is launched.
 FINE_ROWS = (8, 4, 2, 1)
 UTTERANCES = 1 << 32  # maximum per request, so that each stage has its own range of random keys
 
@@ -158,7 +158,7 @@ class TokenStage(Stage):
             self._prompts[slot], self._num_read[slot], self._lengths[slot] = prompt[:-1], 0, len(prompt)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Prefill parts of prompts: without graphs whole blocks, with graphs whole prompts with their last part."""
+        """Prefill parts of prompts: without graphs in whole blocks, with graphs a whole prompt at its last part."""
         if self._reads is None:
             for part in parts:
                 self._read_blocks(part)

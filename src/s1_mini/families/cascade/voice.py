@@ -50,7 +50,7 @@ def _tensors(numbers: Numbers) -> dict[str, TensorFormat]:
 
 
 def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
-    """Return why the three parts of a voice are invalid, to follow a file name; empty if they are valid."""
+    """Return why the three parts of a voice are invalid, as a phrase after a file name; empty if they are valid."""
     parts = {key: np.asarray(tensors[key]) for key in KEYS}
     semantic, coarse, fine = (parts[key] for key in KEYS)
     if coarse.shape[1] != fine.shape[1] or not np.array_equal(coarse, fine[:2]):

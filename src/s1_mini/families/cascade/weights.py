@@ -240,7 +240,7 @@ def build_models(
     source: str,
     elsewhere: Collection[str] = (),
 ) -> Models:
-    """Build the three networks, each on its device, except those that are `elsewhere`.
+    """Build the three networks, each on its device, except those `elsewhere`, which run in other processes.
 
     All are checked before any is built. Raises `CheckpointMismatchError`.
     """

@@ -1,4 +1,4 @@
-"""The architecture in a SpeechT5 checkpoint's `config.json`. Read, never assumed; checked before any weight is read."""
+"""The architecture of a SpeechT5 checkpoint, read from `config.json` and checked before any weight is read."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class MelDecoder(Stage):
     def _result(self, slots: Sequence[int], output: np.ndarray, scores: Scores) -> StepResult:
         """Split the output of a step [rows, R * M + 2] among its slots.
 
-        Scores of one head are divided by R, because each is counted R times, for the frames of its step.
+        Scores of a single head are divided by R, because they are counted once for each of the R frames of a step.
         """
         rows, frames = output[list(slots)], self._model.config.frames_per_step
         values = rows[:, :-2].reshape(len(rows), frames, -1)

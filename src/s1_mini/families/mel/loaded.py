@@ -37,7 +37,7 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
 }
 MAX_FRAMES = 1024  # limit of one captured call
 VOCODER_SLOTS = 2  # per decoder slot, because the vocoder may finish an utterance after its slot has a new one
-SPARE_FRAMES = 64  # a thread with both stages vocodes at most two frames per generated one and these
+SPARE_FRAMES = 64  # a thread that runs both stages vocodes at most two frames per generated frame, plus these
 
 
 class LoadedMel:

@@ -25,7 +25,7 @@ from s1_mini.layers.quantized import quantize_linears
 from s1_mini.layers.randomness import random_bytes
 from s1_mini.layers.staging import stage
 
-CPU_ROWS = 4  # on a CPU, the number of rows is a multiple, because products of 1 to 3 rows round differently
+CPU_ROWS = 4  # on a CPU, rows are a multiple of this, because products of 1 to 3 rows round differently
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class MelModel:
             for products in network.products(weights_dtype):
                 quantize_linears(products, weights_dtype)
         self.device = network.speech_decoder_postnet.feat_out.weight.device
-        # One position more than an utterance has: a row runs one more step before the host sees its end.
+        # One position more than an utterance has: a row may run one more step before the host sees that it has ended.
         self.positions = position_table(config.max_steps + 1, config.width).to(self.device)
         network.encoder.prepare(position_table(config.max_text, config.width).to(self.device))
         self.num_bytes = sum(each.numel() * each.element_size() for each in network.decoder.parameters())
@@ -89,7 +89,7 @@ class MelModel:
     def allocate(self, slots: int, steps: int, heads: Sequence[AlignmentHead] | None = None) -> MelState:
         """Allocate the state of `slots` utterances of up to `steps` steps each.
 
-        The scores of `heads` are kept; by default, of the one that config.json names.
+        The scores of `heads` are kept; by default, those of the head that config.json names.
         """
         heads = self.kept_heads if heads is None else heads
         config, steps = self.config, min(steps, self.config.max_steps)
@@ -133,7 +133,7 @@ class MelModel:
             state.kept[slot, first : first + len(kept)] = stage(kept, self.device)
 
     def begin(self, state: MelState, slot: int, speaker: Tensor, min_steps: int) -> None:
-        """Prepare `slot` for its first step with the vector `speaker` [N]; it is idle until it is active."""
+        """Prepare `slot` for its first step with the vector `speaker` [N]; the caller sets `state.active`."""
         vector = stage(speaker.float(), self.device).unsqueeze(0)
         state.speaker[slot] = self.network.decoder.prenet.speaker(vector)[0]
         state.frame[slot].zero_()
@@ -228,7 +228,7 @@ class MelModel:
         return (kept.float() / (1 - self.config.prenet_dropout)).unflatten(-1, (self.config.prenet_layers, -1))
 
     def _width(self, state: MelState, rows: int) -> int:
-        """Return the number of rows to compute, with which a row's bits on a CPU do not depend on it."""
+        """Return the number of rows to compute: on a CPU such that a row's bits do not depend on it."""
         if self.device.type != "cpu":
             return rows
         return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.position))

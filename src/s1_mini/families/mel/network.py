@@ -142,7 +142,7 @@ class Encoder(nn.Module):
 
 
 class Prenet(nn.Module):
-    """A frame, its position and the speaker to the decoder's input."""
+    """Maps a frame, its position and the speaker to the decoder's input."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class MelNetwork(nn.Module):
         """Return the modules whose weights may be quantized to `dtype`.
 
         Rounding changes a weight by 2.6 % in e4m3 and by 0.8 % in int8. The encoder amplifies errors fourfold: in e4m3,
-        its products alone change the mel by 11 %. So e4m3 is used in the decoder's layers only, except for their
+        its products alone change the mel by 11 %. Therefore e4m3 is used only in the decoder's layers, without their
         cross-attention.
         """
         if dtype != torch.float8_e4m3fn:

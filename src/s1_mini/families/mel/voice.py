@@ -1,4 +1,4 @@
-"""A voice of SpeechT5: a speaker vector, such as an x-vector. It cannot be computed from recordings here.
+"""A voice of SpeechT5: a speaker vector, such as an x-vector. This engine cannot compute one from a recording.
 
 Vectors are published as `.npy` files; those in a checkpoint's `voices/` are voices with the files' names.
 """

@@ -1,7 +1,7 @@
-"""Tensors of a SpeechT5 checkpoint: their published names translated and fitted strictly, and their compact form.
+"""Load the tensors of a SpeechT5 checkpoint by their published names, and write its compact form.
 
-The compact form drops unused buffers and joins projections. The model keeps its stored precision, or its layers are
-converted; prenet, heads and post-net stay in float32. Large kernels of the vocoder become float16.
+The compact form drops unused buffers and joins projections. The model keeps its stored precision; or its layers are
+converted, and prenet, heads and post-net are float32. Large kernels of the vocoder become float16.
 """
 
 from __future__ import annotations

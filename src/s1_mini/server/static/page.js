@@ -164,7 +164,8 @@ async function download({ body, clip }) {
     const { file, seconds } = await speakFile(body, format, signal);
     save(file, name);
     const isSame = Math.abs(seconds - clip.seconds) < 0.01;
-    status.textContent = isSame ? `Saved as ${format}.` : `Saved ${seconds.toFixed(1)} s as ${format}, generated again: what you heard has ${clip.seconds.toFixed(1)} s. As wav, you get exactly that.`;
+    const differs = ` The audio was generated again and has ${seconds.toFixed(1)} s; what you heard has ${clip.seconds.toFixed(1)} s. To save exactly what you heard, choose wav.`;
+    status.textContent = `Saved as ${format}.${isSame ? "" : differs}`;
   } catch (error) {
     if (signal.aborted) return;
     status.textContent = "";
