@@ -224,6 +224,18 @@ def test_ssml_may_use_the_names_of_polly_s_voices(small_engine: ProductionTTSEng
     assert named == own
 
 
+def test_ssml_may_use_a_name_of_polly_s_that_an_own_voice_has_in_small_letters(
+    small_engine: ProductionTTSEngine, tone: np.ndarray
+) -> None:
+    ssml = {"Text": '<speak><voice name="Brian">Hi.</voice></speak>', "TextType": "ssml", "VoiceId": "Joanna"}
+    small_engine.add_voice("brian", tone, "Ah.")
+    try:
+        with serving(small_engine) as door:
+            assert client_of(door).synthesize_speech(**ssml, OutputFormat="pcm")["AudioStream"].read()
+    finally:
+        small_engine.delete_voice("brian")
+
+
 def test_the_access_key_id_is_the_api_key(small_engine: ProductionTTSEngine) -> None:
     with serving(small_engine, api_key="opensesame") as door:
         spoken = client_of(door, "opensesame").synthesize_speech(**TEXT, OutputFormat="pcm")["AudioStream"].read()

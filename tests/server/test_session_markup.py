@@ -118,6 +118,22 @@ def test_a_voice_in_brackets_speaks_until_the_next_one(door: Door, tone: np.ndar
     assert last == pytest.approx(0.5 + SPOKEN_S, abs=2e-3)
 
 
+def test_another_services_voice_in_brackets_speaks_until_the_next_one(door: Door) -> None:
+    messages = speak(door, "[Alloy] One. T", "wo. [Joanna] Three. F", "our.", text_type="marked")
+
+    assert spoken(messages) == ["[Alloy] One.", "[alloy] Two. [Joanna] Three.", "[joanna] Four."]
+    assert errors(messages) == []
+
+
+def test_documents_with_a_declaration_may_follow_each_other(door: Door) -> None:
+    document = '<?xml version="1.0"?><speak>One.</speak>'
+
+    messages = speak(door, f"{document}\n{document}", text_type="ssml")
+
+    assert spoken(messages) == [document, document]
+    assert errors(messages) == []
+
+
 @pytest.fixture(scope="module")
 def lenient(tiny: Path) -> Iterator[Door]:
     """A server that accepts SSML from clients that cannot say what their text is."""
@@ -161,11 +177,11 @@ def test_elevenlabs_clients_may_send_elements_without_the_outermost_one(door: Do
 
 
 def test_a_session_sends_when_marks_are_reached(built_in: Door) -> None:
-    text = '<speak>Good <mark name="here"/>morning.</speak>'
+    text = '<speak>Good <mark name="here"/>morning. <break time="1s"/><mark name="end"/></speak>'
 
     messages = speak(built_in, text, text_type="ssml", word_times=True, max_new_tokens=400)
 
-    (mark,) = [mark for message in messages if message["type"] == "audio.marks" for mark in message["marks"]]
+    mark, end = [mark for message in messages if message["type"] == "audio.marks" for mark in message["marks"]]
     words = [word for message in messages if message["type"] == "audio.words" for word in message["words"]]
     assert mark == {
         "name": "here",
@@ -174,3 +190,5 @@ def test_a_session_sends_when_marks_are_reached(built_in: Door) -> None:
         "time_s": words[1]["start_s"],
     }
     assert [text[word["start"] : word["stop"]] for word in words] == ["Good", "morning"]
+    seconds = next(message["seconds"] for message in messages if message["type"] == "audio.done")
+    assert (end["name"], end["time_s"]) == ("end", pytest.approx(seconds, abs=2e-3))

@@ -155,6 +155,11 @@ def _columns(segment: Segment) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
         ("<speak><prosody volume='11'>a</prosody></speak>", "line 1, column 8", "+6dB"),
         ("<speak>" + "<break time='10s'/>" * 31 + "</speak>", "line 1, column 578", "add up to more than 300 s"),
         ("<speak>" + "a<break/>" * (MAX_SEGMENTS + 1) + "</speak>", "line 1, column 4508", "more than 500 parts"),
+        (
+            "<speak>" + '<mark name="a"/>' * (MAX_SEGMENTS + 1) + "</speak>",
+            "line 1, column 8008",
+            "more than 500 marks",
+        ),
         ("<speak>\ud800</speak>", "line 1, column 8", "surrogate"),
         # attacks
         ("<!DOCTYPE s [<!ENTITY a 'ha'><!ENTITY b '&a;&a;'>]><speak>&b;</speak>", "line 1", "document types"),

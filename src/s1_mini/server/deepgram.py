@@ -109,7 +109,8 @@ class Deepgram(Protocol):
         await self._warn(speech.warning)
 
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
-        await self.session.send_bytes(piece)
+        if piece:
+            await self.session.send_bytes(piece)
 
     async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
         await self._warn(message_of(error), code_of(error))

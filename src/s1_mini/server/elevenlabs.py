@@ -153,7 +153,7 @@ async def _timed_lines(speech: AudioResponse, alignment: Alignment) -> AsyncIter
     async with aclosing(speech.body) as body:  # type: ignore[type-var]
         async for piece in body:
             yield _timed(piece, alignment.add(speech.take_times().words)) + b"\n"
-    if last := alignment.finish():
+    if last := [*alignment.add(speech.take_times().words), *alignment.finish()]:
         yield _timed(b"", last) + b"\n"
 
 

@@ -125,7 +125,7 @@ def speech_marks(text: str, text_type: str, mark_types: Sequence[str], times: Ti
     if "word" in mark_types and not words:
         raise ParameterError("SpeechMarkTypes", "this checkpoint reports no times of words; request sentence only")
     offsets = [0, *accumulate(len(character.encode()) for character in text)]
-    plain = blank_markup(_ENDING.sub(_paragraph, text), text_type, words) if is_ssml else text
+    plain = blank_markup(_ENDING.sub(_paragraph, text), text_type, ()) if is_ssml else text
     marks = list(_sentence_marks(sentence_spans(plain), words, seconds)) if "sentence" in mark_types else []
     if "word" in mark_types:
         marks += [(word.start_s, "word", word.start, word.stop) for word in words]

@@ -140,7 +140,8 @@ async def synthesize_speech(request: Request) -> Response:
         if body.OutputFormat == "json":
             speech = await _marked(request, body, tts_request)
             found, seconds = speech.take_times(), speech.audio_seconds
-            response = Response(polly.speech_marks(body.Text, body.TextType, body.SpeechMarkTypes, found, seconds))
+            arguments = body.Text, body.TextType, body.SpeechMarkTypes, found, seconds
+            response = Response(await asyncio.to_thread(polly.speech_marks, *arguments))
         else:
             speech_request = SpeechRequest(tts_request, output.audio_format, streams=True)
             response = respond(await speak_to_client(request, state.engine, speech_request))

@@ -36,7 +36,7 @@ from s1_mini.server.errors import (
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
-from s1_mini.server.voice_names import own_voice
+from s1_mini.server.voice_names import names_in_markup, own_voice
 from s1_mini.text.markup import cut_documents, last_voice
 from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
@@ -233,7 +233,7 @@ class Session:
     def _is_ssml(self, track: Track, text: str) -> bool:
         """Return whether a text is SSML, which is spoken once a document is complete."""
         is_accepted = track.config.text_type == "text" and self.state.engine.config.accept_ssml
-        return track.config.text_type == "ssml" or (is_accepted and text.lstrip().startswith("<speak"))
+        return track.config.text_type == "ssml" or (is_accepted and text.lstrip().startswith(("<speak", "<?xml")))
 
     async def _start_early(self) -> None:
         """Begin sentences that have not arrived completely, as `EarlyStart` says, when the client runs out of audio."""
@@ -271,7 +271,7 @@ class Session:
         elif not is_last or track.says is not False:
             return  # but a text without anything to speak from beginning to end goes to the engine, which refuses it
         if track.config.text_type == "marked":
-            voices, text = frozenset(self.state.engine.voice_names()), track.voice + text
+            voices, text = names_in_markup(self.state), track.voice + text
             track.voice = "" if (voice := last_voice(text, voices)) is None else f"[{voice}] "
         self.queue.add(track, text, self.protocol.options, continues=continues)
         self.state.websockets.mark_busy(self)

@@ -50,7 +50,7 @@ class Listener(ABC):
 
     @abstractmethod
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
-        """Send audio, and the times that became known with it."""
+        """Send audio, which may be empty at the end, and the times that became known with it."""
 
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: B027
         """Announce the audio of a stretch of text."""
@@ -192,6 +192,9 @@ class SpeechQueue:
                     track.sent_s += generated_s - heard_s
                     self.runs_dry = max(self.runs_dry, self.last_moved) + generated_s - heard_s
                     heard_s = generated_s
+                times = speech.take_times()
+                if times.words or times.marks:  # at the end, after the last audio
+                    await listener.send_audio(track, b"", times)
         finally:
             speech.release()  # closing a body that has not begun releases nothing
         self.num_spoken += 1

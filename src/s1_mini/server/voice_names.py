@@ -102,11 +102,19 @@ async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[st
     return assign_voices(names, await asyncio.to_thread(state.engine.voices))[name]
 
 
+def names_in_markup(state: State) -> frozenset[str]:
+    """Return the voice names that markup may use, in small letters; `state` is the application's."""
+    names = (*OPENAI_VOICES, *POLLY_VOICES, *state.settings.voice_names)
+    return frozenset({*state.engine.voice_names(), *map(str.lower, names)})
+
+
 async def with_voice_names(engine: ProductionTTSEngine, settings: ServerSettings, request: TTSRequest) -> TTSRequest:
     """Return a request whose markup may use the voice names of other services."""
     if request.text_type == "text" and not (engine.config.accept_ssml and request.text.lstrip().startswith("<")):
         return request
+    if "<voice" not in request.text and "[" not in request.text:
+        return request
     voices = await asyncio.to_thread(engine.voices)
     names = assign_voices(OPENAI_VOICES, voices) | assign_voices(POLLY_VOICES, voices) | settings.voice_names
-    own = {voice.name for voice in voices}
-    return replace(request, voice_names={name.lower(): names[name] for name in names if name.lower() not in own})
+    own = {voice.name: voice.name for voice in voices}
+    return replace(request, voice_names={name.lower(): own.get(name.lower(), names[name]) for name in names})

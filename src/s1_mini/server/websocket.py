@@ -99,7 +99,8 @@ class OwnProtocol(Protocol):
             await self.session.send({"type": "audio.words"} | number | {"words": list(map(asdict, times.words))})
         if times.marks:
             await self.session.send({"type": "audio.marks"} | number | {"marks": list(map(asdict, times.marks))})
-        await self.session.send_bytes(piece)
+        if piece:
+            await self.session.send_bytes(piece)
 
     async def finish(self, track: Track, seconds: float) -> None:  # noqa: ARG002
         await self.session.send({"type": "audio.done", "index": self.session.queue.num_spoken - 1, "seconds": seconds})

@@ -20,7 +20,7 @@ from s1_mini.types import JOINT_S, MIN_GAIN_DB
 
 MAX_PAUSE_S = 10.0  # Polly's limit
 MAX_TOTAL_PAUSE_S = 300.0  # of one request; silence also costs memory
-MAX_SEGMENTS = 500
+MAX_SEGMENTS = 500  # also of marks
 
 STRENGTHS = {"none": 0.0, "x-weak": 0.0, "weak": 0.1, "medium": 0.25, "strong": 0.5, "x-strong": 0.8}
 RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.5}
@@ -109,7 +109,7 @@ def cut_documents(text: str) -> tuple[list[str], str]:
     documents, begin = [], 0
     for found in _DOCUMENT_END.finditer(text):
         if found["end"]:
-            documents.append(text[begin : found.end()])
+            documents.append(text[begin : found.end()].lstrip())  # white space may not precede an XML declaration
             begin = found.end()
     return documents, text[begin:]
 
@@ -168,7 +168,7 @@ class _Builder:
         self._run_style = self.style
         self._pause_s: float | None = None  # explicit pause before the next text
         self._gap_s = 0.0  # pause of a paragraph, only between two texts
-        self._total_s = 0.0
+        self._total_s, self._num_marks = 0.0, 0
 
     def add(self, text: str, start: int, stop: int | None = None, *, is_fixed: bool = False) -> None:
         """Add `text`: the characters of the source from `start` or, with `stop`, a replacement for start … stop."""
@@ -188,6 +188,9 @@ class _Builder:
             last.add(text, [start] * len(text), [stop] * len(text))
 
     def mark(self, name: str, start: int, stop: int) -> None:
+        self._num_marks += 1
+        if self._num_marks > MAX_SEGMENTS:
+            raise error_at(self._source, start, f"more than {MAX_SEGMENTS} marks; send several requests")
         self._runs.append(Mark(name, 0, start, stop, -(self._pause_s or 0.0)))
 
     def pause(self, seconds: float, offset: int) -> None:
