@@ -71,7 +71,7 @@ class SamplingParams:
     top_p: float = 0.8  # above 0, to 1: sample from the most likely tokens with this total probability
     repetition_penalty: float = 1.1  # above 0, to 2; 1 is off
     max_new_tokens: int = 1024  # frames of one sentence piece, 1 to 2^20
-    seed: int | None = None  # 0 to 2^63 - 1; the same seed gives the same audio; None: a random one
+    seed: int | None = None  # 0 to 2^63 - 1; the same seed gives the same audio (GPU: if batch-invariant); None: random
     top_k: int = 0  # sample from this many most likely tokens; 0: from all
 
     def __post_init__(self) -> None:

@@ -147,7 +147,7 @@ def test_the_calls_of_a_batch_are_valid(values: dict[str, Any]) -> None:
         ("real-time", {"artifact": "s3://bucket/model.zip"}, "use a .tar.gz, or a prefix"),
         ("real-time", {"subnet": ["a"]}, "needs both"),
         ("real-time", {"role": "me"}, "role='me': not arn:aws:iam::ACCOUNT:role/NAME"),
-        ("real-time", {"image": "a b"}, "image='a b': not an image name"),
+        ("real-time", {"image": "a b"}, "image='a b': must be an image name without spaces"),
         ("real-time", {"env": ["A"]}, "env=['A']: 'A' is not NAME=VALUE"),
         ("batch", {"artifact": PREFIX}, "a batch takes a .tar.gz only"),
         ("batch", {"source": None}, "form batch needs --source s3://"),

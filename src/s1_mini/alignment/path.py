@@ -44,7 +44,8 @@ class LivePath:
 def frames_spent(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the expected frames at each token [N] and the probabilities of the last frame [N], given all frames.
 
-    A path may end at any of the last `FREE` tokens; each token by which it ends before them costs `SKIP_COST`.
+    Ending at any of the last `FREE` tokens costs nothing; ending n tokens before the first of these costs
+    n · `SKIP_COST`.
     """
     weights = weights_of(scores)
     num_frames, num_tokens = weights.shape

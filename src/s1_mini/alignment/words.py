@@ -124,7 +124,11 @@ class WordTimes:
             self._num_timed += 1
 
     def _known(self, *, is_last: bool) -> list[Word]:
-        """Return the next words whose spoken words all have times; at the end, one timed spoken word is enough."""
+        """Return the next written words.
+
+        All spoken words of a group need times; at the end of the request, or once later words have times, one is
+        enough.
+        """
         known: list[Word] = []
         while self._groups:
             group = self._groups[0]

@@ -49,7 +49,8 @@ def load_reference(
     """Load a recording as a mono float32 wave [samples] at `sample_rate` in Hz; channels are averaged.
 
     `audio` is a path, the bytes of a wav (RIFF, RF64), flac, mp3, ogg, opus or aiff file, or a float wave [samples]
-    already at `sample_rate`. `check` is called between blocks of a second or less and may raise to stop the work.
+    already at `sample_rate`. `check` is called between blocks of 65,536 frames (1.4 s at 48 kHz, 16 s at 4 kHz)
+    and may raise to stop the work.
     Raises `ReferenceAudioError` if the recording is missing, over `max_bytes` (files), longer than `max_s` or shorter
     than `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
     """

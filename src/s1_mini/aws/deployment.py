@@ -189,14 +189,17 @@ class Deployment(Described):
     routing: Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE"] = Field(
         "LEAST_OUTSTANDING_REQUESTS", description="Which instance gets a request."
     )
-    prefix_requests: int = Field(16, ge=1, le=1024)  # PREFIX_AWARE: requests per instance before the next one
+    # PREFIX_AWARE: concurrent requests of an instance before another one is used.
+    prefix_requests: int = Field(16, ge=1, le=1024)
     detailed_metrics: bool = False  # CloudWatch reads the container's /metrics
     tag: Pairs = Field({}, description="NAME=VALUE for all resources; repeatable.")
     strategy: Literal["rolling", "canary", "linear", "all-at-once"] | None = Field(
         None, description="update: how instances are replaced. [one instance: all-at-once; otherwise rolling]"
     )
     step_percent: int = Field(50, description="update: share of the instances per step.")
-    step_wait_s: int = Field(300, ge=0, le=3600, description="update: wait for alarms between steps.")
+    step_wait_s: int = Field(
+        300, ge=0, le=3600, description="update: seconds between steps, in which an alarm can roll back."
+    )
     keep_old_s: int = Field(300, ge=0, le=3600)  # how long old instances are kept after an update
     limit_s: int = Field(7200, ge=600, le=28800)  # maximum duration of an update
     alarm: Texts = Field((), max_length=10, description="update: alarm that rolls back; repeatable. [the stack's own]")
@@ -351,7 +354,8 @@ class Deployment(Described):
 
 _PATTERNS = {
     **dict.fromkeys(("artifact", "output", "failures", "source"), "not s3://bucket/key"),
-    "image": "not an image name without spaces; give --image account.dkr.ecr.region.amazonaws.com/name:tag",
+    "image": "must be an image name without spaces, such as account.dkr.ecr.region.amazonaws.com/name:tag; give it "
+    "with --image",
     "role": "not arn:aws:iam::ACCOUNT:role/NAME; give --role the ARN",
 }
 

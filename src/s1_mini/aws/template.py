@@ -22,7 +22,7 @@ from s1_mini.exceptions import ConfigurationError
 
 METADATA = "S1Mini"  # holds the deployment, so that `autoscale` can change only the scaling
 NAMESPACE = "AWS/SageMaker"
-ROLLBACK = "Rolls an update back. Outside an update it needs no action."
+ROLLBACK = "Rolls an update back. Outside an update, see docs/operations.md."
 FROM_ZERO = "Starts the first instance or copy when a request arrives at zero capacity."
 SCALE_OUT_S, SCALE_IN_S = 60, 300  # cooldowns
 PREFIX_BYTES = 1024  # of the body, compared by PREFIX_AWARE

@@ -98,7 +98,7 @@ def fit_slots(rooms: Sequence[DeviceMemory], *, requested: int, positions: int, 
     if slots:
         return slots, needed
     if count_slots(rooms, -1) < 1 or not any(room.demand.position for room in rooms):
-        return 1, 0  # a shorter slot would need as much memory
+        return 1, 0  # not even a slot without positions fits, or positions take no memory
     left = ((room.for_slots - room.demand.slot(-1), room.demand.position) for room in rooms)
     return 1, min(max(0, int(free // position) - 1) // SPAN * SPAN for free, position in left if position)
 

@@ -127,7 +127,7 @@ def random_checkpoint(
 def align(
     checkpoint: Checkpoint = None,
     writes: Annotated[
-        bool, typer.Option("--write", help="Name the head in config.json, if it is good enough.")
+        bool, typer.Option("--write", help="Write the head to config.json, if one is good enough.")
     ] = False,
     text: Annotated[
         list[str] | None,

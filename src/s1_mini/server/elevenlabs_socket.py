@@ -48,7 +48,7 @@ class Options(StartOptions):
     auto_mode: bool = False  # each message is a whole sentence
     enable_ssml_parsing: bool = False  # text has elements such as <break time="1s"/>, and is spoken when it is flushed
     sync_alignment: bool = False  # times count from the start of the context instead of the previous message
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)  # the same seed gives the same audio
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)  # as in `SamplingParams`
     language_code: str | None = None  # used by models with a choice of languages
 
 

@@ -176,7 +176,7 @@ def read_markup(text: str) -> str:
 
 
 def _item(found: re.Match[str]) -> str:
-    """End a list item with a comma before another item, otherwise with a full stop."""
+    """End a list item with a comma before another item, with a full stop before other text; leave the last one."""
     after = found.string[found.end() : found.end() + 16]
     return _sentence(found[1], "" if not after.strip() else "," if _ITEM_BEGINS.match(after) else ".")
 

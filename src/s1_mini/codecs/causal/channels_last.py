@@ -118,7 +118,7 @@ class _Sum(NamedTuple):
     def enter(
         self, factors: Factors | None, past: Tensor | None, rows: Rows, *, keeps_total: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum, and its Snake after the past, as `snake_extend`."""
+        """Return the sum, and the Snake of the sum with the past before it, like `snake_extend`."""
         if factors is None and past is None and self.bias is None and self.skip is None:
             return self.branch, self.branch
         alpha, beta = factors or (None, None)

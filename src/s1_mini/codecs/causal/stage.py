@@ -48,8 +48,8 @@ class CausalDecoder(ChunkStage):
         """Decode with the weights of `codec`; `number`, the stage's index in its chain, chooses its GPU stream.
 
         With `batch_invariant` the bits of a chunk do not depend on the rest of its batch, on a GPU as well.
-        `reference` names an array of `Conditions.voice`, codes [K, F]: an utterance whose voice has it begins in the
-        state that these frames leave, which is computed once for each voice.
+        `reference` names an array of `Conditions.voice`, codes [K, F]. If a voice has this array, its utterances begin
+        in the state after these frames. The state is cached by the codes.
         """
         assert not reference or min(policy.classes) == 1, "references of any length need chunks of one frame"
         self._reference, self._starts = reference, ByteCache[list[Tensor]](START_BYTES)

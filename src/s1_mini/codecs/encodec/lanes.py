@@ -70,7 +70,8 @@ class Lanes:
         if lanes < 1 or frames < codec.config.first_frames:
             raise ConfigurationError(
                 f"{lanes} lanes of {frames} frames are not possible: use at least one lane and at least "
-                f"{codec.config.first_frames} frames, because a file's first samples depend on these"
+                f"{codec.config.first_frames} frames, because a file's first samples depend on its first "
+                f"{codec.config.first_frames} frames"
             )
         self.lanes, self._frames, self._codec, self._input_format = lanes, frames, codec, inputs
         self._state, self.device = StreamState(), codec.device

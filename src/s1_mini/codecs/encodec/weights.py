@@ -103,7 +103,10 @@ def random_encodec(config: EncodecConfig, seed: int = 0) -> Encodec:
 def random_tensors(
     config: EncodecConfig, seed: int = 0, *, spelling: Spelling = "parametrizations", prefix: str = ""
 ) -> dict[str, Tensor]:
-    """Return the tensors of a random checkpoint, under `prefix` and with weight norm as in transformers."""
+    """Return the tensors of a random checkpoint, with `prefix` before their names.
+
+    Weight norm is spelled as in transformers; with `folded` there is none.
+    """
     tensors: dict[str, Tensor] = {}
     for name, parameter in random_encodec(config, seed).named_parameters():
         stem, value = prefix + name.removesuffix(".weight"), parameter.detach()

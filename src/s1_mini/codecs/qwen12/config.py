@@ -165,8 +165,8 @@ class Qwen12Config:
             )
         if encoder.num_quantizers < books or encoder.codebook_size != decoder.codebook_size:
             raise CheckpointMismatchError(
-                f"{SOURCE}: the encoder's codebooks, {encoder.num_quantizers} of {encoder.codebook_size} entries, must "
-                f"include the decoder's, {books} of {decoder.codebook_size}"
+                f"{SOURCE}: the encoder has {encoder.num_quantizers} codebooks with {encoder.codebook_size} entries "
+                f"each; it needs at least {books} with {decoder.codebook_size} entries each, as the decoder has"
             )
 
 

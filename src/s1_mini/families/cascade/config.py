@@ -210,7 +210,7 @@ def _gpt(values: Mapping[str, Any], stage: str) -> GPTConfig:
     )
     if config.width % (2 * config.num_heads):
         raise CheckpointMismatchError(
-            f"config.json: {name}.hidden_size={config.width} must be an even multiple of num_heads={config.num_heads}"
+            f"config.json: {name}.hidden_size={config.width} must be a multiple of 2 × num_heads={config.num_heads}"
         )
     return config
 

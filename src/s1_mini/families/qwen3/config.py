@@ -155,7 +155,7 @@ class Qwen3Config:
         if vocab - code_size != NUM_CONTROLS:
             raise CheckpointMismatchError(
                 f"config.json: talker_config.vocab_size={vocab} must be {NUM_CONTROLS} above "
-                f"code_predictor_config.vocab_size={code_size}: the ids between are never sampled"
+                f"code_predictor_config.vocab_size={code_size}: the ids between are control tokens"
             )
         num_codebooks = size(talker, "num_code_groups", MAX_LAYERS, least=2)
         if size(depth, "num_code_groups", MAX_LAYERS) != num_codebooks:

@@ -64,7 +64,10 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     letters, ranks = byte_letters(), {}
     for token, rank in read_json(path).items():
         if type(rank) is not int or not all(letter in letters for letter in token) or not token:
-            raise CheckpointFileError(f"{path}: {token[:40]!r} must be the letters of bytes, with an integer id")
+            raise CheckpointFileError(
+                f"{path}: {token[:40]!r} must consist of letters that stand for bytes, as in GPT-2's vocabulary, "
+                "and have an integer id"
+            )
         ranks[bytes(letters[letter] for letter in token)] = rank
     if not ranks:
         raise CheckpointFileError(f"{path} has no tokens")

@@ -152,7 +152,10 @@ def _tokens(model: Qwen3Model, text: str, instructions: str, voice: Voice | None
 
 
 def _column(columns: Columns, value: int, reference: Tensor | None) -> np.ndarray:
-    """Return a position of the codec's side: an id, -1 for none, -2 for the vector, -3 - f for frame f."""
+    """Return the codec's side of a position.
+
+    `value` is an id, -1 for none, -2 for the vector, or -3 - f for frame f of the reference.
+    """
     if value >= 0:
         return columns.of(value)
     if value > -3:
@@ -207,7 +210,10 @@ def _run_forced(model: Qwen3Model, state: Qwen3State, start: int, codes: Tensor)
 def _run_greedy(
     model: Qwen3Model, state: Qwen3State, sampling: SamplingTensors, start: int, most: int
 ) -> dict[str, Tensor]:
-    """Generate until the end, or `most` tokens of which the last has no frame, as in the original."""
+    """Generate until the end token or until there are `most` tokens.
+
+    As in the original, the last token has no frame in `codes`.
+    """
     codes: list[Tensor] = []
     tokens: list[Tensor] = []
     while len(tokens) < most:
@@ -233,7 +239,7 @@ def _check_speaker(
 def _check_encoder(
     loaded: LoadedQwen3, group: str, stored: Mapping[str, Any], waves: Mapping[str, Tensor], tolerance: float
 ) -> Iterator[Check]:
-    """Check the codes of all waves, or what the parts of the encoder give for the first one."""
+    """Check the codes of all waves, or the results of the encoder's parts for the wave `reference`."""
     encoder = loaded.encoders()[0]
     if group == "encode":
         computed = {name: encoder.encode(waves[name].to(loaded.model.device)).T for name in stored}
