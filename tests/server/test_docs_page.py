@@ -129,4 +129,4 @@ def test_its_introduction_names_the_paths_that_need_no_key_and_the_page_about_we
     urls = dict(line.split(" = ") for line in package["metadata"]["project_urls"].strip().splitlines())
 
     assert all(f"`{path}`" in text for path in (*PUBLIC, STATIC))
-    assert f"({urls['Documentation'].replace('/tree/', '/blob/')}/http.md#" in text
+    assert f"({urls['Documentation'].replace('/tree/', '/blob/')}/websocket.md)" in text
