@@ -86,6 +86,7 @@ def test_presets_are_listed_and_the_first_of_the_config_is_the_default(presets: 
     ]
     assert [voice.name for voice in presets.voices() if voice.is_default] == ["serena"]
     assert np.array_equal(first, default)
+    assert np.array_equal(presets.generate("Hello.", voice="Serena", **ASKED).audio, first)  # as in the model's pages
     assert differ(first, second)
     assert len(first) % SAMPLES == 0
     assert first.std() > 0.01
@@ -219,6 +220,7 @@ def test_the_predictors_sampling_is_a_setting(custom: Path) -> None:
         ({"talker_config": {"vocab_size": 1089}}, "must be 1024 above"),
         ({"talker_config": {"spk_id": {"x": "y"}}}, r"spk_id\.x='y' must be"),
         ({"talker_config": {"spk_is_dialect": {"ryan": "scots"}}}, r"spk_is_dialect\.ryan='scots'"),
+        ({"talker_config": {"spk_is_dialect": {"ryan": ["scots"]}}}, r"spk_is_dialect\.ryan=\['scots'\]"),
     ],
 )
 def test_a_config_of_another_model_is_refused_by_name(custom: Path, change: Any, message: str, tmp_path: Path) -> None:
@@ -241,6 +243,25 @@ def test_a_codec_with_other_codebooks_is_refused(custom: Path, tmp_path: Path) -
 
     with pytest.raises(CheckpointMismatchError, match=r"lm_head|codec_embedding"):
         opened(other)
+
+
+def test_a_codec_of_another_rate_is_refused(custom: Path, tmp_path: Path) -> None:
+    other = copytree(custom, tmp_path / "other")
+    path = other / "speech_tokenizer" / "config.json"
+    path.write_text(path.read_text().replace("24000", "16000"))
+
+    with pytest.raises(CheckpointMismatchError, match="16000 Hz"):
+        opened(other)
+
+
+def test_a_long_reference_leaves_less_of_the_codec(base: Path) -> None:
+    loaded = opened(base)
+    loaded.codec.max_frames = 1000
+    chain = loaded.chain(2, 2048)
+
+    short, long = (chain.room(loaded.prompt("Hello.", [clone(loaded, frames=frames)])) for frames in (7, 700))
+
+    assert (short, long) == (993, 300)
 
 
 def run(*command: object) -> str:

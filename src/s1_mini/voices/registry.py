@@ -304,11 +304,15 @@ class VoiceRegistry:
         return len(self.added.names - set(self.library.names))
 
     def find(self, name: str) -> NamedVoice:
-        """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it exists but cannot be used."""
-        named = self.library.describe(name) if name in self.library else self.added.get(name)
-        if named is None:
-            raise not_found(name, self.names)
-        return named
+        """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it exists but cannot be used.
+
+        An unknown name with capitals means the voice with small letters: clients write presets such as Ryan.
+        """
+        for each in (name, name.lower()):
+            named = self.library.describe(each) if each in self.library else self.added.get(each)
+            if named is not None:
+                return named
+        raise not_found(name, self.names)
 
     def info(self, name: str) -> VoiceInfo:
         """Describe one voice. Raises the errors of `find`."""

@@ -10,6 +10,7 @@ from s1_mini.alignment.words import Aligner
 from s1_mini.codecs.causal.codec import CausalCodec
 from s1_mini.codecs.causal.stage import MAX_FRAMES, CausalDecoder
 from s1_mini.codecs.stage import rows_of
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
 from s1_mini.families.base import StageChain
 from s1_mini.families.codec_lm.model import FrameModel
@@ -69,6 +70,13 @@ def make_chain(
             not_finite="the codec's samples were not finite; its weights may be damaged",
         ),
     )
+
+    def room(prompt: PromptTokens) -> int:
+        before = (
+            prompt.voice[reference].shape[-1] if reference in prompt.voice else 0
+        )  # frames that the codec continues
+        return min(positions - len(prompt.items), codec.max_frames - int(before))
+
     stages = (
         LanguageModel(model, slots=slots, positions=positions, kept=kept),
         CausalDecoder(codec, policies[1], number=1, batch_invariant=model.batch_invariant, reference=reference),
@@ -77,6 +85,6 @@ def make_chain(
         policies=policies,
         stages=stages,
         sample_rate=codec.sample_rate,
-        room=lambda prompt: min(positions - len(prompt.items), codec.max_frames),
+        room=room,
         aligner=aligner,
     )

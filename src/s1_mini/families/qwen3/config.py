@@ -224,7 +224,7 @@ def _ids(talker: Mapping[str, Any], key: str, vocab: int) -> dict[str, int]:
 def _dialects(talker: Mapping[str, Any], languages: Mapping[str, int], speakers: Mapping[str, int]) -> dict[str, int]:
     named = {name.lower(): value for name, value in _part(talker, "spk_is_dialect", "talker_config.").items() if value}
     for name, dialect in named.items():
-        if name not in speakers or dialect not in languages:
+        if name not in speakers or not isinstance(dialect, str) or dialect not in languages:
             raise CheckpointMismatchError(
                 f"config.json: spk_is_dialect.{name}={reprlib.repr(dialect)} must name a speaker and a language"
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from s1_mini.codecs.qwen12.encoder import Encoder
 from s1_mini.codecs.qwen12.model import Qwen12
-from s1_mini.codecs.qwen12.speaker import SpeakerConfig, SpeakerEncoder, build_speaker_encoder
+from s1_mini.codecs.qwen12.speaker import SAMPLE_RATE, SpeakerConfig, SpeakerEncoder, build_speaker_encoder
 from s1_mini.codecs.qwen12.weights import open_decoder, open_encoder
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import StagePolicy
@@ -115,7 +115,9 @@ def open_qwen3(directory: Path, placement: Placement, settings: Qwen3Settings) -
 
 
 def _check_pair(config: Qwen3Config, codec: Qwen12) -> None:
-    """Raise `CheckpointMismatchError` unless the model and the codec have the same codes."""
+    """Raise `CheckpointMismatchError` unless the codec has 24 kHz and the model's codes."""
+    if codec.sample_rate != SAMPLE_RATE:
+        raise CheckpointMismatchError(f"{CODEC_FOLDER} has {codec.sample_rate} Hz; the models need {SAMPLE_RATE}")
     ours, theirs = (config.num_codebooks, config.code_size), codec.table.shape[:2]
     if ours != tuple(theirs):
         raise CheckpointMismatchError(
