@@ -117,6 +117,20 @@ def test_the_lexicon_of_a_voice_respells_what_that_voice_speaks(
     assert spoken_text("[high] Apache. [low] Apache.", text_type="marked").split() == ["a", "patchy.", "Apache."]
 
 
+def test_the_lexicon_of_a_deleted_voice_is_not_used_for_a_new_voice_of_its_name(
+    tiny: Path, tone: np.ndarray, tmp_path: Path
+) -> None:
+    (tmp_path / "robin.lexicon").write_text("apache = a patchy\n")
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", voices_path=tmp_path)) as engine:
+        engine.add_voice("robin", tone, "Ah.")
+        before = engine.generate("Apache", voice="robin", **FEW).spoken_text
+        engine.delete_voice("robin")
+        engine.add_voice("robin", tone, "Ah.")
+        after = engine.generate("Apache", voice="robin", **FEW).spoken_text
+
+    assert (before, after) == ("a patchy", "Apache")
+
+
 def test_markup_may_use_other_names_of_voices(speaking: ProductionTTSEngine) -> None:
     names = {"joanna": "high", "default": None}
     request = TTSRequest.of('<speak><voice name="Joanna">Apache.</voice></speak>', text_type="ssml", **FEW)
