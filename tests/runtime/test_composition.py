@@ -23,10 +23,12 @@ from s1_mini.exceptions import (
     TextError,
     VoiceNotFoundError,
 )
+from s1_mini.families.base import Description
 from s1_mini.runtime.composition import AHEAD, Composition, Plan, make_plan
 from s1_mini.text.form import TextForm
 from s1_mini.text.lexicon import Lexicons
 from s1_mini.types import Timing, Word
+from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.registry import VoiceRegistry
 from waiting import wait_until
 
@@ -230,7 +232,7 @@ def test_an_unsupported_character_is_reported_with_the_place_of_its_part() -> No
 
 def plan(request: TTSRequest) -> Plan:
     form = TextForm("en", frozenset("abcdefghijklmnopqrstuvwxyzO ."))
-    made = make_plan(request, EngineConfig(), form, Lexicons(), NO_VOICES, sample_rate=RATE)
+    made = make_plan(request, EngineConfig(), form, Lexicons(), NO_VOICES, description=Description(RATE, NO_FORM))
     assert made is not None
     return made
 
@@ -241,6 +243,7 @@ class _NoVoices(VoiceRegistry):
 
 
 NO_VOICES = _NoVoices()
+NO_FORM = VoiceFormat({}, "", RATE, lambda _: 0.0)
 
 
 def submitted(texts: list[str], queues: list[OutputQueue], *, failing: int | None = None) -> Composition:

@@ -68,9 +68,7 @@ class EngineRuntime:
         if is_plain(request, self.config, self.lexicons):
             return None
         description, registry = self.speaker.description, self.voices.registry
-        return make_plan(
-            request, self.config, self.speaker.text, self.lexicons, registry, sample_rate=description.sample_rate
-        )
+        return make_plan(request, self.config, self.speaker.text, self.lexicons, registry, description=description)
 
     def prepare(self, request: TTSRequest) -> Prepared:
         """Check the text, then begin to encode the references. Raises `RequestError` or `EngineError`."""
