@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -144,7 +145,8 @@ class EngineRuntime:
         )
 
     def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
-        pieces = self._pieces(self._script(text, choice, on_unsupported))
+        script = self._script(text, choice, on_unsupported, max_length=sys.maxsize)
+        pieces = self._pieces(script)
         prompts = [self.speaker.loaded.prompt(piece, ()) for piece in pieces]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
@@ -180,12 +182,18 @@ class EngineRuntime:
         }
 
     def _script(
-        self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None, *, continues: bool = False
+        self,
+        text: str,
+        choice: Normalize | None,
+        on_unsupported: OnUnsupported | None,
+        *,
+        continues: bool = False,
+        max_length: int | None = None,
     ) -> NormalizedText:
         config = self.config
         return self.speaker.text.script(
             text,
-            config.max_text_length,
+            max_length or config.max_text_length,
             choice=choice or config.normalize,
             on_unsupported=on_unsupported or config.on_unsupported,
             continues=continues,
