@@ -104,11 +104,16 @@ def check(config: EngineConfig, cluster: ClusterSettings, family: Family) -> Non
             f"{ENV_PREFIX}GPUS: {', '.join(shared)} share a GPU, and the first replica would take all of its memory; "
             "set the size of each KV cache (S1_MINI_KV_CACHE_GB)"
         )
-    if _count_of(INGRESS, cluster).most > 1 and config.voices_path is None:
+    if has_peers(cluster) and config.voices_path is None:
         raise ConfigurationError(
             f"{ENV_PREFIX}REPLICAS: several replicas of {INGRESS} need a shared folder for added voices; set "
             "S1_MINI_VOICES_PATH"
         )
+
+
+def has_peers(cluster: ClusterSettings) -> bool:
+    """Return whether there may be several ingresses, which share added voices and lexicons only in folders."""
+    return _count_of(INGRESS, cluster).most > 1
 
 
 def _count_of(name: str, cluster: ClusterSettings) -> Count:
@@ -303,7 +308,7 @@ class Ingress:
         )
         await asyncio.to_thread(self._engine.start)
         self._watching = asyncio.create_task(self._watch())
-        _STARTED.append(create_app(self._engine, server))
+        _STARTED.append(create_app(self._engine, server, has_peers=has_peers(cluster)))
 
     def check_health(self) -> None:
         """Raise an error if the engine is dead; Ray Serve then replaces this replica."""

@@ -388,7 +388,7 @@ class ProductionTTSEngine(_Voices):
     def count_tokens(
         self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
     ) -> int:
-        """Count the tokens of `text`, without those of the voice. Raises `TextError`."""
+        """Count the tokens of `text`, of any length, without those of the voice. Raises `TextError`."""
         return self._ready().count_tokens(text, normalize, on_unsupported)
 
     def _begin_item(self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None) -> Output | S1MiniError:

@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini import EngineConfig, ProductionTTSEngine, TTSRequest
 from s1_mini.capacity.sizes import Formats
+from s1_mini.checkpoint.requests import check_request
 from s1_mini.cli.app import app
 from s1_mini.exceptions import (
     CheckpointMismatchError,
@@ -186,6 +187,22 @@ def test_a_base_model_needs_a_voice_and_other_models_cannot_clone(
         cloner.generate("Hello.")
     with pytest.raises(VoiceUnsupportedError, match="cannot clone a voice from a recording; use one of its voices"):
         presets.generate("Hello.", reference_audio=recording)
+
+
+def test_a_part_without_a_voice_is_refused_before_any_audio(cloner: ProductionTTSEngine, base: Path) -> None:
+    text = '<speak><voice name="vector">Hello.</voice> And more.</speak>'
+    accepted = cloner.health_check()["queue"]["accepted"]
+
+    with pytest.raises(VoiceError, match="name one of continued, vector, or send a reference"):
+        cloner.stream(text, text_type="ssml")
+    assert cloner.health_check()["queue"]["accepted"] == accepted
+    for request in (TTSRequest.of(text, text_type="ssml"), TTSRequest.of("Hello.")):
+        with pytest.raises(VoiceError, match="name one of continued, vector, or send a reference"):
+            check_request(request, EngineConfig(), Checkpoint(base))
+    named = TTSRequest.of(text, text_type="ssml", voice="continued")
+    check_request(named, EngineConfig(), Checkpoint(base))
+    assert cloner.generate(text, text_type="ssml", voice="continued", **ASKED).audio.size
+    assert cloner.count_tokens("Hello.") > 0
 
 
 def test_sampling_has_the_checkpoints_defaults(custom: Path, tmp_path: Path) -> None:

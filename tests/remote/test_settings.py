@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from s1_mini import EngineConfig
-from s1_mini.cluster import app, check, check_resources, options_of, settings_of
+from s1_mini.cluster import app, check, check_resources, has_peers, options_of, settings_of
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import get_family
 from s1_mini.remote.ray_settings import ClusterSettings, Count
@@ -67,6 +67,11 @@ def test_a_value_that_is_not_a_number_is_refused_by_name(given: dict[str, str], 
 def test_a_placement_that_does_not_fit_the_family_is_refused(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         check(*settings_of(given), get_family("cascade"))
+
+
+def test_several_ingresses_are_peers_of_each_other() -> None:
+    assert not has_peers(settings_of({"replicas": "coarse=4"})[1])
+    assert has_peers(settings_of({"replicas": "ingress=1-2"})[1])
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,12 @@ from s1_mini.exceptions import (
     TextError,
     VoiceNotFoundError,
 )
+from s1_mini.families.base import Description
 from s1_mini.runtime.composition import AHEAD, Composition, Plan, make_plan
 from s1_mini.text.form import TextForm
 from s1_mini.text.lexicon import Lexicons
 from s1_mini.types import Timing, Word
+from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.registry import VoiceRegistry
 from waiting import wait_until
 
@@ -115,6 +117,20 @@ def test_the_lexicon_of_a_voice_respells_what_that_voice_speaks(
     assert spoken_text("Apache", voice="low") == "Apache"
     assert spoken_text("Apache", reference_audio=tone, reference_text="Ah.") == "Apache"
     assert spoken_text("[high] Apache. [low] Apache.", text_type="marked").split() == ["a", "patchy.", "Apache."]
+
+
+def test_the_lexicon_of_a_deleted_voice_is_not_used_for_a_new_voice_of_its_name(
+    tiny: Path, tone: np.ndarray, tmp_path: Path
+) -> None:
+    (tmp_path / "robin.lexicon").write_text("apache = a patchy\n")
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", voices_path=tmp_path)) as engine:
+        engine.add_voice("robin", tone, "Ah.")
+        before = engine.generate("Apache", voice="robin", **FEW).spoken_text
+        engine.delete_voice("robin")
+        engine.add_voice("robin", tone, "Ah.")
+        after = engine.generate("Apache", voice="robin", **FEW).spoken_text
+
+    assert (before, after) == ("a patchy", "Apache")
 
 
 def test_markup_may_use_other_names_of_voices(speaking: ProductionTTSEngine) -> None:
@@ -216,7 +232,7 @@ def test_an_unsupported_character_is_reported_with_the_place_of_its_part() -> No
 
 def plan(request: TTSRequest) -> Plan:
     form = TextForm("en", frozenset("abcdefghijklmnopqrstuvwxyzO ."))
-    made = make_plan(request, EngineConfig(), form, Lexicons(), NO_VOICES, sample_rate=RATE)
+    made = make_plan(request, EngineConfig(), form, Lexicons(), NO_VOICES, description=Description(RATE, NO_FORM))
     assert made is not None
     return made
 
@@ -227,6 +243,7 @@ class _NoVoices(VoiceRegistry):
 
 
 NO_VOICES = _NoVoices()
+NO_FORM = VoiceFormat({}, "", RATE, lambda _: 0.0)
 
 
 def submitted(texts: list[str], queues: list[OutputQueue], *, failing: int | None = None) -> Composition:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
@@ -69,6 +70,42 @@ def test_a_turn_of_pipecat_is_spoken_and_flushed(door: Door, path: str) -> None:
     assert len(sound) / 2 / rate == pytest.approx(2 * len(more) / 2 / rate, rel=0.2)
     assert len(more) / 2 / rate == pytest.approx(0.93, abs=0.1)
     assert (rest, code) == ([], 1000)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", ("pcm", 44_100)),
+        ("?sample_rate=16000", ("pcm", 16_000)),
+        ("?encoding=mulaw", ("mulaw", 8_000)),
+    ],
+)
+def test_our_own_messages_use_the_query_too(door: Door, query: str, expected: tuple[str, int]) -> None:
+    with session(door, f"{SAGEMAKER}{query}") as socket:
+        say(socket, "input.text", text="Good morning.")
+        say(socket, "input.done")
+        messages, _, code = hear(socket)
+
+    assert ((messages[0]["format"], messages[0]["sample_rate"]), code) == (expected, 1000)
+
+
+def test_our_own_messages_use_the_voice_and_the_start_options_of_the_query(door: Door, tone: np.ndarray) -> None:
+    robin = door.engine.add_voice("robin", tone, "Ah.").name
+    with session(door, f"{SAGEMAKER}?model={robin}&start_words=2") as socket:
+        say(socket, "input.text", text="Good morning to ")
+        (start,), _ = until(socket, "audio.start")
+        say(socket, "input.done")
+        _, first, _ = hear(socket)
+    with session(door, f"{SAGEMAKER}?start_words=2") as socket:
+        say(socket, "session.config", voice=robin, start_words=2, seed=1, max_new_tokens=20)
+        say(socket, "input.text", text="Good morning to ")
+        until(socket, "audio.start")
+        say(socket, "input.done")
+        _, second, _ = hear(socket)
+    door.engine.delete_voice(robin)
+
+    assert start["text"].startswith("Good morning")
+    assert first == second
 
 
 def test_clear_stops_the_audio_at_once_and_nothing_is_flushed(door: Door) -> None:

@@ -58,7 +58,7 @@ def test_a_voice_is_created_with_a_consent_used_by_its_id_and_deleted(
         "audio_sample",
     )
     assert len(spoken.content) > 1000
-    assert listed["description"] == f"José's voice (consent {consent} of José)"
+    assert listed["description"] == f"José's voice (consent {consent})"
     assert (deleted.id, deleted.deleted, deleted.object) == (voice.id, True, "audio.voice.deleted")
     assert http.get(f"/v1/voices/{voice.id}").status_code == 404
 

@@ -15,13 +15,17 @@ import soundfile
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from door_room import listening
 from s1_mini import ProductionTTSEngine
 from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
 from s1_mini.exceptions import ParameterError
 from s1_mini.server import lexicons
+from s1_mini.server.app import create_app
+from s1_mini.server.errors import InvalidError, StorageError
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.polly import describe_voices, speech_marks
+from s1_mini.server.settings import ServerSettings
 from s1_mini.server.speech import Times
 from s1_mini.server.voice_names import POLLY_VOICES, assign_voices
 from s1_mini.text.split import sentence_spans
@@ -338,6 +342,53 @@ def test_the_number_of_lexicons_is_limited(storing: Door, monkeypatch: pytest.Mo
         polly.put_lexicon(Name="c", Content=PLS.format("a", "b"))
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff", "the file of broken is not UTF-8; upload it again"),
+        (b"<lexicon>", "the file of broken: line 1, column 10: "),
+        (None, "the file of broken cannot be read: "),
+    ],
+)
+def test_a_damaged_file_affects_no_other_lexicon(
+    small_engine: ProductionTTSEngine, tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    (tmp_path / "polly-my-lex.pls").write_text(PLS.format("a", "b"))
+    if content is None:
+        (tmp_path / "polly-broken.pls").mkdir()  # no file, but something that cannot be read
+    else:
+        (tmp_path / "polly-broken.pls").write_bytes(content)
+    with serving(small_engine, lexicons_path=tmp_path) as door:
+        polly = client_of(door)
+        polly.put_lexicon(Name="w3c", Content=PLS.format("W3C", "web"))
+        listed = polly.list_lexicons()["Lexicons"]
+        with pytest.raises(ClientError, match=f"InvalidLexiconException.*{reason}"):
+            polly.synthesize_speech(OutputFormat="pcm", LexiconNames=["w3c", "broken"], **TEXT)
+        if content is not None:
+            polly.delete_lexicon(Name="broken")
+            with pytest.raises(ClientError, match=r"LexiconNotFoundException.*available: w3c\b"):
+                polly.delete_lexicon(Name="broken")
+
+    assert [each["Name"] for each in listed] == ["w3c"]
+
+
+def test_a_lexicon_that_is_deleted_during_a_listing_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = lexicons.Lexicons(tmp_path)
+    stored.put("w3c", PLS.format("W3C", "web"))
+    monkeypatch.setattr(stored, "names", lambda: ["deleted", "w3c"])
+
+    assert list(stored.describe_all()) == ["w3c"]
+
+
+def test_a_file_that_cannot_be_deleted_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "polly-w3c.pls").mkdir()
+
+    with pytest.raises(StorageError, match="the lexicon w3c cannot be deleted: "):
+        lexicons.Lexicons(tmp_path).delete("w3c")
+
+
 def test_lexicons_are_only_for_signed_requests(door: Door) -> None:
     with door.client() as http:
         assert http.put("/v1/lexicons/w3c", json={"Content": PLS}).status_code == 404
@@ -346,7 +397,11 @@ def test_lexicons_are_only_for_signed_requests(door: Door) -> None:
 def test_a_replica_stores_no_lexicon_that_the_others_cannot_see(
     small_engine: ProductionTTSEngine, tmp_path: Path
 ) -> None:
-    with serving(small_engine) as door:
-        door.app.state.member = ReplicaInfo(0, 2, tmp_path / "socket", keeps_voices=False)
-        with pytest.raises(ClientError, match="set S1_MINI_SERVER_LEXICONS_PATH to a folder that they share"):
-            client_of(door).put_lexicon(Name="w3c", Content=PLS.format("W3C", "web"))
+    settings, reason = ServerSettings(port=0), "set S1_MINI_SERVER_LEXICONS_PATH to a folder that they share"
+    member = ReplicaInfo(0, 2, tmp_path / "socket", keeps_voices=False)
+    ingress = create_app(small_engine, settings, has_peers=True)
+
+    with listening(ingress, small_engine) as door, pytest.raises(ClientError, match=reason):
+        client_of(door).put_lexicon(Name="w3c", Content=PLS.format("W3C", "web"))
+    with pytest.raises(InvalidError, match=reason):
+        create_app(small_engine, settings, member).state.lexicons.put("w3c", PLS.format("W3C", "web"))

@@ -11,11 +11,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from held_generation import SOUNDS, held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import ParameterError
+from s1_mini.exceptions import ParameterError, TextError
 from s1_mini.sagemaker.handler import Container, input_fn, output_fn, predict_fn
 from tests.server.conftest import serving
 from tests.server.test_websocket import hear, say, session
+from waiting import wait_until
 
 TOLD = "two words"
 FEW = {"max_new_tokens": 2}
@@ -122,6 +124,36 @@ def test_openais_route_skips_unsupported_characters_unless_the_request_says_othe
     assert "'猫'" in unquote(default.headers["x-warning"])
     assert "speech.audio.done" in events.text
     assert refused.status_code == 422
+
+
+def test_events_count_the_tokens_of_the_text_that_is_spoken(strict: ProductionTTSEngine) -> None:
+    body = {"response_format": "pcm", "stream_format": "sse", "on_unsupported": "error", **FEW}
+    longest = "two " * (strict.config.max_text_length // 4)
+    texts = {
+        "two words": {"input": "猫", "lexicon": {"猫": "two words"}},
+        "two.": {"input": '<speak><sub alias="two">猫</sub></speak>', "text_type": "ssml"},
+        "": {"input": '<speak><break time="100ms"/></speak>', "text_type": "ssml"},
+        longest.strip(): {"input": longest[:-1]},
+    }
+    with serving(strict) as door, door.client() as http:
+        answers = [http.post("/v1/audio/speech", json=body | fields).text for fields in texts.values()]
+
+    usages = [json.loads(answer.strip().rpartition("data: ")[2])["usage"] for answer in answers]
+    expected = [strict.count_tokens(text, normalize="off", on_unsupported="skip") if text else 0 for text in texts]
+    assert [usage["input_tokens"] for usage in usages] == expected
+
+
+def test_a_count_that_fails_cancels_the_speech(strict: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise TextError("text", "is not counted")
+
+    monkeypatch.setattr(strict, "count_tokens", fail)
+    before = strict.metrics.ends["cancelled"]
+    with serving(strict) as door, door.client() as http, held_generation(SOUNDS):
+        answer = http.post("/v1/audio/speech", json={"input": "two words " * 20, "stream_format": "sse"})
+        wait_until(lambda: strict.metrics.ends["cancelled"] == before + 1)
+
+    assert answer.status_code == 422
 
 
 def test_a_websocket_session_continues_after_a_sentence_without_speech(strict: ProductionTTSEngine) -> None:

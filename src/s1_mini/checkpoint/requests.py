@@ -9,7 +9,7 @@ from pathlib import Path
 
 from s1_mini.config import EngineConfig
 from s1_mini.families.find import Checkpoint
-from s1_mini.runtime.composition import is_plain, make_plan
+from s1_mini.runtime.composition import check_voice, is_plain, make_plan
 from s1_mini.text.form import TextForm
 from s1_mini.types import Reference, TTSRequest
 from s1_mini.voices.library import CheckpointVoices
@@ -34,7 +34,7 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
     voices = list_voices(checkpoint, config.voices_path)
     lexicons = voices.lexicons(config.lexicon_path)
     if not is_plain(request, config, lexicons):
-        make_plan(request, config, form, lexicons, voices, sample_rate=checkpoint.description.sample_rate)
+        make_plan(request, config, form, lexicons, voices, description=checkpoint.description)
         return
     form.script(
         request.text,
@@ -42,6 +42,7 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
         choice=request.normalize or config.normalize,
         on_unsupported=request.on_unsupported or config.on_unsupported,
     )
+    check_voice(request, checkpoint.description, voices)
     if request.voice is not None:
         voices.info(request.voice)
     for reference in request.references:

@@ -22,6 +22,7 @@ import numpy as np
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputIterator, OutputQueue
 from s1_mini.exceptions import NothingToSpeakError, QueueFullError, RequestTimeoutError, TextError
+from s1_mini.families.base import Description
 from s1_mini.text.form import NormalizedText, TextForm
 from s1_mini.text.lexicon import Lexicon, Lexicons
 from s1_mini.text.markup import Mark, Markup, Segment, is_ssml, read_marked, read_ssml, read_text
@@ -93,7 +94,7 @@ def make_plan(
     lexicons: Lexicons,
     voices: VoiceRegistry,
     *,
-    sample_rate: int,
+    description: Description,
 ) -> Plan | None:
     """Check the texts and voices of a request and return its parts; None if it has no markup.
 
@@ -109,7 +110,7 @@ def make_plan(
     for name in dict.fromkeys((request.voice, *(segment.voice for segment in segments))):
         if name is not None:
             voices.info(name)  # raises an error for an unknown voice
-    group = request.flow[1] or f"parts {next(_groups)}"
+    sample_rate, group = description.sample_rate, request.flow[1] or f"parts {next(_groups)}"
     grouped = replace(request, flow=(request.flow[0], group))
     parts: list[Part] = []
     spoken, warnings, pause_s = [], [ignored], 0.0
@@ -125,11 +126,19 @@ def make_plan(
             parts.append(Part(part_request, replace(segment, marks=tuple(marks)), pause_s))
             spoken.append(script.text)
             pause_s, marks = 0.0, []
+    for part in parts:
+        check_voice(part.request, description, voices)
     if not parts and not pause_s:
         raise NothingToSpeakError("text", "contains nothing to speak; send at least one letter, number or symbol")
     warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
     end_marks = tuple(marks) if request.word_times else ()
     return Plan(tuple(parts), pause_s, end_marks, request.sample_rate or sample_rate, " ".join(spoken), warning)
+
+
+def check_voice(request: TTSRequest, description: Description, voices: VoiceRegistry) -> None:
+    """Raise `VoiceError` if a request has no voice, although the checkpoint needs one and has no default."""
+    if description.needs_voice and request.voice is None and not request.references and not voices.library.default:
+        description.check_voice(voices.names)
 
 
 def _script(request: TTSRequest, segment: Segment, config: EngineConfig, form: TextForm) -> NormalizedText:

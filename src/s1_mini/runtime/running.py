@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -68,9 +69,7 @@ class EngineRuntime:
         if is_plain(request, self.config, self.lexicons):
             return None
         description, registry = self.speaker.description, self.voices.registry
-        return make_plan(
-            request, self.config, self.speaker.text, self.lexicons, registry, sample_rate=description.sample_rate
-        )
+        return make_plan(request, self.config, self.speaker.text, self.lexicons, registry, description=description)
 
     def prepare(self, request: TTSRequest) -> Prepared:
         """Check the text, then begin to encode the references. Raises `RequestError` or `EngineError`."""
@@ -146,7 +145,8 @@ class EngineRuntime:
         )
 
     def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
-        pieces = self._pieces(self._script(text, choice, on_unsupported))
+        script = self._script(text, choice, on_unsupported, max_length=sys.maxsize)
+        pieces = self._pieces(script)
         prompts = [self.speaker.loaded.prompt(piece, ()) for piece in pieces]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
@@ -182,12 +182,18 @@ class EngineRuntime:
         }
 
     def _script(
-        self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None, *, continues: bool = False
+        self,
+        text: str,
+        choice: Normalize | None,
+        on_unsupported: OnUnsupported | None,
+        *,
+        continues: bool = False,
+        max_length: int | None = None,
     ) -> NormalizedText:
         config = self.config
         return self.speaker.text.script(
             text,
-            config.max_text_length,
+            max_length or config.max_text_length,
             choice=choice or config.normalize,
             on_unsupported=on_unsupported or config.on_unsupported,
             continues=continues,

@@ -95,11 +95,16 @@ UNITS = {  # units of the metrics in log lines
 
 
 def create_app(
-    engine: ProductionTTSEngine, settings: ServerSettings | None = None, member: ReplicaInfo | None = None
+    engine: ProductionTTSEngine,
+    settings: ServerSettings | None = None,
+    member: ReplicaInfo | None = None,
+    *,
+    has_peers: bool = False,
 ) -> FastAPI:
     """Build the application around `engine`, which it starts and stops unless the engine is already running.
 
-    `member` identifies one of several replicas; None if it is the only one.
+    `member` identifies one of several replicas of `s1-mini serve`; None if it is the only one. `has_peers`: whether
+    servers elsewhere share its clients, as on a cluster.
     """
     settings = settings or ServerSettings()
     app = DescribedApp(
@@ -131,7 +136,7 @@ def create_app(
     app.state.meter = ServerMetrics(engine, gate)
     app.state.accounts = accounts
     app.state.consents = Consents(engine.config.voices_path)
-    app.state.lexicons = Lexicons(settings.lexicons_path)
+    app.state.lexicons = Lexicons(settings.lexicons_path, has_peers=has_peers or member is not None)
     app.state.connections = Connections(settings, accounts)
     app.state.websockets = IdlePool(accounts, Resource.SESSIONS, session.Session.evict)
     sockets = (websocket.router, elevenlabs_socket.router, deepgram.router)

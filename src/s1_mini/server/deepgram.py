@@ -58,7 +58,10 @@ async def speak_as_deepgram(socket: WebSocket) -> None:
 
 @router.websocket("/invocations-bidirectional-stream")
 async def speak_on_sagemaker(socket: WebSocket) -> None:
-    await converse(socket, partial(Recognizing, config=await _config(socket)))
+    config = await _config(socket)
+    rate = config.sample_rate if "sample_rate" in socket.query_params else None  # our default is the model's rate
+    own = config.model_copy(update={"sample_rate": rate})
+    await converse(socket, partial(Recognizing, config=config, own_config=own))
 
 
 async def _config(socket: WebSocket) -> SessionConfig:
@@ -133,14 +136,15 @@ class Recognizing(Protocol):
     messages = TypeAdapter(Annotated[Input | Speak | Control, Field(discriminator="type")])
     tags = MESSAGES | _TAGS
 
-    def __init__(self, session: Session, config: SessionConfig) -> None:
+    def __init__(self, session: Session, config: SessionConfig, own_config: SessionConfig) -> None:
         super().__init__(session)
-        self._config = config
+        self._config, self._own_config = config, own_config
 
     async def act(self, message: Any) -> None:
         session = self.session
         is_deepgram = isinstance(message, Speak | Control)
-        session.protocol = Deepgram(session, self._config) if is_deepgram else OwnProtocol(session)
+        own = OwnProtocol(session, self._own_config)
+        session.protocol = Deepgram(session, self._config) if is_deepgram else own
         await session.protocol.act(message)
 
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from s1_mini.files import files
 from s1_mini.server.errors import InvalidError, StorageError, quoted
 from s1_mini.text.lexicon import Pls
 from s1_mini.types import check_lexicon
+
+logger = logging.getLogger(__name__)
 
 MAX_LEXICONS = 100  # Polly's limits
 MAX_CHARACTERS = 40_000
@@ -36,7 +39,7 @@ class MaxLexiconsNumberExceededError(InvalidError):
 
 
 class InvalidLexiconError(InvalidError):
-    """A lexicon is not a PLS document with entries."""
+    """A lexicon is not a PLS document with entries, or its file cannot be read."""
 
 
 # With Polly's names, which end with Exception
@@ -46,8 +49,9 @@ LEXICON_ERRORS = LexiconNotFoundError, LexiconSizeExceededError, MaxLexiconsNumb
 class Lexicons:
     """The stored lexicons by name, of all clients. Safe to use from several threads."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, *, has_peers: bool = False) -> None:
+        """`has_peers`: whether other processes serve the same clients, so that lexicons need a folder."""
+        self._folder, self._has_peers = folder, has_peers
         self._in_memory: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -55,23 +59,29 @@ class Lexicons:
         """Return all names, sorted."""
         if self._folder is None:
             return sorted(self._in_memory)
-        return sorted(path.stem.removeprefix("polly-") for path in self._folder.glob(_FILE.format("*")))
+        found = (path.stem.removeprefix("polly-") for path in self._folder.glob(_FILE.format("*")))
+        return sorted(filter(NAME.fullmatch, found))
 
     def get(self, name: str, field: str = "LexiconName") -> str:
-        """Return a document. Raises `LexiconNotFoundError`."""
+        """Return a document. Raises `LexiconNotFoundError`, or `InvalidLexiconError` if its file cannot be read."""
         try:
             if self._folder is None or not NAME.fullmatch(name):
                 return self._in_memory[name]
             return (self._folder / _FILE.format(name)).read_text("utf-8")
         except (KeyError, FileNotFoundError):
-            known = ", ".join(self.names()) or "none"
-            reason = f"unknown lexicon {quoted(name)}; available: {known}"
-            raise LexiconNotFoundError(field, reason) from None
+            raise self._not_found(name, field) from None
+        except OSError as error:
+            raise InvalidLexiconError(field, f"the file of {name} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InvalidLexiconError(field, f"the file of {name} is not UTF-8; upload it again") from None
 
     def put(self, name: str, content: str) -> None:
         """Check and store a lexicon; it replaces one of the same name. Raises `InvalidError` and `StorageError`."""
         if not NAME.fullmatch(name):
             raise InvalidError("LexiconName", f"{quoted(name)} is not 1 to 20 letters and digits")
+        if self._has_peers and self._folder is None:
+            reason = "cannot be stored for all replicas; set S1_MINI_SERVER_LEXICONS_PATH to a folder that they share"
+            raise InvalidError("LexiconName", reason)
         if len(content) > MAX_CHARACTERS:
             reason = f"has {len(content)} characters; the limit is {MAX_CHARACTERS}"
             raise LexiconSizeExceededError("Content", reason)
@@ -98,22 +108,48 @@ class Lexicons:
                 raise StorageError(f"the lexicon {name} cannot be written: {error.strerror}") from None
 
     def delete(self, name: str) -> None:
-        """Delete a lexicon. Raises `LexiconNotFoundError`."""
-        self.get(name)
-        if self._folder is None:
-            self._in_memory.pop(name, None)
-        else:
-            (self._folder / _FILE.format(name)).unlink(missing_ok=True)
+        """Delete a lexicon. Raises `LexiconNotFoundError` or `StorageError`."""
+        try:
+            if self._folder is None or not NAME.fullmatch(name):
+                del self._in_memory[name]
+            else:
+                files.remove(self._folder / _FILE.format(name))
+        except (KeyError, FileNotFoundError):
+            raise self._not_found(name, "LexiconName") from None
+        except OSError as error:
+            raise StorageError(f"the lexicon {name} cannot be deleted: {error.strerror}") from None
 
     def merged(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the entries of several lexicons; earlier ones take precedence. Raises `LexiconNotFoundError`."""
+        """Return the entries of several lexicons; earlier ones take precedence. Raises the errors of `get`."""
         entries: dict[str, str] = {}
         for name in names:
-            entries = parse(self.get(name, "LexiconNames")).entries | entries
+            entries = self._parsed(name, "LexiconNames").entries | entries
         return entries
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return the attributes of a lexicon as Polly does. Raises `LexiconNotFoundError`."""
-        document = parse(content := self.get(name))
-        size = len(content.encode())
+        """Return the attributes of a lexicon as Polly does. Raises the errors of `get`."""
+        document, size = self._parsed(name, "LexiconName"), len(self.get(name).encode())
         return {"LanguageCode": document.language, "LexemesCount": len(document.entries), "Size": size}
+
+    def describe_all(self) -> dict[str, dict[str, Any]]:
+        """Return the attributes of all lexicons by name, without those that cannot be read, which are logged."""
+        described = {}
+        for name in self.names():
+            try:
+                described[name] = self.describe(name)
+            except LexiconNotFoundError:
+                continue  # it has just been deleted
+            except InvalidLexiconError as error:
+                logger.warning("skipping a lexicon: %s", str(error).removeprefix(f"{error.field}: "))
+        return described
+
+    def _parsed(self, name: str, field: str) -> Pls:
+        try:
+            return parse(self.get(name, field))
+        except MarkupError as error:
+            raise InvalidLexiconError(field, f"the file of {name}: {str(error).removeprefix('text: ')}") from None
+
+    def _not_found(self, name: str, field: str) -> LexiconNotFoundError:
+        return LexiconNotFoundError(
+            field, f"unknown lexicon {quoted(name)}; available: {', '.join(self.names()) or 'none'}"
+        )

@@ -108,7 +108,7 @@ async def create_voice(request: Request) -> CustomVoice:
     """Add a recording as a named voice, with the consent of its speaker."""
     form, recording = await _read(request, CustomVoiceForm, "audio_sample")
     consent = await asyncio.to_thread(_consents(request).get, form.consent)
-    description = f"{form.name} (consent {consent.id} of {consent.name})"
+    description = f"{form.name} (consent {consent.id})"
     try:
         voice = await register_voice(request, _voice_id(form.name), recording, form.text, description)
     except RequestError as error:
@@ -134,7 +134,7 @@ async def delete_custom_voice(request: Request, voice_id: str) -> DeletedVoice:
     openapi_extra=body_of(ConsentForm, form_files=("recording",), is_json=False),
 )
 async def create_consent(request: Request) -> ConsentAnswer:
-    """Note that a speaker consents to a voice. The recording is checked and not kept."""
+    """Note that a speaker consents to a voice. The recording's size and type are checked; it is not decoded or kept."""
     form, recording = await _read(request, ConsentForm, "recording")
     try:
         read_recording(recording, request.app.state.engine.config.max_reference_bytes)

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
@@ -161,8 +161,14 @@ async def create_speech(request: Request) -> Response:
         raise renamed(error, {"text": "input"}) from None
     if body.stream_format == "audio":
         return respond(speech)
-    count = partial(engine.count_tokens, normalize=body.normalize, on_unsupported=body.on_unsupported)
-    num_read = await asyncio.to_thread(count, body.input)
+    num_read = 0  # of a text that is only pauses
+    if speech.spoken_text:
+        count = partial(engine.count_tokens, normalize="off", on_unsupported="skip")  # it is normalized already
+        try:
+            num_read = await asyncio.to_thread(count, speech.spoken_text)
+        except BaseException:
+            await cast("Any", speech.body).aclose()
+            raise
     more = {"spoken_text": speech.spoken_text} if body.return_spoken_text else {}
     return StreamedAnswer(_events(speech, num_read, record_of(request), more), "text/event-stream", speech.headers)
 

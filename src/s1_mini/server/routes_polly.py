@@ -80,11 +80,8 @@ routers = (router, signed_router)  # before the other routers, whose `GET /v1/vo
 @signed_router.put("/v1/lexicons/{name}")
 async def put_lexicon(request: Request, name: str) -> dict[str, Any]:
     """Store a lexicon."""
-    body, state = await read_json(request, LexiconBody), request.app.state
-    if state.member is not None and state.settings.lexicons_path is None:
-        reason = "cannot be stored for all replicas; set S1_MINI_SERVER_LEXICONS_PATH to a folder that they share"
-        raise InvalidError("LexiconName", reason)
-    await asyncio.to_thread(state.lexicons.put, name, body.Content)
+    body = await read_json(request, LexiconBody)
+    await asyncio.to_thread(request.app.state.lexicons.put, name, body.Content)
     return {}
 
 
@@ -99,8 +96,8 @@ def get_lexicon(request: Request, name: str) -> dict[str, Any]:
 @signed_router.get("/v1/lexicons")
 def list_lexicons(request: Request) -> dict[str, Any]:
     """List the lexicons with their attributes."""
-    lexicons = request.app.state.lexicons
-    return {"Lexicons": [{"Name": name, "Attributes": lexicons.describe(name)} for name in lexicons.names()]}
+    described = request.app.state.lexicons.describe_all()
+    return {"Lexicons": [{"Name": name, "Attributes": attributes} for name, attributes in described.items()]}
 
 
 @signed_router.delete("/v1/lexicons/{name}")

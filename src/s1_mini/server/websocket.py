@@ -46,9 +46,10 @@ class OwnProtocol(Protocol):
     messages = TypeAdapter(Annotated[Input, Field(discriminator="type")])
     tags = MESSAGES
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, config: SessionConfig | None = None) -> None:
+        """`config` is used until the client sends one."""
         super().__init__(session)
-        self._track = Track(SessionConfig(type="session.config"))
+        self._track = Track(config or SessionConfig(type="session.config"))
         self._unspeakable: NothingToSpeakError | None = None  # error of the first stretch with nothing to speak
         self._warnings: list[str] = []  # of such stretches, for the next message
 

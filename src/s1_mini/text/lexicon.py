@@ -77,15 +77,20 @@ class Lexicons:
     ) -> None:
         """Load a file for all requests, and the files of voices in folders. Raises `ConfigurationError`."""
         self._shared = Lexicon(read_lexicon(path) if path else {})
-        files = {file.stem: file for folder in folders for file in sorted(folder.glob(f"*{SUFFIX}"))}
+        self._files = {file.stem: file for folder in folders for file in sorted(folder.glob(f"*{SUFFIX}"))}
         self._voices: dict[str | None, Lexicon] = {
-            voice: self._shared.merged(read_lexicon(file)) for voice, file in files.items()
+            voice: self._shared.merged(read_lexicon(file)) for voice, file in self._files.items()
         }
         if default_voice in self._voices:
             self._voices[None] = self._voices[default_voice]
 
     def of(self, voice: str | None) -> Lexicon:
-        """Return the lexicon of a voice; None is the default voice, and an empty name a recording."""
+        """Return the lexicon of a voice; None is the default voice, and an empty name a recording.
+
+        A lexicon whose file was deleted, as it is with its voice, is no longer used.
+        """
+        if voice in self._voices and voice in self._files and not self._files[voice].exists():
+            self._voices.pop(voice, None)
         return self._voices.get(voice, self._shared)
 
 
