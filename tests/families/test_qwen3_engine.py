@@ -309,6 +309,15 @@ def test_a_checkpoint_is_converted_packaged_and_planned(custom: Path, base: Path
     assert np.abs(speak(tmp_path / "decodes", voice="vector") - speak(base, voice="vector")).max() < 0.05
 
 
+def test_a_designed_voice_has_slots_for_a_text_that_is_not_split(custom: Path, tmp_path: Path) -> None:
+    preset, design = (
+        Qwen3().sizes(path, Formats(), 0).needed_positions(0.0, 200)
+        for path in (custom, written(tmp_path / "design", "voice_design"))
+    )
+
+    assert (preset, design) == (600, 6000)
+
+
 def test_the_published_sizes_are_counted_without_a_checkpoint() -> None:
     large = Qwen3().sizes(None, Formats(), 0)
 
