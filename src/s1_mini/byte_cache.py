@@ -68,7 +68,7 @@ class ByteCache(Generic[Value]):
             self._move(key)
 
     def unpin(self, key: str) -> None:
-        """Make `key` evictable again."""
+        """Allow `key` to be evicted again."""
         with self._lock:
             self._pinned.discard(key)
             self._move(key)

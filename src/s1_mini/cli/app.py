@@ -106,7 +106,7 @@ def run() -> int:
 
 
 def _escape_unencodable(stream: object) -> None:
-    """Make a stream write characters that it cannot encode as escapes."""
+    """Set a stream to write characters that it cannot encode as escapes."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 

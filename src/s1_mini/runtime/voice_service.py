@@ -222,7 +222,7 @@ class Preloader:
             return None
 
     def _take_in(self, recording: Recording) -> None:
-        """Make a voice from a recording in the voice directory. Raises `S1MiniError` or `OSError`."""
+        """Encode a recording in the voice directory as a voice. Raises `S1MiniError` or `OSError`."""
         if not recording.transcript.exists():
             raise ParameterError(
                 "reference_text",
