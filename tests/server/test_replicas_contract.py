@@ -60,6 +60,7 @@ EXCEPT = {
     "test_the_next_context_of_livekit_stops_one_that_was_interrupted",
     "test_an_interruption_of_pipecat_stops_the_audio_at_once",
     "test_clear_stops_the_audio_at_once_and_nothing_is_flushed",
+    "test_our_own_messages_use_the_voice_and_the_start_options_of_the_query",
     # these change the process: words with times, sentences of limited length
     "test_each_character_has_a_time_interpolated_within_its_word",
     "test_times_count_from_the_start_of_the_context_or_from_the_previous_message",
