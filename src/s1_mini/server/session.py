@@ -46,7 +46,7 @@ Options = TypeVar("Options", bound=BaseModel)
 
 SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
 LEAD_S = 0.3  # before the client has played all audio, the next one is begun
-POLL_S = 0.25  # how often a session looks at the clock, and whether it was evicted or the server shuts down
+POLL_S = 0.25  # how often a session checks its time limits, and whether it was evicted or the server is shutting down
 
 
 class Protocol(Listener):
@@ -212,7 +212,7 @@ class Session:
 
     async def add(self, track: Track, text: str) -> None:
         """Add text, and speak the sentences that are whole. Raises `TextError`."""
-        # refused, since a client that is not read from cannot disconnect or answer a ping
+        # Refused, not left unread: while nothing is read, neither a disconnect nor a pong is noticed.
         allowed = self.state.engine.config.max_text_length
         is_ssml = self._is_ssml(track, track.rest + text)
         ahead = self.queue.num_waiting + len(text) + (len(track.rest) if is_ssml else 0)
@@ -261,7 +261,7 @@ class Session:
         return left_s if left_s > 0 and not piece else None
 
     def flush(self, track: Track, *, is_last: bool = False) -> None:
-        """Speak also the sentence that has begun. `is_last` refuses a text that has nothing to speak."""
+        """Also speak the unfinished sentence. `is_last` refuses a text that has nothing to speak."""
         text, track.rest = track.rest, ""
         self._put(track, text, is_last=is_last)
 
@@ -269,7 +269,7 @@ class Session:
         if is_speakable(text):
             track.says = True
         elif not is_last or track.says is not False:
-            return  # but a text without anything to speak from beginning to end goes to the engine, which refuses it
+            return  # but if the whole text has nothing to speak, it goes to the engine, which refuses it
         if track.config.text_type == "marked":
             voices, text = names_in_markup(self.state), track.voice + text
             track.voice = "" if (voice := last_voice(text, voices)) is None else f"[{voice}] "
