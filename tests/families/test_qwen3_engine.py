@@ -88,6 +88,7 @@ def test_presets_are_listed_and_the_first_of_the_config_is_the_default(presets: 
     assert [voice.name for voice in presets.voices() if voice.is_default] == ["serena"]
     assert np.array_equal(first, default)
     assert np.array_equal(presets.generate("Hello.", voice="Serena", **ASKED).audio, first)  # as in the model's pages
+    assert presets.describe_voice("Serena").name == "serena"
     assert differ(first, second)
     assert len(first) % SAMPLES == 0
     assert first.std() > 0.01

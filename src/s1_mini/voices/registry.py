@@ -316,10 +316,11 @@ class VoiceRegistry:
 
     def info(self, name: str) -> VoiceInfo:
         """Describe one voice. Raises the errors of `find`."""
-        summary = self.library.summary(name) if name in self.library else self.added.summary(name)
-        if summary is None:
-            raise not_found(name, self.names)
-        return self._info(summary)
+        for each in (name, name.lower()):
+            summary = self.library.summary(each) if each in self.library else self.added.summary(each)
+            if summary is not None:
+                return self._info(summary)
+        raise not_found(name, self.names)
 
     def infos(self) -> list[VoiceInfo]:
         """Describe all voices, sorted by name; broken files are skipped with one warning each."""
