@@ -195,11 +195,8 @@ def test_a_checkpoint_without_times_of_words_highlights_none(
     """Its audio has the model's own sample rate."""
     page = watched(visit, door.url)
     page.get_by_role("textbox", name="Text").fill("Hm, hm.")
-    with held_generation(FRAMES):
-        with page.expect_request(f"**/with-timestamps?output_format=pcm_{small_engine.sample_rate}"):
-            page.get_by_role("button", name="Speak").click()
-        expect(page.locator("main")).to_have_attribute("data-state", "speaking")
-        page.keyboard.press("Escape")
+    with page.expect_request(f"**/with-timestamps?output_format=pcm_{small_engine.sample_rate}"):
+        page.get_by_role("button", name="Speak").click()
 
     expect(page.locator("#history-list > li")).to_have_count(1)
     seek_to_end(page)
