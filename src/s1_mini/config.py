@@ -140,7 +140,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         description="how long a piece waits for others to form a batch",
     )
     batch_grouping: bool = Field(True, description="start pieces with the same voice together")
-    max_queue_size: int = Field(256, ge=1, description="maximum number of requests in the queue")
+    max_queue_size: int = Field(1024, ge=1, description="maximum number of requests in the queue")
 
     # Memory.
     kv_cache_gb: float | None = Field(
@@ -152,8 +152,11 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     max_columns: int | None = Field(
         None, ge=64, description="maximum positions of a slot: text, reference and frames of one piece"
     )
-    prefix_cache_mb: float = Field(
-        256.0, ge=0, description="size of the prefix cache: keys and values of recently used voices"
+    prefix_cache_mb: float | None = Field(
+        None,
+        ge=0,
+        description="size of the prefix cache: keys and values of recently used voices; unset: 256 MB, and on a GPU "
+        "also half of the memory that the slots leave free",
     )
     kv_cache_size: int = Field(
         100, ge=0, description="maximum number of voices in the prefix cache (a count, not a size); 0: none"

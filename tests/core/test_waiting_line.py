@@ -21,7 +21,7 @@ from tests.core.room import CODEC, MODEL, request
 def line_of(*requests: Request, size: int = 1000, **options: Any) -> WaitingLine:
     line = WaitingLine(size, **options)
     for each in requests:
-        line.submit(each, 1.0)
+        line.submit(each)
     return line
 
 
@@ -47,22 +47,37 @@ def test_later_pieces_are_not_delayed_indefinitely() -> None:
     now, served = 0.0, False
     while not served and now < 10 * SPACING_S:
         now += 0.5
-        queue.submit(request(now), 1.0)
-        queue.submit(request(now), 1.0)
+        queue.submit(request(now))
+        queue.submit(request(now))
         served = any(utterance.index == 1 for utterance in queue.take(1, now))
 
     assert served
 
 
-def test_a_full_queue_refuses_at_once_with_a_retry_time() -> None:
-    queue = line_of(request(), request(), size=2)
+def test_a_full_queue_refuses_at_once_with_the_time_until_half_of_it_is_admitted() -> None:
+    queue = line_of(*(request() for _ in range(4)), size=4)
+    for batch in range(8):
+        queue.take(2, now=10.0 + 3 * batch)
+        queue.submit(request())
+        queue.submit(request())
 
-    with pytest.raises(QueueFullError, match=r"try again in 3\.5 s") as caught:
-        queue.submit(request(), 3.5)
+    with pytest.raises(QueueFullError, match=r"try again in 3\.0 s") as caught:
+        queue.submit(request())
 
-    assert caught.value.retry_after_s == 3.5
-    assert len(queue) == 2
-    assert (queue.stats.accepted, queue.stats.refused) == (2, 1)
+    assert caught.value.retry_after_s == 3.0  # four wait, and two are admitted every three seconds
+    assert len(queue) == 4
+    assert (queue.stats.accepted, queue.stats.refused) == (20, 1)
+
+
+def test_the_retry_time_does_not_count_time_without_waiting_requests() -> None:
+    queue = line_of(request(), size=1)
+    queue.take(1, now=0.0)
+    queue.submit(request())
+    queue.take(1, now=1000.0)
+    queue.submit(request())
+
+    with pytest.raises(QueueFullError, match=r"try again in 1\.0 s"):
+        queue.submit(request())
 
 
 def test_a_long_text_takes_one_place_in_the_queue() -> None:
@@ -117,7 +132,7 @@ def test_every_accepted_piece_leaves_exactly_once(arrivals: list[tuple[int, str,
     for now, (pieces, key, free, leaves) in enumerate(arrivals):
         made = request(float(now), pieces=pieces, prefix_key=key)
         try:
-            queue.submit(made, 1.0)
+            queue.submit(made)
             let_in += made.utterances
         except QueueFullError:
             pass
@@ -175,10 +190,10 @@ def test_requests_that_keep_coming_do_not_starve_a_client() -> None:
     queue = line_of(long)
     take_one(queue)
     for number in range(20):
-        queue.submit(request(1.0, flow=(f"b{number}", "")), 1.0)
+        queue.submit(request(1.0, flow=(f"b{number}", "")))
     order = []
     for number in range(20, 50):
-        queue.submit(request(1.0, flow=(f"b{number}", "")), 1.0)
+        queue.submit(request(1.0, flow=(f"b{number}", "")))
         order.append(take_one(queue))
 
     assert long in order
@@ -188,8 +203,8 @@ def test_requests_admitted_with_a_shared_voice_are_charged() -> None:
     queue = line_of(request(0.0, pieces=9, prefix_key="ben", flow=("other", "")))
     counts = {"greedy": 0, "other": 0, "plain": 0}
     for number in range(30):
-        queue.submit(request(1.0, prefix_key="anna", flow=("greedy", f"{number}")), 1.0)
-        queue.submit(request(1.0, prefix_key="anna", flow=("plain", f"{number}")), 1.0)
+        queue.submit(request(1.0, prefix_key="anna", flow=("greedy", f"{number}")))
+        queue.submit(request(1.0, prefix_key="anna", flow=("plain", f"{number}")))
     for _ in range(8):
         for each in taken(queue, 3, now=2.0):
             counts[each.flow[0]] += 1
@@ -202,7 +217,7 @@ def test_a_paused_stream_is_neither_taken_nor_counted() -> None:
     queue = line_of(paused, size=1)
     paused.speech.queue.put(AudioChunk(np.zeros(31 * 16_000, np.float32), 16_000, 1))
 
-    queue.submit(other, 1.0)
+    queue.submit(other)
 
     assert len(queue) == 1
     assert set(taken(queue, 8, now=9.0)) == {other}

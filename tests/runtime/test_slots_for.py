@@ -15,7 +15,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import SHORT_NAMES, get_family
 from s1_mini.runtime.loader import LoadedCheckpoint, check_weights, gpus_of, load
-from s1_mini.runtime.sizing import CPU_SLOTS, measure_slots
+from s1_mini.runtime.sizing import CPU_SLOTS, measure_slots, prefix_bytes_of
 from s1_mini.runtime.sizing import slots_for as slots_in
 from s1_mini.types import Choice
 
@@ -40,7 +40,7 @@ def config(**settings: object) -> EngineConfig:
 
 def slots_for(free_bytes: float, speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
     """Slots of one device that has all stages."""
-    sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
+    sizes = speaker.sizes(prefix_bytes_of(config))
     return slots_in([DeviceMemory(free_bytes, sizes.demand)], sizes, config)
 
 
@@ -86,6 +86,17 @@ def test_a_larger_prefix_cache_and_longer_references_leave_fewer_slots(
     assert slots_for(scarce, speaker, config(max_reference_s=10))[0] > 50
 
 
+def test_memory_that_slots_leave_free_is_counted(speaker: LoadedCheckpoint) -> None:
+    room = DeviceMemory(PLENTY, speaker.sizes(256_000_000).demand)
+    slots, positions = slots_for(PLENTY, speaker, config())
+
+    left = room.left(slots, positions)
+
+    assert 0 < left < PLENTY
+    assert room.left(slots + 1, positions) == pytest.approx(left - room.demand.slot(positions), abs=2)
+    assert DeviceMemory(GIB, room.demand).left(slots, positions) == 0
+
+
 def test_too_little_memory_is_reported_with_the_requirement(speaker: LoadedCheckpoint) -> None:
     with pytest.raises(ConfigurationError, match="S1_MINI_KV_CACHE_GB"):
         slots_for(GIB, speaker, config())
@@ -127,5 +138,5 @@ def test_weights_that_do_not_fit_are_reported_before_they_are_loaded() -> None:
 
 
 def test_a_cpu_has_four_slots_by_default(speaker: LoadedCheckpoint) -> None:
-    assert measure_slots(speaker, config()) == (CPU_SLOTS, speaker.loaded.model.max_positions)
+    assert measure_slots(speaker, config()) == (CPU_SLOTS, speaker.loaded.model.max_positions, 256_000_000)
     assert measure_slots(speaker, config(max_batch_size=9))[0] == 9

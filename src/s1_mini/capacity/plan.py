@@ -15,6 +15,7 @@ from s1_mini.capacity.cards import CARDS, MACHINES, Gpu, InstanceType, machines_
 from s1_mini.capacity.sizes import (
     AUTO_SLOTS,
     CONTEXT_BYTES,
+    PREFIX_CACHE_BYTES,
     SPAN,
     DeviceMemory,
     Formats,
@@ -252,7 +253,7 @@ def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish:
 
     Raises `ParameterError` for invalid columns, formats or placements, and if the only card is too small.
     """
-    sizes = measure(wish.formats, round(1e6 * _default("prefix_cache_mb")))
+    sizes = measure(wish.formats, PREFIX_CACHE_BYTES)
     for name, value in (("columns", wish.columns), ("context", wish.context)):
         if value is not None and not 1 <= value <= sizes.max_positions:
             raise ParameterError(

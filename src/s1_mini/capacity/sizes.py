@@ -20,6 +20,7 @@ STREAM_ROWS = 2  # codec rows per slot: an utterance may still be decoded when i
 DECODED_FRAMES = 2  # frames decoded at once, per slot
 SPARE_FRAMES = 32  # additional frames, for all slots together
 CONTEXT_BYTES = GIB  # the driver's context and all kernels' code, before the first allocation
+PREFIX_CACHE_BYTES = 256_000_000  # default size of the prefix cache, before slots are counted
 GRAPH_BYTES = GIB  # captured graphs with their shared pool, workspaces of the libraries
 SAFE_SHARE = 0.02  # share of the free memory reserved for fragmentation
 
@@ -73,6 +74,10 @@ class DeviceMemory:
         if not each:
             return MAX_SLOTS if self.for_slots else 0
         return int(self.for_slots // each)
+
+    def left(self, slots: int, positions: int) -> int:
+        """Return the bytes that `slots` slots of `positions` positions leave free."""
+        return max(0, int(self.for_slots - slots * self.demand.slot(positions)))
 
 
 def sum_demands(demands: Iterable[MemoryRequirement]) -> MemoryRequirement:

@@ -292,8 +292,7 @@ class Scheduler:
         with self._lock:
             if self._closed.is_set():
                 raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
-            # An estimate: an utterance takes a few seconds, and all slots work at once.
-            self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self.stages[0].policy.slots))
+            self.line.submit(request)
             request.speech.queue.on_take = self._look_again
             self.ledger.add(request)
             if self._closed.is_set():  # `tell_all` does not wait for the lock and may have missed this request

@@ -22,6 +22,8 @@ from s1_mini.exceptions import QueueFullError
 
 STEPS_A_TURN = 10  # steps of the first stage that one turn covers
 HISTORY = 1000  # admissions in the statistics
+RATE_HISTORY = 50  # batches over which the admission rate is measured
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 
 Group = str | int  # name; for an unnamed group, the number of its only request
 Entry = tuple[float, float, int, int, Request]  # the group's next turn, due time, request number, tie-breaker, request
@@ -58,6 +60,7 @@ class WaitingLine:
         self._accepted = self._refused = 0
         self._waits: deque[float] = deque(maxlen=HISTORY)
         self._batches: deque[int] = deque(maxlen=HISTORY)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RATE_HISTORY)  # time and size of admitted batches
 
     def __len__(self) -> int:
         with self._lock:
@@ -71,12 +74,12 @@ class WaitingLine:
     def is_empty(self) -> bool:
         return not self._waiting
 
-    def submit(self, request: Request, retry_after_s: float) -> None:
+    def submit(self, request: Request) -> None:
         """Add the utterances of a new request. Raises `QueueFullError` if they do not fit."""
         with self._lock:
             if len(self._waiting) >= self.max_size and (waiting := len(self._eligible())) >= self.max_size:
                 self._refused += 1
-                raise QueueFullError(waiting, self.max_size, retry_after_s)
+                raise QueueFullError(waiting, self.max_size, self._retry_after_s())
             self._accepted += 1
             self._push(request, request.utterances)
 
@@ -106,6 +109,9 @@ class WaitingLine:
             if taken:
                 self._waits.extend(max(0.0, now - utterance.due) for utterance in taken)
                 self._batches.append(len(taken))
+                self._recent.append((now, len(taken)))
+                if not self._waiting:
+                    self._recent.clear()  # the rate counts only while requests wait
             return taken
 
     def wakes(self, now: float, free: int) -> float | None:
@@ -132,6 +138,16 @@ class WaitingLine:
             self._accepted = self._refused = 0
             self._waits.clear()
             self._batches.clear()
+            self._recent.clear()
+
+    def _retry_after_s(self) -> float:
+        """Return the seconds until half of the waiting utterances are admitted, at the recent rate."""
+        if len(self._recent) < 2:
+            return MIN_RETRY_S
+        elapsed = self._recent[-1][0] - self._recent[0][0]
+        admitted = sum(size for _, size in self._recent) - self._recent[0][1]
+        waiting = sum(map(len, self._waiting.values()))
+        return min(max(MIN_RETRY_S, waiting / 2 * elapsed / admitted), MAX_RETRY_S)
 
     @property
     def stats(self) -> QueueStats:

@@ -40,6 +40,7 @@ from s1_mini.remote.stage_worker import fingerprint
 from s1_mini.remote.work import Call, Facts, Piece, Work, receive
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.runner import as_error
+from s1_mini.runtime.sizing import prefix_bytes_of
 from s1_mini.runtime.synthesizer import Backend, Synthesizer, make_line
 from s1_mini.runtime.tasks import Steps, Tasks
 
@@ -70,7 +71,7 @@ class RemoteCore:
     ) -> None:
         """`slots` is the number of slots of the first stage; `max_open` limits the utterances in progress."""
         self.line = make_line(config.model_copy(update={"batch_timeout_ms": 0.0}))
-        self.prefixes: ByteCache[Saved] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
+        self.prefixes: ByteCache[Saved] = ByteCache(prefix_bytes_of(config), config.kv_cache_size)
         self.ledger, self._max_open = RequestTracker(), max_open
         self._loop = asyncio.new_event_loop()
         self._relay = self.slots = Relay(
@@ -106,7 +107,7 @@ class RemoteCore:
     def submit(self, request: Request) -> None:
         if not self._takes_in:
             raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
-        self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self._max_open))
+        self.line.submit(request)
         request.speech.queue.on_take = partial(self._soon, self._relay.admit)
         self.ledger.add(request)
         self._soon(self._relay.admit)

@@ -96,13 +96,13 @@ class StageEngine:
         if self.index:
             config = config.model_copy(update={"batch_timeout_ms": 0.0})  # utterances in progress are not held back
         speaker = load(config, here={name})
-        slots, positions = measure_slots(speaker, config)
+        slots, positions, prefix_bytes = measure_slots(speaker, config)
         chain = speaker.loaded.chain(slots, positions)
         self._policies = chain.policies
         at = slice(self.index, self.index + 1)
         own = StageChain(chain.policies[at], chain.stages[at], chain.sample_rate, chain.room)
         self.policy = own.policies[0]
-        self.core = make_core(own, speaker, config)
+        self.core = make_core(own, speaker, config, prefix_bytes)
         self._room = chain.room
         self.facts = Facts(name, self.policy.slots, positions, fingerprint(directory))
         self._numbers = itertools.count()

@@ -97,7 +97,7 @@ class Recordings:
         return {"waiting": len(self._waiting), "running": len(self._running), "max_waiting": self.max_waiting}
 
     def _retry_after_s(self) -> float:
-        return max(1.0, self._usual_s * len(self._waiting) / self._num_threads)
+        return max(1.0, self._usual_s * len(self._waiting) / 2 / self._num_threads)
 
     def _forget(self, future: Future[Any]) -> None:
         with self._changed:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from s1_mini.capacity.sizes import AUTO_SLOTS, GIB, SPAN, DeviceMemory, Sizes, fit_slots, sum_demands
+from s1_mini.capacity.sizes import (
+    AUTO_SLOTS,
+    GIB,
+    PREFIX_CACHE_BYTES,
+    SPAN,
+    DeviceMemory,
+    Sizes,
+    fit_slots,
+    sum_demands,
+)
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.loader import LoadedCheckpoint, free_bytes_of, gpus_of
@@ -13,21 +23,33 @@ CPU_KV_GB = 1.0  # default budget for keys and values on a CPU
 CPU_SLOTS = 4  # default on a CPU; the default on a GPU is as many as fit, up to `AUTO_SLOTS`
 
 
-def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
-    """Return slots and their positions, from settings and free memory.
+class Allocation(NamedTuple):
+    """What an engine keeps in memory besides the weights."""
+
+    slots: int
+    positions: int  # per slot
+    prefix_bytes: int  # maximum size of the prefix cache
+
+
+def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> Allocation:
+    """Return slots and the size of the prefix cache, from settings and free memory.
 
     Raises `ConfigurationError` if there is not enough memory for one slot.
     """
+    prefix_bytes = prefix_bytes_of(config)
     model, stages = speaker.loaded, gpus_of(speaker.devices)
     first = next(iter(speaker.devices.values())).value  # the stage with a KV cache
     on_gpu = bool(stages) and first not in ("cpu", "mps")
     if on_gpu and config.kv_cache_gb is None:
-        sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
+        sizes = speaker.sizes(prefix_bytes)
         rooms = [
             DeviceMemory(free_bytes_of(device), sum_demands(sizes.demands[stage] for stage in names), device)
             for device, names in stages.items()
         ]
-        return slots_for(rooms, sizes, config)
+        slots, positions = slots_for(rooms, sizes, config)
+        if config.prefix_cache_mb is None:  # `rooms[0]` has the first stage, whose keys and values the cache holds
+            prefix_bytes += rooms[0].left(slots, positions) // 2
+        return Allocation(slots, positions, prefix_bytes)
     budget = (config.kv_cache_gb or CPU_KV_GB) * GIB
     positions = min(model.max_positions, config.max_columns or model.max_positions)
     slots = _requested_slots(config, AUTO_SLOTS if on_gpu else CPU_SLOTS)
@@ -35,7 +57,12 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int,
     if slots < 1:
         slots, positions = 1, int(budget // model.position_bytes) // SPAN * SPAN
         _check_positions(positions, budget, model.position_bytes)
-    return slots, positions
+    return Allocation(slots, positions, prefix_bytes)
+
+
+def prefix_bytes_of(config: EngineConfig) -> int:
+    """Return the configured size of the prefix cache, or its least size if the setting is unset."""
+    return PREFIX_CACHE_BYTES if config.prefix_cache_mb is None else round(1e6 * config.prefix_cache_mb)
 
 
 def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:

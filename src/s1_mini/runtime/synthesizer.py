@@ -68,17 +68,17 @@ class Backend(NamedTuple):
 
 def open_here(speaker: LoadedCheckpoint, config: EngineConfig) -> Backend:
     """Return a backend with all stages in this process. Raises `ConfigurationError` for too little memory."""
-    slots, positions = measure_slots(speaker, config)
+    slots, positions, prefix_bytes = measure_slots(speaker, config)
     chain = speaker.loaded.chain(slots, positions)
-    return Backend(make_core(chain, speaker, config), chain, positions)
+    return Backend(make_core(chain, speaker, config, prefix_bytes), chain, positions)
 
 
-def make_core(chain: StageChain, speaker: LoadedCheckpoint, config: EngineConfig) -> EngineCore:
+def make_core(chain: StageChain, speaker: LoadedCheckpoint, config: EngineConfig, prefix_bytes: int) -> EngineCore:
     return EngineCore(
         chain.policies,
         chain.stages,
         make_line(config),
-        ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size),
+        ByteCache(prefix_bytes, config.kv_cache_size),
         choose_threads(chain, speaker.loaded.num_bytes),
         clears_memory=config.vram_clear_on_oom,
         stuck_after_s=config.stuck_after_s,

@@ -19,6 +19,7 @@ from s1_mini.runtime.runner import as_error, attempt, with_memory
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
+USUAL_S = 0.1  # first estimate of the duration of a task
 SPEAKING_SHARE = 3.0  # seconds of generation per second of tasks, while there are requests
 
 
@@ -66,6 +67,8 @@ class Tasks:
         self._tasks: deque[_Task] = deque()
         self._is_open, self._lock = True, threading.Lock()
         self._next = 0.0  # earliest time of the next step during generation
+        self._started: float | None = None  # time of the first task's first step
+        self._usual_s = USUAL_S
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -80,7 +83,8 @@ class Tasks:
             if not self._is_open:
                 raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
             if len(self._tasks) >= self._max_size:
-                raise QueueFullError(len(self._tasks), self._max_size, float(len(self._tasks)), "tasks")
+                retry_after_s = max(1.0, self._usual_s * len(self._tasks) / 2)
+                raise QueueFullError(len(self._tasks), self._max_size, retry_after_s, "tasks")
             self._tasks.append(task)
         return task.future
 
@@ -89,6 +93,8 @@ class Tasks:
         if not self._tasks or (beside_speech and self._clock() < self._next):
             return
         task, started = self._tasks[0], self._clock()
+        if self._started is None:
+            self._started = started
 
         def fail(error: Exception) -> None:
             task.end(as_error(error) if isinstance(error, torch.OutOfMemoryError) else error)
@@ -96,6 +102,8 @@ class Tasks:
         work = partial(with_memory, task.step, self._free_memory)
         if task.future.cancelled() or attempt(work, fail) is not False:
             self._tasks.popleft()
+            self._usual_s += 0.2 * (self._clock() - self._started - self._usual_s)
+            self._started = None
         now = self._clock()
         self._next = now + SPEAKING_SHARE * (now - started)
 

@@ -1,0 +1,31 @@
+"""Tasks of a stage's thread: bounded, with a retry time that follows from their duration."""
+
+from __future__ import annotations
+
+import pytest
+
+from s1_mini.exceptions import QueueFullError
+from s1_mini.runtime.tasks import Steps, Tasks
+
+
+def test_a_full_queue_refuses_with_half_of_the_time_that_its_tasks_usually_take() -> None:
+    now = 0.0
+
+    def task() -> Steps[None]:
+        nonlocal now
+        now += 4.0
+        yield
+        now += 4.0
+
+    tasks = Tasks(6, lambda: None, clock=lambda: now)
+    for _ in range(30):
+        tasks.submit(task)
+        tasks.step(beside_speech=False)
+        tasks.step(beside_speech=False)
+    for _ in range(6):
+        tasks.submit(task)
+
+    with pytest.raises(QueueFullError, match=r"6 tasks are already waiting \(limit 6\)") as refused:
+        tasks.submit(task)
+
+    assert refused.value.retry_after_s == pytest.approx(8.0 * 6 / 2, rel=0.01)
