@@ -61,8 +61,10 @@ def _rotate(x: Tensor, base: float) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def transformer(weights: Weights, prefix: str, config: Mapping[str, Any], x: Tensor) -> Tensor:
-    """Run all layers and the last norm on x [T, dim]."""
+def transformer(
+    weights: Weights, prefix: str, config: Mapping[str, Any], x: Tensor, attention: list[Tensor] | None = None
+) -> Tensor:
+    """Run all layers and the last norm on x [T, dim]; add the attention [H, T, T] of each layer to a list."""
     heads, groups, eps = config["num_attention_heads"], config["num_key_value_heads"], config["rms_norm_eps"]
     size, base = config["head_dim"], config["rope_theta"]
     mask = torch.ones(len(x), len(x)).tril() == 0
@@ -78,7 +80,10 @@ def transformer(weights: Weights, prefix: str, config: Mapping[str, Any], x: Ten
         )
         k, v = (each.repeat_interleave(heads // groups, dim=1) for each in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(size)
-        mixed = torch.einsum("hqk,khd->qhd", scores.masked_fill(mask, -math.inf).softmax(-1), v).flatten(1)
+        shares = scores.masked_fill(mask, -math.inf).softmax(-1)
+        if attention is not None:
+            attention.append(shares)
+        mixed = torch.einsum("hqk,khd->qhd", shares, v).flatten(1)
         x = x + F.linear(mixed, weights[f"{own}self_attn.o_proj.weight"])
         h = _norm(x, weights[f"{own}post_attention_layernorm.weight"], eps)
         gate, up = (F.linear(h, weights[f"{own}mlp.{each}_proj.weight"]) for each in ("gate", "up"))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from s1_mini.alignment.calibration import Followed, Measures, best_paths, find_shifts, measure
+from s1_mini.alignment.head import UNREAD
 from s1_mini.alignment.path import FREE, MAX_ADVANCE, SKIP_COST
 from s1_mini.alignment.times import find_spans
 
@@ -86,6 +87,24 @@ def test_a_head_that_stops_halfway_or_an_utterance_that_was_cut_is_refused_for_i
 
 def test_a_head_with_little_of_its_attention_at_the_text_is_refused_for_its_share() -> None:
     assert measures(along(), share=0.2).faults == ["share"]
+
+
+def test_a_head_that_looks_at_the_newest_position_is_refused_where_the_text_is_read_step_by_step() -> None:
+    frames, tokens = np.arange(3 * len(TEXT))[:, None], np.arange(len(TEXT))
+    spans = find_spans(TEXT, ENDS)
+
+    def measured(followed: np.ndarray, share: np.ndarray) -> Measures:
+        """Measures of a head with its share of attention [T] at a token [T] of those read so far."""
+        near = -0.1 * np.abs(tokens - followed[:, None])  # the rest of its attention is at neighbours
+        scores = np.where(tokens <= frames, near - 8, UNREAD)
+        scores[np.arange(len(followed)), followed] = np.log(share)
+        return Measures(*measure(scores[:, None], spans, FRAME_S)[0])
+
+    newest = measured(np.minimum(frames[:, 0], len(TEXT) - 1), np.where(frames[:, 0] < len(TEXT), 0.95, 1e-4))
+    following = measured(frames[:, 0] // 3, np.full(len(frames), 0.7))
+
+    assert newest.faults == ["share"]
+    assert following.faults == []
 
 
 def spoken(shift_s: float, text: str = TEXT, pause_s: float = 0.3) -> Followed:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.alignment.head import AlignmentHead
@@ -16,10 +17,13 @@ from s1_mini.checkpoint.align import SENTENCES, Recorder, calibrate
 from s1_mini.families.cascade.family import Cascade
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import SamplingParams
+from s1_mini.types import SamplingParams, Voice
+from s1_mini.voices.library import write_voice
 from s1_mini.weights.directory import DEFAULT_MODEL, read_json
 from tests.cli.conftest import Call
+from tests.families import qwen3_room
 from tests.families.mel_room import follow_text, written
+from tests.families.qwen3_room import LETTERS, START
 
 TEXTS = ("--text", SENTENCES[0], "--text", SENTENCES[1])
 PLAIN = {"device": "cpu", "compile": "false", "max_batch_size": 1}
@@ -93,6 +97,46 @@ def test_a_family_without_such_heads_says_so(call: Call, tmp_path: Path) -> None
 
     assert result.code == 1
     assert "Bark has no attention head that could follow the text" in result.err
+
+
+@pytest.mark.parametrize("layout", ["whole", "step"])
+def test_a_head_of_qwen3_is_found_in_each_layout_and_converted(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    monkeypatch.setenv("S1_MINI_TEXT_LAYOUT", layout)
+    directory = qwen3_room.follow_text(qwen3_room.written(tmp_path / "custom", "custom_voice"))
+
+    result = call("align", "--checkpoint", directory, "--text", LETTERS, "--device", "cpu", "--write")
+
+    assert result.code == 0, result.err
+    head = read_json(directory / "config.json")["alignment"]
+    assert (head["layer"], head["head"]) == (1, 2)
+    assert call("convert", "--checkpoint", directory, "-o", tmp_path / "compact").code == 0
+    assert read_json(tmp_path / "compact" / "config.json")["alignment"] == head
+
+
+def test_random_weights_of_qwen3_have_no_head(call: Call, tmp_path: Path) -> None:
+    directory = qwen3_room.written(tmp_path / "custom", "custom_voice")
+
+    result = call("align", "--checkpoint", directory, "--text", LETTERS, "--device", "cpu")
+
+    assert result.code == 1
+    assert "cannot report word times" in result.err
+
+
+def test_a_model_that_needs_a_voice_is_measured_with_the_one_that_is_named(call: Call, tmp_path: Path) -> None:
+    directory = qwen3_room.follow_text(qwen3_room.written(tmp_path / "base", "base"))
+    loaded = qwen3_room.opened(directory)
+    (directory / "voices").mkdir()
+    voice = Voice({"vector": torch.zeros(32), "codes": torch.full((loaded.config.num_codebooks, 9), START)}, "xyz")
+    write_voice(directory / "voices", "mine", voice)
+    options = ("align", "--checkpoint", directory, "--text", LETTERS, "--device", "cpu")
+
+    without, named, unknown = (call(*options, *more) for more in ((), ("--voice", "mine"), ("--voice", "other")))
+
+    assert (without.code, named.code, unknown.code) == (1, 0, 1), named.err
+    assert "name one of mine" in without.err
+    assert "unknown voice 'other'; available: mine" in unknown.err
 
 
 def test_reference_times_set_the_shift(call: Call, checkpoint: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from s1_mini.families.qwen3.loaded import open_qwen3
 from s1_mini.families.qwen3.settings import Qwen3Settings
 from s1_mini.kernels.backend import without_triton
 from s1_mini.voices.library import write_voice
-from tests.families.qwen3_room import clone, config, opened, written
+from tests.families.qwen3_room import LETTERS, clone, config, follow_text, opened, written
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,6 +100,20 @@ def test_a_batch_and_a_stream_generate_what_each_request_generates_alone(gpu: Pr
 
     for ours, theirs in zip([*together, *streamed], [*alone, *alone[:3]], strict=True):
         assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("layout", ["whole", "step"])
+def test_words_have_the_same_times_on_the_gpu_and_the_cpu(tmp_path: Path, layout: str) -> None:
+    directory = follow_text(written(tmp_path / "aligned", "custom_voice"), {"layer": 1, "head": 2, "shift_ms": 0})
+    times = []
+    for device in ("cuda", "cpu"):
+        engine = start(config(directory, device=device, text_layout=layout, **FULL))
+        results = engine.generate_batch([LETTERS, "abc def"], word_times=True).results
+        times.append([(word.start_s, word.end_s) for result in results for word in result.words])
+        engine.stop()
+
+    assert len(times[0]) > 0
+    np.testing.assert_allclose(times[0], times[1], atol=0.01)
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from s1_mini.alignment.head import MAX_SHIFT_MS, AlignmentHead
+from s1_mini.alignment.head import MAX_SHIFT_MS, UNREAD, AlignmentHead
 from s1_mini.alignment.path import FREE, MAX_ADVANCE, SKIP_COST, frames_spent
 from s1_mini.alignment.times import HOP_S, WINDOW_S, Span, find_sounds, window_power
 
@@ -31,7 +31,9 @@ MIN_CORRELATION = 0.2  # of sonorant letters and energy; the built-in voice's he
 class Measures(NamedTuple):
     """How well a head follows the text, each from 0 to 1."""
 
-    share: float  # mean share of its attention that is on its best monotonic path over the text
+    # Mean share of its attention that is on its best monotonic path over the text, in the frames after the whole text
+    # was read. Before, a head that attends to the newest position is on such a path as well, but not at what is spoken.
+    share: float
     coverage: float  # share of words to which it attends most in some frame
     monotony: float  # share of frames whose strongest token is not before that of the previous frame
     ending: float  # whether, near the end, it attends most to the last word or to a later token
@@ -69,11 +71,12 @@ def measure(scores: np.ndarray, spans: Sequence[Span], frame_s: float, *, was_cu
     In an utterance that was cut before its end, `ending` is 0.
     """
     on_path = np.take_along_axis(scores, best_paths(scores)[..., None], axis=2)[..., 0]
-    strongest = scores.argmax(2)
+    has_read, strongest = scores[:, 0, -1] > UNREAD, scores.argmax(2)
+    share = np.exp(on_path[has_read]).sum(0) / max(1, has_read.sum())
     reached = [((strongest >= span.first) & (strongest <= span.last)).any(0) for span in spans]
     is_forward = np.diff(strongest, axis=0, prepend=0) >= 0
     ends = (strongest[-max(1, round(LAST_S / frame_s)) :] >= spans[-1].first).any(0) & (not was_cut)
-    return np.stack((np.exp(on_path).mean(0), np.mean(reached, axis=0), is_forward.mean(0), ends), axis=1)
+    return np.stack((share, np.mean(reached, axis=0), is_forward.mean(0), ends), axis=1)
 
 
 def best_paths(scores: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 MAX_SHIFT_MS = 1000
+UNREAD = -1e4  # score of a token that the model has not read yet; far below those of attention
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from s1_mini.alignment.times import WORD, find_spans, whole_times
 from s1_mini.audio.container import encode
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError, VerificationError
-from s1_mini.runtime.loader import load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import Word
+from s1_mini.types import Voice, Word
+from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.write import new_directory
 
 SENTENCES = (
@@ -140,10 +141,24 @@ def compare(words: Sequence[Sequence[Word]], expected: Sequence[np.ndarray]) -> 
     return f"starts differ by {starts}, ends by {ends}"
 
 
+def _voices(speaker: LoadedCheckpoint, config: EngineConfig, name: str | None) -> list[Voice]:
+    """Return the named voice or the default one, if there is one. Raises `VoiceError` if the model needs another."""
+    registry = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
+    if name is not None:
+        return [registry.find(name).voice]
+    if default := speaker.voices.default:
+        return [default]
+    speaker.description.check_voice(sorted(registry.names))
+    return []
+
+
 def calibrate(
-    config: EngineConfig, texts: Sequence[str] = SENTENCES, progress: Callable[[int, float], object] = lambda *_: None
+    config: EngineConfig,
+    texts: Sequence[str] = SENTENCES,
+    progress: Callable[[int, float], object] = lambda *_: None,
+    voice: str | None = None,
 ) -> tuple[list[Candidate], TextHead | None]:
-    """Speak each of the `texts` as one utterance and measure all heads that attend to the text.
+    """Speak each of the `texts` as one utterance, in a voice or the default one, and measure all heads on the text.
 
     Returns all heads, those with the largest share first, and the first of them without faults, with its shifts; None
     if no head follows the text. `progress` gets the number of each sentence and the seconds of its audio. Raises
@@ -155,7 +170,7 @@ def calibrate(
     if not heads:
         raise VerificationError(f"{speaker.family} has no attention head that could follow the text")
     speaker.loaded.heads = heads
-    voices = [] if speaker.voices.default is None else [speaker.voices.default]
+    voices = _voices(speaker, config, voice)
     measured: list[np.ndarray] = []
     followed: dict[int, list[Followed]] = {}
     with ExitStack() as cleanup:

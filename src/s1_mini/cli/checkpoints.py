@@ -133,6 +133,7 @@ def align(
         list[str] | None,
         typer.Option(metavar="TEXT", help="A sentence to speak; may be repeated. [eight English sentences]"),
     ] = None,
+    voice: Annotated[str | None, typer.Option(help="Voice that speaks. [the default one]")] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="New folder for the audio, and words.csv with the times.")
     ] = None,
@@ -160,7 +161,8 @@ def align(
     def progress(number: int, seconds: float) -> None:
         typer.echo(f"sentence {number} of {len(sentences)}: {seconds:.1f} s", err=True)
 
-    candidates, found = calibrate(config.model_copy(update={"checkpoint_path": directory}), sentences, progress)
+    config = config.model_copy(update={"checkpoint_path": directory})
+    candidates, found = calibrate(config, sentences, progress, voice)
     rows = [
         (
             *map(str, (each.layer, each.head)),

@@ -19,6 +19,7 @@ class Conditions(NamedTuple):
     max_steps: int  # limit for an autoregressive stage
     voice: Mapping[str, Any]  # named arrays, defined by the family
     text_start: int | None = None  # first position of the text, if alignment scores are requested
+    text_stop: int | None = None  # position after the text; None: the end of the prompt
 
 
 class Begin(NamedTuple):
@@ -88,7 +89,8 @@ class StepResult:
     stops: list[bool]  # whether the unit is over
     valid: list[bool]  # whether all numbers were finite
     late: Collection[int] = ()  # slots whose step is not finished yet; it is planned again
-    # Attention scores [text tokens] of the alignment head, by slot; [heads, text tokens] of several heads.
+    # Attention scores [text tokens] of the alignment head, by slot; [heads, text tokens] of several heads. Those of
+    # tokens that the model has not read yet are `UNREAD`.
     scores: Mapping[int | None, Any] = field(default_factory=dict)
 
 

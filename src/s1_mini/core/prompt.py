@@ -17,4 +17,6 @@ class PromptTokens:
     num_shared: int = 0  # leading items that depend on the voice alone, not on the text
     prefix_key: str = ""  # equal for prompts that share those items
     facts: Mapping[str, int] = field(default_factory=dict)  # inputs of policies, such as the length of a history
+    # First position of the text and the one after its last, which may follow the items; None: all items not shared.
+    text: tuple[int, int] | None = None
     voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that condition the stages

@@ -54,8 +54,8 @@ class Utterance:
     @property
     def conditions(self) -> Conditions:
         request = self.request
-        text_start = self.prompt.num_shared if request.word_times else None
-        return Conditions(request.sampling, request.seed, self.index, self.max_steps, self.prompt.voice, text_start)
+        text = (self.prompt.text or (self.prompt.num_shared, None)) if request.word_times else (None, None)
+        return Conditions(request.sampling, request.seed, self.index, self.max_steps, self.prompt.voice, *text)
 
     @property
     def pending_s(self) -> float:

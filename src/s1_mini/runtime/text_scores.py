@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.alignment.head import UNREAD
 from s1_mini.core.messages import Begin
 from s1_mini.kernels.head_scores import KeptHead
 
@@ -21,6 +22,7 @@ class TextScores:
     """Reads the scores of the tokens of each slot's text after a step.
 
     Of one head they are logarithms up to a constant; of several, the logarithms of their shares of all attention.
+    Tokens that the model reads later have the score `UNREAD`; while there are only these, the first one has 0.
     """
 
     def __init__(self, heads: Sequence[KeptHead]) -> None:
@@ -40,8 +42,9 @@ class TextScores:
 
     def begin(self, begin: Begin) -> None:
         self._texts.pop(begin.slot, None)
-        if self._heads and begin.conditions.text_start is not None:
-            self._texts[begin.slot] = slice(begin.conditions.text_start, len(begin.inputs))
+        start, stop = begin.conditions.text_start, begin.conditions.text_stop
+        if self._heads and start is not None:
+            self._texts[begin.slot] = slice(start, len(begin.inputs) if stop is None else stop)
 
     def read(self, slots: Sequence[int], lengths: Sequence[int], others: Sequence[int]) -> Scores:
         """Return the scores of a step on a CPU; steps of slots not in `others` are compiled and store exponentials.
@@ -52,12 +55,13 @@ class TextScores:
         for slot in slots:
             if slot in self._texts:
                 row = self._row(slot, lengths[slot]).numpy()
-                found[slot] = row.copy() if slot in others else np.log(np.maximum(row, TINY))
+                found[slot] = _whole(self._texts[slot], row if slot in others else np.log(np.maximum(row, TINY)))
         return found
 
     def copy(self, slots: Sequence[int], lengths: Sequence[int]) -> Callable[[], Scores]:
         """Begin to copy the scores of a step from a GPU; return a function that waits for them."""
-        rows = {slot: self._row(slot, lengths[slot]) for slot in slots if slot in self._texts}
+        texts = {slot: self._texts[slot] for slot in slots if slot in self._texts}
+        rows = {slot: self._row(slot, lengths[slot]) for slot in texts}
         if not rows:
             return dict
         self._waits[0]()  # the copy before the last one, whose place is used again
@@ -73,15 +77,24 @@ class TextScores:
         def wait() -> Scores:
             if done is not None:
                 done.synchronize()
-            return {slot: view.numpy().copy() for slot, view in views.items()}
+            return {slot: _whole(texts[slot], view.numpy()) for slot, view in views.items()}
 
         self._places.reverse()
         self._waits = [self._waits[1], wait]
         return wait
 
     def _row(self, slot: int, length: int) -> Tensor:
-        text = self._texts[slot]
+        text = slice(self._texts[slot].start, min(self._texts[slot].stop, length))
         if len(self._heads) == 1:
             return self._heads[0].scores[slot, text]
         rows = torch.stack([each.scores[slot, :length] for each in self._heads])
         return rows.log_softmax(-1)[:, text]
+
+
+def _whole(text: slice, read: np.ndarray) -> np.ndarray:
+    """Return the scores of all tokens of a text from a copy of those `read` [..., tokens] so far."""
+    scores = np.full((*read.shape[:-1], text.stop - text.start), UNREAD, read.dtype)
+    scores[..., : read.shape[-1]] = read
+    if not read.shape[-1]:
+        scores[..., 0] = 0
+    return scores

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.alignment.words import Aligner
@@ -35,15 +37,16 @@ def make_chain(
     slots: int,
     positions: int,
     *,
-    kept: Sequence[AlignmentHead] = (),
-    aligner: Aligner | None = None,
+    kept: Sequence[AlignmentHead],
+    token_ends: Callable[[str], np.ndarray],
     reference: str = "",
     max_prefills: int = StagePolicy.max_prefills,
 ) -> StageChain:
     """Build the stages of an engine, for `slots` utterances of up to `positions` positions each.
 
-    The first stage reports the scores of the heads `kept`, of which the `aligner` uses the first. `reference` names the
-    codes of a voice that the codec decodes before the utterance's, if there are any.
+    The first stage reports the scores of the heads `kept`, of which the first gives the times of words; `token_ends`
+    returns the ends of a text's tokens in bytes. `reference` names the codes of a voice that the codec decodes before
+    the utterance's, if there are any.
     """
     positions = min(positions, model.max_positions)
     frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
@@ -86,5 +89,5 @@ def make_chain(
         stages=stages,
         sample_rate=codec.sample_rate,
         room=room,
-        aligner=aligner,
+        aligner=Aligner(kept[0], 1 / frames.rate, token_ends) if kept else None,
     )

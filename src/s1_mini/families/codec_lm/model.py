@@ -74,13 +74,14 @@ class FrameModel(Generic[State]):
         With `batch_invariant` the bits of a row do not depend on the rest of its batch.
         """
         self.num_codebooks, self.max_positions = config.num_codebooks, config.max_seq_len
-        self.kept_heads = [head for head in (config.alignment,) if head is not None]
+        self.kept_heads: Sequence[AlignmentHead] = [head for head in (config.alignment,) if head is not None]
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
         self.kv_dtype = kv_dtype or self.dtype
         self.batch_invariant = batch_invariant and self.device.type == "cuda"  # a CPU always is
         self.num_bytes = sum(weight.numel() * weight.element_size() for weight in network.parameters())
         backbone = config.backbone
+        self.text_heads = config.num_layers, backbone.num_heads
         self.position_bytes = 2 * config.num_layers * backbone.num_kv_heads * backbone.head_dim * self.kv_dtype.itemsize
         self._network, self._config, self._embedding = network, config, embedding
         for module in network.modules():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 import tiktoken
 
 from s1_mini.exceptions import CheckpointMismatchError
@@ -17,6 +18,11 @@ def encode_slices(encoding: tiktoken.Encoding, text: str) -> list[int]:
     """Encode text as text, without control tokens."""
     slices = (text[i : i + _MAX_SLICE] for i in range(0, len(text), _MAX_SLICE))
     return [token for part in slices for token in encoding.encode_ordinary(part)]
+
+
+def token_ends(encoding: tiktoken.Encoding, tokens: list[int]) -> np.ndarray:
+    """Return the end of each token in bytes of UTF-8."""
+    return np.cumsum([len(encoding.decode_single_token_bytes(token)) for token in tokens])
 
 
 def check_ids(ranks: Mapping[bytes, int], special_tokens: Mapping[str, int], source: str, others: str = "") -> None:

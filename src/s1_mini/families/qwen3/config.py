@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from s1_mini.alignment.head import AlignmentHead
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.alignment import read_head
 from s1_mini.families.qwen3.settings import Qwen3Settings
 from s1_mini.layers.json_config import MAX_LAYERS, invalid, read_number, read_size
 from s1_mini.weights.directory import read_json
@@ -123,7 +125,7 @@ class Qwen3Config:
     dialects: Mapping[str, int]  # language ids of presets that speak a dialect, by name of the preset
     speaker_encoder: Mapping[str, Any] = field(default_factory=dict)  # empty unless the model clones
     norm_fastlayer_input: bool = True
-    alignment: None = None
+    alignment: AlignmentHead | None = None  # of the backbone
 
     @property
     def takes_instructions(self) -> bool:
@@ -197,6 +199,9 @@ class Qwen3Config:
             speakers=speakers,
             dialects=_dialects(talker, languages, speakers),
             speaker_encoder=_part(values, "speaker_encoder_config") if kind == "base" else {},
+            alignment=read_head(
+                values, *(size(talker, f"num_{each}") for each in ("hidden_layers", "attention_heads"))
+            ),
         )
 
 

@@ -43,6 +43,7 @@ def describe(directory: Path) -> Description:
             repetition_penalty=defaults.repetition_penalty,
             max_new_tokens=defaults.max_new_tokens,
         ),
+        word_times=config.alignment is not None,
         languages={AUTO: "", **{name: TAGS.get(name, "") for name in config.languages}},
         instructions=config.takes_instructions,
         needs_voice=config.kind == "base",

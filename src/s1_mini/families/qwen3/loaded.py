@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from s1_mini.core.stage import StagePolicy
 from s1_mini.exceptions import CheckpointMismatchError, ConfigurationError, VoiceError, VoiceUnsupportedError
 from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.codec_lm.chain import make_chain
+from s1_mini.families.codec_lm.loaded import LoadedFrameModel
 from s1_mini.families.qwen3.config import AUTO, Defaults, Qwen3Config, read_config
 from s1_mini.families.qwen3.model import Qwen3Model
 from s1_mini.families.qwen3.settings import CODEC_FOLDER, Qwen3Settings
@@ -33,21 +33,13 @@ from s1_mini.weights.files import read_tensors
 MAX_PREFILLS = 16  # per plan on a GPU: most prompts are short, and one captured call prefills all of them
 
 
-class LoadedQwen3:
+class LoadedQwen3(LoadedFrameModel):
     """One checkpoint directory. The encoders of references are loaded when they are first needed."""
 
     def __init__(self, directory: Path, model: Qwen3Model, codec: Qwen12, encodes_on: torch.device) -> None:
-        self.model, self.codec, self.config = model, codec, model.config
-        self.networks = (model.network,)
-        self.text_heads, self.heads = (0, 0), ()
-        self.num_bytes, self.position_bytes, self.max_positions = (
-            model.num_bytes,
-            model.position_bytes,
-            model.max_positions,
-        )
-        self._directory, self._encodes_on = directory, encodes_on
+        super().__init__(directory, model, encodes_on)
+        self.model, self.codec, self.networks, self.config = model, codec, (model.network,), model.config
         self._encoders: tuple[Encoder, SpeakerEncoder] | None = None
-        self._lock = threading.Lock()
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
         if len(voices) > 1:
@@ -61,7 +53,16 @@ class LoadedQwen3:
 
     def chain(self, slots: int, positions: int) -> StageChain:
         most = MAX_PREFILLS if self.model.device.type == "cuda" else StagePolicy.max_prefills
-        return make_chain(self.model, self.codec, slots, positions, reference=CODES, max_prefills=most)
+        return make_chain(
+            self.model,
+            self.codec,
+            slots,
+            positions,
+            kept=self.heads,
+            token_ends=self.model.prompts.token_ends,
+            reference=CODES,
+            max_prefills=most,
+        )
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         if self.config.kind != "base":

@@ -31,6 +31,7 @@ from s1_mini.families.qwen3.voice import CODES, PRESET, VECTOR
 from s1_mini.types import Voice
 
 TEXTS = "texts"  # text tokens of the positions after the prompt
+ROLE = "assistant"  # of all that is spoken
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class PromptBuilder:
     def __init__(self, config: Qwen3Config, tokenizer: Qwen2Tokenizer) -> None:
         self._config, self._tokenizer = config, tokenizer
         self._columns = Columns(config.num_codebooks, config.code_size)
-        *first, self.newline = self.with_role("assistant", "")
+        *first, self.newline = self.with_role(ROLE, "")
         if first != [config.text.im_start, config.text.assistant] or tokenizer.highest_id >= config.text.im_start:
             raise CheckpointMismatchError("vocab.json does not belong to config.json: their ids for prompts differ")
 
@@ -101,7 +102,7 @@ class PromptBuilder:
         """
         config, columns, ids = self._config, self._columns, self._config.text
         preset, vector, codes = (None if voice is None else voice.tensors.get(name) for name in (PRESET, VECTOR, CODES))
-        tokens = self.with_role("assistant", text)
+        tokens = self.with_role(ROLE, text)
         role, body = tokens[:3], tokens[3:]
         sides = _Sides()
         if instructions:
@@ -118,10 +119,10 @@ class PromptBuilder:
             conditions[VECTOR] = self._vector(vector)
         pad, begin = columns.of(config.codec.pad), columns.of(config.codec.begin)
         sides.add([ids.begin], pad)
-        num_shared = len(sides.text)
+        num_shared = first = len(sides.text)
         reference, frames = [], []
         if voice is not None and codes is not None and voice.text:
-            reference, frames = self.with_role("assistant", voice.text)[3:], [self._frames(codes)]
+            reference, frames = self.with_role(ROLE, voice.text)[3:], [self._frames(codes)]
             conditions[CODES] = frames[0].T
         spoken = [*reference, *body, ids.end]
         after: list[int] = []
@@ -140,7 +141,14 @@ class PromptBuilder:
         conditions[TEXTS] = np.array(after, np.int64)
         digest = hashlib.blake2b(items[:num_shared].tobytes(), digest_size=16)
         digest.update(b"" if VECTOR not in conditions else conditions[VECTOR].tobytes())
-        return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions)
+        text_span = first + len(reference), first + len(spoken)  # in each layout, also of tokens read with later frames
+        return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions, text=text_span)
+
+    def token_ends(self, text: str) -> np.ndarray:
+        """Return the end of each token of a text and of the end that follows it, in bytes of UTF-8."""
+        before = f"{ROLE}\n"
+        ends = self._tokenizer.token_ends(before + text)[2:] - len(before)
+        return np.append(ends, len(text.encode()))
 
     def with_role(self, role: str, text: str) -> list[int]:
         """Return <|im_start|>, a role, a newline and a text; tokenized together, as in the original."""

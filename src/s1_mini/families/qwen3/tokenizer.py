@@ -9,10 +9,11 @@ from __future__ import annotations
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import tiktoken
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.families.codec_lm.vocabulary import check_ids, encode_slices
+from s1_mini.families.codec_lm.vocabulary import check_ids, encode_slices, token_ends
 from s1_mini.weights.directory import read_json
 
 # Published split pattern of Qwen2's tokenizer.
@@ -51,6 +52,10 @@ class Qwen2Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Encode text in Unicode's form NFC; the spelling of a control token is encoded letter by letter."""
         return encode_slices(self._encoding, unicodedata.normalize("NFC", text))
+
+    def token_ends(self, text: str) -> np.ndarray:
+        """Return the end of each token of a text in bytes of UTF-8."""
+        return token_ends(self._encoding, self.encode(text))
 
 
 def byte_letters() -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.alignment.head import AlignmentHead
-from s1_mini.alignment.words import Aligner
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
@@ -19,6 +16,7 @@ from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import PLAIN, LoadedModel, Placement, PromptOptions, StageChain
 from s1_mini.families.codec_lm.chain import make_chain
+from s1_mini.families.codec_lm.loaded import LoadedFrameModel
 from s1_mini.families.s1.config import read_configs
 from s1_mini.families.s1.model import S1Model
 from s1_mini.families.s1.settings import S1Settings
@@ -30,23 +28,13 @@ from s1_mini.weights.directory import find_tensors
 from s1_mini.weights.files import read_tensors
 
 
-class LoadedS1:
+class LoadedS1(LoadedFrameModel):
     """One checkpoint directory. The codec's encoder is loaded when it is first needed."""
 
     def __init__(self, directory: Path, model: S1Model, codec: Dac, encodes_on: torch.device) -> None:
-        self.model, self.codec = model, codec
-        self.networks = (model.network,)
-        config = model.network.config
-        self.text_heads = config.num_layers, config.backbone.num_heads
-        self.heads: Sequence[AlignmentHead] = model.kept_heads
-        self.num_bytes, self.position_bytes, self.max_positions = (
-            model.num_bytes,
-            model.position_bytes,
-            model.max_positions,
-        )
-        self._directory, self._encodes_on = directory, encodes_on
+        super().__init__(directory, model, encodes_on)
+        self.model, self.codec, self.networks = model, codec, (model.network,)
         self._encoder: Dac | None = None
-        self._lock = threading.Lock()
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:  # noqa: ARG002
         return self.model.prompt(text, voices)
@@ -55,9 +43,8 @@ class LoadedS1:
         return Voice({"codes": torch.from_numpy(outputs[0].T.copy())}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:
-        heads, frame_s = self.heads, self.codec.samples_per_frame / self.codec.sample_rate
-        aligner = Aligner(heads[0], frame_s, self.model.tokenizer.token_ends) if heads else None
-        return make_chain(self.model, self.codec, slots, positions, kept=heads, aligner=aligner)
+        ends = self.model.tokenizer.token_ends
+        return make_chain(self.model, self.codec, slots, positions, kept=self.heads, token_ends=ends)
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         codec = self.encoding_codec()

@@ -16,7 +16,7 @@ import numpy as np
 import tiktoken
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.families.codec_lm.vocabulary import check_ids, encode_slices
+from s1_mini.families.codec_lm.vocabulary import check_ids, encode_slices, token_ends
 from s1_mini.weights.directory import read_json, read_whole
 
 # The published split pattern, with its `(\?!\S)`: upstream's typo for a look-ahead, kept because the model was
@@ -80,7 +80,7 @@ class S1Tokenizer:
 
     def token_ends(self, text: str) -> np.ndarray:
         """Return the end of each token of a text in bytes of UTF-8."""
-        return np.cumsum([len(self._encoding.decode_single_token_bytes(token)) for token in self.encode(text)])
+        return token_ends(self._encoding, self.encode(text))
 
     def control(self, name: str) -> int:
         """Return the id of a control token such as `im_end`. Raises `CheckpointMismatchError` if there is none."""
