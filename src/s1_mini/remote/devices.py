@@ -1,4 +1,4 @@
-"""The number of replicas, and the device of each: its own GPU, or its share of the CPU cores."""
+"""The number of replicas, and the device of each replica: one GPU, or a share of the CPU cores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 TENSOR_FILES = (".safetensors", ".pth")
 PROCESS_BYTES = 500e6  # memory of a process that runs torch on a CPU
-WORKING_SHARE = 2.0  # memory of a loaded checkpoint per byte of its files: float16 becomes float32; working memory
+WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files: float16 becomes float32; buffers
 GB = 2**30
 
 Wanted = int | Literal["auto"]

@@ -30,7 +30,7 @@ class Count:
 
 
 def _by_stage(value: Any) -> Any:
-    """Parse comma-separated `stage=word`."""
+    """Parse comma-separated pairs `stage=value`."""
     if not isinstance(value, str):
         return value
     words: dict[str, str] = {}
@@ -56,13 +56,13 @@ def _count(word: str) -> Count:
 
 
 ByStage = BeforeValidator(_by_stage)
-Counts = Annotated[dict[str, Count], BeforeValidator(_counts), NoDecode]  # its errors quote the whole value
+Counts = Annotated[dict[str, Count], BeforeValidator(_counts), NoDecode]  # errors quote the whole value
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0, le=64)]], ByStage, NoDecode]
 Numbers = Annotated[dict[str, Annotated[int, Field(ge=1, le=100_000)]], ByStage, NoDecode]
 
 
 class ClusterSettings(Settings):
-    """Replicas and resources, by name of the stage or the ingress."""
+    """Replicas and resources of each stage and of the ingress."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, arbitrary_types_allowed=True)
 
@@ -77,9 +77,7 @@ class ClusterSettings(Settings):
         "the others",
     )
     max_open: int = Field(256, ge=1, le=100_000, description="maximum number of concurrent utterances per ingress")
-    grows: bool = Field(
-        False, description="true: the cluster autoscales; skips the check of replicas against its current size"
-    )
+    grows: bool = Field(False, description="true: the cluster autoscales; its current size does not limit the replicas")
 
     def check_names(self, title: str, stages: Sequence[str]) -> None:
         """Raise `ConfigurationError` for a stage that the family does not have."""

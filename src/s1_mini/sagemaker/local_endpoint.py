@@ -1,8 +1,8 @@
 """The paths of SageMaker's runtime on this machine, so that a boto3 client can call the server like an endpoint.
 
 Supports `invoke_endpoint`, `invoke_endpoint_with_response_stream` and `invoke_endpoint_async`. As in the real runtime,
-a failure of the container becomes status 424 (`ModelError`), which quotes the container, and the container receives
-only the headers that SageMaker passes on. Signatures are not checked.
+a failure of the container becomes status 424 (`ModelError`) with the container's response as text, and the container
+receives only the headers that SageMaker passes on. Signatures are not checked.
 
 Response streams have AWS's event-stream framing. A message is, all numbers big-endian::
 
@@ -98,10 +98,10 @@ class LocalEndpoint:
             raise AwsError(429, "ThrottlingException", "too many asynchronous invocations are waiting; try again later")
 
     def accept(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> None:
-        """Handle an invocation in the background."""
+        """Start to handle an invocation in the background."""
         gate, holding = self.app.state.gate, scope["state"]["record"].holding
-        holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds their number
-        gate.enter()  # shutdown waits for it
+        holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds the number of invocations
+        gate.enter()  # shutdown waits for the invocation
 
         def end(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
