@@ -47,7 +47,7 @@ SMALL_BODY_BYTES = 12_000  # limit for bodies that the proxy searches for a voic
 KEEP_ALIVE_S = 75  # same as the server; longer than load balancers keep idle connections
 MARGIN_S = 10  # added to the timeouts of replicas, which should fire first
 MAX_CONNECTIONS = 30_000  # an idle connection takes a few hundred bytes; requests have their own limits
-ADDRESSES = 4  # one client address (IPv6: /64 network) can hold this fraction (1/n) of the connections
+ADDRESSES = 4  # one client address (IPv6: /64 network) may hold a quarter of the connections
 SPARE = 32  # connections to a replica for requests other than speech
 MAX_ANSWER_BYTES = 2**20  # limit for the response to a command
 COMMAND_S = 5.0
@@ -328,7 +328,7 @@ def _addresses(given: str) -> str:
     for part in given.split(","):
         try:
             found.append(str(ipaddress.ip_network(part.strip(), strict=False)))
-        except ValueError:  # a name, which replicas accept, but HAProxy compares addresses
+        except ValueError:  # a name, which HAProxy cannot compare with addresses
             continue
     return " ".join(found) or "255.255.255.255"
 

@@ -181,7 +181,7 @@ class Relay:
         self._line, self._ledger, self._prefixes = core.line, core.ledger, core.prefixes
         self._call, self._stage, self._output = call, stage, output
         self._open: dict[Utterance, asyncio.Task[None]] = {}
-        self._pieces: dict[Utterance, deque[Piece]] = {}  # waiting until the previous utterance is delivered
+        self._pieces: dict[Utterance, deque[Piece]] = {}  # output that waits until the previous utterance is delivered
 
     @property
     def num_free(self) -> int:

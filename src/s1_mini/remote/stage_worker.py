@@ -195,7 +195,7 @@ class StageEngine:
             self.core.scheduler.end(begun.utterance.request, begun.failure)
 
     async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
-        """Yield the output each time the next stage can begin a unit with it."""
+        """Yield output whenever there is enough for the next stage to begin a unit of work."""
         next_stage = None if self._is_last else StageSpec(self._policies[self.index + 1], work)
         parts: list[np.ndarray] = []
         own: list[np.ndarray] = []

@@ -71,7 +71,7 @@ class TokenWorker(Supervised):
         start_s: float,
         silent_s: float,
     ) -> None:
-        """Start the process in the background; `silent_s` limits its silence while sequences are unfinished."""
+        """Start the process in the background; `silent_s` limits the seconds without output while a sequence waits."""
         super().__init__(command, dict(environment), start_s=start_s, silent_s=silent_s)
         self.name, self._opening = name, opening
         self._sequences: dict[int, _Sequence] = {}

@@ -100,7 +100,7 @@ async def receive(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenera
         except LostError as lost:
             reason = str(lost)
         else:
-            reason = "it ended without a result"
+            reason = "its output ended too early"
         logger.warning("lost a replica of stage %s (%d so far): %s", stage, number + 1, reason)
     raise EngineNotReadyError(f"stage {stage} lost {1 + MAX_LOST} replicas during this request: {reason}")
 

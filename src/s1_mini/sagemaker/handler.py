@@ -124,7 +124,7 @@ class _Process:
                 freeze_what_is_loaded()
             elif checkpoint != self._checkpoint:
                 raise ConfigurationError(
-                    f"this process has loaded {self._checkpoint}; {checkpoint} needs its own process"
+                    f"this process has already loaded {self._checkpoint}; load {checkpoint} in another process"
                 )
             return self._container
 
@@ -143,7 +143,7 @@ process_engine = _Process()
 
 
 def find_checkpoint(model_dir: str | Path) -> Path | None:
-    """Return `model_dir` if it has a checkpoint; None, for the checkpoint of the settings, if it has only code."""
+    """Return `model_dir` if it has a checkpoint; otherwise None, which stands for the checkpoint of the settings."""
     directory = Path(model_dir)
     return directory if (directory / "config.json").is_file() else None
 
@@ -165,7 +165,7 @@ def input_fn(
 ) -> Body | Failure:
     """Return the body for `predict_fn`. Without `context`, raises `ContentTypeError` for a form."""
     kind = content_type or JSON
-    if kind.lower().startswith(FORM):  # multi-model-server parses forms and passes no body
+    if kind.lower().startswith(FORM):  # multi-model-server itself parses forms, and passes no body on
         return _fail(
             ContentTypeError(f"{FORM} is not supported here; send application/json or application/jsonlines"), context
         )

@@ -7,8 +7,8 @@ the server.
 SageMaker passes on up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes`. The container uses
 comma-separated `name=value` pairs: `route=/v1/audio/speech` in a request, `sample_rate=44100,format=pcm` in a response.
 
-Batch transform sends JSON lines. The response has one line for each, in the same order; for an invalid line, it is an
-error object. The engine gets a few lines at a time, so that a long body needs little more memory than a short one.
+Batch transform sends JSON lines. The response has one line for each, in the same order; an invalid line gets an error
+object. The engine gets a few lines at a time, so that a long body needs little more memory than a short one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class InvocationBody(SpeechBody):
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
 async def invoke(request: Request) -> Response:
-    """Speak with the default model or the one that the request names, or call the route in its attributes."""
+    """Speak with the default model or the target model of the request, or call the route that its attributes name."""
     route = read_route(request.headers.get(ATTRIBUTES), routes_of(request))
     target = request.headers.get(TARGET_HEADER)
     if route is not None and route != "/invocations":

@@ -69,7 +69,7 @@ class AsyncCall(NamedTuple):
     body: bytes | str  # the input, or its location
     inference_id: str
     allowed_s: float
-    name: str  # unique name of the output, because clients may reuse an id
+    name: str  # unique name of the output, because clients may reuse an inference id
 
 
 class AwsError(Exception):
@@ -136,7 +136,7 @@ class LocalEndpoint:
             answer = error_response(RequestTimeoutError(f"the invocation timed out after {call.allowed_s:g} s"), None)
         except asyncio.CancelledError:
             answer = error_response(DrainingError("the server shut down before it could respond"), None)
-        except Exception as error:  # written as the response
+        except Exception as error:  # the error is written as the response
             if not isinstance(error, S1MiniError):
                 logger.exception("an asynchronous invocation failed")
             answer = error_response(error, None)

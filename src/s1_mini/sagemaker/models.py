@@ -1,4 +1,4 @@
-"""`/models…`, the contract of a multi-model container: several checkpoints in one process, within one memory budget.
+"""The routes `/models…` of a multi-model container: several checkpoints in one process, within one memory budget.
 
 Each model has its own engine, in addition to the one that is always loaded. The registry is used only by the event
 loop's thread; loading and unloading happen in other threads.

@@ -30,7 +30,7 @@ IPV6_CLIENT_BITS = 64  # one subscriber usually controls a whole /64
 
 CPU_SHARE = 0.5  # share of a core that one client may use of the event loop while other clients are active
 CPU_BURST_S = 1.0  # event-loop seconds before a client is slowed down
-MAX_DELAY_S = 1.0  # per request
+MAX_DELAY_S = 1.0  # maximum delay of one request
 MAX_CPU_CLIENTS = 10_000  # maximum number of clients whose event-loop time is remembered
 
 Member = TypeVar("Member", bound=Hashable)
@@ -73,7 +73,7 @@ class Accounts:
         self._cpu = CpuShares()
 
     def client(self, address: str, key: int | None = None) -> str:
-        """Return the name of the client to charge for a request from `address`, with the index of its API key if any.
+        """Return the name of the client to charge for a request; `key` is the index of its API key, if it has one.
 
         Without `by_client`, all requests belong to one client with an empty name.
         """
@@ -142,7 +142,7 @@ class Accounts:
         return delay_s if delay_s and self._has_others(client) else 0.0
 
     def _has_others(self, client: str) -> bool:
-        """Return whether other clients hold more than connections."""
+        """Return whether other clients hold anything besides connections."""
         return any(
             any(amount for resource, amount in held.items() if resource is not Resource.CONNECTIONS)
             for other, held in self._clients.items()

@@ -216,7 +216,7 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
         logger.error("engine could not be started", extra={"fields": fields})  # noqa: TRY400 - the message suffices
         gate.failure = error
         return
-    except Exception as error:  # `/health` and every request report it
+    except Exception as error:  # `/health` and every request report the failure
         logger.exception("engine could not be started")
         gate.failure = error
         return
@@ -230,7 +230,7 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
 
 
 def _translate_http(request: Request, error: Exception) -> Response:
-    """Raise the server's error for one of the framework; `AccessLogMiddleware` turns it into a response."""
+    """Raise the server's own error in place of the framework's; `AccessLogMiddleware` responds with it."""
     assert isinstance(error, HTTPException)
     if error.status_code == 400:
         raise BodyError(str(error.detail))

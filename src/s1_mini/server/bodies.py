@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 JSON, FORM = "application/json", "multipart/form-data"
 JSON_TYPES = frozenset({JSON, "text/json"})
 SMALL_BYTES = 64 * 1024  # larger bodies are parsed in a thread
-# Charsets of a form. Some of Python's take minutes for a megabyte, and Python remembers every unknown name it looks up.
+# Allowed charsets of forms. Other codecs may take minutes for a megabyte, and Python never forgets an unknown name.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 1024 * 1024  # limit for a form field that is not a file
@@ -81,7 +81,7 @@ def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> M
 
 
 class _InMemory(MultiPartParser):
-    """Starlette's parser without spooling to disk: the size of bodies is limited beforehand."""
+    """Starlette's parser without spooling to disk, because the size of bodies is already limited."""
 
     spool_max_size = sys.maxsize
 

@@ -54,7 +54,7 @@ class Connections(IdlePool[asyncio.Transport]):
         asyncio.get_running_loop().set_exception_handler(self._note)
 
     def accept(self, transport: asyncio.Transport) -> bool:
-        """Register a connection, evicting an idle one if necessary. Abort it and return False if all are busy."""
+        """Register a connection, evicting another one if necessary; abort it and return False if all are busy."""
         is_full = len(self) >= self.limit
         if not self.add(transport, self._accounts.client(_address(transport)), can_evict=_has_sent_all):
             self._warnings.warn("connections refused: all allowed connections are busy", connections=len(self))

@@ -70,7 +70,7 @@ async def _config(socket: WebSocket) -> SessionConfig:
     options = read_options(socket, Options)
     rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
     if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):
-        raise InvalidError("sample_rate", f"{rate} is not possible with {options.encoding}; give {TELEPHONE_RATE}")
+        raise InvalidError("sample_rate", f"{rate} is not supported with {options.encoding}; use {TELEPHONE_RATE}")
     return await config_of(socket, options, options.model, _FORMATS[options.encoding], rate or default_rate)
 
 

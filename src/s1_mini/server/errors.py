@@ -199,7 +199,7 @@ def retry_header(error: BaseException) -> dict[str, str]:
 
 
 def error_response(error: BaseException, request_id: str | None, detail: str | None = None) -> JSONResponse:
-    """Return the HTTP response for an error; `detail` is a `detail_kind`."""
+    """Return the HTTP response for an error; `detail` is the result of `detail_kind`."""
     row = row_of(error)
     headers = retry_header(error)
     if isinstance(error, UnauthorizedError):

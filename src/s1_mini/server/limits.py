@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from s1_mini.server.settings import ServerSettings
     from s1_mini.types import EngineState
 
-PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key, and accept any Host because load balancers vary it
+PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key; load balancers may send any Host
 PUBLIC = (*PROBES, "/", "/docs", "/openapi.json", "/execution-parameters")  # need no key; all other paths do
 STATIC = "/static/"  # also public
 UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs a place in the queue
@@ -140,7 +140,7 @@ class AdmissionController:
 
 
 class AdmissionMiddleware:
-    """ASGI middleware that checks the key and the limits, refuses or admits a request, and charges its client."""
+    """ASGI middleware that checks the key and the limits, and charges the client of a request."""
 
     def __init__(
         self, app: ASGIApp, *, gate: AdmissionController, accounts: Accounts, settings: ServerSettings

@@ -107,7 +107,7 @@ def with_types(answer: dict[int | str, dict[str, Any]], *kinds: str) -> dict[int
 
 
 def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:
-    """Declare the errors of a route: `statuses`, and those of every route with a body or with a key."""
+    """Declare the errors of a route: `statuses`, and those in `ALWAYS` or, without a body, 401."""
     always = ALWAYS if has_body else (401,)
     return {status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in sorted({*always, *statuses})}
 

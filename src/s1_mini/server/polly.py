@@ -157,7 +157,7 @@ def _sentence_marks(
 
 
 def describe_voices(voices: Sequence[VoiceInfo], language: str | None) -> dict[str, Any]:
-    """Return the body of `DescribeVoices`: our voices, then Polly's names for them; with `language`, only those."""
+    """Return the body of `DescribeVoices`: our voices and Polly's names, in `language` if it is not None."""
     described = [_described(voice.name, *_heard(voice.description)) for voice in voices]
     own = {voice.name for voice in voices}
     described += [_described(name, *traits) for name, traits in POLLY_VOICES.items() if name not in own]

@@ -51,7 +51,7 @@ def check_address(host: str, port: int, port_option: str = "--port", host_option
     """
     sentences = {
         errno.EADDRINUSE: f"port {port} is taken; choose another with `{port_option}`",
-        errno.EACCES: f"port {port} needs other permissions; choose another with `{port_option}`",
+        errno.EACCES: f"port {port} is not allowed for this user; choose another with `{port_option}`",
         errno.EADDRNOTAVAIL: f"host {host!r} is not an address of this machine; choose another with `{host_option}`",
     }
     try:
@@ -70,7 +70,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
     bound: list[socket.socket] = []
     failures: list[OSError] = []
     for family, kind, protocol, _, address in dict.fromkeys(found):
-        free = bound[0].getsockname()[1] if bound else port  # for port 0, the one chosen for the first address
+        free = bound[0].getsockname()[1] if bound else port  # for port 0, the port chosen for the first address
         try:
             listener = socket.socket(family, kind, protocol)
         except OSError as error:  # a disabled address family, such as IPv6
@@ -110,7 +110,7 @@ def run(app: FastAPI) -> int:
     open_more_files()
     prepare_process()
     server = DrainingServer(app)
-    with suppress(SystemExit):  # it could not listen after all, and has logged why
+    with suppress(SystemExit):  # uvicorn could not listen after all, and has logged why
         server.run()
     server.last_resort.cancel()
     failure = app.state.gate.failure

@@ -65,7 +65,7 @@ def _as_entries(value: Any) -> Any:
 # bounds precede the validator; otherwise pydantic omits them from the JSON schema
 Seed = Annotated[
     int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)
-]  # exclusive: a double can hold 2^63, but not MAX_SEED
+]  # an exclusive bound, because a double can represent 2^63, but not MAX_SEED
 TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), BeforeValidator(_as_whole)]
 NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
 SampleRate = Annotated[int, Field(ge=MIN_RATE, le=MAX_RATE), BeforeValidator(_as_whole)]
@@ -105,7 +105,7 @@ class SpeechRequest:
         return cast("bytes", references[0].audio) if references else b""
 
     def without_unsupported(self, description: Description) -> SpeechRequest:
-        """Drop a language and instructions that the checkpoint does not support, and set a warning."""
+        """Return the request without a language or instructions that the checkpoint does not support; set `warning`."""
         reasons = description.unsupported(self.speech)
         if not reasons:
             return self
@@ -159,7 +159,7 @@ class Sampling(Strict):
         None, description="Sample from this many most likely tokens; 0: from all. Not supported by every family."
     )
     repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY)
-    max_new_tokens: NumTokens | None = Field(None, description="Maximum length of a part of the text, in frames.")
+    max_new_tokens: NumTokens | None = Field(None, description="Maximum audio frames for each part of the text.")
 
     speed: float = Field(1.0, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch stays.")
     gain_db: float = Field(
@@ -182,7 +182,7 @@ class Sampling(Strict):
 # for clients that send a language model's output and would lose all of it over one character
 SKIP_BY_DEFAULT: Any = Field(
     "skip",
-    description="Characters that the voice cannot pronounce. skip: speak the rest and warn; error: reject it all.",
+    description="Characters that the voice cannot pronounce. skip: speak the rest and warn; error: reject the text.",
 )
 
 
@@ -253,7 +253,7 @@ class BatchResult(BaseModel):
     warning: str | None = Field(None, description="Skipped characters, or a text in another language; only if any.")
 
     def content(self) -> bytes:
-        """Return it as JSON, without optional fields that are None."""
+        """Return the result as JSON, without optional fields that are None."""
         left_out = {name for name in ("spoken_text", "warning") if getattr(self, name) is None}
         return self.model_dump_json(exclude=left_out).encode()
 
@@ -343,9 +343,9 @@ class StartOptions(BaseModel):
     start_at: Literal["sentence", "clause"] | None = Field(
         None, description="Start at the end of a sentence, or already of a clause."
     )
-    start_words: int | None = Field(None, ge=0, le=100, description="Start after this many words; 0: no limit.")
+    start_words: int | None = Field(None, ge=0, le=100, description="Start after this many words; 0: off.")
     start_pause_s: float | None = Field(
-        None, ge=0, le=60, description="Start when no text arrives for this many seconds; 0: wait."
+        None, ge=0, le=60, description="Start when no text arrives for this many seconds; 0: off."
     )
 
     def early_start(self, settings: ServerSettings) -> EarlyStart:

@@ -85,10 +85,10 @@ class ServerSettings(Settings):
         "sentence", description="audio of arriving text starts after a sentence, or already after a clause"
     )
     start_words: int = Field(
-        0, ge=0, le=100, description="audio of arriving text starts after at most this many words; 0: no limit"
+        0, ge=0, le=100, description="audio of arriving text starts after at most this many words; 0: off"
     )
     start_pause_s: float = Field(
-        0.0, ge=0, le=60, description="audio of arriving text starts when no text arrives for this long; 0: it waits"
+        0.0, ge=0, le=60, description="audio of arriving text starts when no text arrives for this long; 0: off"
     )
 
     # Limits on the duration of a response.

@@ -90,7 +90,7 @@ class AudioResponse:
 
 
 async def speak_to_client(request: Request, engine: ProductionTTSEngine, speech: SpeechRequest) -> AudioResponse:
-    """Speak as `speak` does, for an HTTP request. Raises `ClientGoneError` if the client disconnects."""
+    """Speak for an HTTP request. Raises the errors of `speak`, and `ClientGoneError` if the client disconnects."""
     work = speak(engine, speech, settings=request.app.state.settings, record=record_of(request))
     return await while_listened(request.receive, work)
 

@@ -90,7 +90,7 @@ class WyomingServer:
 
 
 class _Connection:
-    """One connection: one task reads events, another one responds to them in order."""
+    """One connection, with a task that reads events and a task that responds to them in order."""
 
     def __init__(
         self, state: State, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_event_bytes: int
