@@ -105,7 +105,6 @@ class Supervisor:
         self._last_resort.daemon = True
 
     async def run(self) -> int:
-        """Serve; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)

@@ -98,7 +98,6 @@ class LocalEndpoint:
             raise AwsError(429, "ThrottlingException", "too many asynchronous invocations are waiting; try again later")
 
     def accept(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> None:
-        """Start to handle an invocation in the background."""
         gate, holding = self.app.state.gate, scope["state"]["record"].holding
         holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds the number of invocations
         gate.enter()  # shutdown waits for the invocation

@@ -182,7 +182,6 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _wyoming(state: State) -> AsyncIterator[None]:
-    """Serve the Wyoming protocol, if the settings have a port for it."""
     if state.settings.wyoming_port is None:
         yield
         return
@@ -261,7 +260,6 @@ class AccessLogMiddleware:
         self.app, self.meter, self.namespace = app, meter, namespace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return

@@ -125,7 +125,6 @@ class _ElevenLabs(Protocol):
         self.session.flush(context)
 
     async def _add(self, context: Context, message: Message) -> None:
-        """Add the text of a message, and apply its settings."""
         if message.voice_settings is not None and message.voice_settings.speed is not None:
             context.config.speed = message.voice_settings.speed
         text = message.text or ""

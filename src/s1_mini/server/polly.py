@@ -165,7 +165,7 @@ def describe_voices(voices: Sequence[VoiceInfo], language: str | None) -> dict[s
 
 
 def _heard(description: str) -> tuple[str, str]:
-    """Return gender and accent from a description; empty strings if it has none."""
+    """Return the gender and the accent in a description; empty strings for those that it lacks."""
     words = re.findall(r"\w+", description)
     return next((word for word in words if word in GENDERS), ""), next((w for w in words if w in LANGUAGES), "")
 

@@ -47,7 +47,6 @@ files = StaticFiles(directory=DIRECTORY, packages=[("fastapi_offline", "static")
 
 @pages_router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    """Return the web page."""
     return await _file("index.html", request)
 
 

@@ -183,7 +183,6 @@ class Session:
                 receiving.cancel()
 
     def _check_limits(self, ends: float) -> None:
-        """Raise an error if the session must end now."""
         settings, now = self.state.settings, time.monotonic()
         if now > ends:
             raise IdleError(f"the session reached its limit of {settings.max_websocket_s:g} s")
