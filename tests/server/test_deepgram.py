@@ -172,7 +172,7 @@ def test_each_session_keeps_the_protocol_of_its_first_message(door: Door) -> Non
     [
         ("?model=aura-2-helena-en", 404, "'aura-2-helena-en'"),
         ("?encoding=mp3", 422, "'linear16', 'mulaw' or 'alaw'"),
-        ("?encoding=mulaw&sample_rate=16000", 422, "give 8000"),
+        ("?encoding=mulaw&sample_rate=16000", 422, "use 8000"),
     ],
 )
 def test_a_wrong_address_is_refused_before_the_session(door: Door, query: str, status: int, message: str) -> None:

@@ -54,7 +54,7 @@ def test_there_is_one_replica_for_each_gpu_or_the_requested_number(
             "auto",
             GPUS,
             4e7,
-            "replicas=5: each replica needs its own GPU, but this machine has 4 GPUs; auto uses all of them",
+            "replicas=5: each replica needs its own GPU, but this machine has 4 GPUs; auto starts one for each",
         ),
         (
             2,
@@ -69,7 +69,7 @@ def test_there_is_one_replica_for_each_gpu_or_the_requested_number(
             "auto",
             CORES,
             2e9,
-            "replicas=2: each replica needs about 4.5 GB of memory, but only 4.0 GB are free, enough for 0",
+            "replicas=2: each replica needs about 4.5 GB of memory, but only 4.0 GB are free; replicas that fit: 0",
         ),
         (
             2,

@@ -1,4 +1,4 @@
-"""The number of replicas, and the device of each: its own GPU, or its share of the CPU cores."""
+"""The number of replicas, and the device of each replica: one GPU, or a share of the CPU cores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 TENSOR_FILES = (".safetensors", ".pth")
 PROCESS_BYTES = 500e6  # memory of a process that runs torch on a CPU
-WORKING_SHARE = 2.0  # memory of a loaded checkpoint per byte of its files: float16 becomes float32; working memory
+WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files: float16 becomes float32; buffers
 GB = 2**30
 
 Wanted = int | Literal["auto"]
@@ -57,20 +57,20 @@ def count_replicas(requested: Wanted, config: EngineConfig, machine: LocalMachin
         raise ConfigurationError(f"{given}: device={config.device} is a single device; use auto, cuda or cpu")
     if config.placement:
         raise ConfigurationError(
-            f"{given}: S1_MINI_PLACEMENT needs several devices, but each replica sees only one; unset it"
+            f"{given}: S1_MINI_PLACEMENT needs several devices, but each replica sees only one; unset S1_MINI_PLACEMENT"
         )
     if on_gpu:
         if requested > machine.num_gpus:
             there = f"{machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
             raise ConfigurationError(
-                f"{given}: each replica needs its own GPU, but this machine has {there}; auto uses all of them"
+                f"{given}: each replica needs its own GPU, but this machine has {there}; auto starts one for each"
             )
         return requested
     each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GB
     if requested * each > machine.free_bytes:
         raise ConfigurationError(
             f"{given}: each replica needs about {each / 1e9:.1f} GB of memory, but only "
-            f"{machine.free_bytes / 1e9:.1f} GB are free, enough for {int(machine.free_bytes // each)}"
+            f"{machine.free_bytes / 1e9:.1f} GB are free; replicas that fit: {int(machine.free_bytes // each)}"
         )
     if requested > machine.num_cores:
         logger.warning("%s: only %d cores are available; more replicas than cores are slower", given, machine.num_cores)

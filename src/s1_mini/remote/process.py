@@ -15,7 +15,7 @@ from typing import Any
 STARTING_S, STEADY_S = 0.25, 1.0  # health check interval before and after the process is ready
 BACKOFFS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # delay of a start, by the number of consecutive failed starts
 
-# Terminates a process when its parent exits for any reason: the kernel sends SIGTERM (prctl, PR_SET_PDEATHSIG).
+# Program that runs a command so that the kernel sends it SIGTERM when its parent exits (prctl, PR_SET_PDEATHSIG).
 BOUND = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -25,7 +25,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def bound(command: Sequence[str], parent: int) -> list[str]:
-    """Return the command that runs `command` and, on Linux, ends it with the process `parent`."""
+    """Return a command that runs `command` and, on Linux, terminates it when the process `parent` ends."""
     return [sys.executable, "-SEc", BOUND, str(parent), *command] if sys.platform == "linux" else list(command)
 
 
@@ -41,7 +41,7 @@ class Supervised:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None, *, start_s: float, silent_s: float
     ) -> None:
-        """`start_s` limits the time to readiness, `silent_s` the silence of a process that owes an answer."""
+        """`start_s` limits the seconds until the process is ready, `silent_s` the wait for an answer that it owes."""
         self.command, self.environment = list(command), environment
         self.start_s, self.silent_s = start_s, silent_s
         self.process: asyncio.subprocess.Process | None = None
@@ -74,12 +74,12 @@ class Supervised:
 
     @property
     def owes_answer(self) -> bool:
-        """Whether the process must send something soon, so that silence means that it hangs."""
+        """Whether an answer of the process is due, so that its silence means that it hangs."""
         return False
 
     @property
     def has_failed(self) -> bool:
-        """Whether the run that has ended counts as a failed start."""
+        """Whether the last run of the process counts as a failed start."""
         return not self.is_ready
 
     def end(self, number: int) -> None:

@@ -46,8 +46,8 @@ STATES, COMMANDS, ADMIN = "states", "commands", "admin"  # files in the supervis
 SMALL_BODY_BYTES = 12_000  # limit for bodies that the proxy searches for a voice; fits the buffer together with a head
 KEEP_ALIVE_S = 75  # same as the server; longer than load balancers keep idle connections
 MARGIN_S = 10  # added to the timeouts of replicas, which should fire first
-MAX_CONNECTIONS = 30_000  # an idle one takes a few hundred bytes; replicas limit requests
-ADDRESSES = 4  # client addresses (IPv6: /64 networks) that together can hold all connections
+MAX_CONNECTIONS = 30_000  # an idle connection takes a few hundred bytes; requests have their own limits
+ADDRESSES = 4  # one client address (IPv6: /64 network) may hold a quarter of the connections
 SPARE = 32  # connections to a replica for requests other than speech
 MAX_ANSWER_BYTES = 2**20  # limit for the response to a command
 COMMAND_S = 5.0
@@ -194,12 +194,12 @@ backend replicas
 
 
 async def route(folder: Path, index: int, *, is_open: bool) -> None:
-    """Start or stop routing requests to a replica; requests in progress continue. Raises `OSError` without a proxy."""
+    """Start or stop routing new requests to a replica. Raises `OSError` if the proxy is down."""
     await _command(folder, f"set server replicas/r{index} state {'ready' if is_open else 'maint'}")
 
 
 async def refuse_all(folder: Path) -> None:
-    """Refuse new requests, `/ping` included. Raises `OSError` without a proxy."""
+    """Refuse new requests, `/ping` included. Raises `OSError` if HAProxy is down."""
     await _command(folder, f"set map {folder / STATES} now draining")
 
 
@@ -214,7 +214,7 @@ async def _command(folder: Path, command: str) -> None:
 
 
 class Proxy(Supervised):
-    """HAProxy as a supervised process. The port stays bound while it restarts, so clients that connect then wait."""
+    """HAProxy as a supervised process. While it restarts, the port stays bound, so that new connections wait."""
 
     starting_s = 0.02
 
@@ -264,7 +264,7 @@ class Proxy(Supervised):
                 if text:
                     logger.info("proxy", extra={"fields": {"text": text}})
                 continue
-            if not fields["state"].startswith("C"):  # aborted by the client: the replica logs it
+            if not fields["state"].startswith("C"):  # C: aborted by the client, which the replica logs
                 fields["route"] = fields["route"].partition("?")[0][:200]
                 level = logging.WARNING if fields["status"] >= 500 else logging.INFO
                 logger.log(level, "request", extra={"fields": fields})
@@ -278,7 +278,10 @@ _LOG = (
 
 
 def _servers(members: Sequence[ReplicaInfo]) -> str:
-    """Return the server lines. Sessions are bound to a replica; so are voices, unless it has above-average load."""
+    """Return the lines for replicas.
+
+    A session always goes to the same replica, and so does a voice if that replica has no more than average load.
+    """
     count = len(members)
     lines = [f"    server r{member.index} unix@{member.socket} disabled" for member in members]
     lines += [
@@ -325,7 +328,7 @@ def _addresses(given: str) -> str:
     for part in given.split(","):
         try:
             found.append(str(ipaddress.ip_network(part.strip(), strict=False)))
-        except ValueError:  # a name; replicas know it, but no client address matches it
+        except ValueError:  # a name, which HAProxy cannot compare with addresses
             continue
     return " ".join(found) or "255.255.255.255"
 

@@ -30,7 +30,7 @@ class Count:
 
 
 def _by_stage(value: Any) -> Any:
-    """Parse comma-separated `stage=word`."""
+    """Parse comma-separated pairs `stage=value`."""
     if not isinstance(value, str):
         return value
     words: dict[str, str] = {}
@@ -56,13 +56,13 @@ def _count(word: str) -> Count:
 
 
 ByStage = BeforeValidator(_by_stage)
-Counts = Annotated[dict[str, Count], BeforeValidator(_counts), NoDecode]  # its errors quote the whole value
+Counts = Annotated[dict[str, Count], BeforeValidator(_counts), NoDecode]  # errors quote the whole value
 Shares = Annotated[dict[str, Annotated[float, Field(ge=0, le=64)]], ByStage, NoDecode]
 Numbers = Annotated[dict[str, Annotated[int, Field(ge=1, le=100_000)]], ByStage, NoDecode]
 
 
 class ClusterSettings(Settings):
-    """Replicas and resources, by name of the stage or the ingress."""
+    """Replicas and resources of each stage and of the ingress."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, arbitrary_types_allowed=True)
 
@@ -70,16 +70,14 @@ class ClusterSettings(Settings):
         {}, description="replicas per stage, such as coarse=2,codec=1-4; a range autoscales; default: 1"
     )
     gpus: Shares = Field({}, description="GPUs per replica; default: 1 if S1_MINI_DEVICE is cuda, otherwise 0")
-    cpus: Shares = Field({}, description="CPUs that Ray reserves per replica; default: 0.2 for a stage")
+    cpus: Shares = Field({}, description="CPUs that Ray reserves per replica; default: 0.2, for the ingress 0")
     max_ongoing: Numbers = Field(
         {},
         description="concurrent utterances per replica; default: S1_MINI_MAX_BATCH_SIZE for the first stage, 1,024 for "
         "the others",
     )
     max_open: int = Field(256, ge=1, le=100_000, description="maximum number of concurrent utterances per ingress")
-    grows: bool = Field(
-        False, description="true: the cluster autoscales; skips the check of replicas against its current size"
-    )
+    grows: bool = Field(False, description="true: the cluster autoscales; its current size does not limit the replicas")
 
     def check_names(self, title: str, stages: Sequence[str]) -> None:
         """Raise `ConfigurationError` for a stage that the family does not have."""

@@ -46,7 +46,7 @@ from s1_mini.runtime.tasks import Steps, Tasks
 
 logger = logging.getLogger(__name__)
 
-AHEAD = 8  # utterances of one request in the queue and in progress
+AHEAD = 8  # maximum utterances of one request that are queued or in progress
 POLL_S = 0.05  # poll interval for deadlines and paused streams
 
 Result = TypeVar("Result")
@@ -54,7 +54,7 @@ Health = Callable[[], Mapping[str, Any]]  # returns the state of the stages
 
 
 class RemoteCore:
-    """Runs requests through remote stages; `call` sends work to the last one.
+    """Runs requests through remote stages; `call` sends work to the last stage.
 
     `Relay` runs on an event loop in its own thread; tasks such as encoding references run in another thread.
     """
@@ -125,7 +125,7 @@ class RemoteCore:
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         self._takes_in = False
         for request in self.ledger.all():
-            request.speech.set_window(NEVER)  # the consumer may be the thread that waits here
+            request.speech.set_window(NEVER)  # no pauses, because the consumer may be the thread that waits here
         self._soon(self._relay.admit)
         ends = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while drains and self.ledger and time.monotonic() < ends and self._thread.is_alive():
@@ -176,16 +176,16 @@ class Relay:
     """Utterances in progress. Used only on the event loop's thread."""
 
     def __init__(self, core: RemoteCore, call: Call, stage: str, output: Spec, *, count: int, max_open: int) -> None:
-        """`call` sends work to the last stage; `count` is the number of slots of the first one."""
+        """`call` sends work to the last stage; `count` is the number of slots of the first stage."""
         self.count, self._max_open = count, max_open
         self._line, self._ledger, self._prefixes = core.line, core.ledger, core.prefixes
         self._call, self._stage, self._output = call, stage, output
         self._open: dict[Utterance, asyncio.Task[None]] = {}
-        self._pieces: dict[Utterance, deque[Piece]] = {}  # waiting until the previous utterance is delivered
+        self._pieces: dict[Utterance, deque[Piece]] = {}  # output that waits until the previous utterance is delivered
 
     @property
     def num_free(self) -> int:
-        """Free slots of the first stage, in replicas counted at the start; further utterances wait in its queue."""
+        """Free slots of the first stage's replicas; further utterances wait in the stage's queue."""
         return max(0, self.count - len(self._open))
 
     async def run(self, is_over: threading.Event) -> None:

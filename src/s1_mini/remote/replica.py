@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 PROCESS = "s1_mini.remote.replica"
 PROBE_S = 2.0  # timeout of a health check
-SILENT_S = 15.0  # a replica that does not answer for this long hangs
+SILENT_S = 15.0  # a replica that does not answer for this long is killed
 START_S = 1800.0  # timeout until `/ready` first answers 200; kernels may have to be compiled
 
 

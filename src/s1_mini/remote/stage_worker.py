@@ -1,6 +1,7 @@
 """One stage of a family in its own process: it receives items from the previous stage and sends items to the next.
 
-It has its own scheduler and thread, and batches like a stage in a common process. Does not import Ray.
+The stage has its own scheduler and thread, and batches utterances as it would in one process with the other stages.
+Does not import Ray.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ WARM_UP_ITEMS = 16
 
 
 class StageSpec:
-    """Computes how many items the next stage needs before its next unit, so that no smaller messages are sent."""
+    """Computes how many items the next stage needs for its next unit of work, so that no smaller messages are sent."""
 
     def __init__(self, policy: StagePolicy, work: Work) -> None:
         self._policy, self._work = policy, work
@@ -83,7 +84,7 @@ class Begun:
 
 
 class StageEngine:
-    """One stage. `name` is its name in its family; `previous` calls the previous stage, if there is one."""
+    """One stage. `name` is its name in the model family; `previous` calls the previous stage, if there is one."""
 
     def __init__(self, config: EngineConfig, name: str, previous: Call | None = None) -> None:
         """Load the stage. Raises `CheckpointError` or `ConfigurationError`."""
@@ -94,7 +95,7 @@ class StageEngine:
         self.index, self._names, self._previous = names.index(name), names, previous
         self._is_last = name == names[-1]  # its output is audio
         if self.index:
-            config = config.model_copy(update={"batch_timeout_ms": 0.0})  # utterances in progress are not held back
+            config = config.model_copy(update={"batch_timeout_ms": 0.0})  # later stages do not wait to fill a batch
         speaker = load(config, here={name})
         slots, positions, prefix_bytes = measure_slots(speaker, config)
         chain = speaker.loaded.chain(slots, positions)
@@ -119,7 +120,7 @@ class StageEngine:
         self.core.stop(drains=False)
 
     async def speak(self, work: Work) -> AsyncGenerator[Piece, None]:
-        """Yield the output of an utterance; a failure is the last piece.
+        """Yield the output of an utterance; the last piece may be a failure.
 
         Closing the iterator cancels the utterance here and at the previous stages.
         """
@@ -194,7 +195,7 @@ class StageEngine:
             self.core.scheduler.end(begun.utterance.request, begun.failure)
 
     async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
-        """Yield the output each time the next stage can begin a unit with it."""
+        """Yield output whenever there is enough for the next stage to begin a unit of work."""
         next_stage = None if self._is_last else StageSpec(self._policies[self.index + 1], work)
         parts: list[np.ndarray] = []
         own: list[np.ndarray] = []
@@ -225,7 +226,7 @@ class StageEngine:
         return [*(begun.made or []), np.concatenate(own)] if is_last else None
 
     def _failed(self, error: S1MiniError, of_previous: S1MiniError | None = None) -> Piece:
-        """Return an error as the last piece. If this stage itself is lost, another replica can start over."""
+        """Return an error as the last piece; as `LostError` if this stage is lost, so that another replica is tried."""
         is_lost = isinstance(error, EngineNotReadyError) and error is not of_previous
         nothing = np.zeros((0, *self.policy.output.shape), self.policy.output.dtype)
         return Piece(nothing, failure=LostError(str(error)) if is_lost else error)
@@ -245,7 +246,7 @@ class StageEngine:
 
 
 def fingerprint(directory: Path) -> str:
-    """Return a hash of a checkpoint without its voices: the content of its JSON files, names and sizes of all files."""
+    """Return a hash of a checkpoint without voices: of names and sizes of its files and the content of JSON files."""
     digest = hashlib.sha256()
     for path in (path for path in sorted(directory.iterdir()) if path.is_file()):
         digest.update(f"{path.relative_to(directory).as_posix()} {path.stat().st_size}\n".encode())

@@ -2,7 +2,7 @@
 
 It starts HAProxy on the port and the replicas behind it, admits a replica once it is ready, and restarts processes that
 end or hang. On SIGTERM, the proxy refuses new requests, every replica finishes its accepted requests, and the exit code
-is 0. The exit code is 1 if no replica could be started.
+is 0. The exit code is 1 if no replica or no proxy could be started.
 """
 
 from __future__ import annotations
@@ -105,7 +105,6 @@ class Supervisor:
         self._last_resort.daemon = True
 
     async def run(self) -> int:
-        """Serve; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -155,7 +154,7 @@ class Supervisor:
         plan, drain_s = self._plan, self._settings.drain_timeout_s
         member = ReplicaInfo(index, plan.count, self._folder / str(index), plan.config.voices_path is not None)
         own = assign_device(index, plan.count, plan.machine, plan.environment)
-        # The proxy must still be able to answer clients whose requests a replica had to abort.
+        # Replicas end first, so that the proxy can still answer clients whose requests a replica had to abort.
         own["S1_MINI_SERVER_DRAIN_TIMEOUT_S"] = str(max(drain_s / 2, drain_s - PROXY_MARGIN_S - EXIT_MARGIN_S))
         own["S1_MINI_VOICES_PATH"] = str(plan.config.voices_path or self._folder / "voices")
         options = [] if plan.local_endpoint is None else ["--local-endpoint", plan.local_endpoint]
@@ -252,7 +251,7 @@ class Supervisor:
 
 
 async def _ignore_lost(command: Awaitable[None]) -> None:
-    """Send a command to the proxy; if the proxy is down, ignore the error, because its restart sets the state."""
+    """Send a command to the proxy; if it is down, ignore the error, because `_on_proxy_start` sets the state again."""
     with suppress(OSError):
         await command
 
@@ -296,7 +295,7 @@ class AdminRoutes:
                 await replica.request("/models", method="POST", headers=headers, content=body, within_s=LOAD_S)
 
     async def healths(self, within_s: float) -> list[dict[str, Any]]:
-        """Return the `/health` of each replica; empty if it does not answer."""
+        """Return the `/health` of each replica; an empty dictionary for one that does not answer."""
         responses = await self._each("/health", self._replicas, within_s)
         return [json.loads(response.content) if _is_ok(response) else {} for response in responses]
 
@@ -413,7 +412,7 @@ class ReplicaMetrics(Collector):
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    """Return an error of the framework in the format of all errors."""
+    """Return an error of the framework in the server's error format."""
     assert isinstance(error, HTTPException)
     allowed = (error.headers or {}).get("Allow", "")
     refused = misaddressed(request.method, request.url.path, allowed)

@@ -1,6 +1,7 @@
 """The worker's side of the pipes of `tokens.py`, which describes the messages.
 
-It runs in its own environment, which may have other versions of all packages, and imports as little as possible.
+The worker runs in its own environment, which may have other versions of all packages, so this module imports as little
+as possible.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class TokenMaker(Protocol):
         """Whether any sequence is unfinished."""
 
     def begin(self, number: int, request: Mapping[str, Any]) -> None:
-        """Begin a sequence. Raises any error; it concerns only this sequence."""
+        """Begin a sequence. Any exception ends only this sequence."""
 
     def drop(self, number: int) -> None:
         """Cancel a sequence; does nothing if it has ended."""

@@ -8,7 +8,7 @@
 | | `{"refused": sentence}`, instead of `ready`: the configuration is not supported |
 
 Numbers identify sequences; the other fields of `open` and `begin` are defined by the stage and its worker. The other
-end of the pipes is `token_server.py`. The process ends with its input, so it never outlives this one.
+end of the pipes is `token_server.py`. The worker exits when its input ends, so it never outlives this process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TokenWorker(Supervised):
         start_s: float,
         silent_s: float,
     ) -> None:
-        """Start the process in the background; `silent_s` limits its silence while sequences are unfinished."""
+        """Start the process in the background; `silent_s` limits the seconds without output while a sequence waits."""
         super().__init__(command, dict(environment), start_s=start_s, silent_s=silent_s)
         self.name, self._opening = name, opening
         self._sequences: dict[int, _Sequence] = {}
@@ -79,7 +79,7 @@ class TokenWorker(Supervised):
         self._changed = threading.Condition()
         self._messages: deque[Mapping[str, Any]] = deque()  # not written yet
         self._refusal = ""
-        self._failure: S1MiniError | None = None  # error of the last start, until the next one
+        self._failure: S1MiniError | None = None  # error of the last start, until the next start
         self._lines = deque[str](maxlen=LAST_LINES)
         self._loop, self._needed = asyncio.new_event_loop(), asyncio.Event()
         self._needed.set()
@@ -101,7 +101,8 @@ class TokenWorker(Supervised):
     def wait_until_ready(self) -> None:
         """Wait until sequences can begin.
 
-        Raises `ConfigurationError` if the worker refuses, or `EngineNotReadyError`, with its last lines.
+        Raises `ConfigurationError` if the worker refuses the configuration, and `EngineNotReadyError` with the last
+        lines of its log if it ends.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self.is_ready)

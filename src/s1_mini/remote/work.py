@@ -39,12 +39,12 @@ class Work:
     profile: ChunkProfile = "balanced"
     is_streamed: bool = False  # audio is delivered while it is generated
     keeps: bool = False  # also return the output of all stages except the last
-    pins: bool = False  # pin its voice in the cache of the first stage
+    pins: bool = False  # pin the voice in the cache of the first stage
     timeout_s: float = float("inf")
 
 
 class LostError(Exception):
-    """The replica or its engine is lost; another replica can start over."""
+    """The replica or its engine is lost; another replica can repeat the work."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Piece:
     """Items [n, *shape] of the output of a stage, in order."""
 
     items: np.ndarray
-    consumed: int = 0  # items of the previous stage
+    consumed: int = 0  # number of items that were consumed from the previous stage
     is_last: bool = False
     was_cut: bool = False  # in the last piece: a stage reached its step limit before the end
     made: Sequence[np.ndarray] | None = None  # complete output of the previous stages
@@ -100,13 +100,13 @@ async def receive(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenera
         except LostError as lost:
             reason = str(lost)
         else:
-            reason = "it ended without a result"
+            reason = "its output ended too early"
         logger.warning("lost a replica of stage %s (%d so far): %s", stage, number + 1, reason)
     raise EngineNotReadyError(f"stage {stage} lost {1 + MAX_LOST} replicas during this request: {reason}")
 
 
 def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
-    """Return the new items of `items`, which begin at index `at`; those seen before must be equal."""
+    """Return the new items of `items`, whose first index is `at`. Raises `GenerationError` if the others differ."""
     known = seen.cut(at, at + len(items))
     again = items[: len(known)]
     same = np.allclose(known, again, rtol=0, atol=SAME) if known.dtype.kind == "f" else np.array_equal(known, again)

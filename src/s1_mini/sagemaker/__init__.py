@@ -1,4 +1,5 @@
-"""The container contract of SageMaker hosting, the handler of its toolkits, and a local endpoint for boto3.
+"""SageMaker hosting: its container contract, a handler for its inference toolkits, and a local endpoint for boto3.
 
-Builds on the server and the engine, which do not import it. It calls AWS only if a setting or command names S3.
+The package builds on the server and the engine, which do not import it. It calls AWS only if a setting or command names
+S3.
 """

@@ -1,4 +1,4 @@
-"""The container's application: the server's with the routes of SageMaker's container contract."""
+"""The container's application: that of the server, with the routes of SageMaker's container contract."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def make_container_app(
 ) -> FastAPI:
     """Build the application around `engine`.
 
-    With `endpoint`, it also serves the runtime's paths for an endpoint of that name, and writes the responses of
-    asynchronous invocations to `store`. `member` identifies one of several replicas (None: the only one). Without
-    `streams`, no audio is streamed. Raises `ConfigurationError` for a name that SageMaker would reject.
+    With `endpoint`, the application also serves the paths of SageMaker's runtime for an endpoint of that name, and
+    writes the responses of asynchronous invocations to `store`. `member` identifies this server if it is one of several
+    replicas. Without `streams`, every response is complete. Raises `ConfigurationError` for a name that SageMaker would
+    reject.
     """
     container = container or ContainerSettings()
     app = create_app(engine, settings, member)

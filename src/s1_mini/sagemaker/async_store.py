@@ -31,7 +31,7 @@ def open_store(place: str) -> AsyncStore:
 
 
 class FolderStore:
-    """A folder; its locations are `file://`, and only files inside it can be read."""
+    """A folder; locations are `file://` URLs, and only files inside the folder can be read."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -39,7 +39,7 @@ class FolderStore:
         except OSError as error:
             raise ConfigurationError(f"async store {str(directory)!r} cannot be created: {error.strerror}") from None
         self._directory = directory.resolve()
-        for left in self._directory.glob(".*.reserved"):  # left by a killed process; older than any invocation
+        for left in self._directory.glob(".*.reserved"):  # left by a killed process, if older than any invocation
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > 2 * MAX_ASYNC_S:
                     left.unlink()
@@ -64,7 +64,7 @@ class FolderStore:
         return (self._directory / name).as_uri()
 
     def reserve(self, name: str) -> None:
-        """Reserve space for a failure report by a hidden file, so that it can be written even if the disk is full."""
+        """Write a hidden file that reserves space, so that a failure can be reported even if the disk is full."""
         try:
             self._reserved(name).write_bytes(bytes(RESERVED_BYTES))
         except OSError:

@@ -50,7 +50,7 @@ class Step:
 
 
 class StopSignal(NamedTuple):
-    """The signal that ends a process, and the creation flags with which a process can receive it."""
+    """The signal that ends a process, and the creation flags of a process that can receive the signal."""
 
     name: str
     signal: int
@@ -72,7 +72,7 @@ class _Answer(NamedTuple):
 
 
 def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Step]:
-    """Check a `.tar.gz` or a folder of the prefix layout step by step; after a failed step, others may be left out.
+    """Check a `.tar.gz` or a folder of the prefix layout step by step; after a failed step, the rest may be left out.
 
     Raises `PackageError` if the artifact differs from its manifest, which SageMaker would not notice.
     """
@@ -99,7 +99,7 @@ def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: 
             else "did not return 200 from /ping"
         )
         log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
-        details = f"it {end} within {STARTUP_S:.0f} s: the endpoint would be Failed. Last lines of its log:"
+        details = f"the process {end} within {STARTUP_S:.0f} s: the endpoint would be Failed. Last lines of its log:"
         yield Step("start", False, f"{details}\n{log.read().decode(errors='replace')}")
         return
     taken = time.monotonic() - began
@@ -111,15 +111,15 @@ def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: 
     speech: dict[str, object] = {"text": TEXT, "seed": 1, "max_new_tokens": 64}
     yield _judge("ping", _call(client, "/ping"), PING_S, "the instance is healthy")
     wav = _call(client, "/invocations", speech, "audio/wav")
-    yield _judge("invoke", wav, INVOKE_S, "InvokeEndpoint returns it", starts=b"RIFF")
+    yield _judge("invoke", wav, INVOKE_S, "InvokeEndpoint returns the audio", starts=b"RIFF")
     stream = _call(client, "/invocations", speech | {"stream": True}, "audio/pcm")
     details = f"{stream.status}, first byte after {stream.first_byte_s:.2f} s, all {len(stream.body):,} bytes after "
-    details += f"{stream.whole_s:.2f} s: InvokeEndpointWithResponseStream streams it"
+    details += f"{stream.whole_s:.2f} s: InvokeEndpointWithResponseStream streams the audio"
     yield Step("stream", stream.status == 200 and len(stream.body) > 0, details)
     mistake = _call(client, "/invocations", {"text": ""}, "audio/wav")
     details = f"{mistake.status} as JSON: a ModelError (424) with OriginalStatusCode {mistake.status}"
     yield Step("a caller's mistake", 400 <= mistake.status < 500 and _is_json(mistake.body), details)
-    yield _judge("batch transform", _call(client, "/execution-parameters"), PING_S, "batch transform requests it")
+    yield _judge("batch transform", _call(client, "/execution-parameters"), PING_S, "batch transform uses it")
     yield stop(process, ENDING)
 
 

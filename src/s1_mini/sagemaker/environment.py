@@ -41,7 +41,7 @@ DEFAULTS = {
 
 
 def container_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment to serve with. Raises `ConfigurationError` or `CheckpointNotFoundError`."""
+    """Return the variables for `s1-mini serve`. Raises `ConfigurationError` or `CheckpointNotFoundError`."""
     environment = dict(given)
     for theirs, ours, num_bytes in TABLE:
         if (value := given.get(theirs)) and not given.get(ours):
@@ -76,7 +76,7 @@ def find_model(directory: Path) -> Path | None:
 
 
 def main() -> None:
-    """Replace this process, which receives SIGTERM, by `s1-mini serve`."""
+    """Replace this process by `s1-mini serve`, so that the server itself receives SIGTERM."""
     try:
         environment = container_environment(os.environ)
     except S1MiniError as error:

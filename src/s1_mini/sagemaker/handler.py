@@ -1,10 +1,10 @@
 """The handler of SageMaker's inference toolkits: `model_fn`, `input_fn`, `predict_fn`, `output_fn`.
 
-They call the container's own application, which runs in this process. The toolkits put the traceback of an exception
-into the response, so with a context nothing is raised here: a failure becomes a status and a JSON object. Nothing is
-unpickled. `sagemaker/code/inference.py` imports the four functions.
+The functions call the container's application, which runs in this process. The toolkits put the traceback of an
+exception into the response; therefore, with a context, the functions return failures as a status and a JSON object
+instead of raising. Nothing is unpickled. `sagemaker/code/inference.py` imports the four functions.
 
-The audio format depends on `Accept`, which only `output_fn` receives, so that function calls the application.
+The audio format depends on `Accept`, which only `output_fn` receives. Therefore `output_fn` calls the application.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from s1_mini.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-MAX_ANSWER_BYTES = 6_553_500  # for larger responses, multi-model-server kills its worker; a variable raises the limit
+MAX_ANSWER_BYTES = 6_553_500  # multi-model-server kills a worker with a larger response (MMS_MAX_RESPONSE_SIZE)
 UNLIMITED = 2**40  # bytes; the toolkit's own server limits request bodies
 
 
@@ -55,7 +55,7 @@ class RefusedError(S1MiniError):
 
 
 class Failure(NamedTuple):
-    """An exception in place of a `Call`, raised when it is called."""
+    """Takes the place of a `Call` after a failure; calling it raises the exception."""
 
     error: Exception
 
@@ -124,7 +124,7 @@ class _Process:
                 freeze_what_is_loaded()
             elif checkpoint != self._checkpoint:
                 raise ConfigurationError(
-                    f"this process has loaded {self._checkpoint}; {checkpoint} needs its own process"
+                    f"this process has already loaded {self._checkpoint}; load {checkpoint} in another process"
                 )
             return self._container
 
@@ -143,7 +143,7 @@ process_engine = _Process()
 
 
 def find_checkpoint(model_dir: str | Path) -> Path | None:
-    """Return `model_dir` if it has a checkpoint; None, for the checkpoint of the settings, if it has only code."""
+    """Return `model_dir` if it has a checkpoint; otherwise None, which stands for the checkpoint of the settings."""
     directory = Path(model_dir)
     return directory if (directory / "config.json").is_file() else None
 
@@ -155,7 +155,7 @@ def model_fn(model_dir: str) -> Container | Failure:
     """
     try:
         return process_engine.get(find_checkpoint(model_dir))
-    except Exception as error:  # the toolkit would restart the worker forever
+    except Exception as error:  # otherwise the toolkit would restart the worker forever
         logger.exception("the engine failed to start")
         return Failure(error)
 
@@ -165,7 +165,7 @@ def input_fn(
 ) -> Body | Failure:
     """Return the body for `predict_fn`. Without `context`, raises `ContentTypeError` for a form."""
     kind = content_type or JSON
-    if kind.lower().startswith(FORM):  # multi-model-server parses forms and passes no body
+    if kind.lower().startswith(FORM):  # multi-model-server itself parses forms, and passes no body on
         return _fail(
             ContentTypeError(f"{FORM} is not supported here; send application/json or application/jsonlines"), context
         )
@@ -191,7 +191,7 @@ def output_fn(prediction: Call | Failure, accept: str | None, context: Context |
         response = prediction(accept)
         if context is not None:
             _check_size(response)
-    except Exception as error:  # the toolkit would send the traceback to the client
+    except Exception as error:  # otherwise the toolkit would send the traceback to the client
         if context is None:
             raise
         if not isinstance(error, S1MiniError):

@@ -4,11 +4,11 @@ The body is JSON, JSON lines or a form; `Accept` selects the format of the respo
 another route; the session headers open, use and close sessions. `GET /ping` and the bidirectional stream are routes of
 the server.
 
-SageMaker passes on up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes`. Ours are
+SageMaker passes on up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes`. The container uses
 comma-separated `name=value` pairs: `route=/v1/audio/speech` in a request, `sample_rate=44100,format=pcm` in a response.
 
-JSON lines, as sent by batch transform, give one line of response each, in the same order. The engine gets a few lines
-at a time, so a long body needs no more memory than a short one. An invalid line gives an error object.
+Batch transform sends JSON lines. The response has one line for each, in the same order; an invalid line gets an error
+object. The engine gets a few lines at a time, so that a long body needs little more memory than a short one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class InvocationBody(SpeechBody):
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
 async def invoke(request: Request) -> Response:
-    """Speak with the default model or the one that the request names, or call the route in its attributes."""
+    """Speak with the default model or the target model of the request, or call the route that its attributes name."""
     route = read_route(request.headers.get(ATTRIBUTES), routes_of(request))
     target = request.headers.get(TARGET_HEADER)
     if route is not None and route != "/invocations":
@@ -139,7 +139,7 @@ class Rerouted(Response):
 
 
 def routes_of(request: Request) -> frozenset[str]:
-    """Return the allowed values of `route=`: every public POST path below /v1, and /invocations itself."""
+    """Return the allowed values of `route=`: documented POST paths below /v1 without parameters, and /invocations."""
     paths: dict[str, Any] = request.app.openapi()["paths"]  # cached by the application
     found = {path for path, methods in paths.items() if path.startswith("/v1/") and "post" in methods}
     return frozenset({path for path in found if "{" not in path} | {"/invocations"})
@@ -193,8 +193,8 @@ async def _open_session(
     if body.voice is not None and recording is not None:
         raise InvalidError("voice", "cannot be combined with reference_audio; send one of them")
     if body.voice is not None:
-        await asyncio.to_thread(engine.describe_voice, body.voice)  # an unknown name must fail now
-    if recording is not None:  # an unreadable one must fail now, and the first text should not wait for its encoding
+        await asyncio.to_thread(engine.describe_voice, body.voice)  # raises for an unknown name
+    if recording is not None:  # an unreadable recording must fail now, and the first text should not wait
         preparing = engine.prepare_reference_async(recording, body.reference_text or "", client=client)
         await while_listened(request.receive, preparing)
     known = request.app.state.sessions
@@ -203,7 +203,7 @@ async def _open_session(
     if body.text is None:
         return JSONResponse({"session_id": session.id}, headers=headers)
     with ExitStack() as failing:
-        failing.callback(_forget, known, session.id)  # only a successful response has its id
+        failing.callback(_forget, known, session.id)  # a failed response does not return the id
         answer = await _speak(request, engine, body.to_request(recording), body.format, headers)
         failing.pop_all()
         return answer
@@ -299,7 +299,7 @@ async def _to_json(speech: AudioResponse, speech_request: SpeechRequest) -> byte
 
 
 def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> tuple[AudioFormat, bool]:
-    """Return the audio format that `accept` prefers, and whether JSON carries it as base64.
+    """Return the audio format that `accept` prefers, and whether the response is JSON with the audio as base64.
 
     `audio_format` is the request's own field, which applies if `accept` leaves the format open. Raises
     `NotAcceptableError` if no format is supported.

@@ -1,8 +1,8 @@
 """The paths of SageMaker's runtime on this machine, so that a boto3 client can call the server like an endpoint.
 
 Supports `invoke_endpoint`, `invoke_endpoint_with_response_stream` and `invoke_endpoint_async`. As in the real runtime,
-a failure of the container becomes status 424 (`ModelError`), which quotes the container, and the container receives
-only the headers that SageMaker passes on. Signatures are not checked.
+a failure of the container becomes status 424 (`ModelError`) with the container's response as text, and the container
+receives only the headers that SageMaker passes on. Signatures are not checked.
 
 Response streams have AWS's event-stream framing. A message is, all numbers big-endian::
 
@@ -69,7 +69,7 @@ class AsyncCall(NamedTuple):
     body: bytes | str  # the input, or its location
     inference_id: str
     allowed_s: float
-    name: str  # unique name of the output, because clients may reuse an id
+    name: str  # unique name of the output, because clients may reuse an inference id
 
 
 class AwsError(Exception):
@@ -98,10 +98,9 @@ class LocalEndpoint:
             raise AwsError(429, "ThrottlingException", "too many asynchronous invocations are waiting; try again later")
 
     def accept(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> None:
-        """Handle an invocation in the background."""
         gate, holding = self.app.state.gate, scope["state"]["record"].holding
-        holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds their number
-        gate.enter()  # shutdown waits for it
+        holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds the number of invocations
+        gate.enter()  # shutdown waits for the invocation
 
         def end(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -136,7 +135,7 @@ class LocalEndpoint:
             answer = error_response(RequestTimeoutError(f"the invocation timed out after {call.allowed_s:g} s"), None)
         except asyncio.CancelledError:
             answer = error_response(DrainingError("the server shut down before it could respond"), None)
-        except Exception as error:  # written as the response
+        except Exception as error:  # the error is written as the response
             if not isinstance(error, S1MiniError):
                 logger.exception("an asynchronous invocation failed")
             answer = error_response(error, None)

@@ -1,4 +1,4 @@
-"""`/models…`, the contract of a multi-model container: several checkpoints in one process, within one memory budget.
+"""The routes `/models…` of a multi-model container: several checkpoints in one process, within one memory budget.
 
 Each model has its own engine, in addition to the one that is always loaded. The registry is used only by the event
 loop's thread; loading and unloading happen in other threads.
@@ -32,7 +32,7 @@ PAGE = 100
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ARCHIVE = ".tar.gz"  # SageMaker's TargetModel is the archive's name, but models are loaded under a plain name
 TENSOR_FILES = (".safetensors", ".pth")
-WORKING_SHARE = 2.0  # memory of a loaded checkpoint per byte of its files: float16 becomes float32; buffers
+WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files: float16 becomes float32; buffers
 GB = 2**30
 UNLOAD_S = 20.0
 
@@ -63,7 +63,7 @@ class Hosted:
     url: str
     num_bytes: int  # share of the memory budget
     engine: ProductionTTSEngine
-    is_ready: bool = False  # False while it is loaded or unloaded
+    is_ready: bool = False  # False while the model is being loaded or unloaded
 
     def describe(self) -> dict[str, str]:
         return {"modelName": self.name, "modelUrl": self.url}
@@ -156,7 +156,7 @@ class HostedModels:
 
 
 def measure(directory: Path) -> int:
-    """Return the memory of a checkpoint's tensors in bytes."""
+    """Return the estimated memory of a loaded checkpoint in bytes, without its key-value cache."""
     files = (path for path in directory.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
     return round(WORKING_SHARE * sum(path.stat().st_size for path in files))
 

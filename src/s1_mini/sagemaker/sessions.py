@@ -1,6 +1,7 @@
-"""Sticky sessions: a client sends a reference once and then uses it by the session's id. Limited in number, size, time.
+"""Sticky sessions: a client sends a reference once and then uses it by the session's id.
 
-At a limit, a new session replaces the least recently used ones, first those of the client with the most sessions.
+Number, total size and lifetime of sessions are limited. At a limit, a new session replaces the least recently used ones
+of the client that holds the most.
 SageMaker sends the requests of one session to one instance, so sessions live in the memory of this process only.
 """
 
@@ -31,7 +32,7 @@ class SessionNotFoundError(NotFoundError):
 
 
 class SessionsFullError(BusyError):
-    """The recording does not fit."""
+    """The recording exceeds the limit for all sessions together."""
 
     code = "sessions_full"
 
@@ -46,7 +47,7 @@ class Session:
     references: tuple[Reference, ...]
 
     def complete(self, request: SpeechRequest) -> SpeechRequest:
-        """Return `request` with the session's voice, unless it names another."""
+        """Return `request` with the session's voice, unless `request` has its own voice or reference."""
         if request.speech.voice is not None or request.speech.references:
             return request
         return replace(request, speech=replace(request.speech, voice=self.voice, references=self.references))
@@ -63,7 +64,7 @@ class Sessions:
         *,
         suffix: str = "",
     ) -> None:
-        """`suffix` is the end of every id, by which a proxy in front of several replicas finds the right one."""
+        """`suffix` is the end of every id, by which a proxy finds the replica of a session."""
         self._settings, self._accounts, self._clock, self._suffix = settings, accounts, clock, suffix
         self._sessions: dict[str, tuple[Session, Holding]] = {}
         accounts.limits[Resource.STICKY_SESSIONS] = settings.max_sessions
@@ -113,7 +114,7 @@ class Sessions:
         self._end(self.get(session_id).id)
 
     def new_header(self, session: Session) -> str:
-        """Return the value of the header that tells a client about its new session."""
+        """Return the value of `NEW_HEADER`: the id and the time of expiry."""
         ends = datetime.now(UTC) + timedelta(seconds=session.ends - self._clock())
         return f"{session.id}; Expires={ends:%Y-%m-%dT%H:%M:%SZ}"
 

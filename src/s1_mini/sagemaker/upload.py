@@ -1,8 +1,8 @@
 """Upload an artifact to S3 in parts with SHA-256 checksums; a repeated upload resumes, and nothing is overwritten.
 
 A `.tar.gz` becomes one object, and a folder becomes one object per file. The manifest is uploaded last, so a release is
-complete once its manifest exists. The state of an upload is S3's own list of parts (boto3's `upload_file` cannot
-resume).
+complete once its manifest exists. To resume, an upload sends only the parts that S3 does not list yet (boto3's
+`upload_file` cannot resume).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEEDS = "s3:PutObject, s3:GetObject, s3:ListBucketMultipartUploads, s3:ListMulti
 
 
 class UploadError(S1MiniError):
-    """An artifact could not be uploaded, or other content exists there."""
+    """An artifact could not be uploaded, or other content exists at its location."""
 
     code = "upload_failed"
 
@@ -42,7 +42,7 @@ def about_sending(artifact: Path, place: S3Place, region: str | None = None) -> 
 
 @dataclass(frozen=True)
 class Uploader:
-    """Uploads files; `kms_key` encrypts them with that key instead of the bucket's default."""
+    """Uploads files; with `kms_key`, S3 encrypts them with that key instead of the bucket's default."""
 
     client: Any
     kms_key: str | None = None
@@ -84,7 +84,7 @@ class Uploader:
             progress(size)
 
     def _is_there(self, bucket: str, key: str, sha256: str) -> bool:
-        """Return whether this content exists. Raises `UploadError` if other content does."""
+        """Return whether this content exists at `key`. Raises `UploadError` if other content exists there."""
         try:
             found = self.client.head_object(Bucket=bucket, Key=key)
         except self.client.exceptions.ClientError as error:

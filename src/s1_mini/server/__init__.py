@@ -1,4 +1,4 @@
-"""HTTP and WebSocket in front of one engine. Calls no AWS.
+"""The HTTP and WebSocket server of one engine. Makes no calls to AWS.
 
-`limits` also lists the paths of the SageMaker container, so that one table decides which paths need a key.
+The tables of paths in `limits` include those of `s1_mini.sagemaker`, so that one module decides which paths need a key.
 """

@@ -1,14 +1,15 @@
 """Resource accounts: everything the server holds for clients, charged in one place, per client and in total.
 
-A client is its API key if it sent one, otherwise its address (`Accounts.client`). Three rules bound every resource:
+A client is identified by its API key if it sends one, otherwise by its address (`Accounts.client`). Three rules limit
+concurrent requests, bytes of bodies and bytes of unsent audio:
 
 1. all clients together hold at most the limit;
 2. one client holds at most `CLIENT_SHARE` of what the other clients leave;
 3. one request or connection holds at most its share (`HOLDING_SHARES`) of what its client's other requests leave.
 
-Therefore neither a client nor a single request can use up a resource: some of it remains for the next one. With
-`by_client=False` (behind SageMaker, where all requests come from one address), rule 2 does not apply. Connections and
-sessions are not refused but replaced (see `IdlePool`). Used only by the event loop's thread.
+Therefore neither a client nor a single request can use up a resource. With `by_client=False` (behind SageMaker, where
+all requests come from one address), rule 2 does not apply. At the limit of connections or sessions, a new one replaces
+an existing one instead of being refused (`IdlePool`). Used only by the event loop's thread.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from s1_mini.server.errors import BusyError, TooManyRequestsError
 MAX_NAME = 64  # characters of a client's name that is not an address
 IPV6_CLIENT_BITS = 64  # one subscriber usually controls a whole /64
 
-CPU_SHARE = 0.5  # share of a core: limit on a client's event-loop time while other clients are active
+CPU_SHARE = 0.5  # share of a core that one client may use of the event loop while other clients are active
 CPU_BURST_S = 1.0  # event-loop seconds before a client is slowed down
-MAX_DELAY_S = 1.0  # per request
-MAX_CPU_CLIENTS = 10_000  # clients whose event-loop time is remembered after they disconnect
+MAX_DELAY_S = 1.0  # maximum delay of one request
+MAX_CPU_CLIENTS = 10_000  # maximum number of clients whose event-loop time is remembered
 
 Member = TypeVar("Member", bound=Hashable)
 Result = TypeVar("Result")
@@ -48,8 +49,8 @@ class Resource(StrEnum):
     AUDIO_BYTES = "audio_bytes"  # generated but not yet sent
 
 
-# The share of bytes is smaller, so that large requests of a client leave room for its small ones. A batch or JSON lines
-# may use most of the slots.
+# Shares of one request or connection. Those of bytes are smaller, so that a client's large requests leave room for its
+# small ones; that of requests is larger, because a batch or JSON lines may use most of the slots.
 HOLDING_SHARES = {Resource.REQUESTS: 3 / 4, Resource.BODY_BYTES: 1 / 3, Resource.AUDIO_BYTES: 1 / 3}
 NAMES = {
     Resource.REQUESTS: "concurrent requests",
@@ -72,7 +73,7 @@ class Accounts:
         self._cpu = CpuShares()
 
     def client(self, address: str, key: int | None = None) -> str:
-        """Return the name of the client to charge for a request from `address`, with the index of its API key if any.
+        """Return the name of the client to charge for a request; `key` is the index of its API key, if it has one.
 
         Without `by_client`, all requests belong to one client with an empty name.
         """
@@ -110,7 +111,7 @@ class Accounts:
         }
 
     def refusal(self, client: str, resource: Resource, amount: int, held: int = 0) -> S1MiniError | None:
-        """Return why `client` may not hold `amount` more in a request that holds `held`; None if it may."""
+        """Return the error if a request that holds `held` may not hold `amount` more; None if it may."""
         limit, of_client = self.limits[resource], self.of(client, resource)
         name = NAMES[resource]
         if self._total[resource] + amount > limit:
@@ -133,12 +134,15 @@ class Accounts:
             self._cpu.spend(client, seconds)
 
     def delay_s(self, client: str) -> float:
-        """Return the delay of a client's next request, which is above 0 if it used more than its share of the CPU."""
+        """Return the delay of a client's next request in seconds.
+
+        It is above 0 if the client used more than its share of the CPU and other clients are active.
+        """
         delay_s = self._cpu.delay_s(client)
         return delay_s if delay_s and self._has_others(client) else 0.0
 
     def _has_others(self, client: str) -> bool:
-        """Return whether other clients hold more than connections."""
+        """Return whether other clients hold anything besides connections."""
         return any(
             any(amount for resource, amount in held.items() if resource is not Resource.CONNECTIONS)
             for other, held in self._clients.items()
@@ -156,8 +160,8 @@ class Accounts:
 class Holding:
     """The resources held by one request or connection; `release` frees all of them.
 
-    A part is a holding within another one, such as one text of a batch: it can be released separately, and is released
-    together with the whole.
+    A part is a holding inside another holding, such as one text of a batch. It can be released separately; `release` of
+    the whole also releases its parts.
     """
 
     def __init__(self, accounts: Accounts, client: str, whole: Holding | None = None) -> None:
@@ -173,22 +177,22 @@ class Holding:
         return part
 
     def get(self, resource: Resource) -> int:
-        """Return the amount that it holds itself, without its parts."""
+        """Return the held amount, without that of the parts."""
         return self._held[resource]
 
     def sum(self, resource: Resource) -> int:
-        """Return the amount that it and its parts hold."""
+        """Return the held amount, including that of the parts."""
         return self._held[resource] + sum(part.sum(resource) for part in self._parts)
 
     def set(self, resource: Resource, amount: int, *, checked: bool = True) -> None:
-        """Replace the amount that it holds of a resource.
+        """Set the held amount of a resource; after `release`, it can only decrease.
 
         Raises `BusyError` or `TooManyRequestsError` and changes nothing if the amount is not allowed. `checked=False`
-        is for resources whose limit is enforced by evicting others.
+        skips this check.
         """
         change = amount - self._held[resource]
         if change > 0 and self._is_released:
-            return  # already released
+            return
         if change > 0 and checked:
             whole = self._whole or self
             refused = self._accounts.refusal(self.client, resource, change, whole.sum(resource))
@@ -199,11 +203,11 @@ class Holding:
             self._accounts._change(self.client, resource, change)
 
     def add(self, resource: Resource, amount: int) -> None:
-        """Hold more, or less if `amount` is negative. Raises the errors of `set`."""
+        """Add `amount`, which may be negative. Raises the errors of `set`."""
         self.set(resource, self._held[resource] + amount)
 
     def release(self) -> None:
-        """Free everything that it and its parts hold; afterwards nothing can be added."""
+        """Free everything that this holding and its parts hold; afterwards nothing can be added."""
         self._is_released = True
         for part in list(self._parts):
             part.release()
@@ -214,10 +218,11 @@ class Holding:
 
 
 class IdlePool(Generic[Member]):
-    """Open connections or sessions, at most `limit`. At the limit, a new one replaces the one that is idle longest.
+    """Open connections or sessions (the members), at most `limit`; at the limit, a new member evicts another one.
 
-    It is taken from the client that has most of them, so that a client with many cannot evict those of others. If none
-    is idle, a stalled one is evicted, or one of a client that has more than its share.
+    The longest idle member of the client with the most members is evicted, so that a client with many members cannot
+    evict those of clients with few. If no member is idle, a stalled one is evicted, or else the oldest member of a
+    client that has more than its share.
     """
 
     def __init__(
@@ -227,7 +232,7 @@ class IdlePool(Generic[Member]):
         evict: Callable[[Member], None],
         is_stalled: Callable[[Member], bool] = lambda _: False,
     ) -> None:
-        """`evict` ends a member after it has left the pool; `is_stalled` returns whether its client does not read."""
+        """`evict` ends a member that has left the pool; `is_stalled`: a member's client has stopped reading."""
         self._accounts, self._resource, self._evict = accounts, resource, evict
         self._holdings: dict[Member, Holding] = {}  # oldest first
         self._idle: dict[str, OrderedDict[Member, None]] = {}  # by client, longest idle first
@@ -238,9 +243,9 @@ class IdlePool(Generic[Member]):
         return len(self._holdings)
 
     def add(self, member: Member, client: str, *, can_evict: Callable[[Member], bool] = lambda _: True) -> bool:
-        """Add an idle member, evicting another one at the limit; return False if none can be evicted."""
+        """Add an idle member; at the limit, evict another member, or return False if none can be evicted."""
         if len(self) >= self.limit:
-            least = self._accounts.of(client, self._resource)  # connections of clients with less than that stay open
+            least = self._accounts.of(client, self._resource)  # members of clients with fewer than that are not evicted
             if not self.evict_one(self._resource, can_evict, client, least) and not self._evict_busy(client, least):
                 return False
         self._holdings[member] = self._accounts.hold(client)
@@ -249,7 +254,7 @@ class IdlePool(Generic[Member]):
         return True
 
     def mark_busy(self, member: Member) -> None:
-        """Protect a member from eviction."""
+        """Mark a member as busy: idle members are evicted before it."""
         if (holding := self._holdings.get(member)) is not None:
             self._forget_idle(member, holding.client)
 
@@ -280,9 +285,9 @@ class IdlePool(Generic[Member]):
         newcomer: str = "",
         least: int = 0,
     ) -> bool:
-        """Evict the longest idle member of the client that holds most of `resource`, but not less than `least`.
+        """Evict the longest idle member of the client that holds most of `resource`; return False if there is none.
 
-        Members of the newcomer's own client may always be evicted. Return False if there is nothing to evict.
+        Clients that hold less than `least` are exempt, except the client `newcomer`, for which the place is needed.
         """
         sizes = self._sizes(self._idle, resource, newcomer, least)
         by_size = sorted(sizes, key=lambda client: sizes[client], reverse=True)
@@ -302,7 +307,7 @@ class IdlePool(Generic[Member]):
         return self._end(next(member for member in members if clients[member] == largest))
 
     def _sizes(self, clients: Iterable[str], resource: Resource, newcomer: str, least: int) -> dict[str, int]:
-        """Return the amounts of the `clients` that may lose a member to a newcomer whose client holds `least`."""
+        """Return the amounts that `clients` hold, without those below `least` other than `newcomer`."""
         sizes = {client: self._accounts.of(client, resource) for client in clients}
         return {client: size for client, size in sizes.items() if client == newcomer or size >= least}
 
@@ -319,7 +324,7 @@ class CpuShares:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and the time of that value
+        self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and when they were computed
 
     def spend(self, client: str, seconds: float) -> None:
         self._debts[client] = (self._debt(client) + seconds, self._clock())
@@ -328,7 +333,7 @@ class CpuShares:
             self._debts.popitem(last=False)
 
     def delay_s(self, client: str) -> float:
-        """Return the time until a client's bucket is below the burst, at most `MAX_DELAY_S`."""
+        """Return the seconds until a client's bucket is below `CPU_BURST_S`, at most `MAX_DELAY_S`."""
         return min(MAX_DELAY_S, max(0.0, self._debt(client) - CPU_BURST_S) / CPU_SHARE)
 
     def _debt(self, client: str) -> float:
@@ -337,7 +342,7 @@ class CpuShares:
 
 
 class Metered(Generator[Any, Any, Result], Awaitable[Result]):
-    """A coroutine whose event-loop CPU time is charged to a client; tasks that it starts are not."""
+    """A coroutine whose event-loop CPU time is charged to a client, without the time of tasks that it starts."""
 
     def __init__(self, work: Awaitable[Result], accounts: Accounts, client: str) -> None:
         self._steps, self._accounts, self._client = work.__await__(), accounts, client
@@ -360,7 +365,7 @@ class Metered(Generator[Any, Any, Result], Awaitable[Result]):
 
 
 def client_of(address: str) -> str:
-    """Return the client that an address belongs to: itself, or the /64 network of an IPv6 address."""
+    """Return the client that an address belongs to: the address itself, or the /64 network of an IPv6 address."""
     try:
         parsed = ip_address(address)
     except ValueError:

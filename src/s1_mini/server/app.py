@@ -1,8 +1,8 @@
-"""The application: one engine, its routes, and the middleware around them. Calls no AWS.
+"""The application: one engine, its routes, and the middleware around them.
 
 `AccessLogMiddleware` is the outermost layer: it gives each request an id and a record, turns errors into responses,
-counts the request in `ServerMetrics` and writes one log line. `app.state` has the objects that routes need: `engine`,
-`settings`, `gate`, `accounts`, `meter`, `member`.
+counts the request in `ServerMetrics` and writes one log line. `app.state` has the objects that routes need, such as
+`engine`, `settings`, `gate` and `accounts`.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def create_app(
 ) -> FastAPI:
     """Build the application around `engine`, which it starts and stops unless the engine is already running.
 
-    `member` identifies one of several replicas of `s1-mini serve`; None if it is the only one. `has_peers`: whether
-    servers elsewhere share its clients, as on a cluster.
+    `member` identifies this server if it is one of several replicas of `s1-mini serve`. `has_peers`: whether servers
+    on other machines serve the same clients, as on a cluster.
     """
     settings = settings or ServerSettings()
     app = DescribedApp(
@@ -114,7 +114,7 @@ def create_app(
         lifespan=_live,
         docs_url=None,  # `routes_public` serves Swagger UI from this host; FastAPI's default loads it from a CDN
         redoc_url=None,
-        redirect_slashes=False,  # it would redirect to any Host that a request has
+        redirect_slashes=False,  # a redirect would lead to whatever Host the request names
     )
     accounts = Accounts(
         {
@@ -130,7 +130,7 @@ def create_app(
     gate = AdmissionController(engine, settings, accounts)
     app.state.lifecycle = ThreadPoolExecutor(
         1, thread_name_prefix="s1-mini-lifecycle"
-    )  # separate, so that requests cannot delay it
+    )  # a separate thread, so that requests cannot delay start and stop
     app.state.engine, app.state.settings, app.state.gate, app.state.member = engine, settings, gate, member
     app.state.large_bodies = asyncio.Semaphore(1)
     app.state.meter = ServerMetrics(engine, gate)
@@ -160,7 +160,7 @@ def create_app(
 
 @asynccontextmanager
 async def _live(app: FastAPI) -> AsyncIterator[None]:
-    """Start the engine in a thread, so that `/ping` answers immediately; stop it at the end."""
+    """Start the engine in a thread, so that `/ping` answers immediately; stop the engine at the end."""
     state = app.state
     threads = ThreadPoolExecutor(state.settings.threads, thread_name_prefix="s1-mini-server")
     asyncio.get_running_loop().set_default_executor(threads)
@@ -182,7 +182,6 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _wyoming(state: State) -> AsyncIterator[None]:
-    """Serve the Wyoming protocol, if the settings have a port for it."""
     if state.settings.wyoming_port is None:
         yield
         return
@@ -203,7 +202,7 @@ async def end_all(state: State) -> None:
 
 
 async def _start_and_watch(state: State, *, is_ours: bool) -> None:
-    """Start the engine, then watch it until it fails; the failure is set in the gate."""
+    """Start the engine, watch it until it fails, and store the failure in `gate.failure`."""
     engine, gate = state.engine, state.gate
     try:
         if is_ours:
@@ -213,10 +212,10 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
             await asyncio.get_running_loop().run_in_executor(state.lifecycle, engine.start)
     except S1MiniError as error:
         fields = {"event": "start_failed", "code": error.code, "reason": str(error)}
-        logger.error("engine could not be started", extra={"fields": fields})  # noqa: TRY400 - the sentence suffices
+        logger.error("engine could not be started", extra={"fields": fields})  # noqa: TRY400 - the message suffices
         gate.failure = error
         return
-    except Exception as error:  # `/health` and every request report it
+    except Exception as error:  # `/health` and every request report the failure
         logger.exception("engine could not be started")
         gate.failure = error
         return
@@ -230,7 +229,7 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
 
 
 def _translate_http(request: Request, error: Exception) -> Response:
-    """Raise one of our errors for the framework's; `AccessLogMiddleware` turns it into a response."""
+    """Raise the server's own error in place of the framework's; `AccessLogMiddleware` responds with it."""
     assert isinstance(error, HTTPException)
     if error.status_code == 400:
         raise BodyError(str(error.detail))
@@ -261,7 +260,6 @@ class AccessLogMiddleware:
         self.app, self.meter, self.namespace = app, meter, namespace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -295,7 +293,7 @@ class AccessLogMiddleware:
             self._log(record)
 
     async def _fail(self, error: Exception, record: RequestLog, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond with the error; a response that has begun can only be aborted."""
+        """Respond with the error, unless a response has already begun."""
         if not isinstance(error, S1MiniError):
             access_logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
         record.code = code_of(error)
@@ -315,7 +313,7 @@ class AccessLogMiddleware:
 def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that turn a log line into metrics (embedded metric format), by route and in total.
 
-    `fields["route"]` must be a declared route, not text from a client, because each route is a metric, which AWS bills.
+    `fields["route"]` must be a declared route, not text from a client, because AWS bills each route as a metric.
     """
     values = {**fields, "failed": int(fields["status"] >= 500)}
     metrics = [{"Name": name, "Unit": unit} for name, unit in UNITS.items() if values.get(name) is not None]
@@ -364,7 +362,7 @@ class EngineFigures(Collector):
         inside, is_ready = self._gate.num_inside, float(self._gate.refusal() is None)
         yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are accepted", is_ready)
         yield GaugeMetricFamily(f"{PREFIX}http_requests_inside", "Speech requests in progress", inside)
-        held = GaugeMetricFamily(f"{PREFIX}http_held", "Held for all clients", labels=["resource"])
+        held = GaugeMetricFamily(f"{PREFIX}http_held", "Amount that all clients together hold", labels=["resource"])
         limits = GaugeMetricFamily(f"{PREFIX}http_limit", "Limit for all clients together", labels=["resource"])
         for resource, figures in self._gate.accounts.describe().items():
             held.add_metric([resource], figures["held"])

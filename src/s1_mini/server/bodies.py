@@ -1,8 +1,9 @@
-"""Request bodies: JSON or a form with files, parsed into a checked model; large ones in a thread.
+"""Request bodies: JSON or a form with files, parsed into a validated model. Large JSON is parsed in a thread.
 
-`limits` bounds their size and pace. The structure of JSON is limited here, before parsing: a parser creates an object
-for every value, and validation an error for every wrong one, so that eight megabytes of `[1,1,…]` cost half a minute
-and five gigabytes. Counting costs milliseconds, stops at the limit and lets other threads run.
+The module `limits` bounds the size and pace of bodies. This module limits the structure of JSON before it is parsed,
+because a parser creates an object for every value and validation creates an error for every wrong value: eight
+megabytes of `[1,1,…]` take half a minute and five gigabytes of memory. Counting tokens takes milliseconds, stops at
+the limit and lets other threads run.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ Result = TypeVar("Result")
 JSON, FORM = "application/json", "multipart/form-data"
 JSON_TYPES = frozenset({JSON, "text/json"})
 SMALL_BYTES = 64 * 1024  # larger bodies are parsed in a thread
-# Charsets of a form. Some of Python's take minutes for a megabyte, and Python remembers every unknown name it looks up.
+# Allowed charsets of forms. Other codecs may take minutes for a megabyte, and Python never forgets an unknown name.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 1024 * 1024  # limit for a form field that is not a file
 
-MAX_MARKS = 2048  # strings, colons, commas and brackets of one request, which needs far fewer
+MAX_MARKS = 2048  # maximum strings, colons, commas and brackets of one request; usual requests have far fewer
 MARKS_PER_ITEM = 32  # in addition, for each text of a batch
-MAX_ESCAPES = 2**20  # backslashes: more than 32 texts of the default maximum length need with each letter as \uXXXX
-# Bytes between two marks outside of strings; longer runs are numbers that are slow to parse, or not JSON.
+# Maximum backslashes; 32 texts of the default maximum length have fewer, even if every letter is written as \uXXXX.
+MAX_ESCAPES = 2**20
+# Maximum bytes between two marks outside of strings. Longer runs are not JSON, or are numbers that are slow to parse.
 MAX_GAP = 4096
 
 _MARK = re.compile(rb'["\[{,:]')
@@ -52,7 +54,7 @@ def content_type(request: Request) -> str:
 
 
 async def read_json(request: Request, model: type[Model], allowed: str = JSON) -> Model:
-    """Return a JSON body. Raises `ContentTypeError`, which names the `allowed` types, `BodyError` or `InvalidError`."""
+    """Read a JSON body. Raises `ContentTypeError` (which names the `allowed` types), `BodyError` or `InvalidError`."""
     kind = content_type(request)
     if kind not in JSON_TYPES and not (kind.startswith("application/") and kind.endswith("+json")):
         raise unsupported_type(request, allowed)
@@ -64,7 +66,7 @@ async def read_json(request: Request, model: type[Model], allowed: str = JSON) -
 
 
 async def in_turn(state: State, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Process a large body in a thread, one body at a time, because it holds the GIL for tens of milliseconds."""
+    """Process a large body in a thread, one body at a time, because each holds the GIL for tens of milliseconds."""
     async with state.large_bodies:
         return await asyncio.to_thread(work, *arguments)
 
@@ -79,7 +81,7 @@ def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> M
 
 
 class _InMemory(MultiPartParser):
-    """Starlette's parser without spooling to disk: the size of bodies is limited beforehand."""
+    """Starlette's parser without spooling to disk, because the size of bodies is already limited."""
 
     spool_max_size = sys.maxsize
 
@@ -95,7 +97,7 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, UnicodeError) as error:
-        reason = error.message if isinstance(error, MultiPartException) else "its type or a name cannot be read"
+        reason = error.message if isinstance(error, MultiPartException) else "its type or a field name is malformed"
         raise BodyError(f"the form cannot be read: {reason}") from None
     try:
         for name, value in form.multi_items():
@@ -106,7 +108,7 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
             elif name == file_field:
                 recording = await value.read()
             else:
-                raise InvalidError(name, f"is a file; only {file_field} may be one")
+                raise InvalidError(name, f"is a file; only {file_field} may be a file")
     finally:
         await form.close()
     try:
@@ -117,7 +119,7 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
 
 
 async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, bytes | None]:
-    """Return the body of a request to speak, JSON or a form, and its recording. Raises the errors of `read_form`."""
+    """Read the JSON or form of a speech request; return it and its recording. Raises the errors of `read_form`."""
     if content_type(request) == FORM:
         body, recording = await read_form(request, model, "reference_audio")
         if recording is not None and body.reference_audio is not None:
@@ -132,7 +134,7 @@ async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, by
 
 
 def _check_charset(request: Request) -> None:
-    """Raise `ContentTypeError` for a form of another charset than `CHARSETS`."""
+    """Raise `ContentTypeError` if a form's charset is not in `CHARSETS`."""
     _, parameters = parse_options_header(request.headers.get("content-type"))
     given = parameters.get(b"charset", b"utf-8").decode("latin-1")
     if given.lower() not in CHARSETS:
@@ -140,16 +142,15 @@ def _check_charset(request: Request) -> None:
 
 
 def unsupported_type(request: Request, allowed: str) -> ContentTypeError:
-    """Return the error for a body of another type than the `allowed` ones."""
     given = request.headers.get("content-type")
     quoted = f"Content-Type {given[:80]!r}" if given else "a body without Content-Type"
     return ContentTypeError(f"{quoted} is not supported; send {allowed}")
 
 
 def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
-    """Raise `BodyError` if `data` has more than `max_marks` marks, or more than `MAX_GAP` bytes between two of them.
+    """Raise `BodyError` if `data` has too many backslashes or marks, or too many bytes between two marks.
 
-    Such a gap outside of strings is a number of thousands of digits, for example.
+    The limits are `MAX_ESCAPES`, `max_marks` and `MAX_GAP`. Strings may be of any length.
     """
     num_escapes = 0
     for start in range(0, len(data), _WINDOW):
@@ -181,7 +182,7 @@ def _after_string(data: bytes, position: int) -> int:
         end = position if found is None else found.end()
         if data[end : end + 1] == b'"':
             return end + 1
-        if end == position:  # a backslash and nothing behind it
+        if end == position:  # a backslash at the end of the data
             break
         position = end
     return len(data)

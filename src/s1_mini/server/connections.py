@@ -18,7 +18,7 @@ from typing import Any
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.settings import ServerSettings
 
-if sys.platform != "win32":  # Windows has no such limit
+if sys.platform != "win32":  # Windows lacks some of these modules
     import fcntl
     import resource
     import select
@@ -38,7 +38,8 @@ WARN_EVERY_S = 10.0  # minimum interval between warnings with the same message
 class Connections(IdlePool[asyncio.Transport]):
     """Open connections of one server; at the limit, the longest idle one of the largest client is closed.
 
-    A connection is idle while it waits for a request or the rest of one, and busy while a request is being answered.
+    A connection is idle while it waits for a request or for the rest of a request, and busy while a request is being
+    answered.
     """
 
     def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
@@ -53,7 +54,7 @@ class Connections(IdlePool[asyncio.Transport]):
         asyncio.get_running_loop().set_exception_handler(self._note)
 
     def accept(self, transport: asyncio.Transport) -> bool:
-        """Register a connection, evicting an idle one if necessary. Abort it and return False if all are busy."""
+        """Register a connection, evicting another one if necessary; abort it and return False if all are busy."""
         is_full = len(self) >= self.limit
         if not self.add(transport, self._accounts.client(_address(transport)), can_evict=_has_sent_all):
             self._warnings.warn("connections refused: all allowed connections are busy", connections=len(self))
@@ -89,7 +90,7 @@ class Connections(IdlePool[asyncio.Transport]):
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio would log every one
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio would log each of them
             self._warnings.warn("cannot accept connections: too many open files", reason=error.strerror)
         else:
             loop.default_exception_handler(context)
@@ -125,7 +126,7 @@ class StallDetector:
 
 
 class ThrottledWarnings:
-    """Rate-limited warnings; each says how often its message occurred."""
+    """Rate-limited warnings; the field `times` counts the occurrences since the message was last logged."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -155,15 +156,15 @@ def unread(transport: asyncio.Transport) -> int:
 def _queued(transport: asyncio.Transport, request: str) -> int:
     count = bytearray(4)
     if sys.platform != "win32":
-        with suppress(OSError, ValueError):  # it is being closed
+        with suppress(OSError, ValueError):  # the socket is being closed
             fcntl.ioctl(transport.get_extra_info("socket").fileno(), getattr(termios, request), count)
     return int.from_bytes(count, sys.byteorder)
 
 
 def has_left(transport: asyncio.Transport) -> bool:
-    """Return whether the client has closed, even if earlier data is unread; always False except on Linux."""
+    """Return whether the client has closed the connection, even if data is unread; always False except on Linux."""
     if sys.platform == "linux":
-        with suppress(OSError, ValueError):  # it is being closed
+        with suppress(OSError, ValueError):  # the socket is being closed
             look = select.poll()
             look.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
             return bool(look.poll(0))
@@ -171,12 +172,12 @@ def has_left(transport: asyncio.Transport) -> bool:
 
 
 def open_more_files() -> None:
-    """Raise the process's limit of open files, which shells set low, to the system's limit."""
+    """Raise the process's limit on open files, which shells set low, up to `ENOUGH_FILES` or the system's limit."""
     if sys.platform != "win32":
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         target = ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, ENOUGH_FILES)
         if soft != resource.RLIM_INFINITY and soft < target:
-            with suppress(ValueError, OSError):  # macOS reports no limit, but has one
+            with suppress(ValueError, OSError):  # macOS has a limit that it does not report
                 resource.setrlimit(resource.RLIMIT_NOFILE, (target, most))
 
 

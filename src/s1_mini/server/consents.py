@@ -1,7 +1,7 @@
-"""Consents of speakers, as OpenAI's API has them: a name and a language, each in a small file.
+"""Consents of speakers, as in OpenAI's API. A consent is a small file with a name and a language.
 
-The files are in the directory of the added voices, which replicas share, or in a temporary one. Recordings of consents
-are not kept. The methods block.
+The files are below the directory of added voices, which replicas share, or in a temporary directory. Recordings of
+consents are not kept. The methods block on file access.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ID = re.compile(r"cons_[0-9a-f]{24}")
 
 
 class Consent(BaseModel):
-    """A consent; ids sort by time."""
+    """A consent; sorting by id sorts by time of creation."""
 
     id: str = Field(pattern=_ID.pattern)
     created_at: int  # Unix time in seconds
@@ -42,10 +42,10 @@ class Consents:
 
     def __init__(self, voices_path: Path | None) -> None:
         self._folder = None if voices_path is None else voices_path / FOLDER
-        self._lock = threading.Lock()  # for the choice of a temporary folder
+        self._lock = threading.Lock()  # for the creation of the temporary folder
 
     def add(self, name: str, language: str) -> Consent:
-        """Keep a consent. Raises `CapacityError` or `StorageError`."""
+        """Store a consent. Raises `CapacityError` or `StorageError`."""
         if len(self._names()) >= MAX_CONSENTS:
             raise CapacityError(f"the limit of {MAX_CONSENTS} consents is reached; delete some")
         now = time.time()
@@ -96,12 +96,12 @@ class Consents:
         return consent
 
     def _path(self, identity: str) -> Path:
-        if not _ID.fullmatch(identity):  # no path is ever built from it
+        if not _ID.fullmatch(identity):  # an invalid id never becomes part of a path
             raise _not_found(identity)
         return self._open() / f"{identity}{SUFFIX}"
 
     def _open(self) -> Path:
-        """Return the folder, which exists then. Raises `StorageError`."""
+        """Return the folder; create it if necessary. Raises `StorageError`."""
         try:
             with self._lock:
                 if self._folder is None:

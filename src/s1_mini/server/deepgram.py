@@ -1,4 +1,4 @@
-"""Deepgram's WebSocket: `/v1/speak`, and the route of SageMaker's bidirectional streams.
+"""Deepgram's WebSocket `/v1/speak`, and the route of SageMaker's bidirectional streams.
 
 Client: `Speak`, `Flush`, `Clear`, `Close`. Server: binary audio, `Flushed`, `Cleared`, `Metadata`, `Warning`, `Error`.
 """
@@ -43,7 +43,7 @@ class Speak(BaseModel):
 
 
 class Control(BaseModel):
-    """Flush: speak all text; Clear: drop it and stop the audio; Close: speak it and end the session."""
+    """Flush: speak all text; Clear: drop the text and stop the audio; Close: speak all text and end the session."""
 
     type: Literal["Flush", "Clear", "Close"]
 
@@ -59,7 +59,8 @@ async def speak_as_deepgram(socket: WebSocket) -> None:
 @router.websocket("/invocations-bidirectional-stream")
 async def speak_on_sagemaker(socket: WebSocket) -> None:
     config = await _config(socket)
-    rate = config.sample_rate if "sample_rate" in socket.query_params else None  # our default is the model's rate
+    # Without a rate in the URL, our own protocol uses the model's rate.
+    rate = config.sample_rate if "sample_rate" in socket.query_params else None
     own = config.model_copy(update={"sample_rate": rate})
     await converse(socket, partial(Recognizing, config=config, own_config=own))
 
@@ -69,7 +70,7 @@ async def _config(socket: WebSocket) -> SessionConfig:
     options = read_options(socket, Options)
     rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
     if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):
-        raise InvalidError("sample_rate", f"{rate} is not possible with {options.encoding}; give {TELEPHONE_RATE}")
+        raise InvalidError("sample_rate", f"{rate} is not supported with {options.encoding}; use {TELEPHONE_RATE}")
     return await config_of(socket, options, options.model, _FORMATS[options.encoding], rate or default_rate)
 
 
@@ -131,7 +132,7 @@ class Deepgram(Protocol):
 
 
 class Recognizing(Protocol):
-    """Recognizes from the first message whether the client speaks our protocol or Deepgram's, and switches to that."""
+    """Switches to our own protocol or to Deepgram's, depending on the client's first message."""
 
     messages = TypeAdapter(Annotated[Input | Speak | Control, Field(discriminator="type")])
     tags = MESSAGES | _TAGS

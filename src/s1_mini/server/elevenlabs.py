@@ -1,4 +1,4 @@
-"""Routes of ElevenLabs' API: `/v1/text-to-speech/{voice}`, whole or streamed, with or without times of characters."""
+"""Routes of ElevenLabs' API: `/v1/text-to-speech/{voice}`, whole or streamed, with or without character times."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _Opus = Literal["opus_48000_32", "opus_48000_64", "opus_48000_96", "opus_48000_1
 StreamedFormat = Literal[_Mp3, "mp3_44100_192", _Pcm, "ulaw_8000", "alaw_8000", _Opus]
 WholeFormat = Literal[StreamedFormat, _Wav]
 DEFAULT_FORMAT: StreamedFormat = "mp3_44100_128"
-_FORMATS: dict[str, AudioFormat] = {"ulaw": "mulaw"}  # our codec names by ElevenLabs'
+_FORMATS: dict[str, AudioFormat] = {"ulaw": "mulaw"}  # ElevenLabs' codec names that differ from ours
 
 VoiceId = Annotated[
     str,
     Path(
-        description="A name from GET /v1/voices, one that S1_MINI_SERVER_VOICE_NAMES maps to a voice, or one of "
-        "OpenAI's voice names."
+        description="A name from GET /v1/voices, a name in S1_MINI_SERVER_VOICE_NAMES, or a voice name of OpenAI or "
+        "Kokoro."
     ),
 ]
 _FORMAT = Query(description="Codec, sample rate in Hz and bit rate; the bit rate has no effect.")
@@ -62,7 +62,7 @@ class ElevenLabsBody(Sampling):
     on_unsupported: OnUnsupported | None = SKIP_BY_DEFAULT
     text: Text
     model_id: str | None = Field(None, description="Ignored: the server has one checkpoint.")
-    language_code: str | None = Field(None, description="Tag of the language, for models with a choice.")
+    language_code: str | None = Field(None, description="Language tag, for models with a choice of languages.")
     voice_settings: VoiceSettings | None = None
     previous_text: str | None = Field(None, description="Ignored.")
     next_text: str | None = Field(None, description="Ignored.")
@@ -90,7 +90,7 @@ TIMED: dict[int | str, dict[str, Any]] = {
 
 
 def _answer(answer: dict[int | str, dict[str, Any]]) -> dict[str, Any]:
-    """Return what the OpenAPI document says about a route."""
+    """Return a route's part of the OpenAPI document."""
     responses = answer | failures(404, 500, 504)
     return {"response_class": Response, "responses": responses, "openapi_extra": body_of(ElevenLabsBody)}
 
@@ -188,10 +188,10 @@ class Alignment:
     def __init__(self, text: str, start_s: float = 0.0) -> None:
         """`start_s` is the start of the text's audio; it is added to all times."""
         self._text, self._offset_s = text, start_s
-        self._position, self._end_s = 0, start_s  # of the previous word
+        self._position, self._end_s = 0, start_s  # where the previous word ends, in the text and in time
 
     def add(self, words: Sequence[Word]) -> list[Character]:
-        """Return the characters up to the end of the last word."""
+        """Return the characters from the end of the previous word to the end of the last of `words`."""
         characters = []
         for word in words:
             start_s, end_s = self._offset_s + word.start_s, self._offset_s + word.end_s

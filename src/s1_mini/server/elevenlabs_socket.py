@@ -1,10 +1,13 @@
 """ElevenLabs' WebSockets: `/v1/text-to-speech/{voice}/stream-input` for one text, `multi-stream-input` for several.
 
-The texts of `multi-stream-input` are contexts, which are spoken one after the other. Clients send the same message to
-close a context when its text has ended (audio may still be due) and to interrupt it. If the context was flushed and has
-received no text since, the rest of its audio is still sent; otherwise, or if it is closed again, it stops at once.
-LiveKit flushes each sentence together with its text and ends with a flush without text. A close after a flush with text
-can mean either, so the audio is sent to its end unless another context begins.
+The texts of `multi-stream-input` are called contexts and are spoken one after the other. Clients send `close_context`
+for two purposes: because a text is complete, although some of its audio is not sent yet, or to interrupt the audio. The
+effect depends on the last flush:
+
+- The context was flushed and has received no text since: the rest of its audio is sent. A second close stops it.
+- The same, but that flush was in a message with text: as before, but the audio also stops when another context begins.
+  (LiveKit flushes each sentence in the message with its text, and ends a context with a flush without text.)
+- Otherwise, the audio stops at once.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Options(StartOptions):
     inactivity_timeout: float | None = Field(None, gt=0)  # seconds, at most the server's own limit
     auto_mode: bool = False  # each message is a whole sentence
     enable_ssml_parsing: bool = False  # text has elements such as <break time="1s"/>, and is spoken when it is flushed
-    sync_alignment: bool = False  # times count from the start of the context instead of the previous message
+    sync_alignment: bool = False  # times count from the start of the context instead of the end of the previous message
     seed: int | None = Field(None, ge=0, le=MAX_SEED)  # as in `SamplingParams`
     language_code: str | None = None  # used by models with a choice of languages
 
@@ -91,11 +94,11 @@ class Context(Track):
     """One text, and the times of its characters."""
 
     id: str | None = None
-    audio_s: float = 0.0  # of the stretches that are finished
-    alignment: Alignment | None = None  # of the stretch that is being spoken
+    audio_s: float = 0.0  # duration of the finished stretches of text
+    alignment: Alignment | None = None  # of the stretch of text that is being spoken
     aligned_ms: int = 0  # end of the last character that was sent
-    is_flushed: bool = False  # and has received no text since
-    is_sentence: bool = False  # the last flush came with text
+    is_flushed: bool = False  # flushed, and no text received since
+    is_sentence: bool = False  # the message with the last flush had text
     is_closing: bool = False
 
 
@@ -115,14 +118,13 @@ class _ElevenLabs(Protocol):
         return Context(self._config.model_copy(update={"text_type": text_type}), id=name)
 
     def _flush(self, context: Context) -> None:
-        """Speak the text so far; SSML may lack the outermost element."""
+        """Speak the text so far; add the outermost element that SSML of these clients may lack."""
         rest = context.rest.strip()
         if rest and context.config.text_type == "ssml" and not rest.startswith(("<speak", "<?xml")):
             context.rest = f"<speak>{rest}</speak>"
         self.session.flush(context)
 
     async def _add(self, context: Context, message: Message) -> None:
-        """Add the text of a message, and apply its settings."""
         if message.voice_settings is not None and message.voice_settings.speed is not None:
             context.config.speed = message.voice_settings.speed
         text = message.text or ""
@@ -138,7 +140,7 @@ class _ElevenLabs(Protocol):
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
         assert isinstance(track, Context)
         text = blank_markup(request.speech.text, request.speech.text_type, ())
-        # clients end a word at a space
+        # a final space, because clients end a word at a space
         track.alignment = Alignment(text if text.endswith(" ") else text + " ", track.audio_s)
 
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:

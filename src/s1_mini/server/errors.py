@@ -68,11 +68,11 @@ class UnauthorizedError(ServerError, code="unauthorized", status=401):
 
 
 class OriginError(ServerError, code="origin_not_allowed", status=403):
-    """A page of another site, or a Host that is not a name of this server."""
+    """The request comes from a page of another site, or its Host is not a name of this server."""
 
 
 class NotFoundError(ServerError, code="not_found", status=404):
-    """Unknown path."""
+    """Unknown path, model, session or consent."""
 
 
 class MethodError(ServerError, code="method_not_allowed", status=405):
@@ -96,7 +96,7 @@ class BodyTooSlowError(ServerError, code="body_timeout", status=408):
 
 
 class IdleError(ServerError, code="session_timeout", status=408):
-    """A WebSocket session lasted or idled too long."""
+    """A session lasted too long, or was idle for too long."""
 
 
 class ConflictError(ServerError, code="conflict", status=409):
@@ -123,7 +123,7 @@ class ReplicaLostError(ServerError, code="replica_lost", status=502, retry_after
 
 
 class BusyError(ServerError, code="server_busy", status=503, retry_after_s=1):
-    """All clients together hold as much as the server allows."""
+    """The server has too few resources left for the request."""
 
 
 class DrainingError(ServerError, code="shutting_down", status=503, retry_after_s=5):
@@ -131,7 +131,7 @@ class DrainingError(ServerError, code="shutting_down", status=503, retry_after_s
 
 
 class StorageError(ServerError, code="insufficient_storage", status=507):
-    """Insufficient storage."""
+    """A file cannot be written or deleted, or a model exceeds the memory budget."""
 
 
 class InvalidError(RequestError):
@@ -168,9 +168,9 @@ def code_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message for a client; a general one for foreign exceptions, which may contain paths and code."""
+    """Return the message for a client; a general one for exceptions of other packages, which may contain paths."""
     if not isinstance(error, S1MiniError):
-        return "the server failed on this request; it was logged under this request_id"
+        return "the server failed on this request; the error was logged with this request_id"
     return _cut(str(error), MAX_MESSAGE)
 
 
@@ -186,7 +186,7 @@ def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
 
 
 def detail_kind(scope: Scope) -> Literal["elevenlabs", "kokoro"] | None:
-    """Return the service whose clients send such a request and read `detail` of an error."""
+    """Return the service whose clients send this request and read the field `detail` of an error."""
     if scope["path"].startswith("/v1/text-to-speech/") or ELEVENLABS_KEY in Headers(scope=scope):
         return "elevenlabs"
     return "kokoro" if scope["path"].startswith("/dev/") else None
@@ -199,7 +199,7 @@ def retry_header(error: BaseException) -> dict[str, str]:
 
 
 def error_response(error: BaseException, request_id: str | None, detail: str | None = None) -> JSONResponse:
-    """Return the HTTP response for an error; `detail` is a `detail_kind`."""
+    """Return the HTTP response for an error; `detail` is the result of `detail_kind`."""
     row = row_of(error)
     headers = retry_header(error)
     if isinstance(error, UnauthorizedError):

@@ -44,16 +44,16 @@ class Caption(BaseModel):
 
 
 class CaptionedAudio(BaseModel):
-    """Audio as base64, and the words whose times became known with it."""
+    """Audio as base64, and the words whose times became known with this audio."""
 
     audio: str
     audio_format: str
-    timestamps: list[Caption] | None = Field(description="Null in a whole response if not requested.")
+    timestamps: list[Caption] | None = Field(description="Null if both `stream` and `return_timestamps` are false.")
 
 
 CAPTIONS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "A JSON object, or with `stream` one per line",
+        "description": "A JSON object, or with `stream` one object per line",
         "content": {JSON: {"schema": inlined(CaptionedAudio.model_json_schema())}, LINES: {}},
     }
 }

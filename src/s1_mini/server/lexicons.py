@@ -42,7 +42,7 @@ class InvalidLexiconError(InvalidError):
     """A lexicon is not a PLS document with entries, or its file cannot be read."""
 
 
-# With Polly's names, which end with Exception
+# The names are Polly's, with Error in place of Exception.
 LEXICON_ERRORS = LexiconNotFoundError, LexiconSizeExceededError, MaxLexiconsNumberExceededError, InvalidLexiconError
 
 

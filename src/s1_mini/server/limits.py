@@ -1,7 +1,7 @@
 """Admission: readiness, API key, origin, queue limits, size and pace of bodies and responses.
 
-Everything is decided before the body is read or while it arrives. Responses are sent in pieces, so that unread audio
-stays with its request and is charged there, and so that a response ends in time.
+A request is refused before its body is read, or while the body arrives. Responses are sent in pieces, so that audio
+which the client has not read is charged to its request, and so that the time limit of a response is enforced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from s1_mini.server.settings import ServerSettings
     from s1_mini.types import EngineState
 
-PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key and accept any Host, as load balancers send it
+PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key; load balancers may send any Host
 PUBLIC = (*PROBES, "/", "/docs", "/openapi.json", "/execution-parameters")  # need no key; all other paths do
 STATIC = "/static/"  # also public
 UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs a place in the queue
@@ -47,8 +47,9 @@ KEY_KINDS = ("bearer", "token")  # schemes of Authorization; Deepgram's clients 
 NEVER_DELAYED = ("/ping", "/ready")
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
-LINGER_S = 1.0  # limit for reading the rest of a refused body: while a client sends, it may not read the response
-UNREAD_CHECK_S = 0.5  # interval of charges for unread audio
+# Time limit for reading the rest of a refused body, because many clients read the response only after sending the body.
+LINGER_S = 1.0
+UNREAD_CHECK_S = 0.5  # interval at which unread audio is charged
 PIECE_BYTES = 64 * 1024  # responses are written in pieces of this size, each after the previous one was sent
 
 FRESH_S = 0.02  # health cache TTL
@@ -60,16 +61,16 @@ class EngineDied(Exception):  # noqa: N818 - not an error of a request
 
 
 class AdmissionController:
-    """Decides whether a request is admitted, and counts those in progress. Cheap; never blocks the event loop."""
+    """Decides whether a request is admitted, and counts requests in progress. Never blocks the event loop."""
 
     def __init__(self, engine: ProductionTTSEngine, settings: ServerSettings, accounts: Accounts) -> None:
         self._engine, self._settings, self.accounts = engine, settings, accounts
         self._health: dict[str, Any] = {}
         self._looked = float("-inf")
-        self.num_inside = 0  # requests that speak and sessions, from their headers to the end of their response
-        self.failure: BaseException | None = None  # why the engine could not be started; `EngineDied` if it was
+        self.num_inside = 0  # speech requests and sessions in progress, from the headers to the end of the response
+        self.failure: BaseException | None = None  # why the engine did not start; `EngineDied` if it failed later
         self.is_draining = False
-        self.is_unloaded = False  # the engine was stopped because it was idle; the next request loads it
+        self.is_unloaded = False  # the engine was stopped because it was idle; the next request starts it again
         self._used = time.monotonic()  # when a request last needed the engine
         self._loading = asyncio.Lock()
 
@@ -81,7 +82,7 @@ class AdmissionController:
         return self._health
 
     def refusal(self, state: EngineState | None = None) -> S1MiniError | None:
-        """Return why no request is admitted: starting, failed or shutting down; None if the engine is ready."""
+        """Return why no request is admitted (starting, failed, shutting down); None if ready or unloaded."""
         if self.is_draining:
             return DrainingError("the server is shutting down; use another one")
         if self.failure is not None:
@@ -139,7 +140,7 @@ class AdmissionController:
 
 
 class AdmissionMiddleware:
-    """ASGI middleware: key, admission, size and pace of the body."""
+    """ASGI middleware that checks the key and the limits, and charges the client of a request."""
 
     def __init__(
         self, app: ASGIApp, *, gate: AdmissionController, accounts: Accounts, settings: ServerSettings
@@ -180,7 +181,7 @@ class AdmissionMiddleware:
                 self.gate.leave()
 
     async def _unready(self, scope: Scope) -> S1MiniError | None:
-        """Load the engine if it was unloaded; return why it cannot be loaded."""
+        """Load the engine if it was unloaded; return the error if this fails."""
         try:
             await asyncio.shield(self.gate.load(scope["app"].state.lifecycle))
         except EngineNotReadyError as error:
@@ -188,7 +189,7 @@ class AdmissionMiddleware:
         return None
 
     def _no_access(self, scope: Scope, headers: Headers, *, has_key: bool) -> S1MiniError | None:
-        """Return why the client has no access; None if it has."""
+        """Return the error for a wrong Host, missing key or foreign page; None if the request has access."""
         if scope["path"] not in PROBES and (refused := self._misdirected(headers)) is not None:
             return refused
         if is_public(scope["path"]):
@@ -200,21 +201,21 @@ class AdmissionMiddleware:
         return self._foreign(headers)
 
     def _no_room(self, scope: Scope, headers: Headers, record: RequestLog) -> S1MiniError | None:
-        """Return why the request is too large or not admitted now; None if it is admitted."""
+        """Return the error for a request that is too large or not admitted now; None if it is admitted."""
         if (refused := _declared(headers, self._max_body_bytes)) is not None:
             return refused
         if scope.get("method") in ("POST", "PUT") and (refused := _encoded(headers)) is not None:
             return refused
         if not _needs_slot(scope):
             return None
-        if scope["type"] == "websocket":  # its sentences are admitted one by one
+        if scope["type"] == "websocket":  # the sentences of a session are admitted one by one
             return self.gate.refusal()
         return self.gate.admission(record)
 
     async def _refuse(self, error: S1MiniError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer without calling the route.
+        """Respond without calling the route.
 
-        Read the rest of the body first; if it does not end within `LINGER_S`, close the connection after the answer.
+        Read the rest of the body first; if it does not end within `LINGER_S`, close the connection after the response.
         """
         record = record_of(HTTPConnection(scope))
         record.code = error.code
@@ -226,7 +227,7 @@ class AdmissionMiddleware:
         await response(scope, receive, send)
 
     def _misdirected(self, headers: Headers) -> S1MiniError | None:
-        """Refuse a Host that is not a name of this server: a page can point its own name here (DNS rebinding)."""
+        """Refuse a Host that is not a name of this server: a web site can point its own name to it (DNS rebinding)."""
         allowed = self.settings.allowed_hosts
         if not allowed:
             if self._keys or self.settings.host not in OWN_HOSTS:
@@ -238,7 +239,7 @@ class AdmissionMiddleware:
         return OriginError(f"Host {str(given)[:100]!r} is not a name of this server (S1_MINI_SERVER_ALLOWED_HOSTS)")
 
     def _foreign(self, headers: Headers) -> S1MiniError | None:
-        """Refuse pages of other sites: browsers let any page send simple requests and open WebSockets."""
+        """Refuse pages of other sites, because browsers let any page send simple requests and open WebSockets."""
         origin = headers.get("origin")
         if origin is None or self._keys or {origin, "*"} & set(self.settings.cors_origins):
             return None
@@ -261,7 +262,7 @@ class AdmissionMiddleware:
         if not key:
             return None
         sent = key.encode()
-        matches = [hmac.compare_digest(sent, key) for key in self._keys]  # all of them, in constant time
+        matches = [hmac.compare_digest(sent, key) for key in self._keys]  # compare with all keys, in constant time
         return matches.index(True) if any(matches) else None
 
     def _bounded(self, scope: Scope, receive: Receive, holding: Holding) -> Receive:
@@ -300,15 +301,15 @@ class AdmissionMiddleware:
         return read
 
     def _in_pieces(self, scope: Scope, send: Send) -> Send:
-        """Return a `send` that writes piece by piece, each once the client has read enough, within the time limit.
+        """Return a `send` that splits a body into pieces, and sends each once the client has read enough.
 
-        It raises `ClientGoneError` if the client reads too slowly, and the errors of `Holding.set` if the client's
-        unread audio exceeds its share.
+        It raises `ClientGoneError` if the client reads too slowly for the time limit, and the errors of `Holding.set`
+        if the client's unread audio exceeds its share.
         """
         loop, record = asyncio.get_running_loop(), record_of(HTTPConnection(scope))
         ends = loop.time() + self.settings.stream_timeout_s + self.settings.request_timeout_s
         if scope["type"] == "websocket":
-            ends = float("inf")  # a session ends by its own limits
+            ends = float("inf")  # sessions have their own time limits
 
         async def send_piece(message: Message) -> None:
             while True:

@@ -74,16 +74,16 @@ class CustomVoiceForm(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: Label = Field(description="The voice's id is made of it: small letters, digits, - and _.")
+    name: Label = Field(description="The voice's id is derived from this name: small letters, digits, - and _.")
     consent: str = Field(description="The id of a consent.", min_length=1)
     type: Literal["audio_sample"] = "audio_sample"
-    text: str = Field("", description="Ours: the transcript of the sample, which most models need.")
+    text: str = Field("", description="Not in OpenAI's API: the transcript of the sample, which most models need.")
 
 
 class CustomVoice(BaseModel):
     """A voice in OpenAI's format."""
 
-    id: str = Field(description="The name of the voice for requests.")
+    id: str = Field(description="The voice's name in requests.")
     created_at: int
     name: str
     object: Literal["audio.voice"] = "audio.voice"
@@ -134,7 +134,7 @@ async def delete_custom_voice(request: Request, voice_id: str) -> DeletedVoice:
     openapi_extra=body_of(ConsentForm, form_files=("recording",), is_json=False),
 )
 async def create_consent(request: Request) -> ConsentAnswer:
-    """Note that a speaker consents to a voice. The recording's size and type are checked; it is not decoded or kept."""
+    """Store a speaker's consent. The recording's size and type are checked; it is neither decoded nor kept."""
     form, recording = await _read(request, ConsentForm, "recording")
     try:
         read_recording(recording, request.app.state.engine.config.max_reference_bytes)
@@ -190,7 +190,7 @@ def _answer(consent: Consent) -> ConsentAnswer:
 
 
 async def _read(request: Request, model: Any, file_field: str) -> tuple[Any, bytes]:
-    """Return a form and its file. Raises as `read_form`, and `InvalidError` without a file."""
+    """Return a form and its file. Raises the errors of `read_form`, and `InvalidError` without a file."""
     if content_type(request) != FORM:
         fields = ", ".join((*model.model_fields, f"file {file_field}"))
         raise unsupported_type(request, f"{FORM} with the fields {fields}")

@@ -14,12 +14,12 @@ from s1_mini.server.schemas import ErrorAnswer
 _REASONS = {
     400: "Malformed body",
     401: "The API key is missing or wrong",
-    403: "A page of another site, or a Host that is not a name of this server",
+    403: "The request comes from a page of another site, or its Host is not a name of this server",
     404: "Not found",
     405: "Method not allowed",
     406: "No media type in Accept is supported",
     408: "The body arrived too slowly",
-    409: "Exists already",
+    409: "Already exists, or cannot be changed",
     413: "The body is too large",
     415: "Unsupported content type",
     422: "Invalid field, named in `field`",
@@ -44,10 +44,8 @@ Select an operation and **Try it out** to send a request from this page, or use 
   WebSockets with the messages of ElevenLabs and Deepgram are described in
   [docs/clients.md](https://github.com/s1-mini/s1-mini/blob/main/docs/clients.md).
 """
-_FOREIGN = (
-    "HTTPValidationError",
-    "ValidationError",
-)  # FastAPI's schemas for invalid parameters, removed because ours cannot be invalid
+# FastAPI's schemas for errors of parameters; removed, because this server reports them as `ErrorAnswer`
+_FOREIGN = ("HTTPValidationError", "ValidationError")
 
 SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
@@ -65,7 +63,7 @@ SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
 
 
 class DescribedApp(FastAPI):
-    """An application whose OpenAPI document has the bounds of its settings."""
+    """An application whose OpenAPI document includes the bounds of the settings."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document, built once."""
@@ -109,13 +107,13 @@ def with_types(answer: dict[int | str, dict[str, Any]], *kinds: str) -> dict[int
 
 
 def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:
-    """Declare the errors of a route in addition to those of every route that needs the key."""
+    """Declare the errors of a route: `statuses`, and those in `ALWAYS` or, without a body, 401."""
     always = ALWAYS if has_body else (401,)
     return {status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in sorted({*always, *statuses})}
 
 
 def body_of(model: type[BaseModel], *, form_files: tuple[str, ...] = (), is_json: bool = True) -> dict[str, Any]:
-    """Declare the body of a route that parses it itself: JSON, and a form with `form_files`."""
+    """Declare the body of a route that parses the body itself: JSON, or a form with the files `form_files`, or both."""
     schema = inlined(model.model_json_schema())
     examples = schema.pop("examples", [])
     content: dict[str, Any] = {}

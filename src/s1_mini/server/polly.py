@@ -23,7 +23,7 @@ from s1_mini.text.tidy import PARAGRAPH_BREAK
 from s1_mini.types import AudioFormat, VoiceInfo, Word
 
 PATH = "/v1/speech"
-_ENDING = re.compile(r"</?[ps](?:\s[^<>]*)?>")  # ends a sentence of SSML
+_ENDING = re.compile(r"</?[ps](?:\s[^<>]*)?>")  # tags of SSML that end a sentence
 _CREDENTIAL = re.compile(r"AWS4-HMAC-SHA256 +(?:.*, *)?Credential=([^/, ]+)/[^/]+/[^/]+/polly/aws4_request", re.ASCII)
 
 
@@ -41,10 +41,10 @@ OUTPUTS = {
     "pcm": _Output("pcm", "audio/pcm", _RATES, 16000),
     "mulaw": _Output("mulaw", "audio/mulaw", (8000,)),
     "alaw": _Output("alaw", "audio/alaw", (8000,)),
-    "json": _Output("pcm", "application/x-json-stream", ()),  # speech marks; the audio is only measured
+    "json": _Output("pcm", "application/x-json-stream", ()),  # speech marks; only the duration of the audio is used
 }
 
-LANGUAGES = {  # Polly's, by the accents that `POLLY_VOICES` and voice descriptions use
+LANGUAGES = {  # Polly's codes and names, by the accent in `POLLY_VOICES` and in descriptions of voices
     "American": ("en-US", "US English"),
     "British": ("en-GB", "British English"),
     "Australian": ("en-AU", "Australian English"),
@@ -116,10 +116,10 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
 
 
 def speech_marks(text: str, text_type: str, mark_types: Sequence[str], times: Times, seconds: float) -> bytes:
-    """Return Polly's speech marks: one JSON object per line, ordered by time, with byte offsets into `text` (or SSML).
+    """Return Polly's speech marks: one JSON object per line, ordered by time, with byte offsets into `text`.
 
-    A sentence begins with its first word. Without times of words, its start is estimated from the lengths of the
-    sentences before it. Raises `ParameterError` for word marks without times of words.
+    A sentence starts at the time of its first word. If the checkpoint reports no times of words, the start is estimated
+    from the lengths of the sentences before. Raises `ParameterError` for word marks without times of words.
     """
     words, is_ssml = times.words, text_type == "ssml"
     if "word" in mark_types and not words:
@@ -157,7 +157,7 @@ def _sentence_marks(
 
 
 def describe_voices(voices: Sequence[VoiceInfo], language: str | None) -> dict[str, Any]:
-    """Return `DescribeVoices`: our voices, then the Polly names that stand for them; if given, only of `language`."""
+    """Return the body of `DescribeVoices`: our voices and Polly's names, in `language` if it is not None."""
     described = [_described(voice.name, *_heard(voice.description)) for voice in voices]
     own = {voice.name for voice in voices}
     described += [_described(name, *traits) for name, traits in POLLY_VOICES.items() if name not in own]
@@ -165,7 +165,7 @@ def describe_voices(voices: Sequence[VoiceInfo], language: str | None) -> dict[s
 
 
 def _heard(description: str) -> tuple[str, str]:
-    """Return gender and accent from a description; empty strings if it has none."""
+    """Return the gender and the accent in a description; empty strings for those that it lacks."""
     words = re.findall(r"\w+", description)
     return next((word for word in words if word in GENDERS), ""), next((w for w in words if w in LANGUAGES), "")
 

@@ -34,20 +34,20 @@ class RequestLog:
     charge_unread: Callable[[], None] | None = None  # charges the audio of a stream that the client is not reading
     route: str | None = None  # path template, such as /v1/voices/{name}
     status: int = 0
-    error_response: Callable[[BaseException, str | None], Response] = error_response  # the client's shape of errors
+    error_response: Callable[[BaseException, str | None], Response] = error_response  # in the client's error format
     code: str | None = None  # error code, including errors after the status was sent
     voice: str | None = None
     audio_format: str | None = None
     streams: bool = False
-    waiting: int = 0  # pieces in the engine's queue when it arrived
-    spoken: float | None = None  # time when it was submitted to the engine
+    waiting: int = 0  # number of waiting requests in the engine's queue when this one arrived
+    spoken: float | None = None  # time of submission to the engine
     first_chunk: float | None = None
     timing: Timing | None = None  # timing of the first text
     frames: int = 0
     audio_s: float = 0.0
 
     def for_part(self, holding: Holding | None = None) -> RequestLog:
-        """Return a record for one of several texts of this request, with its own figures."""
+        """Return a separate record for one of several texts of this request."""
         return RequestLog(self.id, self.method, self.path, client=self.client, holding=holding or self.holding)
 
     @property

@@ -77,7 +77,7 @@ async def speak_text(request: Request) -> Response:
     openapi_extra=body_of(BatchBody),
 )
 async def speak_batch(request: Request) -> Response:
-    """Speak several texts together. An error affects one result only; `success` is true if all succeeded."""
+    """Speak several texts together. An error in one text affects only its result; `success`: all have succeeded."""
     body = await read_json(request, BatchBody)
     state, num_items = request.app.state, len(body.items)
     allowed = min(state.settings.max_batch_items, state.accounts.largest(Resource.REQUESTS))
@@ -93,7 +93,7 @@ async def speak_batch(request: Request) -> Response:
 
 
 async def _in_parts(answer: BatchAnswer, results: list[BatchResult]) -> AsyncIterator[bytes]:
-    """Yield a batch's response result by result, because all of it may have a hundred megabytes."""
+    """Yield a batch's response result by result, because the whole response may have a hundred megabytes."""
     before, _, after = answer.model_dump_json().partition("[]")
     yield f"{before}[".encode()
     for number, result in enumerate(results):
@@ -161,9 +161,9 @@ async def create_speech(request: Request) -> Response:
         raise renamed(error, {"text": "input"}) from None
     if body.stream_format == "audio":
         return respond(speech)
-    num_read = 0  # of a text that is only pauses
+    num_read = 0  # tokens; stays 0 for a text that consists of pauses
     if speech.spoken_text:
-        count = partial(engine.count_tokens, normalize="off", on_unsupported="skip")  # it is normalized already
+        count = partial(engine.count_tokens, normalize="off", on_unsupported="skip")  # the text is already normalized
         try:
             num_read = await asyncio.to_thread(count, speech.spoken_text)
         except BaseException:
@@ -254,7 +254,7 @@ async def add_voice(request: Request) -> VoiceAnswer:
 async def register_voice(
     request: Request, name: str, recording: bytes, transcript: str, description: str, *, replace: bool = False
 ) -> VoiceInfo:
-    """Add a voice for the client of a request. Raises as `ProductionTTSEngine.add_voice`."""
+    """Add a voice for the client of a request. Raises the errors of `ProductionTTSEngine.add_voice`."""
     client = record_of(request).client
     adding = ready_engine(request).add_voice_async(
         name, recording, transcript, description=description, replace=replace, client=client

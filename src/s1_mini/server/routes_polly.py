@@ -36,7 +36,7 @@ FIELDS = {
     "word_times": "SpeechMarkTypes",
     "lexicon": "LexiconNames",
 }
-SEED = 0  # clients request audio and speech marks separately, so each text always has the same audio
+SEED = 0  # fixed, because clients request audio and its speech marks separately, and both need the same audio
 
 
 class PollyBody(BaseModel):
@@ -65,7 +65,7 @@ class LexiconBody(BaseModel):
 
 
 class PollyRoute(APIRoute):
-    """A route only for requests signed for Polly; other requests go to the next route of the path."""
+    """A route only for requests that are signed for Polly; other requests go to the next route with this path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] == "http" and polly.access_key(Headers(scope=scope)) is None:
@@ -158,7 +158,7 @@ def _text_type(body: PollyBody) -> dict[str, Any]:
 
 
 async def _marked(request: Request, body: PollyBody, tts_request: TTSRequest) -> AudioResponse:
-    """Speak with word times; without them if the checkpoint has none and only sentence marks are requested."""
+    """Speak with word times, or without if the checkpoint reports none and only sentence marks are requested."""
     engine = request.app.state.engine
     try:
         timed = replace(tts_request, word_times=True)

@@ -24,7 +24,7 @@ MEDIA_TYPES = {
 }
 
 HEADERS = {
-    # Only the page's own files and this server; `blob:` is for listening to a recording before it is sent.
+    # Pages may load files and send requests only to this server; `blob:` plays a recording before it is sent.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -47,7 +47,6 @@ files = StaticFiles(directory=DIRECTORY, packages=[("fastapi_offline", "static")
 
 @pages_router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    """Return the web page."""
     return await _file("index.html", request)
 
 
@@ -77,7 +76,7 @@ async def _file(name: str, request: Request, headers: dict[str, str] = HEADERS) 
 )
 @health_router.get("/ping", response_class=Response, summary="Readiness", responses=_UNREADY)
 async def ping(request: Request) -> Response:
-    """Answer 200 without a body while the engine is ready, 503 before, after it has died, and during shutdown."""
+    """Return 200 without a body if requests are accepted; otherwise 503 (starting, failed or shutting down)."""
     if (refused := request.app.state.gate.refusal()) is not None:
         raise refused
     return Response()
@@ -87,7 +86,7 @@ async def ping(request: Request) -> Response:
 async def health(request: Request) -> dict[str, Any]:
     """Return the engine's state, device, queue, slots, caches and memory, and the resources held by clients.
 
-    Always 200; `ready` is true when `/ready` answers 200.
+    The status is always 200; `ready` is true if `/ready` returns 200.
     """
     gate = request.app.state.gate
     refused = gate.refusal()
@@ -101,7 +100,7 @@ async def health(request: Request) -> dict[str, Any]:
     return {**gate.health(), "ready": refused is None, "server": server, **reason}
 
 
-@health_router.get("/metrics", response_class=Response, summary="Figures for Prometheus")
+@health_router.get("/metrics", response_class=Response, summary="Metrics for Prometheus")
 async def metrics(request: Request) -> Response:
     """Return the metrics of engine and server in Prometheus' text format."""
     content, kind = request.app.state.meter.text()

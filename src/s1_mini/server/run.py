@@ -1,8 +1,8 @@
 """The server process: uvicorn on a socket, signals, and a graceful shutdown.
 
-On SIGTERM, new requests are refused (`/ping` and `/ready` are 503), accepted ones are finished, or fail shortly before
-the end of the drain timeout, and the exit code is 0. It is 1 if the engine could not be started or has died. The
-process exits at the end of the drain timeout even if something hangs.
+On SIGTERM, new requests are refused (`/ping` and `/ready` return 503). Accepted requests are finished; those that are
+not finished shortly before the end of the drain timeout fail. The exit code is 0, or 1 if the engine could not be
+started or has died. The process exits at the end of the drain timeout even if something hangs.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ EXIT = 0.04  # the server exits
 
 
 def check_address(host: str, port: int, port_option: str = "--port", host_option: str = "--host") -> None:
-    """Check that the server can listen on an address; called before anything is loaded.
+    """Check that the server can listen on an address, before anything is loaded.
 
     Raises `ConfigurationError`, which names the options.
     """
     sentences = {
         errno.EADDRINUSE: f"port {port} is taken; choose another with `{port_option}`",
-        errno.EACCES: f"port {port} needs other permissions; choose another with `{port_option}`",
+        errno.EACCES: f"port {port} is not allowed for this user; choose another with `{port_option}`",
         errno.EADDRNOTAVAIL: f"host {host!r} is not an address of this machine; choose another with `{host_option}`",
     }
     try:
@@ -70,14 +70,15 @@ def bind(host: str, port: int) -> list[socket.socket]:
     bound: list[socket.socket] = []
     failures: list[OSError] = []
     for family, kind, protocol, _, address in dict.fromkeys(found):
-        free = bound[0].getsockname()[1] if bound else port  # for port 0, the one chosen for the first address
+        free = bound[0].getsockname()[1] if bound else port  # for port 0, the port chosen for the first address
         try:
             listener = socket.socket(family, kind, protocol)
         except OSError as error:  # a disabled address family, such as IPv6
             failures.append(error)
             continue
         try:
-            if os.name != "nt":  # on Windows, it would allow two listeners; elsewhere it ignores closed connections
+            # So that a restart need not wait for old connections; on Windows, the option would allow two listeners.
+            if os.name != "nt":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -109,13 +110,13 @@ def run(app: FastAPI) -> int:
     open_more_files()
     prepare_process()
     server = DrainingServer(app)
-    with suppress(SystemExit):  # it could not listen after all, and has logged why
+    with suppress(SystemExit):  # uvicorn could not listen after all, and has logged why
         server.run()
     server.last_resort.cancel()
     failure = app.state.gate.failure
     if isinstance(failure, EngineDied):
         logging.shutdown()
-        os._exit(1)  # because an ordinary exit would wait for a hanging GPU
+        os._exit(1)  # an ordinary exit would wait for a GPU that hangs
     return 1 if failure is not None or not server.started else 0
 
 
@@ -126,7 +127,7 @@ def make_config(app: FastAPI) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
-        uds=None if member is None else str(member.socket),  # instead of host and port
+        uds=None if member is None else str(member.socket),  # replaces host and port
         forwarded_allow_ips=None if member is None else trusted_peers(),
         http=HttpProtocol,  # on h11: strict, with limits for heads and chunks
         log_config=None,
@@ -180,7 +181,7 @@ class DrainingServer(uvicorn.Server):
         if gate.failure is not None:
             self._begin_drain()
         if gate.is_draining and "draining" not in self._logged and (gate.failure is None or "ready" in self._logged):
-            self._log("draining", requests=gate.num_inside)  # not in the handler: it may interrupt a log line
+            self._log("draining", requests=gate.num_inside)  # not in the signal handler, which may interrupt a log line
         if gate.is_draining and not self.should_exit:
             left = (self._drain_ends - time.monotonic()) / self._state.settings.drain_timeout_s
             if left < FAIL and self._ending is None:

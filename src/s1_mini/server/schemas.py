@@ -1,4 +1,7 @@
-"""Requests and responses as pydantic models. Every field has bounds, and unknown fields are refused."""
+"""Requests and responses as pydantic models.
+
+Unknown fields are refused, except in bodies for clients of other services, which ignore them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ BASE64_WINDOW = 2**18  # characters, a multiple of four
 
 
 def _as_whole(value: Any) -> Any:
-    """Return 3 for 3.0, which JSON does not distinguish."""
+    """Return 3 for 3.0, because JSON does not distinguish them."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -62,7 +65,7 @@ def _as_entries(value: Any) -> Any:
 # bounds precede the validator; otherwise pydantic omits them from the JSON schema
 Seed = Annotated[
     int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)
-]  # exclusive: a double can hold 2^63, but not MAX_SEED
+]  # an exclusive bound, because a double can represent 2^63, but not MAX_SEED
 TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), BeforeValidator(_as_whole)]
 NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
 SampleRate = Annotated[int, Field(ge=MIN_RATE, le=MAX_RATE), BeforeValidator(_as_whole)]
@@ -87,7 +90,7 @@ Base64Audio = Annotated[
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """A validated request, and how its audio is sent."""
+    """A validated request, and the format in which its audio is sent."""
 
     speech: TTSRequest
     audio_format: AudioFormat = "wav"
@@ -102,7 +105,7 @@ class SpeechRequest:
         return cast("bytes", references[0].audio) if references else b""
 
     def without_unsupported(self, description: Description) -> SpeechRequest:
-        """Return it without a language and instructions that the checkpoint does not support, with a warning."""
+        """Return the request without a language or instructions that the checkpoint does not support; set `warning`."""
         reasons = description.unsupported(self.speech)
         if not reasons:
             return self
@@ -156,7 +159,7 @@ class Sampling(Strict):
         None, description="Sample from this many most likely tokens; 0: from all. Not supported by every family."
     )
     repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY)
-    max_new_tokens: NumTokens | None = Field(None, description="Maximum length of a part of the text, in frames.")
+    max_new_tokens: NumTokens | None = Field(None, description="Maximum audio frames for each part of the text.")
 
     speed: float = Field(1.0, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch stays.")
     gain_db: float = Field(
@@ -179,7 +182,7 @@ class Sampling(Strict):
 # for clients that send a language model's output and would lose all of it over one character
 SKIP_BY_DEFAULT: Any = Field(
     "skip",
-    description="Characters that the voice cannot pronounce. skip: speak the rest and warn; error: reject it all.",
+    description="Characters that the voice cannot pronounce. skip: speak the rest and warn; error: reject the text.",
 )
 
 
@@ -206,14 +209,14 @@ class SpeechBody(Sampling):
     )
 
     def to_request(self, recording: bytes | None = None) -> SpeechRequest:
-        """Return the request; `recording` is a reference that is decoded already. Raises `InvalidError`."""
+        """Return the request; `recording` is the reference if it is already decoded. Raises `InvalidError`."""
         if recording is None and self.reference_audio is not None:
             recording = decode_base64(self.reference_audio)
         return self.build(self.text, self.format, streams=self.stream, reference_audio=recording)
 
 
 class BatchItem(Strict):
-    """One text of a batch; its error is its own result."""
+    """One text of a batch."""
 
     text: Text
     voice: VoiceName | None = None
@@ -230,7 +233,8 @@ class BatchBody(Sampling):
         }
     )
 
-    items: list[Any] = Field(min_length=1, json_schema_extra={"items": BatchItem.model_json_schema()})  # each by itself
+    # Items are validated one by one.
+    items: list[Any] = Field(min_length=1, json_schema_extra={"items": BatchItem.model_json_schema()})
     chunk_length: ChunkLength | None = Field(
         None, description="Accepted for compatibility and ignored; the server's S1_MINI_CHUNK_LENGTH applies."
     )
@@ -249,7 +253,7 @@ class BatchResult(BaseModel):
     warning: str | None = Field(None, description="Skipped characters, or a text in another language; only if any.")
 
     def content(self) -> bytes:
-        """Return it as JSON, without optional fields that are None."""
+        """Return the result as JSON, without optional fields that are None."""
         left_out = {name for name in ("spoken_text", "warning") if getattr(self, name) is None}
         return self.model_dump_json(exclude=left_out).encode()
 
@@ -279,7 +283,8 @@ def _voice_name(value: Any) -> Any:
 class OpenAISpeechBody(Sampling):
     """Body of `POST /v1/audio/speech`, as sent by clients of OpenAI and of compatible servers.
 
-    Fields that only those servers have are ignored; clients send ours as `extra_body`.
+    Fields that only those servers know are ignored; OpenAI's client sends fields that only this server knows as
+    `extra_body`.
     """
 
     model_config = ConfigDict(
@@ -338,13 +343,13 @@ class StartOptions(BaseModel):
     start_at: Literal["sentence", "clause"] | None = Field(
         None, description="Start at the end of a sentence, or already of a clause."
     )
-    start_words: int | None = Field(None, ge=0, le=100, description="Start after this many words; 0: no limit.")
+    start_words: int | None = Field(None, ge=0, le=100, description="Start after this many words; 0: off.")
     start_pause_s: float | None = Field(
-        None, ge=0, le=60, description="Start when no text arrives for this many seconds; 0: wait."
+        None, ge=0, le=60, description="Start when no text arrives for this many seconds; 0: off."
     )
 
     def early_start(self, settings: ServerSettings) -> EarlyStart:
-        """Return these options with the server's defaults."""
+        """Return these options; the server's settings replace those that are None."""
         values = {name: getattr(self, name) for name in StartOptions.model_fields}
         at, words, pause_s = (getattr(settings, name) if value is None else value for name, value in values.items())
         return EarlyStart(at_clause=at == "clause", num_words=words, pause_s=pause_s)
@@ -364,20 +369,20 @@ class SessionConfig(Sampling, StartOptions):
 
 
 class InputText(Strict):
-    """A piece of text, split anywhere."""
+    """A piece of text, which may end anywhere."""
 
     type: Literal["input.text"]
     text: str
 
 
 class InputClear(Strict):
-    """Drops the text that is not spoken yet, and stops the audio."""
+    """Drop the text that is not spoken yet, and stop the audio."""
 
     type: Literal["input.clear"]
     played_s: float | None = Field(
         None,
         ge=0,
-        description="Seconds of audio that the client has played; the answer repeats it, at most what was sent.",
+        description="Seconds of audio that the client has played; the answer repeats them, at most what was sent.",
     )
 
 
@@ -400,7 +405,6 @@ class VoiceAnswer(BaseModel):
 
     @classmethod
     def of(cls, voice: VoiceInfo) -> VoiceAnswer:
-        """Return the answer for a voice."""
         return cls(
             name=voice.name,
             voice_id=voice.name,
@@ -452,7 +456,7 @@ def decode_base64(text: str) -> bytes:
     if len(text) % 4 or "=" in text[:-2]:
         raise InvalidError("reference_audio", "is not base64: it is truncated or has trailing characters")
     try:
-        # In pieces: one call holds the interpreter, for 16 MB 40 ms and more.
+        # Decode in pieces, because one call holds the GIL: 40 ms and more for 16 MB.
         parts = (text[start : start + BASE64_WINDOW] for start in range(0, len(text), BASE64_WINDOW))
         return b"".join(base64.b64decode(part, validate=True) for part in parts)
     except (binascii.Error, ValueError) as error:

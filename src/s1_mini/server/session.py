@@ -1,8 +1,8 @@
 """WebSocket sessions: text arrives in pieces, and its audio is sent while more text arrives.
 
-For all protocols, `Session` cuts text into sentences and enforces the limits, and `SpeechQueue` speaks the sentences. A
-`Protocol` is the messages of one kind of client: our own (`websocket.py`), ElevenLabs' (`elevenlabs_socket.py`),
-Deepgram's (`deepgram.py`).
+For every kind of client, `Session` cuts the text into sentences and enforces the limits, and `SpeechQueue` speaks the
+sentences. A `Protocol` handles the messages of one kind of client: our own (`websocket.py`), ElevenLabs'
+(`elevenlabs_socket.py`) or Deepgram's (`deepgram.py`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from s1_mini.types import AudioFormat
 Options = TypeVar("Options", bound=BaseModel)
 
 SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
-LEAD_S = 0.3  # before the client has played all audio, the next one is begun
-POLL_S = 0.25  # how often a session checks its time limits, and whether it was evicted or the server is shutting down
+LEAD_S = 0.3  # seconds before the client runs out of audio at which the beginning of a sentence is spoken
+POLL_S = 0.25  # interval at which a session checks its time limits, eviction and shutdown of the server
 
 
 class Protocol(Listener):
@@ -57,12 +57,12 @@ class Protocol(Listener):
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.idle_s: float = session.state.settings.websocket_idle_s  # without a message, while nothing is spoken
-        self.options: dict[str, Any] = {}  # of every request, besides those of the track's configuration
+        self.idle_s: float = session.state.settings.websocket_idle_s  # limit without a message or audio
+        self.options: dict[str, Any] = {}  # for every request, in addition to the track's configuration
 
     @abstractmethod
     async def act(self, message: Any) -> None:
-        """Act on a message."""
+        """Handle a message."""
 
     async def end(self) -> None:
         """Announce that everything was spoken. Raises `S1MiniError`."""
@@ -83,7 +83,7 @@ def read_options(socket: WebSocket, model: type[Options]) -> Options:
 async def config_of(
     socket: WebSocket, start: StartOptions, voice: str | None, audio_format: AudioFormat, rate: int | None
 ) -> SessionConfig:
-    """Return the configuration of a client that names its voice in the address. Raises `VoiceNotFoundError`."""
+    """Return the configuration of a client that names its voice in the URL. Raises `VoiceNotFoundError`."""
     state = socket.app.state
     name = await own_voice(state, voice)
     if name is not None:
@@ -105,9 +105,9 @@ async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -
 
 
 class Session:
-    """One WebSocket session: reads messages, cuts their text into sentences, and has them spoken.
+    """One WebSocket session.
 
-    It is idle while nothing waits to be spoken; an idle session may be evicted to make room for a new one.
+    A session is idle while nothing waits to be spoken; an idle session may be evicted to make room for a new one.
     """
 
     def __init__(self, socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
@@ -120,11 +120,11 @@ class Session:
         self.queue = SpeechQueue(self.state, self.record, lambda: self.protocol, self._go_idle)
         self._arriving: Track | None = None  # the track that got text last
         self._last_text = self._last_message
-        self._has_moved = asyncio.Event()  # text arrived, all of it was spoken, or no more comes
+        self._has_moved = asyncio.Event()  # text arrived, all text was spoken, or no more text comes
         self.protocol = protocol(self)
 
     async def run(self) -> None:
-        """Read and speak until both have ended, or one has failed."""
+        """Read messages and speak until the session ends; send an `S1MiniError` to the client."""
         works = (self._read(), self._speak(), self._start_early())
         tasks = [asyncio.ensure_future(self._metered(work)) for work in works]
         try:
@@ -156,7 +156,7 @@ class Session:
             await self._socket.close(close_code)
 
     async def _read(self) -> None:
-        """Take messages until the text is done, then until all of it is spoken."""
+        """Handle messages until everything is spoken."""
         ends = time.monotonic() + self.state.settings.max_websocket_s
         receiving: asyncio.Future[Any] | None = None
         finishing = asyncio.ensure_future(self._is_finished.wait())
@@ -183,7 +183,6 @@ class Session:
                 receiving.cancel()
 
     def _check_limits(self, ends: float) -> None:
-        """Raise the reason why the session must end now, if there is one."""
         settings, now = self.state.settings, time.monotonic()
         if now > ends:
             raise IdleError(f"the session reached its limit of {settings.max_websocket_s:g} s")
@@ -197,7 +196,7 @@ class Session:
             raise IdleError(f"no message arrived for {self.protocol.idle_s:g} s")
 
     async def _take(self, message: dict[str, Any]) -> None:
-        """Act on one message; an invalid one is an error unless the text is complete."""
+        """Handle one message. Raises for an invalid one, which is ignored once the text is complete."""
         text = message.get("text")
         try:
             if text is None:
@@ -211,8 +210,8 @@ class Session:
         await self.protocol.act(parsed)
 
     async def add(self, track: Track, text: str) -> None:
-        """Add text, and speak the sentences that are whole. Raises `TextError`."""
-        # Refused, not left unread: while nothing is read, neither a disconnect nor a pong is noticed.
+        """Add text, and speak its complete sentences. Raises `TextError` if it is too far ahead of the audio."""
+        # Refuse such text instead of leaving it unread: a session that does not read notices no disconnect and no pong.
         allowed = self.state.engine.config.max_text_length
         is_ssml = self._is_ssml(track, track.rest + text)
         ahead = self.queue.num_waiting + len(text) + (len(track.rest) if is_ssml else 0)
@@ -231,12 +230,12 @@ class Session:
         self._has_moved.set()
 
     def _is_ssml(self, track: Track, text: str) -> bool:
-        """Return whether a text is SSML, which is spoken once a document is complete."""
+        """Return whether a text is SSML, of which only complete documents are spoken."""
         is_accepted = track.config.text_type == "text" and self.state.engine.config.accept_ssml
         return track.config.text_type == "ssml" or (is_accepted and text.lstrip().startswith(("<speak", "<?xml")))
 
     async def _start_early(self) -> None:
-        """Begin sentences that have not arrived completely, as `EarlyStart` says, when the client runs out of audio."""
+        """Speak beginnings of sentences before the rest arrives, by the rules of `EarlyStart`, if audio runs out."""
         while not self.is_ending:
             self._has_moved.clear()
             with suppress(TimeoutError):
@@ -244,7 +243,10 @@ class Session:
                     await self._has_moved.wait()
 
     def _begin_sentence(self) -> float | None:
-        """Begin the arriving sentence if it is time; return seconds until the next look, None: when something moves."""
+        """Speak the beginning of the arriving sentence if it is due.
+
+        Return the seconds until the next check; None to check when text arrives or was spoken.
+        """
         track, now = self._arriving, time.monotonic()
         if track is None or self.queue or not track.rest:
             return None
@@ -261,7 +263,7 @@ class Session:
         return left_s if left_s > 0 and not piece else None
 
     def flush(self, track: Track, *, is_last: bool = False) -> None:
-        """Also speak the unfinished sentence. `is_last` refuses a text that has nothing to speak."""
+        """Also speak the unfinished sentence. `is_last`: refuse the whole text if it had nothing to speak."""
         text, track.rest = track.rest, ""
         self._put(track, text, is_last=is_last)
 
@@ -269,7 +271,7 @@ class Session:
         if is_speakable(text):
             track.says = True
         elif not is_last or track.says is not False:
-            return  # but if the whole text has nothing to speak, it goes to the engine, which refuses it
+            return  # if the whole text has nothing to speak, the engine receives and refuses it
         if track.config.text_type == "marked":
             voices, text = names_in_markup(self.state), track.voice + text
             track.voice = "" if (voice := last_voice(text, voices)) is None else f"[{voice}] "

@@ -41,7 +41,7 @@ class ServerSettings(Settings):
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="accepted host names, comma-separated; unset, on loopback and without a key: localhost only",
+        description="accepted Host names, comma-separated; unset: any, but on loopback without a key only localhost",
     )
 
     voice_names: Annotated[dict[str, str], NoDecode] = Field(
@@ -50,7 +50,7 @@ class ServerSettings(Settings):
     )
 
     lexicons_path: Path | None = Field(
-        None, description="folder for the lexicons that Polly's clients upload; unset: in memory, until the end"
+        None, description="folder for the lexicons that Polly's clients upload; unset: in memory until the server ends"
     )
 
     unload_after_s: float = Field(
@@ -68,7 +68,9 @@ class ServerSettings(Settings):
         2**30, ge=1024, description="unsent audio of all clients together; beyond this, requests get 503"
     )
     head_timeout_s: float = Field(10.0, gt=0, description="maximum time to receive a complete request head")
-    body_timeout_s: float = Field(20.0, gt=0, description="maximum time to receive a body, from its first byte")
+    body_timeout_s: float = Field(
+        20.0, gt=0, description="maximum time to receive a body, from the end of the request head"
+    )
     send_timeout_s: float = Field(20.0, gt=0, description="close a connection whose client reads nothing for this long")
     max_batch_items: int = Field(32, ge=1, le=1024, description="maximum texts of one batch")
     max_websocket_s: float = Field(
@@ -83,10 +85,10 @@ class ServerSettings(Settings):
         "sentence", description="audio of arriving text starts after a sentence, or already after a clause"
     )
     start_words: int = Field(
-        0, ge=0, le=100, description="audio of arriving text starts after at most this many words; 0: no limit"
+        0, ge=0, le=100, description="audio of arriving text starts after at most this many words; 0: off"
     )
     start_pause_s: float = Field(
-        0.0, ge=0, le=60, description="audio of arriving text starts when no text arrives for this long; 0: it waits"
+        0.0, ge=0, le=60, description="audio of arriving text starts when no text arrives for this long; 0: off"
     )
 
     # Limits on the duration of a response.

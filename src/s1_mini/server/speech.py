@@ -51,7 +51,7 @@ class _Deadline(NamedTuple):
 
 @dataclass(frozen=True)
 class Times:
-    """When words of a text are spoken, and marks of its SSML are reached."""
+    """When the words of a text are spoken and the marks of its SSML are reached."""
 
     words: list[Word] = field(default_factory=list)
     marks: list[SpokenMark] = field(default_factory=list)
@@ -59,10 +59,10 @@ class Times:
 
 @dataclass(frozen=True)
 class AudioResponse:
-    """A response whose first audio exists: its type, headers and bytes, whole or as they are generated.
+    """A response whose first audio exists.
 
-    The caller iterates `body` to its end or closes it, which cancels the rest, and calls `release` once it no longer
-    keeps the audio; otherwise the end of the HTTP request does so.
+    The caller iterates `body` to its end, or closes it to cancel the rest. It calls `release` once it no longer keeps
+    the audio; otherwise the client is charged for the audio until the HTTP request ends.
     """
 
     media_type: str
@@ -75,7 +75,7 @@ class AudioResponse:
     content: bytes | None = None  # all bytes, if not streamed; `body` yields the same
     audio_seconds: float = 0.0  # duration; set for responses that are not streamed
     finish_reason: str = "stop"
-    times: Times = field(default_factory=Times)  # known, until `take_times`
+    times: Times = field(default_factory=Times)  # known times that `take_times` has not returned yet
 
     def take_times(self) -> Times:
         """Return the words and marks whose times became known since the last call."""
@@ -85,12 +85,12 @@ class AudioResponse:
         return taken
 
     def release(self) -> None:
-        """Stop charging the client for it."""
+        """Stop charging the client for this response."""
         self.holding.release()
 
 
 async def speak_to_client(request: Request, engine: ProductionTTSEngine, speech: SpeechRequest) -> AudioResponse:
-    """Speak as `speak` does, for an HTTP request. Raises `ClientGoneError` if the client disconnects."""
+    """Speak for an HTTP request. Raises the errors of `speak`, and `ClientGoneError` if the client disconnects."""
     work = speak(engine, speech, settings=request.app.state.settings, record=record_of(request))
     return await while_listened(request.receive, work)
 
@@ -101,7 +101,7 @@ async def speak(
     """Speak `request`; return when all audio exists or, for a stream, the first chunk.
 
     Raises the engine's errors, `VoiceNotFoundError`, `RequestTimeoutError`, and `BusyError` or `TooManyRequestsError`
-    if its client holds too much. Later errors of a stream are raised from `body`. Cancelling the caller cancels the
+    if the client holds too much. Later errors of a stream are raised from `body`. Cancelling the caller cancels the
     request.
     """
     request = replace(request, speech=await with_voice_names(engine, settings, request.speech))
@@ -132,13 +132,13 @@ async def _generate(
 ) -> AsyncIterator[AudioChunk]:
     """Yield the engine's chunks and record their figures and times. Closing the generator cancels the request."""
     profile = request.speech.chunk_profile or ("ttfa" if request.streams else "throughput")
-    flow = (record.client, record.id)  # clients take turns in the queue, as do the requests of a client
+    flow = (record.client, record.id)  # in the queue, clients take turns, and so do the requests of one client
     chunks = engine.speak_async(replace(request.speech, chunk_profile=profile, flow=flow), streams=request.streams)
 
     def charge_unread() -> None:
         holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)
 
-    if request.streams:  # without streaming, audio is read, and charged, as it is generated
+    if request.streams:  # otherwise audio is read as it is generated, and `_whole` charges it
         record.charge_unread = charge_unread
     try:
         async with aclosing(chunks):
@@ -168,7 +168,7 @@ async def _whole(
                 received.append(chunk)
             if not received:
                 raise GenerationError("the model generated no audio")
-            holding.set(Resource.REQUESTS, 0)  # the engine has finished it
+            holding.set(Resource.REQUESTS, 0)  # the engine has finished the request
             content = await asyncio.to_thread(_encode_all, received, request)
     except TimeoutError:
         raise deadline.error("the whole response", "shorten the text, or request a stream") from None
@@ -266,8 +266,8 @@ def respond(speech: AudioResponse) -> Response:
 class StreamedAnswer(Response):
     """A body that is sent as it is generated. If it fails, the connection is closed without the final chunk.
 
-    To an HTTP/1.0 client behind the proxy of several replicas, it is sent whole with its length, because the proxy
-    would end an interrupted stream like a complete one.
+    An HTTP/1.0 client behind the proxy of several replicas gets the whole body with its length, because the proxy would
+    end an interrupted stream in the same way as a complete one.
     """
 
     def __init__(self, body: AsyncIterator[bytes], media_type: str, headers: dict[str, str]) -> None:

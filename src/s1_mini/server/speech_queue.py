@@ -1,4 +1,4 @@
-"""The speech of a session: stretches of its text, spoken in order, and messages between them."""
+"""The queue of a session: stretches of text, which are spoken in order, and messages to be sent between them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Track:
     """A text that is spoken in order with one configuration."""
 
     config: SessionConfig
-    rest: str = ""  # the beginning of a sentence, or of an SSML document
-    voice: str = ""  # the mark of the voice that speaks, in a text with marks in brackets
+    rest: str = ""  # beginning of a sentence or SSML document whose end has not arrived
+    voice: str = ""  # mark of the current voice, such as [clara], in a text with marks
     says: bool | None = None  # whether the text so far has anything to speak; None before any text
-    sent_s: float = 0.0  # seconds of its audio that were sent
+    sent_s: float = 0.0  # seconds of audio that were sent
 
 
 @dataclass(eq=False)
 class _Item:
-    """Something to be done in order: a stretch of whole sentences to be spoken, or a message to be sent after them."""
+    """An entry of the queue: a stretch of text to be spoken, or a message to be sent."""
 
     track: Track
     work: Callable[[], Coroutine[Any, Any, None]]
-    request: SpeechRequest | None = None  # of a stretch that `work` speaks
+    request: SpeechRequest | None = None  # None for a message
 
     @property
     def num_characters(self) -> int:
@@ -46,11 +46,11 @@ class _Item:
 
 
 class Listener(ABC):
-    """Sends what a queue speaks to a client."""
+    """Sends the audio of a queue to a client."""
 
     @abstractmethod
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
-        """Send audio, which may be empty at the end, and the times that became known with it."""
+        """Send audio, which may be empty at the end, and the times that became known with this audio."""
 
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: B027
         """Announce the audio of a stretch of text."""
@@ -59,17 +59,17 @@ class Listener(ABC):
         """Announce the end of the audio of a stretch of text."""
 
     async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
-        """Report an error in the markup of a stretch, after which the session goes on; or raise it."""
+        """Report an error in the markup of a stretch of text, so that the session continues; or raise the error."""
         raise error
 
     async def skip(self, error: NothingToSpeakError) -> None:  # noqa: B027
-        """Note that a stretch of text has nothing to speak."""
+        """Handle a stretch of text that has nothing to speak."""
 
 
 class SpeechQueue:
-    """Speaks the stretches of one session in order.
+    """Speaks stretches of text in order.
 
-    `state` is the application's; `on_idle` is called when everything so far was spoken.
+    `state` is the application's; `on_idle` is called whenever the queue has become empty.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class SpeechQueue:
     ) -> None:
         self._state, self._record, self._listener, self._on_idle = state, record, listener, on_idle
         assert record.holding is not None
-        self._holding = record.holding  # the recordings of all stretches that wait, each once
+        self._holding = record.holding  # charged for the recordings of waiting stretches, each recording once
         self._recording: bytes | None = None
         self._items: deque[_Item] = deque()  # including the one that is being spoken
-        self._has_changed = asyncio.Event()  # an item was added, or no more come
+        self._has_changed = asyncio.Event()  # an item was added, or the queue was closed
         self._is_closed = False
-        self._speaking: asyncio.Future[None] | None = None  # the first of `_items`
+        self._speaking: asyncio.Future[None] | None = None  # the running work of the first of `_items`
         self.num_waiting = 0  # characters in `_items`
-        self.num_spoken = 0  # stretches
-        self.last_moved = time.monotonic()  # something was spoken
+        self.num_spoken = 0  # stretches of text
+        self.last_moved = time.monotonic()  # when something was last spoken
         self.runs_dry = 0.0  # when a client that plays the audio as it arrives has played all of it
 
     def __bool__(self) -> bool:
@@ -111,13 +111,13 @@ class SpeechQueue:
         self._holding.set(Resource.BODY_BYTES, sum(distinct.values()), checked=checked)
 
     def forget(self) -> None:
-        """Drop the recordings now: reference cycles keep this queue until the garbage collector runs."""
+        """Drop the recordings now, because reference cycles keep this queue until the garbage collector runs."""
         self._items.clear()
         self._recording = None
         self._holding.set(Resource.BODY_BYTES, 0)
 
     def add(self, track: Track, text: str, options: dict[str, Any], *, continues: bool = False) -> None:
-        """Speak a stretch of text; if it `continues`, it is the beginning of a sentence. Raises `ParameterError`."""
+        """Add a stretch of text; `continues`: it ends within a sentence. Raises `ParameterError`."""
         config = track.config
         request = config.build(text, config.response_format, streams=True, reference_audio=self._recording, **options)
         request = replace(request, speech=replace(request.speech, continues=continues))
@@ -138,7 +138,7 @@ class SpeechQueue:
         self._has_changed.set()
 
     async def clear(self, track: Track) -> None:
-        """Drop what the track has not spoken, and stop its audio at once, which cancels the engine's request."""
+        """Drop the track's items, and stop its audio at once by cancelling the engine's request."""
         speaking = self._items[0] if self._speaking is not None else None
         for item in [item for item in self._items if item.track is track and item is not speaking]:
             self._items.remove(item)
@@ -173,7 +173,7 @@ class SpeechQueue:
                 await asyncio.wait({speaking})
             self._speaking = None
             self.num_waiting -= self._items.popleft().num_characters
-            self._count_recordings(checked=False)  # `speak` has charged this one until now
+            self._count_recordings(checked=False)  # until now, `speak` has charged the recording of this item
             self.last_moved = time.monotonic()
             if not self._items:
                 self._on_idle()
@@ -196,6 +196,6 @@ class SpeechQueue:
                 if times.words or times.marks:  # at the end, after the last audio
                     await listener.send_audio(track, b"", times)
         finally:
-            speech.release()  # closing a body that has not begun releases nothing
+            speech.release()  # needed because closing a body that has not begun releases nothing
         self.num_spoken += 1
         await listener.finish(track, round(record.audio_s - before_s, 3))

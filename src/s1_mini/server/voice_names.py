@@ -1,6 +1,6 @@
 """Voice names of other services.
 
-Each stands for a voice of the checkpoint with the same gender and, if possible, the same accent.
+Each name stands for a voice of the checkpoint with the same gender and, if possible, the same accent.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceIn
 
 
 async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[str, str]] = CLIENT_VOICES) -> str | None:
-    """Return our name of a requested voice: mapped by the settings or by `names` if it is another service's.
+    """Return our name for the requested voice `name`; None is the default voice.
 
-    `state` is the application's. An unknown name is returned as it is; the engine refuses it.
+    Names of other services are mapped by the settings, or else by `names`. An unknown name is returned unchanged; the
+    engine refuses it. `state` is the application's.
     """
     if name is None or name in state.engine.voice_names():
         return name

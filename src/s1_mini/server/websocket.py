@@ -1,8 +1,8 @@
 """The WebSocket `/v1/audio/speech/stream`; SageMaker's route takes the same messages (`deepgram.py`).
 
 Client: `session.config` (optional), any number of `input.text` and `input.clear`, `input.done`. Server, for each
-stretch of whole sentences: `audio.start`, binary messages (and `audio.words` with `word_times`), `audio.done`; at the
-end `session.done`. An error is sent as `error` and ends the session. The names are those of vLLM-Omni's speech
+stretch of text: `audio.start`, binary messages (with `word_times` also `audio.words` and `audio.marks`), `audio.done`;
+at the end `session.done`. An error is sent as `error` and ends the session. The names are those of vLLM-Omni's speech
 endpoints on SageMaker; `input.clear` is ours.
 """
 
@@ -51,7 +51,7 @@ class OwnProtocol(Protocol):
         super().__init__(session)
         self._track = Track(config or SessionConfig(type="session.config"))
         self._unspeakable: NothingToSpeakError | None = None  # error of the first stretch with nothing to speak
-        self._warnings: list[str] = []  # of such stretches, for the next message
+        self._warnings: list[str] = []  # about such stretches, sent with the next message
 
     async def act(self, message: Input) -> None:
         session = self.session
@@ -74,7 +74,7 @@ class OwnProtocol(Protocol):
     async def _configure(self, config: SessionConfig) -> None:
         state = self.session.state
         if config.voice is not None:
-            await asyncio.to_thread(state.engine.describe_voice, config.voice)  # an unknown voice must fail now
+            await asyncio.to_thread(state.engine.describe_voice, config.voice)  # raises for an unknown voice
         coded, config.reference_audio = config.reference_audio, None
         recording = None if coded is None else await in_turn(state, decode_base64, coded)
         if recording is not None:

@@ -1,8 +1,8 @@
 """Connection protocols: uvicorn's HTTP and WebSocket, with limits for everything that a client can leave unfinished.
 
-Uvicorn waits without limit for the head of a request, for the rest of a body after an early response, and for a client
-to read its response. It also does not notice a disconnect while a pipelined request keeps it from reading. Between two
-requests of a connection, its keep-alive timeout applies.
+By itself, uvicorn waits without limit for the head of a request, for the rest of a body after an early response, and
+for a client to read its response; and while a pipelined request waits, it does not notice a disconnect. Between two
+requests of a connection, uvicorn's own keep-alive timeout applies.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ WATCH_S = 0.25  # interval of checks for a disconnect while nothing is read
 MAX_HEADERS = 100
 ADDED_BYTES, ADDED_HEADERS = 1024, 2  # the replicas' proxy adds X-Forwarded-For and X-Request-Id
 RESETS = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)  # SO_LINGER on, 0 s
-FREE_PIECES = 1024  # uncharged body pieces of any size; one iteration of the event loop may receive all of them
+FREE_PIECES = 1024  # body pieces that may have any size; one iteration of the event loop may receive all of them
 PIECE_BYTES = 512  # minimum mean size of further pieces; handling one costs about as much as 1 kB of data
 
 SLICE_BYTES = 4096  # frames parsed per iteration: several hundred of the smallest ones
-FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # WebSocket frames per client, far above a language model's token rate
+FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # WebSocket frames per connection, far above a language model's token rate
 NOT_UTF8, FLOODED, TOO_BUSY = 1007, 1008, 1013  # close codes
 MAX_REASON = 120  # bytes; a close frame has room for 123
 
@@ -76,7 +76,7 @@ class HttpProtocol(H11Protocol):
         self._update_timers()
         if self._watch_timer is None:
             self._watch()
-        # The client according to the last request's key or proxy; before the first request, the address.
+        # Charge the client of the last request, which its key or the proxy identifies; before the first, the address.
         record = record_in(self.scope)
         owner = record.client if record is not None else self._accounts.client(self.client[0] if self.client else "")
         self._accounts.spend(owner, time.thread_time() - began)
@@ -90,13 +90,13 @@ class HttpProtocol(H11Protocol):
         self._stop_head_timer()
 
     def handle_events(self) -> None:
-        """Handle received data; an interrupted HTTP/1.0 response must reset its connection."""
+        """Handle received data; make interrupted HTTP/1.0 responses reset their connection."""
         super().handle_events()
         if self.cycle is not None and self.conn.their_http_version == b"1.0":
             self.cycle.transport = Resetting(self.transport, self.conn)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
-        """Wait for the next head, or for `LINGER_S` for the rest of this request's body."""
+        """Wait for the next head, or at most `LINGER_S` for the rest of this request's body."""
         super().on_response_complete()
         if self.transport.is_closing():
             return
@@ -106,7 +106,7 @@ class HttpProtocol(H11Protocol):
             self._connections.mark_idle(self.transport)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse malformed HTTP, with the JSON shape of all errors."""
+        """Refuse malformed HTTP with the JSON of all errors."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse(HttpError(f"malformed HTTP request: {self._parser.complaint or msg}"))
         self.transport.close()
@@ -116,7 +116,7 @@ class HttpProtocol(H11Protocol):
         return self.scope["method"] == "GET" and super()._should_upgrade()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Switch to WebSocket; refuse a malformed handshake, to which uvicorn would not respond."""
+        """Switch to WebSocket; refuse a malformed handshake, which uvicorn would leave unanswered."""
         self._stop_head_timer()
         self._connections.mark_busy(self.transport)
         super().handle_websocket_upgrade(event)
@@ -135,7 +135,7 @@ class HttpProtocol(H11Protocol):
         elif self.conn.their_state is not h11.IDLE:
             if self.cycle is not None and not self.cycle.response_complete:
                 self._stop_head_timer()
-                if self.conn.their_state is not h11.SEND_BODY:  # while the body arrives, it may be evicted
+                if self.conn.their_state is not h11.SEND_BODY:  # while the body arrives, the connection counts as idle
                     self._connections.mark_busy(self.transport)
         else:
             self._connections.mark_idle(self.transport)
@@ -143,7 +143,7 @@ class HttpProtocol(H11Protocol):
                 self._head_timer = self.loop.call_later(self._allowed_s, self._end_head)
 
     def _watch(self) -> None:
-        """Detect a disconnect while a pipelined request is unread: the end of file is queued behind its bytes."""
+        """Detect a disconnect while a pipelined request is unread, because its bytes hide the end of the stream."""
         self._watch_timer = None
         if self.flow.read_paused and not self.transport.is_closing():
             is_ahead = self.conn.their_state is h11.DONE
@@ -210,7 +210,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         self._accounts.spend(self._held.client, time.thread_time() - began)
 
     def _set_owner(self) -> None:
-        """Charge the client according to the handshake's key or proxy, once known, instead of the address."""
+        """Charge the client that the handshake's key or the proxy identifies, once known, instead of the address."""
         record = record_in(getattr(self, "scope", None))  # set with the handshake
         if record is not None and record.client != self._held.client:
             num_bytes = self._held.get(Resource.BODY_BYTES)
@@ -224,7 +224,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Stop reading from a client that does not read, because each ping would add an unread pong."""
+        """Stop reading from a client that has stopped reading, because each of its pings would add an unread pong."""
         super().pause_writing()
         self.transport.pause_reading()
 
@@ -242,7 +242,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         super().handle_text(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Close the connection if text is not UTF-8; uvicorn would log a traceback."""
+        """Close the connection if text is not UTF-8, for which uvicorn would log a traceback."""
         if self.curr_msg_data_type == "text":
             try:
                 b"".join(self.frames).decode()

@@ -90,7 +90,7 @@ class WyomingServer:
 
 
 class _Connection:
-    """One connection: one task reads events, another answers them in order."""
+    """One connection, with a task that reads events and a task that responds to them in order."""
 
     def __init__(
         self, state: State, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_event_bytes: int
@@ -101,7 +101,7 @@ class _Connection:
         self._events: asyncio.Queue[tuple[Event, int] | S1MiniError] = asyncio.Queue(MAX_AHEAD)
 
     async def run(self) -> None:
-        """Answer events until the client disconnects or an error ends the connection."""
+        """Respond to events until the client disconnects or an error ends the connection."""
         tasks = [
             asyncio.ensure_future(self._read()),
             asyncio.ensure_future(Metered(self._answer(), self._state.accounts, self._client)),
@@ -118,7 +118,7 @@ class _Connection:
                 raise result
 
     async def _read(self) -> None:
-        """Read events until the client disconnects; a malformed one is the last."""
+        """Read events until the client disconnects, or until one is malformed."""
         while True:
             try:
                 event, num_bytes = await self._read_event()
@@ -152,7 +152,10 @@ class _Connection:
         return Event(fields["type"], data), len(head) + sum(sizes)
 
     async def _next(self, pause_s: float = 0.0) -> Event | None:
-        """Return the next event, None if none arrives for `pause_s`, if that is not 0. Raises `IdleError`."""
+        """Return the next event; with `pause_s`, None if no event arrives for that long.
+
+        Without `pause_s`, raises `IdleError` at the idle timeout.
+        """
         idle_s = self._state.settings.websocket_idle_s
         try:
             async with asyncio.timeout(pause_s or idle_s):
@@ -187,13 +190,14 @@ class _Connection:
                     await self._speak(event, record)
         except (ConnectionError, ClientGoneError):
             raise
-        except Exception as error:  # answered, then the connection ends
+        except Exception as error:  # reported to the client, then the connection ends
             if not isinstance(error, S1MiniError):
                 access_logger.exception("request failed", extra={"fields": {"request_id": record.id}})
             with suppress(ConnectionError, ClientGoneError):
                 await self._send(Error(message_of(error), code_of(error)))
                 self._writer.write_eof()
-                await asyncio.sleep(LINGER_S)  # `_read` continues: a client that still sends may not read the error
+                # Meanwhile, `_read` continues, because a client that is still sending may not read the error yet.
+                await asyncio.sleep(LINGER_S)
 
     async def _describe(self) -> None:
         if (refused := self._state.gate.refusal()) is not None:
@@ -201,7 +205,7 @@ class _Connection:
         await self._send(info_of(await asyncio.to_thread(self._state.engine.voices)))
 
     async def _speak(self, event: Event, record: RequestLog) -> None:
-        """Speak one text, or the texts that follow, as one stream of audio; log and count it as a request."""
+        """Speak one text or a stream of text as one stream of audio; log and count it as one request."""
         gate, is_stream = self._state.gate, SynthesizeStart.is_type(event.type)
         record.route, record.status, record.streams = f"wyoming/{event.type}", 200, True
         record.holding = self._holding.part()
@@ -233,7 +237,7 @@ class _Connection:
             raise refused
 
     async def _say(self, texts: AsyncIterator[tuple[str, bool]], options: dict[str, Any], record: RequestLog) -> None:
-        """Speak texts; the flag of each says whether its sentence goes on in the next one."""
+        """Speak texts; each has a flag whether its last sentence continues in the next text."""
         state, rate = self._state, 0
         refused: S1MiniError = TextError("text", "is empty; send at least one letter, number or symbol")
         async for text, continues in texts:
@@ -243,7 +247,7 @@ class _Connection:
             request = SpeechRequest(tts_request, "pcm", streams=True)
             try:
                 speech = await speak(state.engine, request, settings=state.settings, record=record)
-            except NothingToSpeakError as error:  # an error only if there is nothing else to speak
+            except NothingToSpeakError as error:  # raised only if no other text can be spoken
                 refused = error
                 continue
             if not rate:
@@ -257,9 +261,9 @@ class _Connection:
         await self._send(AudioStop())
 
     async def _texts(self, *, cuts: bool) -> AsyncIterator[tuple[str, bool]]:
-        """Yield whole sentences as the text arrives; without `cuts`, all of it at its end.
+        """Yield whole sentences as the text arrives, with the flag of `_say`; without `cuts`, all text at its end.
 
-        The settings may allow that the first text is only the beginning of a sentence.
+        With the settings for an early start, the first text may be only the beginning of a sentence.
         """
         rest, pause_s, start = "", 0.0, StartOptions().early_start(self._state.settings)
         while True:
@@ -267,7 +271,7 @@ class _Connection:
             if event is not None and SynthesizeStop.is_type(event.type):
                 break
             if event is not None:
-                # Home Assistant also sends all of the text as `synthesize`, for servers that do not stream.
+                # Ignored: Home Assistant also sends all of the text as `synthesize`, for servers that do not stream.
                 if not SynthesizeChunk.is_type(event.type):
                     continue
                 rest += _text_of(event)
@@ -301,7 +305,7 @@ class _Connection:
         return options | {"text_type": "ssml"}
 
     async def _send(self, message: Any, record: RequestLog | None = None) -> None:
-        """Send an event once the client has read enough of the earlier ones; charge the client for waiting audio."""
+        """Send an event once the client has read enough earlier ones; meanwhile, charge the client for unread audio."""
         sending = asyncio.ensure_future(async_write_event(message.event(), self._writer))
         try:
             while not (await asyncio.wait({sending}, timeout=UNREAD_CHECK_S))[0]:

@@ -1,4 +1,4 @@
-// The dialog that adds a voice: a name, a recording by file or microphone, and its words.
+// The dialog that adds a voice: its name, a recording from a file or the microphone, and the transcript.
 
 import { addVoice } from "./api.js";
 import { element, setIcon } from "./dom.js";
@@ -6,13 +6,13 @@ import { BEST, Recorder, isBest, toWav } from "./recording.js";
 
 const TO_READ = "Every morning the harbour wakes slowly. Boats leave one by one, gulls follow them, and by noon the whole town smells of salt and fresh bread.";
 
-/** Fires `added` with the voice's name, and `unauthorized`. */
+/** Fires `added` with the name of the new voice, and `unauthorized`. */
 export class Adding extends EventTarget {
   dialog = element("add-dialog");
-  takesFiles = false; // of numpy in the place of recordings, which this model makes no voices of
-  recording = null; // what will be sent
-  refusal = ""; // why the last recording was not taken
-  taking = null; // settled once the last recording was read
+  takesFiles = false; // voice files (.npz, .npy) instead of recordings, from which this model cannot clone
+  recording = null; // the recording to send
+  refusal = ""; // why the last recording was refused
+  taking = null; // promise that settles once the last recording was read
   recorder = null;
 
   constructor() {
@@ -31,7 +31,7 @@ export class Adding extends EventTarget {
     });
   }
 
-  /** Ask for voice files, since the model makes no voice of a recording. */
+  /** Ask for voice files, because the model cannot clone from a recording. */
   takeFiles() {
     this.takesFiles = true;
     element("add-about").textContent = "This model makes no voice of a recording. It takes voice files of its kind. Add only voices whose owners agree.";
@@ -87,7 +87,7 @@ export class Adding extends EventTarget {
     const text = element("add-text");
     if (!text.value.trim()) {
       text.value = TO_READ;
-      text.style.height = `${text.scrollHeight + 2}px`; // all of it: not every browser has field-sizing
+      text.style.height = `${text.scrollHeight + 2}px`; // show the whole text; not every browser supports field-sizing
       element("add-text-hint").hidden = false;
     }
     try {

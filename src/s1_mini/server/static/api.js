@@ -1,11 +1,11 @@
-// What the page asks of the server, and what went wrong in words. Addresses are relative: a path prefix is fine.
+// The page's requests to the server, and their error messages. URLs are relative, so that a path prefix works.
 
 import { keep, recall } from "./kept.js";
 
 const KEY = "s1_mini.key";
-const DEFAULT_RATE = 24000; // Hz, while the server does not name a model
+const DEFAULT_RATE = 24000; // Hz, until the server reports the rate of its model
 let modelRate = null; // Hz
-const FOR_ITS_OWNER = / or raise S1_MINI_\w+| \((S1_MINI_\w+(, )?)+\)/g; // the variables that lift a limit of the server
+const FOR_ITS_OWNER = / or raise S1_MINI_\w+| \((S1_MINI_\w+(, )?)+\)/g; // advice about settings, which only the server's operator can change
 
 export class ApiError extends Error {
   constructor(message, { status = 0, code = "", field = null, retryAfter = null } = {}) {
@@ -24,7 +24,7 @@ export function keepKey(key) {
  */
 export async function speak({ voice = "default", ...body }, signal) {
   if (!modelRate) await readHealth();
-  const format = `pcm_${modelRate ?? DEFAULT_RATE}`; // the model's own rate: nothing is resampled
+  const format = `pcm_${modelRate ?? DEFAULT_RATE}`; // the model's own rate, so that nothing is resampled
   const path = `v1/text-to-speech/${encodeURIComponent(voice)}/stream/with-timestamps?output_format=${format}`;
   const response = await post(path, { on_unsupported: null, ...body }, signal);
   return {
@@ -47,7 +47,7 @@ async function* readPieces(body) {
   }
 }
 
-/** The same audio as a whole file of a format: {file, seconds}. */
+/** The same request as one complete file in the given format: {file, seconds}. */
 export async function speakFile(request, format, signal) {
   const response = await post("v1/tts", { ...request, format }, signal);
   return { file: await response.blob(), seconds: Number(response.headers.get("X-Audio-Seconds")) };
@@ -60,7 +60,7 @@ export async function readHealth() {
   return health;
 }
 
-/** All voices, and whether added ones outlive the server: {voices, keeps_added}. */
+/** All voices, and whether added voices survive a restart of the server: {voices, keeps_added}. */
 export async function listVoices() {
   return (await send("v1/voices")).json();
 }

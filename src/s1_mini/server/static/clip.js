@@ -1,4 +1,4 @@
-// Sound as it arrives: s16le mono bytes in, samples and peaks out. Knows no network and no loudspeaker.
+// Audio as it arrives: converts s16le mono bytes to samples and peaks, independently of network and playback.
 
 const FIRST_SECONDS = 16;
 const PEAK_HZ = 100;
@@ -8,10 +8,10 @@ export class Clip {
     this.rate = rate;
     this.length = 0; // samples
     this.ended = false;
-    this.peaks = []; // loudest of each hundredth of a second, 0 to 1
+    this.peaks = []; // peak of each hundredth of a second, 0 to 1
     this.loudest = 0;
     this.store = new Int16Array(rate * FIRST_SECONDS);
-    this.half = null; // first byte of a sample whose second has not come
+    this.half = null; // first byte of a sample whose second byte has not arrived
   }
 
   get seconds() {
@@ -37,7 +37,7 @@ export class Clip {
     this.measure(first);
   }
 
-  /** Samples from one place to another, as Web Audio wants them. */
+  /** The samples between two positions, as floats from -1 to 1. */
   floats(from, to) {
     const floats = new Float32Array(to - from);
     for (let i = from; i < to; i++) floats[i - from] = this.store[i] / 32768;
@@ -48,7 +48,7 @@ export class Clip {
     return encodeWav(this.store.subarray(0, this.length), this.rate);
   }
 
-  /** Note that all audio has arrived, and drop the spare room. */
+  /** Mark the clip as complete, and free unused memory. */
   end() {
     this.ended = true;
     this.store = this.store.slice(0, this.length);

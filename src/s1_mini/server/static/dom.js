@@ -8,7 +8,7 @@ export function setIcon(parent, name) {
   parent.querySelector("use").setAttribute("href", `#i-${name}`);
 }
 
-/** Hide one button and show another; focus moves along, so that a keyboard never loses its place. */
+/** Hide one button and show another; move the focus too, so that keyboard users keep their position. */
 export function swap(hide, show) {
   const focused = document.activeElement === hide;
   hide.hidden = true;
@@ -16,15 +16,15 @@ export function swap(hide, show) {
   if (focused) show.focus();
 }
 
-/** Write at the cursor of a text field, so that Undo takes it back; fires `input`. */
+/** Insert text at the cursor of a text field so that Undo can remove it; fires `input`. */
 export function write(field, text) {
   field.focus({ preventScroll: true });
-  if (document.execCommand("insertText", false, text)) return; // deprecated, but nothing else keeps Undo
+  if (document.execCommand("insertText", false, text)) return; // deprecated, but the only way that supports Undo
   field.setRangeText(text, field.selectionStart, field.selectionEnd, "end");
   field.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
-/** Save a blob under a name, as a click on a link does. */
+/** Download a blob under a name. */
 export function save(blob, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);

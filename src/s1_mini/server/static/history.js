@@ -1,4 +1,4 @@
-// The speeches of this session, newest first, in memory only.
+// The history: earlier audio of this page, newest first, only in memory.
 
 import { element, setIcon } from "./dom.js";
 import { showWord } from "./words.js";
@@ -6,9 +6,9 @@ import { showWord } from "./words.js";
 const MAX_ITEMS = 20;
 const MAX_SAMPLES = 32 * 2 ** 20; // of all items, 64 MB; 23 minutes at 24 kHz
 
-/** Fires `play` and `save` with a speech: {body, clip, words}. */
+/** Fires `play` and `save` with an item: {body, clip, words}. */
 export class History extends EventTarget {
-  rows = new Map(); // by speech, newest first
+  rows = new Map(); // by item, newest first
 
   constructor() {
     super();
@@ -50,7 +50,7 @@ export class History extends EventTarget {
     return row;
   }
 
-  /** Mark the current speech, whether it is playing, and the word that is spoken. */
+  /** Mark the current item, whether it is playing, and the word that is spoken. */
   show(current, isPlaying, word) {
     for (const [speech, row] of this.rows) {
       const isCurrent = speech === current;

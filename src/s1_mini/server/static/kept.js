@@ -1,5 +1,5 @@
-// What the browser keeps: in "localStorage" or, for this tab only, in "sessionStorage". Where it refuses to, as it may in
-// a private window, things are kept until the page is left.
+// Values that the browser stores in "localStorage" or, for this tab only, in "sessionStorage". If the browser refuses,
+// for example in a private window, values are kept until the page is left.
 
 const meanwhile = new Map();
 
@@ -9,11 +9,11 @@ export function keep(storage, name, value) {
     if (value) window[storage].setItem(name, value);
     else window[storage].removeItem(name);
   } catch {
-    // kept meanwhile
+    // kept in memory instead
   }
 }
 
-/** What was kept under this name; null if nothing was. */
+/** The value stored under this name, or null. */
 export function recall(storage, name) {
   if (meanwhile.has(name)) return meanwhile.get(name) || null;
   try {

@@ -6,7 +6,7 @@ import { keep, recall } from "./kept.js";
 const SPEEDS = [0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4]; // by position of the slider
 const KEPT = ["text", "speed", "markup", "format"];
 
-/** The request that the fields describe, with a seed in any case, so that it can be generated again. */
+/** The request that the fields describe, always with a seed, so that the same audio can be generated again. */
 export function readRequest(voice) {
   const number = (id) => (element(id).value === "" ? undefined : Number(element(id).value));
   return {
@@ -22,7 +22,7 @@ export function readRequest(voice) {
   };
 }
 
-/** Restore the fields and listen to them; the list of voices is needed for the sample with two of them. */
+/** Restore the fields and handle their events; the sample with two voices needs the list of voices. */
 export function startOptions(voices) {
   for (const id of KEPT) {
     const field = element(id);
@@ -73,7 +73,7 @@ function showMarkup() {
   const { value, selectedOptions } = element("markup");
   element("markup-hint").textContent = selectedOptions[0].dataset.hint;
   element("keys-hint").hidden = value !== "text";
-  element("voices").dataset.markup = value; // shows the buttons that insert a voice
+  element("voices").dataset.markup = value; // shows the buttons that insert the name of a voice
 }
 
 /** Replace the text and the markup by those of a sample. */

@@ -11,7 +11,7 @@ import { Voices } from "./voices.js";
 import { Wave } from "./wave.js";
 import { Words, showWord } from "./words.js";
 
-const CHARACTERS_PER_S = 15; // of English speech; only for the width of the wave while its length is unknown
+const CHARACTERS_PER_S = 15; // of English speech; used for the width of the waveform while its duration is unknown
 const FIELDS = {
   text: "text",
   seed: "seed",
@@ -20,7 +20,7 @@ const FIELDS = {
   language: "language",
   instructions: "instructions",
 };
-const ACTIVE = ["waiting", "speaking", "playing"]; // states in which Stop is offered
+const ACTIVE = ["waiting", "speaking", "playing"]; // states in which Stop is shown
 
 const page = element("page");
 const player = new Player();
@@ -28,10 +28,10 @@ const wave = new Wave(element("wave"));
 const voices = new Voices();
 const adding = new Adding();
 const history = new History();
-let current = null; // {body, clip, words, warning}: the speech that is spoken, or was played last
-let word = null; // of its text, highlighted
-let abort = null; // of the speech
-let saving = null; // the same of a download
+let current = null; // {body, clip, words, warning}: the audio that is generated, or was played last
+let word = null; // the highlighted word of the current text
+let abort = null; // AbortController of the speech request
+let saving = null; // AbortController of a download
 let asked = 0; // when Speak was pressed, by performance.now()
 
 async function start() {
@@ -42,7 +42,7 @@ async function start() {
   if (wrong) return showError(new ApiError(element(FIELDS[wrong]).dataset.wrong, { field: wrong }));
   voices.stop();
   player.pause();
-  audioContext(current?.clip?.rate ?? 44100); // within the click
+  audioContext(current?.clip?.rate ?? 44100); // created during the click, otherwise browsers keep it silent
   const speech = begin(readRequest(voices.chosen));
   const { signal } = abort;
   try {
@@ -81,7 +81,7 @@ function begin(body) {
   return current;
 }
 
-/** Read the stream to its end; play and draw every piece as it comes. */
+/** Read the stream to its end; play and draw every piece as it arrives. */
 async function receive(speech, { rate, warning, pieces }, signal) {
   const clip = (speech.clip = wave.clip = new Clip(rate));
   speech.warning = warning;
@@ -108,7 +108,7 @@ function end(speech) {
     clip.end();
     history.add(speech);
   }
-  if (speech !== current) return; // stopped by a replay
+  if (speech !== current) return; // a replay has stopped this stream
   if (clip?.length) {
     if (page.dataset.generatedMs) page.dataset.factor = (page.dataset.generatedMs / 1000 / clip.seconds).toFixed(3);
     page.dataset.gaps = player.gaps;
@@ -121,7 +121,7 @@ function end(speech) {
   showPosition();
 }
 
-/** Offer the current clip, which is complete, for seeking and download. */
+/** Enable seeking and download of the current clip, which is complete. */
 function offer() {
   const { clip } = current;
   page.dataset.seconds = clip.seconds.toFixed(3);
@@ -130,7 +130,7 @@ function offer() {
   element("download").hidden = false;
 }
 
-/** Play a speech of the history, or pause it. */
+/** Play or pause an item of the history. */
 function replay(speech) {
   if (speech === current && player.playing) return player.pause();
   stop();
@@ -149,7 +149,7 @@ function replay(speech) {
   player.play();
 }
 
-/** Save a speech in the chosen format. Formats other than wav are generated again, with the same seed. */
+/** Save an item in the chosen format. For formats other than wav, generate it again with the same seed. */
 async function download({ body, clip }) {
   const format = element("format").value;
   const words = body.text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? ["speech"];
@@ -183,7 +183,7 @@ function stop() {
   settle();
 }
 
-/** Back to where Speak can be pressed. */
+/** Return to the state in which Speak can be pressed. */
 function settle() {
   swap(element("stop"), element("speak"));
   element("play").hidden = !current?.clip?.length;
@@ -234,7 +234,7 @@ function showPlay() {
 
 function showError(error, more = "") {
   for (const id of Object.values(FIELDS)) element(id).removeAttribute("aria-invalid");
-  const isGone = error?.code === "voice_not_found"; // another client deleted it
+  const isGone = error?.code === "voice_not_found"; // another client deleted the voice
   const hint = isGone ? " The list of voices has been refreshed; choose another voice." : "";
   element("error").textContent = error ? error.message + more + hint : "";
   if (isGone) voices.load();
@@ -264,7 +264,7 @@ function since(moment) {
 }
 
 player.addEventListener("sound", ({ detail }) => {
-  if (!ACTIVE.includes(page.dataset.state)) return; // a replay
+  if (!ACTIVE.includes(page.dataset.state)) return; // a replay, which is not measured
   page.dataset.firstSoundMs ??= since(detail);
   if (page.dataset.state === "waiting") enter("speaking", "Speaking…");
   showFigures();
@@ -327,7 +327,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
 });
-element("text").addEventListener("input", () => highlight(word)); // the text is another now
+element("text").addEventListener("input", () => highlight(word)); // the text has changed
 element("text").addEventListener("scroll", ({ target }) => {
   element("echo").scrollTop = target.scrollTop;
 });

@@ -1,17 +1,17 @@
-// Plays a clip while it still grows. Blocks are laid end to end on the audio clock. Playing begins once so much has
-// gathered as the engine, at the speed it has shown so far, needs for its next piece; where sound comes too late all the
-// same, playing waits again, each time for twice as much.
+// Plays a clip while it grows. Blocks of samples are scheduled one after the other on the audio clock. Playback starts
+// once the buffer covers the time that the engine, at its speed so far, needs for the next piece. After an underrun,
+// playback waits again, each time for a buffer of twice the size.
 
-const START_S = 0.03; // from laying the first block to hearing it
+const START_S = 0.03; // seconds from scheduling the first block to its start
 const FIRST_LEAD_S = 0.15;
-const PIECE_S = 0.6; // the most that comes at once: 12 frames of the voice that ships, on which a slow engine works that much longer
+const PIECE_S = 0.6; // longest piece: 12 frames of the built-in voice
 const MAX_LEAD_S = 1.6;
 const MIN_BLOCK_S = 0.02;
 const TICK_MS = 40;
 
 let shared = null;
 
-/** The page's one audio context at this rate. Call it within a click first, or browsers keep it silent. */
+/** The page's only audio context at this rate. The first call must be within a click, or browsers keep it silent. */
 export function audioContext(rate) {
   if (!shared || shared.sampleRate !== rate) {
     shared?.close();
@@ -21,17 +21,17 @@ export function audioContext(rate) {
   return shared;
 }
 
-/** Fires `play`, `sound` (once a clip, with the time it was first heard), `tick`, `pause` and `finish`. */
+/** Fires `play`, `sound` (once for each clip, with the time of the first sound), `tick`, `pause` and `finish`. */
 export class Player extends EventTarget {
   clip = null;
   playing = false;
   gaps = 0;
   blocks = []; // {source, when, from, to}: seconds of the audio clock, samples
-  cursor = 0; // next sample to lay
-  start = 0; // where playing was begun or sought, in samples
+  cursor = 0; // next sample to schedule
+  start = 0; // position of the last start or seek, in samples
   lead = FIRST_LEAD_S;
 
-  /** Take another clip, at its beginning and silent. */
+  /** Switch to another clip, paused at its beginning. */
   open(clip) {
     this.pause();
     Object.assign(this, { clip, gaps: 0, start: 0, lead: FIRST_LEAD_S, heard: false, came: null });
@@ -55,7 +55,7 @@ export class Player extends EventTarget {
     this.fire("pause");
   }
 
-  /** Go to a place, in seconds. */
+  /** Seek to a position in seconds. */
   seek(seconds) {
     const playing = this.playing;
     if (playing) this.silence();
@@ -64,7 +64,7 @@ export class Player extends EventTarget {
     else this.fire("tick");
   }
 
-  /** Where it plays, in seconds of the clip. */
+  /** Playback position in seconds of the clip. */
   get position() {
     if (!this.clip) return 0;
     if (!this.playing || !this.blocks.length) return this.start / this.clip.rate;
@@ -75,7 +75,7 @@ export class Player extends EventTarget {
     return block.from / this.clip.rate + Math.min(Math.max(0, now - block.when), length);
   }
 
-  /** Lay what the clip has gained; call it whenever the clip grew or ended. */
+  /** Schedule new samples; called whenever the clip has grown or ended. */
   feed() {
     if (!this.playing) return;
     const { clip, context } = this;
@@ -92,7 +92,7 @@ export class Player extends EventTarget {
     this.tick();
   }
 
-  /** Seconds that pass until a second of sound comes, as far as this clip has shown it. */
+  /** The real-time factor of this clip so far; 0 until it is known. */
   factor() {
     const { length, rate } = this.clip;
     const now = performance.now() / 1000;

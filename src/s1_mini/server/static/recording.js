@@ -1,11 +1,11 @@
-// A voice's recording: from a file or the microphone to a wav file that every server can read.
+// Recordings of voices: converts a file or the microphone's input to a wav file that every server can read.
 
 import { encodeWav } from "./clip.js";
 
 const RATE = 44100;
 const MAX_FILE_BYTES = 50 * 2 ** 20;
-const [MIN_S, MAX_S] = [5, 30]; // what clones best; the microphone stops there
-const SPARE_S = 1; // it is stopped a little after its time
+const [MIN_S, MAX_S] = [5, 30]; // best durations for cloning; the microphone stops at the maximum
+const SPARE_S = 1; // tolerance, because the recorder stops a little after the maximum
 export const BEST = `${MIN_S} to ${MAX_S} s are best`;
 
 /** Whether a recording has the recommended length; the server also accepts others. */
@@ -13,7 +13,7 @@ export function isBest(seconds) {
   return seconds >= MIN_S && seconds <= MAX_S + SPARE_S;
 }
 
-/** Convert any audio the browser can decode to 16-bit mono wav; leave other files unchanged, with `seconds` null. */
+/** Convert any audio that the browser can decode to 16-bit mono wav; leave other files unchanged, with `seconds` null. */
 export async function toWav(blob) {
   if (blob.size > MAX_FILE_BYTES) throw new Error("The file is larger than 50 MB. Choose a shorter recording.");
   const bytes = await blob.arrayBuffer();
@@ -39,7 +39,7 @@ export class Recorder {
     return Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
   }
 
-  /** Ask for the microphone and begin; resolves to the recorder once it runs. */
+  /** Request the microphone and start; resolves to the recorder once it runs. */
   static async start(onlevel) {
     const audio = { channelCount: 1, echoCancellation: false, noiseSuppression: false };
     const recorder = new Recorder();

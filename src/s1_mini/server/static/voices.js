@@ -1,4 +1,4 @@
-// The list of voices: pick one, hear it, delete an added one.
+// The list of voices: select a voice, listen to it, delete an added voice.
 
 import { deleteVoice, listVoices, speak } from "./api.js";
 import { Clip } from "./clip.js";
@@ -7,12 +7,12 @@ import { element, setIcon } from "./dom.js";
 import { keep, recall } from "./kept.js";
 
 const RETRY_S = 3;
-const VOICE = "s1_mini.voice"; // the one that was chosen last, in this browser
+const VOICE = "s1_mini.voice"; // the voice that was selected last in this browser
 
-/** Fires `loaded`, `error` with an error, `listen` when an audition begins, and `insert` with a voice's name. */
+/** Fires `loaded`, `error` with an error, `listen` when a sample of a voice begins, and `insert` with a voice's name. */
 export class Voices extends EventTarget {
   player = new Player();
-  clips = new Map(); // auditions heard to their end, by voice
+  clips = new Map(); // complete samples of voices, by name
   rows = new Map();
   auditioned = null;
 
@@ -32,7 +32,7 @@ export class Voices extends EventTarget {
     return this.load(name);
   }
 
-  /** Ask for the list again, for as long as the engine is starting; keep or set what is chosen. */
+  /** Request the list, repeatedly while the engine is starting; keep the selection or set it. */
   async load(choose = this.chosen ?? recall("localStorage", VOICE)) {
     clearTimeout(this.retry);
     try {
@@ -76,7 +76,7 @@ export class Voices extends EventTarget {
     return row;
   }
 
-  /** Hear a short sentence by this voice, or stop it. */
+  /** Play a short sentence in this voice, or stop it. */
   async listen(name) {
     const stops = this.auditioned === name;
     this.stop();

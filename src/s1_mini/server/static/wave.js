@@ -1,14 +1,14 @@
-// Draws a clip as bars: the played part in full colour, the rest fainter. Colours come from the style sheet.
+// Draws a clip as bars: the played part in full colour, the rest lighter. The colours are in the style sheet.
 
 const BAR = 3;
 const STEP = 5;
-const QUIETEST = 0.1; // a clip whose loudest is below this is drawn small
+const QUIETEST = 0.1; // a clip whose peak is below this is not scaled up to full height
 
 export class Wave {
   constructor(canvas) {
     this.canvas = canvas;
     this.clip = null;
-    this.expected = 0; // seconds that fill the width, if the clip is shorter
+    this.expected = 0; // expected duration in seconds; fills the width while the clip is shorter
     this.position = 0;
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
@@ -38,7 +38,7 @@ export class Wave {
     }
   }
 
-  /** The loudest between two seconds; a little above 0 where the clip is silent, 0 where it has not come. */
+  /** The peak between two times in seconds; slightly above 0 for silence, 0 for audio that has not arrived. */
   loudest(from, to) {
     const { peaks, seconds } = this.clip;
     if (from >= seconds) return 0;

@@ -1,10 +1,10 @@
-// The word of a text that is spoken at a time, and its highlighting.
+// Finds the word of a text that is spoken at a given time, and highlights it.
 
 const WORD = /[\p{L}\p{N}](?:\S*[\p{L}\p{N}])?/gu; // without the punctuation around it
-const MARKUP = { text: /(?!)/g, marked: /\[[^\]\n]*\]/g, ssml: /<[^>]*>/g }; // by text type; not spoken
+const MARKUP = { text: /(?!)/g, marked: /\[[^\]\n]*\]/g, ssml: /<[^>]*>/g }; // markup by text type, which is not spoken
 
 export class Words {
-  starts = []; // seconds, by UTF-16 unit of the text; as far as they are known
+  starts = []; // known start times in seconds, by UTF-16 unit of the text
 
   constructor(text, textType) {
     const plain = text.replace(MARKUP[textType], (found) => " ".repeat(found.length));
@@ -18,13 +18,13 @@ export class Words {
     });
   }
 
-  /** The last word that has begun at this time, as {start, stop}; undefined before the first one. */
+  /** The last word that starts at or before this time, as {start, stop}; undefined before the first word. */
   at(seconds) {
     return this.spans.findLast(({ start }) => this.starts[start] <= seconds);
   }
 }
 
-/** Show a text with one word highlighted, and scroll it into sight within `scroller`. */
+/** Show a text with one word highlighted, and scroll the word into view within `scroller`. */
 export function showWord(element, text, word, scroller = element) {
   if (!word) return element.replaceChildren(text);
   const mark = document.createElement("mark");
