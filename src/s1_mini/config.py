@@ -180,8 +180,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     # How text is read (text/form.py).
     normalize: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: read numbers and symbols as words if the checkpoint declares a language; off: pass"
-        " the text unchanged",
+        description="auto: read numbers and symbols as words if the checkpoint declares a language or has a choice;"
+        " off: pass the text unchanged",
     )
     on_unsupported: Literal["error", "skip"] = Field(
         "error",

@@ -31,6 +31,7 @@ from s1_mini.families.find import Checkpoint
 from s1_mini.families.qwen3.family import Qwen3
 from s1_mini.families.qwen3.random import model_json
 from s1_mini.layers.quantized import QuantizedLinear
+from s1_mini.text.form import TextForm
 from s1_mini.voices.library import write_voice
 from tests.families.qwen3_room import clone, config, opened, written
 
@@ -135,6 +136,28 @@ def test_languages_are_named_or_tagged_and_an_unknown_one_is_refused(presets: Pr
         presets.generate("Hallo.", language="klingon")
     with pytest.raises(VoiceNotFoundError, match="unknown voice 'bob'; available: aiden, dylan, eric"):
         presets.generate("Hallo.", voice="bob")
+
+
+def test_numbers_are_read_in_the_language_of_the_request_or_of_the_text(presets: ProductionTTSEngine) -> None:
+    text = "Das kostet 3,50 € und nicht mehr."
+    german = "Das kostet drei Euro fünfzig und nicht mehr."
+    options: list[dict[str, Any]] = [
+        *({"language": "german"}, {"language": "de-AT"}, {"language": "auto"}, {}),
+        *({"language": "french"}, {"normalize": "off"}, {"language": "german", "normalize": "off"}),
+    ]
+
+    said = [presets.generate(text, **each, seed=3, max_new_tokens=2).spoken_text for each in options]
+    marked = presets.generate(f"<speak>{text}</speak>", text_type="ssml", language="german", seed=3, max_new_tokens=2)
+
+    assert said == [*[german] * 4, "Das kostet trois euros cinquante und nicht mehr.", text, text]
+    assert marked.spoken_text == german
+
+
+def test_a_request_overrides_the_language_that_a_checkpoint_declares(custom: Path) -> None:
+    description, declared = Checkpoint(custom).description, TextForm("de")
+
+    assert description.text_form(declared, None) == description.text_form(declared, "auto") == declared
+    assert description.text_form(declared, "french") == TextForm("fr", is_chosen=True)
 
 
 def test_instructions_change_the_speech_of_a_large_model_and_a_small_one_refuses_them(

@@ -10,7 +10,8 @@ from string import ascii_letters
 import pytest
 
 from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, TextError
-from s1_mini.text.form import LANGUAGES, MAX_CHARACTERS, NormalizedText, TextForm, detect
+from s1_mini.text.detection import LANGUAGES, MAX_CHARACTERS, detect
+from s1_mini.text.form import NormalizedText, TextForm
 from s1_mini.types import Normalize
 from s1_mini.weights.directory import DEFAULT_MODEL
 

@@ -36,7 +36,7 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
     if not is_plain(request, config, lexicons):
         make_plan(request, config, form, lexicons, voices, description=checkpoint.description)
         return
-    form.script(
+    checkpoint.description.text_form(form, request.language).script(
         request.text,
         config.max_text_length,
         choice=request.normalize or config.normalize,

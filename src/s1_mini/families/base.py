@@ -8,11 +8,12 @@ this module does not load torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from s1_mini.exceptions import ParameterError, TextError, VerificationError, VoiceError
+from s1_mini.text.form import TextForm
 from s1_mini.text.tidy import tidied
 from s1_mini.types import DEFAULT_SAMPLING, MAX_INSTRUCTIONS_LENGTH, SamplingParams, TTSRequest, complete_sampling
 
@@ -96,6 +97,15 @@ class Description:
                 return name
         listed = ", ".join(f"{name} ({tag})" if tag else name for name, tag in self.languages.items())
         raise ParameterError("language", f"must be one of {listed}, not {given!r}")
+
+    def text_form(self, form: TextForm, language: str | None) -> TextForm:
+        """Return the form of a request's text, by default in the language that the checkpoint declares.
+
+        Raises `ParameterError` for an unsupported language.
+        """
+        tag = self.languages[self._language(language)] if self.languages and language is not None else ""
+        is_chosen = bool(self.languages) and (bool(tag) or form.language is None)
+        return replace(form, language=tag or None, is_chosen=True) if is_chosen else form
 
     def check(self, request: TTSRequest) -> None:
         """Raise `ParameterError` for an option that the checkpoint does not support."""

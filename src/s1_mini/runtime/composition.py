@@ -101,6 +101,7 @@ def make_plan(
     Raises `RequestError`.
     """
     tidied(request.text, config.max_text_length)  # refuses a text that is too long before parsing it
+    form = description.text_form(form, request.language)
     segments, ignored = _read(request, config, form, lexicons, voices)
     if request.text_type == "text" and [segment.text for segment in segments] == [request.text]:
         return None

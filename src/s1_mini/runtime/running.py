@@ -22,8 +22,9 @@ from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.recordings import Prepared, Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
-from s1_mini.text.form import NormalizedText
+from s1_mini.text.form import NormalizedText, TextForm
 from s1_mini.text.lexicon import Lexicons
+from s1_mini.text.reading import spoken_certain
 from s1_mini.text.split import split
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import EngineState, Normalize, OnUnsupported, Reference, TTSRequest, Voice
@@ -73,7 +74,10 @@ class EngineRuntime:
 
     def prepare(self, request: TTSRequest) -> Prepared:
         """Check the text, then begin to encode the references. Raises `RequestError` or `EngineError`."""
-        script = self._script(request.text, request.normalize, request.on_unsupported, continues=request.continues)
+        form = self._form(request.language)
+        script = self._script(
+            form, request.text, request.normalize, request.on_unsupported, continues=request.continues
+        )
         prepared = Prepared(script, self._pieces(script), [])
         with ExitStack() as cleanup:
             cleanup.callback(prepared.close)
@@ -117,7 +121,7 @@ class EngineRuntime:
 
     def _words(self, request: TTSRequest, prepared: Prepared, *, is_live: bool) -> WordTimes:
         self.speaker.description.check_word_times()
-        aligner, form = self.synthesizer.aligner, self.speaker.text
+        aligner, form = self.synthesizer.aligner, self._form(request.language)
         if aligner is None:
             raise ParameterError("word_times", "is not supported while stages run in other processes; omit it")
         reads = (request.normalize or self.config.normalize) != "off"
@@ -145,7 +149,7 @@ class EngineRuntime:
         )
 
     def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
-        script = self._script(text, choice, on_unsupported, max_length=sys.maxsize)
+        script = self._script(self._form(None), text, choice, on_unsupported, max_length=sys.maxsize)
         pieces = self._pieces(script)
         prompts = [self.speaker.loaded.prompt(piece, ()) for piece in pieces]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
@@ -181,8 +185,12 @@ class EngineRuntime:
             "vram": vram(speaker.device.value),
         }
 
+    def _form(self, language: str | None) -> TextForm:
+        return self.speaker.description.text_form(self.speaker.text, language)
+
     def _script(
         self,
+        form: TextForm,
         text: str,
         choice: Normalize | None,
         on_unsupported: OnUnsupported | None,
@@ -191,7 +199,7 @@ class EngineRuntime:
         max_length: int | None = None,
     ) -> NormalizedText:
         config = self.config
-        return self.speaker.text.script(
+        return form.script(
             text,
             max_length or config.max_text_length,
             choice=choice or config.normalize,
@@ -210,6 +218,8 @@ def run(
     speaker: LoadedCheckpoint, synthesizer: Synthesizer, config: EngineConfig, before: VoiceService | None
 ) -> EngineRuntime:
     """Return a runtime that keeps the in-memory voices and the pins of `before`. Raises `ConfigurationError`."""
+    for tag in speaker.description.languages.values():
+        spoken_certain("1", tag)  # load the rules now, not at the first request
     references = ReferenceEncoder(
         encode_wave=synthesizer.encode,
         cache=synthesizer.references,

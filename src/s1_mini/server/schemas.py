@@ -141,7 +141,9 @@ class Sampling(Strict):
     )
     return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
     language: str | None = Field(
-        None, description="Name or tag, such as english or en. Only for models with a choice; see /health."
+        None,
+        description="Name or tag, such as english or en, also for reading numbers. Only for models with a choice; see "
+        "/health.",
     )
     instructions: str | None = Field(
         None, description="How to speak, such as: Whisper. Only for models that take instructions; see /health."

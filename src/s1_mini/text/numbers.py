@@ -37,3 +37,13 @@ def spell(number: int, language: str, *, is_ordinal: bool = False) -> str:
         return str(_engine(language).format_number(number, purpose).text).replace("\xad", "")
     except RbnfError:  # the rules end, in some languages at a billion
         return str(number) if number < 10 else " ".join(spell(int(digit), language) for digit in str(number))
+
+
+@lru_cache(maxsize=4096)
+def forms(number: int, language: str, use: str, gender: str = "") -> frozenset[str]:
+    """Return all singular forms of a number as CARDINAL, ORDINAL or YEAR; `gender` limits them to one."""
+    from unicode_rbnf import FormatPurpose
+
+    found = _engine(language).format_number(number, FormatPurpose[use]).text_by_ruleset
+    others = ("financial", "days", "plural")
+    return frozenset(text for name, text in found.items() if gender in name and not any(map(name.count, others)))

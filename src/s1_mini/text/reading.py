@@ -13,22 +13,15 @@ import unicodedata
 from collections.abc import Callable
 
 from s1_mini.exceptions import ParameterError
+from s1_mini.text.detection import cut_by_language
+from s1_mini.text.multilingual import LANGUAGES as MULTILINGUAL
+from s1_mini.text.multilingual import MINUS, PERCENT, POINT, read_certain
 from s1_mini.text.numbers import MAX_DIGITS, spell
 from s1_mini.text.tables import table, words
 
 # Languages with a decimal point; all others write a decimal comma and group by a dot.
 _POINT = frozenset(words("am cy en fil ga he hi ja ko ms ne sw ta th yue zh zu"))
 _WITHOUT_SPACES = frozenset(("ja", "zh", "yue", "th", "km", "lo", "my"))
-_POINT_WORDS = table(
-    "de=Komma, fr=virgule, es=coma, it=virgola, pt=vírgula, nl=komma, sv=komma, da=komma, no=komma, nb=komma, "
-    "fi=pilkku, pl=przecinek, tr=virgül, ja=点, zh=点, ko=점, hi=दशमलव, ru=запятая, uk=кома, ar=فاصل, he=נקודה, "
-    "cs=celá"
-)
-_MINUS_WORDS = table("fr=moins, es=menos, pt=menos, it=meno, nl=min, ja=マイナス, zh=负")
-_PERCENT_WORDS = table(
-    "de=Prozent, fr=pour cent, es=por ciento, it=per cento, pt=por cento, nl=procent, sv=procent, da=procent, "
-    "pl=procent, fi=prosenttia, ja=パーセント, zh=百分比"
-)
 _WITH_COMMA = re.compile(r"(-(?=\d))?(\d{1,3}(?:[. ]\d{3})++(?!\d)|\d++)(?:,(\d+))?(\s?%)?")
 _SWISS = re.compile(r"(-(?=\d))?(\d{1,3}(?:'\d{3})++(?!\d)|\d++)(?:\.(\d+))?(\s?%)?")
 _WITH_POINT = re.compile(r"(-(?=\d))?(\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.(\d+))?(\s?%)?")
@@ -46,12 +39,12 @@ def _read_numbers(text: str, tag: str) -> str:
         is_signed = bool(found[1]) and not text[max(0, start - 1) : start].isalnum()
         whole = re.sub(r"\D", "", found[2])
         is_code = len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0")
-        said = [_MINUS_WORDS.get(language, "minus")] if is_signed else []
+        said = [MINUS.get(language, "minus")] if is_signed else []
         said += [_digits(whole, tag) if is_code else spell(int(whole), tag)]
         if found[3]:
-            said += [_POINT_WORDS.get(language, "," if pattern is _WITH_COMMA else "."), _digits(found[3], tag)]
+            said += [POINT.get(language, "," if pattern is _WITH_COMMA else "."), _digits(found[3], tag)]
         if found[4]:
-            said += [_PERCENT_WORDS.get(language, "%")]
+            said = [PERCENT.get(language, "{} %").format(" ".join(said))]
         before, after = text[max(0, start - 1) : start].isalpha(), text[end : end + 1].isalpha()
         if language in _WITHOUT_SPACES:
             before = after = False
@@ -265,6 +258,20 @@ def spoken(text: str, language: str = "en") -> str:
     return text
 
 
+def spoken_certain(text: str, language: str | None) -> str:
+    """Return `text` for a model that reads digits itself, with words only where they are certain.
+
+    `language` is a tag; None finds it for each sentence. English is read as `spoken` reads it. In the languages of
+    `multilingual`, numbers with one reading become words, and markup is removed; text in others stays as written.
+    """
+    if language is None:
+        return "".join(spoken_certain(run, tag or "") for run, tag in cut_by_language(text))
+    tag = re.split("[-_]", language)[0].lower()
+    if tag == "en":
+        return text[: len(text) - len(text.lstrip())] + spoken(text, language)
+    return read_certain(read_markup(_LINE_ENDS.sub("\n", text)), tag) if tag in MULTILINGUAL else text
+
+
 def _known_language(language: str) -> str:
     """Return the tag whose rules apply to a language. Raises `ParameterError` if there are none."""
     from s1_mini.text.numbers import languages
@@ -281,7 +288,7 @@ def _reader(language: str) -> Callable[[str], str]:
     tag = _known_language(language)
     if tag.partition("_")[0] == "en":
         return _read_english
-    return lambda text: _tidy(_read_numbers(_prepare(text), tag))
+    return lambda text: _tidy(_read_numbers(read_certain(_prepare(text), tag), tag))
 
 
 def _read_english(text: str) -> str:
