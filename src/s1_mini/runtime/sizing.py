@@ -66,7 +66,7 @@ def prefix_bytes_of(config: EngineConfig) -> int:
 
 
 def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:
-    """Return the numbers of slots and positions that fit beside the weights, by the rules of `s1-mini plan`.
+    """Return the numbers of slots and positions that fit besides the weights, by the rules of `s1-mini plan`.
 
     `rooms` are the devices with stages. Raises `ConfigurationError` if a device has not enough memory for one slot.
     """

@@ -202,7 +202,7 @@ class Synthesizer:
         return prompt
 
     def prefix_bytes(self, prompt: PromptTokens) -> int:
-        """Return how many bytes a prompt's shared prefix takes in the cache."""
+        """Return the size in bytes of a prompt's shared prefix in the cache."""
         return prompt.num_shared * self._loaded.position_bytes
 
     @property
