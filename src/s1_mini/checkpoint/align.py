@@ -39,7 +39,7 @@ SENTENCES = (
 )
 MAX_LENGTH = 200  # characters of a sentence
 MAX_STEPS = 600  # limit per sentence; S1-mini speaks for 28 s in as many frames
-LEAST_SENTENCES = 2  # if no head has half the share of `REQUIRED` in this many sentences, the others are skipped
+LEAST_SENTENCES = 2  # if no head has half the share of `REQUIRED` in this many sentences, the rest are skipped
 COLUMNS = ("sentence", "word", "start_s", "end_s")
 
 

@@ -112,7 +112,7 @@ class WaitingLine:
                 self._batches.append(len(taken))
                 self._recent.append((now, len(taken)))
                 if not self._waiting:
-                    self._recent.clear()  # the rate counts only while requests wait
+                    self._recent.clear()  # the admission rate is measured only while requests wait
             return taken
 
     def wakes(self, now: float, free: int) -> float | None:
@@ -142,7 +142,7 @@ class WaitingLine:
             self._recent.clear()
 
     def _retry_after_s(self) -> float:
-        """Return the seconds until half of the waiting utterances are admitted, at the recent rate."""
+        """Return the seconds until half of the waiting utterances are admitted at the recent rate, within limits."""
         if len(self._recent) < 2:
             return MIN_RETRY_S
         elapsed = self._recent[-1][0] - self._recent[0][0]

@@ -47,7 +47,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> Allocation
             for device, names in stages.items()
         ]
         slots, positions = slots_for(rooms, sizes, config)
-        if config.prefix_cache_mb is None:  # `rooms[0]` has the first stage, whose keys and values the cache holds
+        if config.prefix_cache_mb is None:  # `rooms[0]` is the first stage's device; the cache is there too
             prefix_bytes += rooms[0].left(slots, positions) // 2
         return Allocation(slots, positions, prefix_bytes)
     budget = (config.kv_cache_gb or CPU_KV_GB) * GIB
@@ -61,7 +61,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> Allocation
 
 
 def prefix_bytes_of(config: EngineConfig) -> int:
-    """Return the configured size of the prefix cache, or its least size if the setting is unset."""
+    """Return the configured size of the prefix cache, or the smallest automatic size if the setting is unset."""
     return PREFIX_CACHE_BYTES if config.prefix_cache_mb is None else round(1e6 * config.prefix_cache_mb)
 
 
