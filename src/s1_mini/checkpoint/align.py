@@ -1,6 +1,7 @@
-"""Find the attention head that follows the text: speak some sentences and measure all heads.
+"""Find the attention head that follows the text: synthesize some sentences and measure how well each head follows.
 
-`alignment/calibration.py` has the measures. Reference times of the spoken sentences are optional.
+`alignment/calibration.py` defines the measures. The head is found without reference times; with them, the word times
+are more accurate.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ SENTENCES = (
     "It was a small mistake, yet it took the whole week to repair.",
 )
 MAX_LENGTH = 200  # characters of a sentence
-MAX_STEPS = 600  # of a sentence; half a minute of S1-mini's frames
-LEAST_SENTENCES = 2  # if no head comes near `REQUIRED` in the first ones, the others are not spoken
+MAX_STEPS = 600  # limit per sentence; S1-mini speaks for 28 s in as many frames
+LEAST_SENTENCES = 2  # if no head has half the share of `REQUIRED` in this many sentences, the rest are skipped
 COLUMNS = ("sentence", "word", "start_s", "end_s")
 
 
 class Candidate(NamedTuple):
-    """A head and its mean measures."""
+    """A head and the means of its measures over all sentences."""
 
     layer: int
     head: int
@@ -52,7 +53,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class TextHead:
-    """A head that follows the text, and the utterances that it followed."""
+    """A head that follows the text, and the utterances in which it was measured."""
 
     head: AlignmentHead
     utterances: Sequence[Followed]
@@ -70,9 +71,9 @@ class TextHead:
         return found
 
     def fitted(self, expected: Sequence[np.ndarray]) -> TextHead:
-        """Return a copy whose `shift_ms` fits the expected word starts.
+        """Return a copy whose `shift_ms` is the median distance to the expected word starts.
 
-        `expected` has times [words, 2] for each utterance.
+        `expected` has the times [words, 2] of each utterance. The first word of an utterance is left out.
         """
         shifts = []
         for each, times in zip(self.utterances, expected, strict=True):
@@ -84,9 +85,9 @@ class TextHead:
         return replace(self, head=replace(self.head, shift_ms=whole_ms(float(np.median(joined)))))
 
     def save(self, folder: Path) -> None:
-        """Write `NUMBER.wav` of each utterance, and the words as a table with `COLUMNS`, into a new folder.
+        """Write each utterance as `NUMBER.wav`, and all word times as `words.csv` with `COLUMNS`, into a new folder.
 
-        Raises `CheckpointFileError` if it exists or cannot be written.
+        Raises `CheckpointFileError` if the folder exists and is not empty, or cannot be written.
         """
         with new_directory(folder) as target:
             for number, each in enumerate(self.utterances, 1):
@@ -98,9 +99,9 @@ class TextHead:
                     table.writerows((number, word.text, word.start_s, word.end_s) for word in words)
 
     def read_words(self, path: Path) -> list[np.ndarray]:
-        """Read a table like the one `save` writes, with the same words; return their times, [words, 2] per utterance.
+        """Return the word times [words, 2] of each utterance from a table like that of `save`.
 
-        Raises `ParameterError`.
+        Raises `ParameterError` if the table has other words, or times outside the audio.
         """
         found: list[list[tuple[str, float, float]]] = [[] for _ in self.utterances]
         try:
@@ -121,7 +122,7 @@ class TextHead:
 
 
 class Recorder:
-    """Keeps the audio and the scores of one utterance."""
+    """Collects the audio and the attention scores of one utterance, in place of its aligner."""
 
     def __init__(self) -> None:
         self.audio: list[np.ndarray] = []
@@ -134,7 +135,7 @@ class Recorder:
 
 
 def compare(words: Sequence[Sequence[Word]], expected: Sequence[np.ndarray]) -> str:
-    """Return a sentence with the differences of word times from the expected ones, [words, 2] per utterance."""
+    """Return a text that says by how much word times differ from the expected times [words, 2] of each utterance."""
     found = np.array([(word.start_s, word.end_s) for each in words for word in each])
     apart = 1000 * np.percentile(np.abs(found - np.concatenate(expected)), (50, 95), axis=0)
     starts, ends = ("{:.0f} ms in the median and {:.0f} ms at the 95th percentile".format(*part) for part in apart.T)
@@ -142,7 +143,10 @@ def compare(words: Sequence[Sequence[Word]], expected: Sequence[np.ndarray]) -> 
 
 
 def _voices(speaker: LoadedCheckpoint, config: EngineConfig, name: str | None) -> list[Voice]:
-    """Return the named voice or the default one, if there is one. Raises `VoiceError` if the model needs another."""
+    """Return the named voice, or else the default voice; an empty list if there is none and the model needs none.
+
+    Raises `VoiceError` if the model needs a voice but none is named and none is the default.
+    """
     registry = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
     if name is not None:
         return [registry.find(name).voice]
@@ -158,11 +162,14 @@ def calibrate(
     progress: Callable[[int, float], object] = lambda *_: None,
     voice: str | None = None,
 ) -> tuple[list[Candidate], TextHead | None]:
-    """Speak each of the `texts` as one utterance, in a voice or the default one, and measure all heads on the text.
+    """Synthesize each of the `texts` as one utterance and measure all heads that attend to the text.
 
-    Returns all heads, those with the largest share first, and the first of them without faults, with its shifts; None
-    if no head follows the text. `progress` gets the number of each sentence and the seconds of its audio. Raises
-    `VerificationError` if the family has no such heads, `CheckpointError`, `RequestError` or `EngineError`.
+    Returns all heads, sorted by their share, largest first; and the first head without faults, with its shifts, or None
+    if no head follows the text. `voice` names the voice; None selects the default voice. After each sentence,
+    `progress` is called with the sentence's number and the seconds of its audio.
+
+    Raises `VerificationError` if the family has no heads that attend to the text, `CheckpointError`, `RequestError` or
+    `EngineError`.
     """
     speaker = load(config)
     layers, width = speaker.loaded.text_heads

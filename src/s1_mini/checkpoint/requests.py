@@ -1,6 +1,6 @@
-"""List voices and check requests without an engine, because loading a checkpoint takes seconds.
+"""List voices and check requests without loading an engine, which would take seconds.
 
-Torch is loaded only to read a voice file.
+Torch is imported only to read a voice file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def list_voices(checkpoint: Checkpoint, voices_path: Path | None) -> VoiceRegist
 
 
 def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Check a request as an engine with these settings would, as far as possible without weights.
+    """Check a request with the rules of an engine with these settings, as far as possible without weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """
@@ -50,7 +50,7 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
 
 
 def check_reference(reference: Reference, config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Check a reference as an engine with these settings would, as far as possible without weights.
+    """Check a reference with the rules of an engine with these settings, as far as possible without weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """

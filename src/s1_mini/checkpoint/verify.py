@@ -1,7 +1,7 @@
 """Verify that this engine computes the same tensors from a checkpoint as the original implementation.
 
-An oracle file holds tensors that the original computed for one checkpoint; its family defines the steps. The engine
-recomputes all of them in fp32 and compares them.
+An oracle file holds tensors that the original implementation computed from one checkpoint. Each model family defines
+which tensors these are. The engine recomputes all tensors of the file in fp32 and compares them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ TOLERANCE = 1e-4  # largest absolute difference in fp32; the order of sums diffe
 def verify_checkpoint(
     directory: Path, oracle: Path, *, tolerance: float = TOLERANCE, device: str = "cpu"
 ) -> Iterator[Check]:
-    """Yield one check of a checkpoint directory after another.
+    """Yield the result of each check of a checkpoint directory.
 
-    Raises `CheckpointError` for the checkpoint and `VerificationError` for an invalid or empty oracle.
+    Raises `CheckpointError` if the checkpoint cannot be read, `VerificationError` if the oracle is invalid or empty.
     """
     content = _read_oracle(oracle)
     chosen = torch.device(choose_device(device).value)
     checks = family_of(directory).verify(directory, content, chosen, tolerance)
     if checks is None:
         raise VerificationError(f"{oracle} is not an oracle of this model family: none of its tensors is known")
-    # By default, convolutions on a GPU round to TF32, an error of 1e-3 in the audio.
+    # By default, convolutions on a GPU round to TF32, which causes differences of 1e-3 in the audio.
     with torch.inference_mode(), _named_faults(oracle), torch.backends.cudnn.flags(allow_tf32=False), current(chosen):
         yield from checks
 
@@ -50,7 +50,7 @@ def _read_oracle(path: Path) -> Mapping[str, Any]:
 
 @contextmanager
 def _named_faults(path: Path) -> Iterator[None]:
-    """Convert errors about an oracle with unexpected tensors to one sentence."""
+    """Convert the errors that unexpected tensors in an oracle cause to a `VerificationError`."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:

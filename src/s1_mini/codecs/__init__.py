@@ -1,1 +1,1 @@
-"""Codecs: frames to waves and back, independent of texts, families and requests."""
+"""Codecs: convert frames to audio and audio to frames. They know nothing about texts, families and requests."""

@@ -1,4 +1,4 @@
-"""The base class of all codec stages: chunks of items in, audio out, in captured calls on a GPU.
+"""The base class of all codec stages, which turn chunks of items into audio.
 
 Shapes: n slots of a call, T samples.
 """
@@ -17,11 +17,11 @@ from s1_mini.core.stage import Chunks
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, Wait
 from s1_mini.runtime.stage import Pending, Stage, made, whole_units
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of captured calls; the smallest one that fits is launched
+ROWS = (1, 2, 4, 8, 16, 32, 64)  # numbers of slots of captured calls; the smallest call that fits is launched
 
 
 def rows_of(device: torch.device, slots: int) -> tuple[int, ...]:
-    """Return the numbers of slots of captured calls; 1 without capture, so that slots cannot affect each other."""
+    """Return the numbers of slots in captured calls; on a CPU only 1, so that slots cannot affect each other."""
     return tuple(sorted({min(rows, slots) for rows in ROWS})) if device.type == "cuda" else (1,)
 
 
@@ -29,10 +29,13 @@ Graphs = StepGraphs[tuple[int, int]]  # key: number of slots, chunk size
 
 
 class ChunkStage(Stage):
-    """Several chunks in one captured call on a GPU; one by one on a CPU, so that no bit depends on other chunks."""
+    """A codec stage, which computes several chunks in one captured call on a GPU.
+
+    On a CPU, it computes chunks one by one, so that no result depends on other chunks.
+    """
 
     def __init__(self, device: torch.device, policy: Chunks, *, number: int, rate: int) -> None:
-        """`number`, the index of the stage in its chain, chooses its GPU stream; an item becomes `rate` samples."""
+        """`number`, the stage's index in its chain, chooses its GPU stream; an item becomes `rate` samples."""
         self.device, self._policy, self._number, self._rate = device, policy, number, rate
         self.is_overlapped = device.type == "cuda"
         self._begun: dict[int, Begin] = {}
@@ -45,7 +48,7 @@ class ChunkStage(Stage):
         *,
         own_kernels: bool,
     ) -> None:
-        """Capture a `call` of two inputs that returns audio [n, T]."""
+        """Capture `call`, which has two inputs and returns audio [n, T], for all numbers of slots and chunk sizes."""
 
         def checked(_: tuple[int, int], items: Tensor, rows: Tensor) -> list[Tensor]:
             sound = call(items, rows)

@@ -1,8 +1,8 @@
-"""State of a causal network between two chunks, so that any chunking gives the samples of one call.
+"""State of a causal network between two chunks, so that any division into chunks gives the samples of one call.
 
 A causal layer depends on a fixed number of past inputs. The state prepends them to each layer's new input; at the start
-of a stream they are zeros, the padding of a causal layer. Whole and streamed audio share one code path. Tensors
-are allocated at first use and then changed in place.
+of a stream, the past inputs are zeros, the padding of a causal layer. Whole and streamed audio use the same code.
+Tensors are allocated at first use and then changed in place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-Snake = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [1, C, T], α and β [1, C, 1] to [1, C, T]
+Snake = Callable[[Tensor, Tensor, Tensor], Tensor]  # returns [1, C, T] for x [1, C, T], α and β [1, C, 1]
 StateKey = tuple[object, str]  # a layer, and the name of one of its tensors
 
 
@@ -27,9 +27,9 @@ class StreamState:
     def extend(
         self, key: StateKey, new: Tensor, context: int, axis: int = -1, *, beginning: Tensor | None = None
     ) -> Tensor:
-        """Prepend the last `context` inputs to `new` on `axis`, and store the last inputs of the result.
+        """Return the last `context` inputs followed by `new` on `axis`, and store the last inputs of this result.
 
-        `beginning` is the past of rows that begin a new stream; None means zeros.
+        Rows that begin a new stream have `beginning` as their past, or zeros if that is None.
         """
         if context == 0:
             return new
@@ -53,11 +53,11 @@ class StreamState:
             past[row] = 0
 
     def save(self, row: int) -> list[Tensor]:
-        """Copy the state of one row."""
+        """Return a copy of the state of one row."""
         return [past[row].clone() for past in list(self._past.values())]
 
     def load(self, row: int, saved: Sequence[Tensor]) -> None:
-        """Restore what `save` copied from any row."""
+        """Replace the state of a row by one that `save` returned for any row."""
         for past, one in zip(self._past.values(), saved, strict=True):
             past[row] = one
 
@@ -68,7 +68,7 @@ class StreamState:
     def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         past = self._past.get(key)
         if past is None:
-            # Another thread may decode other rows for the first time.
+            # `setdefault`, because another thread may decode other rows for the first time at this moment.
             past = self._past.setdefault(key, torch.zeros(shape, dtype=dtype, device=device))
         return past
 
@@ -80,11 +80,11 @@ class StreamState:
 
 
 class SelectedStreams(StreamState):
-    """The rows `slot_ids` of the state of many streams; other rows do not change.
+    """Some rows of the state `whole` of many streams. The other rows do not change.
 
     `slot_ids` [n] are row numbers, on the host or on the device, or a slice. `reset_mask` [n] is true for rows that
-    begin a new stream. Both may change between replays of a CUDA graph if they are on the device. Nothing is stored
-    before `commit`, so a call that fails changes nothing.
+    begin a new stream. If `slot_ids` and `reset_mask` are on the device, they may change between replays of a CUDA
+    graph. Nothing is stored before `commit`, so that a call that fails changes nothing.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class SelectedStreams(StreamState):
     ) -> None:
         self._past = whole._past
         self._num_rows, self._reset_mask = num_rows, reset_mask
-        self._ends: list[tuple[Tensor, Tensor]] = []  # past, and its new content for `commit`
+        self._ends: list[tuple[Tensor, Tensor]] = []  # stored tensors, and the new contents that `commit` writes
         if isinstance(slot_ids, Tensor | slice):
             self._slot_ids: Tensor | slice = slot_ids
-        else:  # a slice of one row is a view, but a tensor of row numbers copies
+        else:  # for one row a slice, which reads a view, because a tensor of row numbers would read a copy
             one = len(slot_ids) == 1
             self._slot_ids = slice(slot_ids[0], slot_ids[0] + 1) if one else torch.tensor(slot_ids, device=device)
 
@@ -117,7 +117,7 @@ class SelectedStreams(StreamState):
         rows = past[self._slot_ids]
         if self._reset_mask is None:
             return rows
-        # Not multiplied by the mask, because old rows may contain NaN or infinity.
+        # Masked, not multiplied by 0, because old rows may contain NaN or infinity.
         mask = self._reset_mask.view(-1, *[1] * (past.dim() - 1))
         return rows.masked_fill(mask, 0) if beginning is None else torch.where(mask, beginning, rows)
 
@@ -126,7 +126,7 @@ class SelectedStreams(StreamState):
 
 
 class NoState(StreamState):
-    """Every call is a whole stream: the past is zero and nothing is stored. For training and single calls."""
+    """The state for training and single calls, each of which is a whole stream: the past is zero, nothing is stored."""
 
     def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)

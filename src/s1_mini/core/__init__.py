@@ -1,1 +1,1 @@
-"""Scheduling policy: which request does what next, in integers and seconds. Without torch; arrays are never read."""
+"""Scheduling: decides which request does what next. It does not import torch, and never reads the content of arrays."""

@@ -1,4 +1,4 @@
-"""Items of one utterance in host memory, as they pass from one stage to the next."""
+"""Storage in host memory for the items of one utterance that one stage passes to the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MIN_CAPACITY = 64  # items; keeps the number of allocations small
 
 
 class Items:
-    """A growing array of items [n, *shape]; one thread extends it while another reads."""
+    """A growing array of items [n, *shape]. One thread may extend it while another thread reads it."""
 
     def __init__(self, spec: Spec) -> None:
         self._items = np.zeros((0, *spec.shape), np.dtype(spec.dtype))
@@ -29,5 +29,5 @@ class Items:
         self._count = end
 
     def cut(self, start: int, stop: int) -> np.ndarray:
-        """Return items start … stop without copying."""
+        """Return the items from `start` up to `stop`, exclusive, without copying."""
         return self._items[max(0, start) : min(stop, self._count)]

@@ -1,4 +1,4 @@
-"""Open requests and their metrics. Each request ends exactly once."""
+"""The open requests of an engine, and their metrics. Each request ends exactly once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from s1_mini.metrics import EngineMetrics
 
 
 class RequestTracker:
-    """The open requests of one engine, by number. Times are seconds of one monotonic clock."""
+    """The open requests of one engine, by number. All times are in seconds, from the same monotonic clock."""
 
     def __init__(self) -> None:
         self.metrics = EngineMetrics()
@@ -23,7 +23,7 @@ class RequestTracker:
     def late(self, now: float) -> list[Request]:
         """Return the requests past their deadline.
 
-        A stream that is paused for its consumer is never late, and its deadline restarts.
+        A stream that is paused because its consumer reads too slowly is never late; its time limit begins again.
         """
         late = [request for request in self.requests.values() if now > request.deadline]
         for request in late:
@@ -58,6 +58,6 @@ class RequestTracker:
         self.tell_end(request, error)
 
     def tell_end(self, request: Request, error: S1MiniError | None) -> None:
-        """Only notify the consumer, unless another thread has just done so."""
+        """Notify the consumer without recording metrics; does nothing if another thread has just notified it."""
         if self.requests.pop(request.number, None) is not None:
             request.speech.queue.end(error)

@@ -1,4 +1,4 @@
-"""Messages between the scheduler and the runner of a stage: numbers, and arrays whose content only stages read."""
+"""Messages between the scheduler and the runner of a stage. Only stages read the content of arrays in them."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from s1_mini.types import SamplingParams
 
 
 class Conditions(NamedTuple):
-    """Options of a request and an utterance, for every stage."""
+    """The options of a request and of one of its utterances, passed to every stage."""
 
     sampling: SamplingParams
     seed: int  # the request's seed; the random numbers depend on it and on `utterance`
-    utterance: int  # number in the request
-    max_steps: int  # limit for an autoregressive stage
+    utterance: int  # the utterance's number in the request
+    max_steps: int  # maximum number of steps of an autoregressive stage
     voice: Mapping[str, Any]  # named arrays, defined by the family
-    text_start: int | None = None  # first position of the text, if alignment scores are requested
-    text_stop: int | None = None  # position after the text; None: the end of the prompt
+    text_start: int | None = None  # position where the text begins; None if no word times are requested
+    text_stop: int | None = None  # position after the text; None if the text ends with the prompt
 
 
 class Begin(NamedTuple):
     """Begin a unit of work in a slot."""
 
     slot: int
-    number: int  # unit number; 0 begins an utterance and discards the slot's old state
+    number: int  # number of the unit; unit 0 begins an utterance and discards the slot's old state
     inputs: Any  # items [n, *shape] of the previous stage
-    past: Any  # the stage's own last items [m, *shape]
-    produced: int  # items that the stage has produced before
-    steps: int  # maximum
+    past: Any  # the last items [m, *shape] of the stage's own output
+    produced: int  # number of items that the stage has produced so far
+    steps: int  # maximum number of steps
     size: int  # shape class of the unit
     context: int  # number of leading inputs that earlier units have already consumed
-    consumes: int  # inputs after the context that this unit consumes; the rest is look-ahead
+    consumes: int  # number of inputs after the context that this unit consumes; the other inputs are look-ahead
     conditions: Conditions
 
 
 class Load(NamedTuple):
-    """Load saved positions as the first ones of a slot."""
+    """Load saved positions into the first positions of a slot."""
 
     slot: int
     saved: Saved
 
 
 class Prefill(NamedTuple):
-    """Prefill positions start … stop of a slot's unit."""
+    """Prefill the positions from `start` up to `stop`, exclusive, of a slot's unit."""
 
     slot: int
     start: int
     stop: int
-    key: str = ""  # unless empty, the key under which the positions up to `stop` are saved
+    key: str = ""  # key under which the positions up to `stop` are saved; empty: they are not saved
 
 
 class Saved(NamedTuple):
@@ -63,7 +63,7 @@ class Saved(NamedTuple):
 
 @dataclass
 class Plan:
-    """The next work of one stage, in the order of the fields; a stage's plans are carried out in order."""
+    """The next work of one stage, done in the order of the fields. The plans of a stage are carried out in order."""
 
     stage: int
     number: int
@@ -72,7 +72,7 @@ class Plan:
     begins: list[Begin] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)  # slots to step; that of the newest sequence is last
+    steps: list[int] = field(default_factory=list)  # slots to step; the slot of the newest sequence is last
     size: int = 1  # shape class of the steps
 
     @property
@@ -82,15 +82,15 @@ class Plan:
 
 @dataclass
 class StepResult:
-    """The output of a step for each of its slots, in order."""
+    """The output of a step, for each of the plan's slots in order."""
 
-    values: Any  # [n] arrays [count or more, *shape], or one array
-    counts: list[int]  # valid items of each
-    stops: list[bool]  # whether the unit is over
+    values: Any  # an array of items [count or more, *shape] for each slot, or all in one array
+    counts: list[int]  # number of valid items for each slot
+    stops: list[bool]  # whether the slot's unit is over
     valid: list[bool]  # whether all numbers were finite
-    late: Collection[int] = ()  # slots whose step is not finished yet; it is planned again
-    # Attention scores [text tokens] of the alignment head, by slot; [heads, text tokens] of several heads. Those of
-    # tokens that the model has not read yet are `UNREAD`.
+    late: Collection[int] = ()  # slots whose step is not finished yet and must be planned again
+    # By slot: attention scores of the alignment head [text tokens], or of several heads [heads, text tokens]. The score
+    # of a token that the model has not read yet is `UNREAD`.
     scores: Mapping[int | None, Any] = field(default_factory=dict)
 
 
@@ -100,7 +100,7 @@ class Report:
 
     result: StepResult | None = None  # result of the plan's steps; None without steps
     errors: dict[int, S1MiniError] = field(default_factory=dict)  # by slot
-    skipped: set[int] = field(default_factory=set)  # slots whose step was not carried out; it is planned again
-    saved: dict[str, Saved] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)  # slots whose step was not carried out and must be planned again
+    saved: dict[str, Saved] = field(default_factory=dict)  # by the keys of the plan's prefills
     began: float = 0.0  # `time.perf_counter` when the work began
     seconds: float = 0.0  # working time, without the part that overlaps the previous plan

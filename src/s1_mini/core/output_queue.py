@@ -1,8 +1,8 @@
-"""A queue of audio for each request, from the engine's threads to the consumer.
+"""The queue through which a request's audio passes from the engine's threads to the consumer.
 
-The engine never waits for a consumer. `on_close` is called once when the consumer stops early. While a request is
-paused because of unread audio, `on_take` is called for each chunk that the consumer takes, so that the request can
-continue.
+The engine never waits for a consumer. If the consumer stops before the request has ended, `on_close` is called. While a
+request is paused because of unread audio, `on_take` is called for each chunk that the consumer takes, so that the
+request can continue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from s1_mini.types import AudioChunk, Word
 
 
 class WordSource(Protocol):
-    """Words from the audio of a request and its attention scores; see `alignment/words.py`."""
+    """Computes word times from the audio of a request and its attention scores; see `alignment/words.py`."""
 
     def feed(self, audio: np.ndarray, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:
         """Add a chunk of audio [samples]; return the words whose times are now known."""
@@ -33,7 +33,7 @@ class WordSource(Protocol):
 class Output(Protocol):
     """The consumer's interface to a request."""
 
-    whole: bool
+    whole: bool  # see `OutputQueue`
 
     @property
     def unread_bytes(self) -> int:
@@ -43,7 +43,7 @@ class Output(Protocol):
         """Cancel the request if it has not ended."""
 
     def wait(self) -> AudioChunk | None:
-        """Wait for the next chunk; None after the last. Raises the request's error."""
+        """Wait for the next chunk and return it; return None after the last. Raises the request's error."""
 
     def __iter__(self) -> OutputIterator:
         """Yield chunks as they arrive; raises the request's error. Closing the iterator cancels the request."""
@@ -53,27 +53,27 @@ class Output(Protocol):
 
 
 class OutputQueue:
-    """Chunks of one request in order, then the end or an error; read by one consumer, from any thread."""
+    """The chunks of one request in order, then the end or an error. One consumer reads them, in any thread."""
 
     def __init__(self, on_close: Callable[[], None], *, whole: bool = False) -> None:
-        """With `whole`, the consumer is woken only at the end."""
+        """With `whole`, the consumer is woken only when the request has ended."""
         self._on_close, self.whole = on_close, whole
         self._chunks: deque[tuple[AudioChunk, AlignedFrames | None]] = deque()
         self._error: BaseException | None = None
         self._ended = False
         self.unread_bytes = 0  # size of the audio that the consumer has not taken; readable from any thread
         self.on_take: Callable[[], None] | None = None
-        self.reports_takes = False  # while the request is paused
+        self.reports_takes = False  # whether to call `on_take`; true while the request is paused
         self._changed = threading.Condition()
         self._wake: Callable[[], None] | None = None  # wakes a consumer on an event loop
         self._details: dict[str, Any] = {}  # sent with the first chunk
-        self.effects: Effects | None = None  # applied to the audio when it is taken
-        self.words: WordSource | None = None  # computed when the audio is taken
+        self.effects: Effects | None = None  # applied to each chunk when the consumer takes it
+        self.words: WordSource | None = None  # asked for words when the consumer takes a chunk
 
     # Called by the engine.
 
     def put(self, chunk: AudioChunk, frames: AlignedFrames | None = None) -> None:
-        """Deliver a chunk with its attention scores; it is dropped if the request has ended."""
+        """Deliver a chunk and its attention scores. If the request has ended, the chunk is dropped."""
         with self._changed:
             if not self._ended:
                 self._chunks.append((chunk, frames))
@@ -128,7 +128,7 @@ class OutputQueue:
             self.close()
 
     def wait(self) -> AudioChunk | None:
-        """Wait for the next chunk; None after the last. Raises the request's error."""
+        """Wait for the next chunk and return it; return None after the last. Raises the request's error."""
         with self._changed:
             while True:
                 taken, over = self._take()
@@ -172,7 +172,7 @@ class OutputQueue:
 
 
 class OutputIterator(Iterator[AudioChunk]):
-    """The chunks of one queue. Closing or dropping the iterator, even before the first chunk, cancels the request."""
+    """Iterates over the chunks of a queue. Closing or dropping it, even before the first chunk, cancels the request."""
 
     def __init__(self, queue: Output) -> None:
         self._queue, self._is_closed = queue, False
@@ -197,10 +197,13 @@ class OutputIterator(Iterator[AudioChunk]):
 
 
 class AudioStream(AsyncIterator[AudioChunk]):
-    """The chunks of one request for an event loop. Closing it, or cancelling its consumer, cancels the request."""
+    """Iterates over the chunks of a request on an event loop.
+
+    Closing the stream, or cancelling the task that reads it, cancels the request.
+    """
 
     def __init__(self, begin: Callable[[], Awaitable[Output]]) -> None:
-        """`begin` submits the request when the first chunk is awaited."""
+        """`begin` submits the request; it is called when the first chunk is awaited."""
         self._begin = begin
         self._queue: Output | None = None
         self._chunks = self._iterate()
@@ -218,7 +221,7 @@ class AudioStream(AsyncIterator[AudioChunk]):
 
     async def _iterate(self) -> AsyncGenerator[AudioChunk]:
         self._queue = await self._begin()
-        self._queue.whole = False  # complete HTTP responses are also charged to their client chunk by chunk
+        self._queue.whole = False  # the server charges its clients for each chunk, also of complete HTTP responses
         async with aclosing(aiter(self._queue)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 yield chunk

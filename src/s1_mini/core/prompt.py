@@ -14,9 +14,10 @@ class PromptTokens:
     """The input of the first stage for one utterance."""
 
     items: np.ndarray  # [S, *shape] of the first stage's input
-    num_shared: int = 0  # leading items that depend on the voice alone, not on the text
-    prefix_key: str = ""  # equal for prompts that share those items
-    facts: Mapping[str, int] = field(default_factory=dict)  # inputs of policies, such as the length of a history
-    # First position of the text and the one after its last, which may follow the items; None: all items not shared.
+    num_shared: int = 0  # number of leading items that depend only on the voice, not on the text
+    prefix_key: str = ""  # the same for all prompts with the same leading items
+    facts: Mapping[str, int] = field(default_factory=dict)  # numbers for stage policies, such as a history's length
+    # First position of the text and the position after its last token, which may lie behind the items; None if the text
+    # is all items that are not shared.
     text: tuple[int, int] | None = None
     voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that condition the stages

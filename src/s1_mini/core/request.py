@@ -1,6 +1,6 @@
-"""An accepted request, the utterances that its text was split into, and the progress of each.
+"""An accepted request, the utterances that its text was split into, and the progress of each utterance.
 
-Times are seconds of one monotonic clock. All of it belongs to the scheduler.
+All times are in seconds, from the same monotonic clock. Only the scheduler changes these objects.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Progress, Spec, Unit
 from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
 
-# Seconds between the due times of successive utterances: less than an utterance lasts, so that long texts do not run
-# out of audio, but long enough to leave slots to later requests.
+# Seconds between the due times of a request's successive utterances. Utterances last longer than this, so that long
+# texts do not run out of audio, but the distance is long enough to leave slots to later requests.
 SPACING_S = 2.0
-MAX_QUEUED = 4  # queued utterances per request; later ones are built when these leave the queue
+MAX_QUEUED = 4  # queued utterances per request; further utterances are built when these leave the queue
 
 
 @dataclass(eq=False)
@@ -33,10 +33,10 @@ class Utterance:
     prompt: PromptTokens
     max_steps: int
     sequences: list[StageSequence] = field(default_factory=list)  # one for each stage that has begun
-    # Input of the first stage if another process produces it step by step; None: the prompt.
+    # The input of the first stage, if another process produces it step by step; None: the input is the prompt.
     arriving: Items | None = None
-    has_arrived: bool = True  # the input is complete
-    was_cut: bool = False  # it reached its step limit before its end
+    has_arrived: bool = True  # whether the input is complete
+    was_cut: bool = False  # whether the utterance reached its step limit before its end
 
     @property
     def due(self) -> float:
@@ -44,11 +44,11 @@ class Utterance:
 
     @property
     def num_given(self) -> int:
-        """Available input items of the first stage."""
+        """Number of input items that the first stage has received."""
         return len(self.prompt.items if self.arriving is None else self.arriving)
 
     def given(self, start: int, stop: int) -> np.ndarray:
-        """Return input items start … stop of the first stage without copying."""
+        """Return input items of the first stage, from `start` up to `stop`, exclusive, without copying."""
         return self.prompt.items[start:stop] if self.arriving is None else self.arriving.cut(start, stop)
 
     @property
@@ -59,13 +59,13 @@ class Utterance:
 
     @property
     def pending_s(self) -> float:
-        """Seconds of audio that the last stage has yet to decode; 0 if its input has no frame rate."""
+        """Seconds of audio in items that wait for the last stage; 0 if these items have no rate."""
         if len(self.sequences) < 2 or not (rate := self.sequences[-2].output.rate):
             return 0.0
         return (self.sequences[-1].available - self.sequences[-1].consumed) / rate
 
     def release_prompt(self) -> None:
-        """Free the prompt's items, which the first stage no longer needs."""
+        """Free the memory of the prompt's items, once the first stage needs them no longer."""
         self.prompt = replace(self.prompt, items=self.prompt.items[:0].copy())
 
 
@@ -74,18 +74,18 @@ class StageSequence:
 
     def __init__(self, utterance: Utterance, stage: int, output: Spec) -> None:
         self.utterance, self.request, self.stage, self.output = utterance, utterance.request, stage, output
-        self.items = Items(output)  # output so far; empty for the last stage
+        self.items = Items(output)  # the stage's output so far; not kept for the last stage
         self.scores: Items | None = None  # attention scores of each output item, if word times are requested
         self.available = self.consumed = self.produced = self.units = 0
         self.is_final = self.is_done = False
-        self.asks_at = 0  # number of available items at which `next_unit` is called again
+        self.asks_at = 0  # number of available items at which the policy is asked again for the next unit
         self.slot: int | None = None
-        self.next_unit: Unit | None = None  # ready to begin
-        self.unit: Unit | None = None  # in progress
-        # Counts for the current unit: prefilled positions, launched steps, reported steps.
+        self.next_unit: Unit | None = None  # the unit that is ready to begin
+        self.unit: Unit | None = None  # the unit in progress
+        # Counts for the unit in progress: prefilled positions, launched steps, reported steps.
         self.num_read = self.num_launched = self.num_steps = 0
         self.has_looked = False  # whether the prefix cache was searched
-        self.last_choice = 0  # number of the last choice that selected it
+        self.last_choice = 0  # number of the last choice of the stage's queue that selected this sequence
 
     @property
     def before(self) -> StageSequence | None:
@@ -107,7 +107,7 @@ class StageSequence:
         )
 
     def add_scores(self, scores: np.ndarray, count: int) -> None:
-        """Keep the attention scores [text tokens] of the next `count` output items, which one step made."""
+        """Store attention scores [text tokens] for each of the next `count` output items, all from the same step."""
         if self.scores is None:
             self.scores = Items(Spec(scores.dtype.name, scores.shape))
         self.scores.extend(np.repeat(scores[None], count, axis=0))
@@ -121,28 +121,29 @@ class StageSequence:
 class Request:
     """One accepted request."""
 
-    number: int  # in the order of arrival
+    number: int  # ascending in the order of arrival
     speech: AudioOutput
     sampling: SamplingParams
     seed: int
     arrived: float
     deadline: float
     profile: ChunkProfile = "balanced"
-    flow: tuple[str, str] = ("", "")  # client and group that take turns in the queue
+    flow: tuple[str, str] = ("", "")  # the client and the group, for fair turns in the queue
     word_times: bool = False
-    utterances: list[Utterance] = field(default_factory=list)  # built but not finished, in order
-    later: deque[Callable[[], Utterance]] = field(default_factory=deque)  # builders of the following utterances
-    # Without a voice, the output of the first utterance becomes the voice of later ones, which are built after it.
+    utterances: list[Utterance] = field(default_factory=list)  # utterances that are built but not finished, in order
+    later: deque[Callable[[], Utterance]] = field(default_factory=deque)  # functions that build the other utterances
+    # For a request without a voice: makes the first utterance's output the voice of the later utterances, which are
+    # built only after that.
     set_voice: Callable[[Sequence[np.ndarray]], None] | None = None
-    is_building: bool = False  # builders from `later` are running
+    is_building: bool = False  # whether functions from `later` are running
     first: int = 0  # number of the first utterance
     front: int = 0  # number of the utterance whose audio is being output
-    was_cut: bool = False  # an utterance reached its step limit before its end
+    was_cut: bool = False  # whether an utterance reached its step limit before its end
     admitted: float | None = None  # time when the first utterance got a slot
     begun: float | None = None  # time when the first prompt was prefilled
     has_ended: bool = False
-    num_finished: int = 0  # items of finished utterances
-    allowed_s: float = field(init=False)  # from arrival to the deadline
+    num_finished: int = 0  # number of items of finished utterances
+    allowed_s: float = field(init=False)  # seconds from arrival to the deadline
 
     def __post_init__(self) -> None:
         self.allowed_s = self.deadline - self.arrived
@@ -155,7 +156,8 @@ class Request:
     def is_paused(self) -> bool:
         """Whether no further utterance is begun, because the consumer of the stream reads too slowly.
 
-        A pause begins when unread audio exceeds the window, and ends when unread and undecoded audio fit into it.
+        A pause begins when the unread audio exceeds the stream's window. It ends when the unread audio and the audio
+        that is still to be decoded fit into the window together.
         """
         speech, queue = self.speech, self.speech.queue
         if speech.is_full:
@@ -166,9 +168,9 @@ class Request:
         return queue.reports_takes
 
     def take_later(self, count: int) -> list[Callable[[], Utterance]]:
-        """Remove and return the builders of up to `count` next utterances.
+        """Remove from `later`, and return, the functions that build up to `count` next utterances.
 
-        The caller runs them without the scheduler's lock; until they finish, further calls return nothing.
+        The caller runs these functions without the scheduler's lock. Until they finish, further calls return nothing.
         """
         if self.is_building or self.set_voice is not None:
             return []
@@ -182,10 +184,10 @@ class Request:
 
     @property
     def queue_s(self) -> float | None:
-        """Seconds from arrival to the first slot; None before."""
+        """Seconds from arrival until the first utterance got a slot; None before that."""
         return None if self.admitted is None else self.admitted - self.arrived
 
     @property
     def prefill_s(self) -> float | None:
-        """Seconds from the first slot until the first prompt was prefilled; None before."""
+        """Seconds from the first slot until the first prompt was prefilled; None before that."""
         return None if self.begun is None or self.admitted is None else self.begun - self.admitted

@@ -1,7 +1,7 @@
-"""Scheduler of a chain of stages: handles requests from submission to their end, which happens exactly once.
+"""The scheduler of a chain of stages. It handles each request from its submission to its end.
 
-Stage threads call `wait` and `plan`, carry out the plan, and call `report`. One lock guards everything; no stage
-computes while it is held.
+Stage threads call `wait` and `plan`, carry out the plan, and call `report`. A single lock guards all state; no stage
+computes while a thread holds the lock.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTime
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.1  # poll interval for deadlines while idle
-LOOK_S = 0.01  # poll interval for deadlines while busy
+POLL_S = 0.1  # how often an idle thread checks deadlines and cancellations, in seconds
+LOOK_S = 0.01  # minimum time between two checks of all deadlines, in seconds
 
 
 class Follow(NamedTuple):
@@ -42,7 +42,7 @@ class Follow(NamedTuple):
 class Pipeline:
     """The chain of stages of a model family: moves utterances from stage to stage, and ends requests.
 
-    Pure bookkeeping; the caller holds the scheduler's lock.
+    It does no input or output and never waits. The caller must hold the scheduler's lock.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class Pipeline:
         extend: Callable[[Request, list[Utterance]], None],
         clock: Callable[[], float],
     ) -> None:
-        """`wake` is called with a stage that has work, `extend` with a request's further utterances."""
+        """`wake` is called with the index of a stage that has work, `extend` with further utterances of a request."""
         self.stages, self.ledger, self._line = stages, ledger, line
         self._wake, self._on_end, self._extend, self._clock = wake, on_end, extend, clock
         self._follows: list[Follow] = []
-        # The stage whose items and calls are counted in the metrics: the last autoregressive one.
+        # The metrics count the items and the batch sizes of this stage: the last autoregressive stage.
         self.counted = max((stage.index for stage in stages if stage.policy.is_autoregressive), default=0)
 
     def is_behind(self, stage: int) -> bool:
-        """Whether the next stage is full, so that this one begins nothing (back-pressure)."""
+        """Whether so much work waits for the next stage that this stage should begin nothing (back-pressure)."""
         if stage + 1 == len(self.stages):
             return False
         return self.stages[stage + 1].num_waiting >= self.stages[stage].slots.count
 
     @property
     def num_free(self) -> int:
-        """Slots of the first stage that waiting utterances may take."""
+        """Number of slots of the first stage that waiting utterances may take."""
         queue = self.stages[0]
         return 0 if self._line.is_empty or self.is_behind(0) else max(0, queue.slots.num_free - len(queue.ready))
 
@@ -82,7 +82,7 @@ class Pipeline:
         return held_back is not None and held_back <= 0
 
     def admit(self, now: float) -> None:
-        """Admit waiting utterances to the first stage, up to its free slots."""
+        """Admit waiting utterances to the first stage, at most as many as it has free slots."""
         for utterance in self._line.take(self.num_free, now):
             self._build_later(utterance.request)
             utterance.sequences = [StageSequence(utterance, stage.index, stage.policy.output) for stage in self.stages]
@@ -107,7 +107,7 @@ class Pipeline:
                 queue.keep(part.key, report.saved.get(part.key))
         for slot, error in report.errors.items():
             sequence, units = flight.owners[slot]
-            if sequence.units == units:  # otherwise it was launched ahead of a stop
+            if sequence.units == units:  # otherwise the step was launched before its unit's end was known
                 self.end(sequence.request, error)
         self._take_steps(queue, plan, report, flight.owners)
         for sequence, _ in flight.owners.values():
@@ -123,7 +123,7 @@ class Pipeline:
         for row, slot in enumerate(plan.steps):
             sequence, units = owners[slot]
             if sequence.units != units or sequence.request.has_ended:
-                continue  # launched ahead of an end
+                continue  # the step was launched before the end of its unit or request was known
             if slot in report.skipped:
                 sequence.num_launched -= 1
             elif not result.valid[row]:
@@ -144,7 +144,7 @@ class Pipeline:
             sequence.produced += count
             if (scores := result.scores.get(sequence.slot)) is not None:
                 sequence.add_scores(scores, count)
-            if not queue.is_last or queue.policy.is_autoregressive:  # it may see its own last items
+            if not queue.is_last or queue.policy.is_autoregressive:  # which may take its own last items as input
                 items = result.values[row]
                 sequence.items.extend(items if len(items) == count else items[:count])
             if not queue.is_last:
@@ -175,7 +175,7 @@ class Pipeline:
         self._consider(sequence)
 
     def _consider(self, sequence: StageSequence) -> None:
-        """Queue the next unit of a sequence without work, or finish it."""
+        """If a sequence has no unit, queue its next unit, or finish the sequence if no unit follows."""
         if sequence.unit is not None or sequence.next_unit is not None or sequence.is_done:
             return
         queue, utterance, progress = self.stages[sequence.stage], sequence.utterance, sequence.progress
@@ -196,12 +196,12 @@ class Pipeline:
             if sequence.next_unit is None:
                 sequence.asks_at = queue.policy.asks_at(progress)
             else:
-                sequence.asks_at = NEVER  # until it is finished
+                sequence.asks_at = NEVER  # until the unit is finished
                 queue.ready.append(sequence)
                 self._wake(queue.index)
 
     def _continue(self, utterance: Utterance) -> None:
-        """Set the voice of later utterances from the first, if the request has none, and build the next."""
+        """If the request has no voice, make the first utterance's output the voice, then build the next utterances."""
         request = utterance.request
         set_voice, request.set_voice = request.set_voice, None
         if set_voice is not None:
@@ -209,7 +209,7 @@ class Pipeline:
             self._build_later(request, partial(set_voice, items))
 
     def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:
-        """Schedule `prepare`, then the building of a request's next utterances, for when the lock is released."""
+        """Once the lock is released, `prepare` will be called and a request's next utterances will be built."""
         builds = request.take_later(MAX_QUEUED - self._line.num_waiting(request))
 
         def work() -> None:
@@ -221,7 +221,7 @@ class Pipeline:
             self._follows.append(Follow(request, work))
 
     def _end_utterance(self, utterance: Utterance) -> None:
-        """Continue with the request's next utterance, or end it after the last."""
+        """Continue with the request's next utterance, or end the request after its last utterance."""
         request, now = utterance.request, self._clock()
         request.front += 1
         request.utterances.remove(utterance)
@@ -240,7 +240,7 @@ class Pipeline:
             self.end(request)
 
     def end(self, request: Request, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
-        """Release everything a request holds and notify its consumer; does nothing if it has ended."""
+        """Release everything that a request holds and notify its consumer. Does nothing if the request has ended."""
         if request.has_ended:
             return
         request.has_ended = True
@@ -257,7 +257,7 @@ class Pipeline:
 
 
 class Scheduler:
-    """Decides what each stage does next. `threads` has the stages of each thread."""
+    """Decides what each stage does next. `threads` lists, for each thread, the indices of its stages."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class Scheduler:
         self.line, self.prefixes, self.clock = line, prefixes, clock
         self.ledger = RequestTracker()
         threads = [list(range(len(policies)))] if threads is None else threads
-        # Prefill does not delay audio that another thread generates.
+        # Only if the first and the last stage share a thread can prefill delay audio.
         self._puts_off = any(0 in stages and last in stages for stages in threads)
         self._lock = threading.Lock()
         changed = [threading.Condition(self._lock) for _ in threads]
@@ -283,43 +283,44 @@ class Scheduler:
         self._pipeline = Pipeline(
             self.stages, self.ledger, line, wake=self._wake, on_end=self._wake_all, extend=self.extend, clock=clock
         )
-        self._next_look = 0.0  # for requests past their deadline
+        self._next_look = 0.0  # time of the next check of all deadlines
 
     # ---- called by the engine ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises `QueueFullError`, or `EngineNotReadyError` once closed."""
+        """Queue a request. Raises `QueueFullError`, or `EngineNotReadyError` after `close`."""
         with self._lock:
             if self._closed.is_set():
                 raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
             self.line.submit(request)
             request.speech.queue.on_take = self._look_again
             self.ledger.add(request)
-            if self._closed.is_set():  # `tell_all` does not wait for the lock and may have missed this request
+            if self._closed.is_set():  # `tell_all` runs even without the lock, and may have missed this request
                 self.ledger.tell_end(request, EngineNotReadyError("the engine has died"))
             self._wake(0)
 
     def cancel(self, request: Request) -> None:
-        """Cancel a request soon; does nothing if it has ended.
+        """Ask the stage threads to cancel a request. Does nothing if the request has ended.
 
-        Does not take the lock, because the garbage collector may call this in any thread, even one that holds it.
+        This never waits for the lock, because the garbage collector may call it in any thread, even in a thread that
+        holds the lock.
         """
         self._cancelled.append(request)
         self._look_again()
 
     def _look_again(self) -> None:
-        """Wake all threads; if the lock is held, they notice within `POLL_S` instead."""
+        """Wake all threads. If another thread holds the lock, they look again by themselves within `POLL_S`."""
         if self._lock.acquire(blocking=False):
             self._wake_all()
             self._lock.release()
 
     def close(self, *, drains: bool) -> None:
-        """Accept no further requests; finish the accepted ones, or leave them unfinished."""
+        """Accept no further requests. If `drains`, finish the accepted requests, otherwise stop planning at once."""
         with self._lock:
             self._drains = drains
             self._closed.set()
             for request in self.ledger.all():
-                request.speech.set_window(inf)  # the consumer may be the caller that waits for the end
+                request.speech.set_window(inf)  # never pause: the caller, who waits for the end, may be the consumer
             self._wake_all()
 
     def end_all(self, error: S1MiniError) -> None:
@@ -327,11 +328,11 @@ class Scheduler:
             for request in self.ledger.all():
                 try:
                     self._pipeline.end(request, error)
-                except Exception:  # broken bookkeeping; this consumer was notified, and the others must still be
+                except Exception:  # `end` has notified this consumer; the other consumers must still be notified
                     logger.exception("failed to end a request")
 
     def tell_all(self, error: S1MiniError) -> None:
-        """Accept no further requests and end all with an error, even if a thread hangs while it holds the lock."""
+        """Accept no further requests and notify all consumers of an error, even if a hanging thread holds the lock."""
         self._drains = False
         self._closed.set()
         held = self._lock.acquire(timeout=LOOK_S)
@@ -364,7 +365,10 @@ class Scheduler:
             self._wake(stage)
 
     def plan(self, stage: int, *, only_first: bool = False) -> Plan | None:
-        """Return a stage's next plan, or None. With `only_first`, it has only small units of first audio."""
+        """Return a stage's next plan, or None if it has no work.
+
+        With `only_first`, the plan has only small units that produce the first audio of a request.
+        """
         with self._lock:
             now, queue = self.clock(), self.stages[stage]
             self._end_unwanted(now)
@@ -386,7 +390,7 @@ class Scheduler:
         owners = self.stages[plan.stage].in_flight[plan.number].owners
         for row, slot in enumerate(plan.steps):
             sequence, units = owners[slot]
-            unit = sequence.unit if sequence.units == units else None  # otherwise it was launched ahead of a stop
+            unit = sequence.unit if sequence.units == units else None  # None if the unit has ended since the launch
             is_good = slot not in report.errors and slot not in report.skipped and result.valid[row]
             if is_good and unit is not None and not sequence.request.has_ended:
                 wave, before = result.values[row][: result.counts[row]], sequence.before
@@ -396,12 +400,12 @@ class Scheduler:
                 sequence.request.speech.push(wave, unit.consumes, now, scores)
 
     def report(self, plan: Plan, report: Report) -> list[Follow]:
-        """Process the report of a plan; return work to be done without the lock."""
+        """Process the report of a plan; return work that the caller must do without the lock."""
         with self._lock:
             follows = self._pipeline.report(plan, report)
             self._wake(plan.stage)
             if plan.stage:
-                self._wake(plan.stage - 1)  # it may have waited for this stage
+                self._wake(plan.stage - 1)  # the previous stage may have waited because of back-pressure
             return follows
 
     def extend(self, request: Request, utterances: list[Utterance]) -> None:
@@ -421,7 +425,7 @@ class Scheduler:
             self._pipeline.end(request, error)
 
     def may_help(self, stage: int) -> bool:
-        """Whether the first stage's thread may help this stage: this stage's thread is busy, and no prompt waits."""
+        """Whether the first stage's thread may work for this stage, whose thread is busy: only if no prompt waits."""
         return bool(self.stages[stage].in_flight) and not (self.stages[0].reading or self.stages[0].ready)
 
     @property

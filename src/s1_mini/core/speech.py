@@ -1,6 +1,6 @@
-"""The audio of a request: its utterances joined into one stream, and the duration that the client has yet to play.
+"""The audio of a request: joins its utterances into one stream, and estimates when the client runs out of audio.
 
-Written by one thread at a time: the one that generates the next audio, or the one that ends the request.
+Only one thread writes at a time: the thread that generates the next audio, or the thread that ends the request.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from s1_mini.types import JOINT_S, AudioChunk, FinishReason, Timing
 
 NEVER = float("inf")
 NOTHING = np.zeros(0, np.float32)
-WINDOW_S = 30.0  # with more unread audio, a stream is paused
+WINDOW_S = 30.0  # a stream with more unread audio is paused
 
 
 class Joiner:
-    """Joins waves [samples] of sentence pieces without clicks: each piece fades in and out, with a pause between.
+    """Joins waves [samples] of sentence pieces without clicks: pieces fade in and out, with pauses between them.
 
-    The output does not depend on how the waves are chunked; only samples that may be faded out are held back. Call
-    `push` for each wave, `end_piece` after each piece, `finish` after the last. A pause is sent with the first sample
-    of the next piece, so none follows the last piece or an empty one.
+    Call `push` for each wave, `end_piece` after each piece except the last, and `finish` after the last piece. The
+    output does not depend on how a piece is divided into waves. Only samples that may have to be faded out are held
+    back. A pause is output with the first sample of the next piece, so that no pause follows the last piece, and an
+    empty piece adds none.
     """
 
     def __init__(self, *, sample_rate: int, fade_ms: float = 5.0, pause_ms: float = 1000 * JOINT_S) -> None:
         self._ramp = _raised_cosine(round(sample_rate * fade_ms / 1000))
         self._num_paused = round(sample_rate * pause_ms / 1000)
-        self._held = NOTHING  # the last samples of the piece, faded in, not yet faded out
-        self._num_pushed = 0  # samples of the piece
+        self._held = NOTHING  # the last samples of the piece, which may have to be faded out
+        self._num_pushed = 0  # number of samples of the piece so far
         self._pause_is_due = False
 
     @property
     def num_before(self) -> int:
-        """Samples of the pause that will precede the next samples."""
+        """Number of samples of the pause that will precede the next samples."""
         return self._num_paused if self._pause_is_due else 0
 
     def push(self, wave: np.ndarray) -> np.ndarray:
@@ -60,14 +61,14 @@ class Joiner:
         return known[:num_ready]
 
     def end_piece(self) -> np.ndarray:
-        """Return the samples held back, faded out; a pause will precede the next piece."""
+        """Return the samples that were held back, faded out. A pause will precede the next piece."""
         tail: np.ndarray = self._held * self._ramp[: len(self._held)][::-1]
         self._pause_is_due = self._pause_is_due or self._num_pushed > 0
         self._held, self._num_pushed = NOTHING, 0
         return tail
 
     def finish(self) -> np.ndarray:
-        """Return the samples held back, faded out; a new stream may begin."""
+        """Return the samples that were held back, faded out. The next piece begins a new stream, without a pause."""
         tail = self.end_piece()
         self._pause_is_due = False
         return tail
@@ -75,25 +76,25 @@ class Joiner:
 
 @lru_cache
 def _raised_cosine(num_samples: int) -> np.ndarray:
-    """Weights from 0 to just below 1, [num_samples]."""
+    """Return weights [num_samples] that rise from 0 to just below 1."""
     return (0.5 - 0.5 * np.cos(np.pi * np.arange(num_samples) / max(1, num_samples))).astype(np.float32)
 
 
 class AudioOutput:
-    """The audio stream of one request. Times are seconds of one monotonic clock."""
+    """The audio stream of one request. All times are in seconds, from the same monotonic clock."""
 
     def __init__(self, queue: OutputQueue, *, sample_rate: int, arrived: float, is_streamed: bool = False) -> None:
         self.queue, self.is_streamed, self._arrived = queue, is_streamed, arrived
         self.first_sent: float | None = None
         self.sent_s = 0.0
-        self.runs_dry = NEVER  # when a client that plays a stream in real time has played everything
-        self.underruns = 0  # chunks that arrived after the client had played everything before them
+        self.runs_dry = NEVER  # time when a client that plays the stream in real time has played all audio sent so far
+        self.underruns = 0  # number of chunks that were sent after the client had played all earlier audio
         self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
         self._num_sent = 0  # samples
         self._utterance = 0
-        self._frames: AlignedFrames | None = None  # the last ones of the utterance
+        self._frames: AlignedFrames | None = None  # of the last chunk of the utterance
         self._bytes_per_s: float = NOTHING.itemsize * sample_rate
-        self.set_window(WINDOW_S if is_streamed else NEVER)  # a whole response is read at its end
+        self.set_window(WINDOW_S if is_streamed else NEVER)  # a response that is not streamed is read only at its end
 
     @property
     def is_awaited(self) -> bool:
@@ -112,7 +113,7 @@ class AudioOutput:
         return self.queue.unread_bytes > self._window_bytes
 
     def push(self, wave: np.ndarray, items: int, now: float, scores: np.ndarray | None = None) -> None:
-        """Send the audio of `items` items of the second-to-last stage, and their attention scores, if there are any."""
+        """Send the audio of `items` items of the last stage's input, with their attention scores if given."""
         frames = None
         if scores is not None:
             start = self._num_sent + self._joiner.num_before if self._frames is None else self._frames.start
@@ -120,7 +121,7 @@ class AudioOutput:
         self._put(self._joiner.push(wave), items, now, frames)
 
     def end_utterance(self, now: float, *, was_cut: bool = False) -> None:
-        """Send the audio held back for joining; another utterance follows."""
+        """Send the audio that was held back. Another utterance follows."""
         self._put(self._joiner.end_piece(), 0, now, self._end_frames(was_cut=was_cut))
 
     def finish(
@@ -148,7 +149,7 @@ class AudioOutput:
         self.queue.put(AudioChunk(wave, self._sample_rate, items), frames)
 
     def _count(self, wave: np.ndarray, now: float) -> None:
-        """Count audio; after an underrun, playback resumes now."""
+        """Count sent audio, and update `runs_dry`. After an underrun, playback is assumed to resume now."""
         if not len(wave):
             return
         self._num_sent += len(wave)
@@ -163,7 +164,7 @@ class AudioOutput:
 
 
 class Outlet(AudioOutput):
-    """Sends the items of a stage unchanged, and counts the seconds of speech that they stand for."""
+    """The output of a request whose consumer gets a stage's items instead of audio; counts their seconds of speech."""
 
     def __init__(self, queue: OutputQueue, made: Spec, *, arrived: float, is_streamed: bool) -> None:
         super().__init__(queue, sample_rate=max(1, round(made.rate)), arrived=arrived, is_streamed=is_streamed)
@@ -172,7 +173,7 @@ class Outlet(AudioOutput):
         self.set_window(self.window_s)
 
     def push(self, wave: np.ndarray, items: int, now: float, scores: np.ndarray | None = None) -> None:  # noqa: ARG002
-        """Send a copy of a stage's output, because the stage may reuse the memory."""
+        """Send a copy of the stage's items, because the stage may reuse their memory."""
         self._put(np.array(wave), items, now)
 
     def finish(

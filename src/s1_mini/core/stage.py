@@ -1,9 +1,9 @@
-"""The policy of a stage, as the scheduler sees it: its input and output, and its next unit of work.
+"""The policy of a stage, which the scheduler uses: its input and output, and its next unit of work.
 
-A family is a chain of stages. An item is one element that a stage passes to the next: a token, a frame of codes or of a
-mel, a sample. A unit of work begins in a slot with a window of items; it may prefill, then it makes steps. A language
-model has one long unit per utterance, a model that works in windows has one unit per window, and a codec, or any other
-stage that is not autoregressive, has units of one step.
+A model family is a chain of stages. An item is one element that a stage passes to the next stage: a token, a frame of
+codes, a mel frame, a sample. A unit of work begins in a slot with a window of items. It may begin with a prefill; then
+it makes steps. A language model has one long unit per utterance. A model that works in windows has one unit per window.
+A codec, like any stage that is not autoregressive, has units of one step.
 """
 
 from __future__ import annotations
@@ -24,63 +24,64 @@ class Spec:
 
     dtype: str  # numpy's name
     shape: tuple[int, ...] = ()  # shape of one item
-    rate: float = 0.0  # items per second of speech; 0 if they have no rate, such as a prompt
+    rate: float = 0.0  # items per second of speech; 0 for items without a rate, such as those of a prompt
 
 
 class Progress(NamedTuple):
     """The progress of one utterance at one stage, in items."""
 
-    available: int  # items from the previous stage
-    is_final: bool  # whether the input is complete
-    consumed: int  # items that finished units have consumed
-    produced: int  # items of this stage's output
-    units: int  # finished units
-    max_steps: int  # the request's limit for an autoregressive stage
+    available: int  # number of items from the previous stage
+    is_final: bool  # whether these are all
+    consumed: int  # number of items that finished units have consumed
+    produced: int  # number of items of this stage's output
+    units: int  # number of finished units
+    max_steps: int  # the request's limit for the steps of an autoregressive stage
     profile: ChunkProfile
     facts: Mapping[str, int] = MappingProxyType({})  # `PromptTokens.facts` of the utterance
 
 
 class Unit(NamedTuple):
-    """A unit of work; an utterance has at most one at a time at a stage."""
+    """A unit of work. At each stage, an utterance has at most one unit at a time."""
 
     start: int  # first input item
     stop: int  # end of the input items, exclusive
-    consumes: int  # number of input items that are no longer new to later units
-    steps: int = 1  # maximum; a stop ends the unit sooner
-    prefill: int = 0  # positions to read before the first step
-    past: int = 0  # number of the stage's own last items that are also input
-    size: int = 1  # shape class: one call makes steps of units of one size
+    consumes: int  # number of input items that this unit consumes; later units begin after them
+    steps: int = 1  # maximum number of steps; a stop ends the unit sooner
+    prefill: int = 0  # number of positions to prefill before the first step
+    past: int = 0  # number of last items of the stage's own output that are also input
+    size: int = 1  # shape class; only units of the same class can share a call
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePolicy:
-    """A stage from the scheduler's point of view. Stages differ in `next_unit`."""
+    """What the scheduler knows about a stage. Each kind of stage has its own `next_unit`."""
 
     name: str
     input: Spec
     output: Spec
-    slots: int  # rows of the stage's state
+    slots: int  # number of rows of the stage's state
     holds: Literal["utterance", "unit"] = "utterance"  # how long a sequence keeps its slot and state
-    is_autoregressive: bool = True  # all units step together; otherwise each call has the most urgent ones
-    stops: bool = False  # whether a unit ends by itself; if it reaches its step limit first, the speech was cut
-    is_remote: bool = False  # runs in another process; a thread waits for it and reports dropped slots
-    helped_size: int = 0  # another thread may generate first audio of units up to this size at the same time
+    is_autoregressive: bool = True  # true: all units step together; false: a call has only the most urgent units
+    stops: bool = False  # whether units end by themselves; a unit at its step limit then means that speech was cut
+    is_remote: bool = False  # whether the stage runs in another process, which must be told about dropped slots
+    helped_size: int = 0  # the first stage's thread may help with first audio, in units up to this size
     items_a_turn: int = 0  # limit per turn of a thread with several stages; at least one call is made
-    prefill_positions: int = 256  # limit per plan, for all units together
-    max_prefills: int = 4  # limit per plan, because each has a fixed cost
+    prefill_positions: int = 256  # limit of prefilled positions per plan, for all units together
+    max_prefills: int = 4  # limit of prefills per plan, because each has a fixed cost
     not_finite: str = "the model's output was not finite"  # error message for NaN and infinity
 
     def next_unit(self, progress: Progress) -> Unit | None:
         """Return the next unit of work, or None if more input is needed.
 
-        The available input may affect when a unit is returned, but not which one: audio must not depend on timing.
+        The amount of available input may decide when a unit is returned, but not which unit, because audio must not
+        depend on timing.
         """
         raise NotImplementedError
 
     def asks_at(self, progress: Progress) -> int:
-        """Return the number of available items at which `next_unit`, which returned None, is called again.
+        """Return the number of available items at which to call `next_unit` again, after it has returned None.
 
-        It is always called again when the input is complete.
+        `next_unit` is also called again when the input is complete.
         """
         return progress.available + 1
 
@@ -95,9 +96,9 @@ class StagePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Autoregressive(StagePolicy):
-    """One unit: prefill the whole input, then step until the model stops.
+    """The policy of a model with one unit per utterance: prefill the whole input, then step until the model stops.
 
-    The last `held_back` positions are not prefilled: they are the input of the first step.
+    The last `held_back` positions are not prefilled, because they are the input of the first step.
     """
 
     held_back: int = 0
@@ -109,27 +110,28 @@ class Autoregressive(StagePolicy):
         length = progress.available
         return Unit(0, length, length, progress.max_steps, prefill=max(0, length - self.held_back))
 
-    def asks_at(self, progress: Progress) -> int:  # noqa: ARG002 - it waits for the end
+    def asks_at(self, progress: Progress) -> int:  # noqa: ARG002 - the unit needs the complete input
         return NEVER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks(StagePolicy):
-    """Works on chunks of items: a causal codec with state, or a vocoder with look-ahead.
+    """The policy of a stage that works on chunks of items: a causal codec with state, or a vocoder with look-ahead.
 
-    `sizes` are the items of the first, second, … chunk; the last size repeats. Only the last chunk may be shorter.
+    `sizes` are the numbers of items in the first, second, … chunk of an utterance; the last size repeats. Only an
+    utterance's last chunk may be shorter.
     """
 
     is_autoregressive: bool = False
     sizes: Mapping[ChunkProfile, tuple[int, ...]]
-    context: int = 0  # earlier items that are input again
-    look_ahead: int = 0  # later items that are input, unless the utterance ends first
-    rows: Sequence[int] = (1,)  # batch sizes, limited by `max_items`
-    max_items: int = 1  # limit for all units of one call; a single unit may have more
+    context: int = 0  # number of items before a chunk that are input again
+    look_ahead: int = 0  # number of items after a chunk that are input too, unless the utterance ends first
+    rows: Sequence[int] = (1,)  # possible batch sizes
+    max_items: int = 1  # limit of items in one call; a call with a single unit may have more
 
     @property
     def classes(self) -> list[int]:
-        """All chunk sizes, ascending; a shorter last chunk counts as the next larger size."""
+        """All chunk sizes, ascending. A shorter last chunk is padded to the next larger size."""
         return sorted({size for sizes in self.sizes.values() for size in sizes})
 
     @property
@@ -153,7 +155,7 @@ class Chunks(StagePolicy):
         )
 
     def asks_at(self, progress: Progress) -> int:
-        """Return the end of the next chunk with its look-ahead."""
+        """Return the number of items up to the end of the next chunk's look-ahead."""
         sizes = self.sizes[progress.profile]
         return progress.consumed + sizes[min(progress.units, len(sizes) - 1)] + self.look_ahead
 

@@ -1,6 +1,6 @@
-"""The sequences of one stage: ready for a unit of work, in prefill, or running.
+"""The sequences of one stage, which are ready for a unit of work, in prefill, or running.
 
-Pure bookkeeping with the time as an argument; the caller holds the scheduler's lock.
+Nothing here waits or reads a clock: the time is an argument. The caller must hold the scheduler's lock.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from s1_mini.core.messages import Begin, Load, Plan, Prefill, Saved
 from s1_mini.core.request import StageSequence
 from s1_mini.core.stage import StagePolicy
 
-MIN_SHARED = 16  # positions; computing a shorter prefix is faster than loading it
+MIN_SHARED = 16  # positions; computing a shorter prefix is faster than loading it from the cache
 RESERVE_S = 0.1  # a stream with less unplayed audio is about to run out of audio
-# Maximum number of consecutive choices that pass over each class: about to run out, first audio, run out, the rest.
+# How often in a row each class of `classify` may be passed over.
 MAX_PASSED_OVER = (9, 1, 3, 4)
 MAX_PUT_OFF = 4  # consecutive plans without prefill while a stream is about to run out of audio
 
@@ -25,14 +25,14 @@ Owners = dict[int, tuple[StageSequence, int]]  # by slot: the sequence and its n
 
 @dataclass(frozen=True)
 class InFlightPlan:
-    """State of a plan until its report arrives."""
+    """What the queue remembers about a plan until its report arrives."""
 
     owners: Owners
-    begun: list[StageSequence]  # sequences whose prefill is completed by the plan
+    begun: list[StageSequence]  # sequences whose prefill the plan completes
 
 
 class Slots:
-    """Rows 0 … count - 1 of a stage's state. The lowest free row is allocated first, so that batches stay small."""
+    """The rows of a stage's state. The lowest free row is allocated first, so that batches stay small."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -71,7 +71,7 @@ class StageQueue:
     # ---- queries ----------------------------------------------------------------------------------------------------
 
     def can_begin(self, sequence: StageSequence) -> bool:
-        """Whether a ready sequence may begin: a slot is free, and the sequence is the next of its request."""
+        """Whether a ready sequence may begin: it has a slot or one is free, and its request may have more audio."""
         if sequence.slot is None and not self.slots.num_free:
             return False
         return self._is_its_turn(sequence)
@@ -87,11 +87,11 @@ class StageQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Number of sequences whose input is complete and which wait only for this stage."""
+        """Number of sequences that wait only for this stage, because their input is complete."""
         return sum(sequence.is_final and self._is_its_turn(sequence) for sequence in self.ready)
 
     def _is_its_turn(self, sequence: StageSequence) -> bool:
-        """Whether a sequence's audio is the next of its request, and the consumer has not too much unread audio."""
+        """Whether the request needs this sequence's audio next, and does not have too much unread audio."""
         if not self.is_last:
             return True
         request = sequence.request
@@ -104,8 +104,8 @@ class StageQueue:
     def plan(self, now: float, *, only_first: bool = False, holds_back: bool = False, puts_off: bool = False) -> Plan:
         """Return the next plan, which may be empty.
 
-        With `only_first`, it has only small units of first audio; with `holds_back`, no new utterance; with `puts_off`,
-        no prefill.
+        With `only_first`, the plan has only small units that produce first audio. With `holds_back`, it begins no
+        utterance. With `puts_off`, it has no prefill.
         """
         plan = Plan(self.index, self._num_plans, is_autoregressive=self.policy.is_autoregressive)
         plan.drops, self._dropped = self._dropped, []
@@ -191,7 +191,7 @@ class StageQueue:
             plan.steps.append(sequence.slot)
 
     def puts_off(self, *, runs_dry: bool) -> bool:
-        """Whether the next plan skips prefill because a stream is about to run out; at most `MAX_PUT_OFF` times."""
+        """Whether the next plan skips prefill because `runs_dry`; true at most `MAX_PUT_OFF` times in a row."""
         self._num_put_off = self._num_put_off + 1 if runs_dry and self.reading else 0
         if self._num_put_off > MAX_PUT_OFF:
             self._num_put_off = 0
@@ -208,7 +208,8 @@ class StageQueue:
             assert slot is not None
             while room and sequence.num_read < unit.prefill and len(plan.prefills) < self.policy.max_prefills:
                 start, shared = sequence.num_read, self._num_shared(sequence)
-                # No part crosses the end of the shared prefix, so that the parts are the same with a cached prefix.
+                # No prefill crosses the end of the shared prefix: the parts after it are then the same with and
+                # without a cached prefix.
                 stop = min(start + room, shared if start < shared else unit.prefill)
                 key = sequence.utterance.prompt.prefix_key if stop == shared else ""
                 if key in self.prefixes or key in self._saving:
@@ -224,7 +225,7 @@ class StageQueue:
         return done
 
     def _num_shared(self, sequence: StageSequence) -> int:
-        """Return the length of the prefix shared with other requests; 0 if it is too short to cache."""
+        """Return the length of the prefix that other requests may share; 0 if it is too short to cache."""
         prompt, unit = sequence.utterance.prompt, sequence.unit
         if self.index or sequence.units or unit is None or not prompt.prefix_key or prompt.num_shared < MIN_SHARED:
             return 0
@@ -247,7 +248,7 @@ class StageQueue:
             self.prefixes.put(key, saved, saved.num_bytes)
 
     def _waits_for_prefix(self, sequence: StageSequence) -> bool:
-        """Whether another sequence is computing or saving the same prefix."""
+        """Whether to wait, because another sequence is computing or saving the same prefix."""
         if sequence.num_read or not self._num_shared(sequence):
             return False
         key = sequence.utterance.prompt.prefix_key
@@ -266,8 +267,8 @@ class StageQueue:
     def drop(self, sequence: StageSequence) -> None:
         """Remove a sequence whose request has ended.
 
-        An autoregressive stage runs its plans in order, so the slot is freed at once. Plans of other stages may run in
-        several threads, so a slot in use is freed when its report arrives.
+        The slot of an autoregressive stage is freed at once, because such a stage runs its plans in order. Plans of
+        other stages may run in several threads, so that a slot in use is freed only when its report arrives.
         """
         for sequences in (self.ready, self.reading, self.running):
             if sequence in sequences:
@@ -279,14 +280,14 @@ class StageQueue:
 
 
 class Priority:
-    """Orders the sequences of one stage by class: about to run out of audio, first audio, run out, then the rest.
+    """Orders the sequences of one stage by the classes of `classify`.
 
-    Each class has its own order, and is passed over at most a few times in a row, so that no sequence starves.
+    Each class is passed over at most a few times in a row (`MAX_PASSED_OVER`), so that no sequence starves.
     """
 
     def __init__(self) -> None:
         self.somebody_runs_dry = False  # whether a stream was about to run out of audio at the last choice
-        self._passed_over = [0, 0, 0, 0]  # consecutive choices of another class, per class
+        self._passed_over = [0, 0, 0, 0]  # for each class, how often in a row other classes were chosen
         self._num_choices = 0
 
     def choose(self, ready: Sequence[StageSequence], now: float) -> StageSequence:
@@ -305,13 +306,17 @@ class Priority:
         return [sequence for sequences in classify(ready, now) for sequence in sequences]
 
     def note(self, sequence: StageSequence) -> None:
-        """Record a choice; in the last class, the sequence chosen longest ago comes first."""
+        """Record that a sequence was chosen. In the last class, the sequence that was chosen longest ago is first."""
         self._num_choices += 1
         sequence.last_choice = self._num_choices
 
 
 def classify(ready: Sequence[StageSequence], now: float) -> tuple[list[StageSequence], ...]:
-    """Split into streams about to run out of audio, waiting for first audio, out of audio, and the rest."""
+    """Divide sequences into four classes, the most urgent first, and sort each class.
+
+    The classes: streams about to run out of audio, streams without any audio yet, streams that have run out of audio,
+    and all others.
+    """
     urgent: list[StageSequence] = []
     firsts: list[StageSequence] = []
     dry: list[StageSequence] = []

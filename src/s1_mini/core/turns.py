@@ -1,7 +1,8 @@
 """Fairness among clients: the order of their turns, and the share of a resource that one client may hold.
 
-Self-clocked fair queueing with equal weights. A turn costs one round; further costs are charged when they are known. A
-new flow joins in the round after the current one, so that a series of new flows cannot starve a waiting one.
+The method is self-clocked fair queueing with equal weights. A flow is a client, or a group of a client's requests. A
+turn costs a flow one round; further costs are charged when they are known. A new flow joins in the round after the
+current round, so that a series of new flows cannot starve a waiting flow.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Generic, TypeVar
 
 Flow = TypeVar("Flow", bound=Hashable)
 
-CLIENT_SHARE = 3 / 4  # share that a client may hold of the amount not used by other clients
+CLIENT_SHARE = 3 / 4  # a client may hold this share of what other clients leave free
 
 
 def client_share(limit: int, total: int, own: int) -> float:
@@ -20,12 +21,12 @@ def client_share(limit: int, total: int, own: int) -> float:
 
 
 class Turns(Generic[Flow]):
-    """The round of each waiting flow's next turn."""
+    """For each flow that waits, the round of its next turn."""
 
     def __init__(self) -> None:
-        self.round = 0.0  # round of the last turn that was not early
+        self.round = 0.0  # the current round: that of the last turn that was not early
         self._next: dict[Flow, float] = {}
-        self._left: dict[Flow, float] = {}  # next rounds of flows without waiting work, if later than the next round
+        self._left: dict[Flow, float] = {}  # flows without waiting work that have been charged beyond the next round
 
     def __len__(self) -> int:
         return len(self._next)
@@ -38,13 +39,13 @@ class Turns(Generic[Flow]):
         self._next[flow] = max(self.round + 1, self._left.pop(flow, 0.0))
 
     def leave(self, flow: Flow) -> None:
-        """Remove a flow without waiting work; its early turns stay charged."""
+        """Remove a flow without waiting work. It stays charged for early turns and additional costs."""
         turn = self._next.pop(flow)
         if turn > self.round + 1:
             self._left[flow] = turn
 
     def add_cost(self, flow: Flow, rounds: float) -> None:
-        """Charge a flow for the cost of its turns beyond one round each."""
+        """Charge a flow for costs of its turns beyond the one round that each turn costs."""
         if flow in self._next:
             self._next[flow] += rounds
         else:
@@ -59,7 +60,7 @@ class Turns(Generic[Flow]):
         return max(self.round, min(self._next.values(), default=0.0))
 
     def charge(self, flow: Flow, *, early: bool = False) -> None:
-        """Charge a flow for a turn; an early one does not advance the round."""
+        """Charge a flow for a turn. An early turn does not advance the current round."""
         turn = self._next[flow]
         if not early and turn > self.round:
             self.round = turn

@@ -1,9 +1,10 @@
 """The queue of utterances that wait for a slot of the first stage: bounded, fair to clients, grouped by voice.
 
 If the queue is full, a request is refused with a retry time; an accepted request is never lost. Clients take turns and
-are charged by steps, so that long utterances cost more. Groups of requests within a client take turns in the same way;
-utterances within a group are ordered by due time. A request counts once, regardless of its waiting utterances; paused
-requests stay in the queue but do not count. Pure bookkeeping with the time as an argument.
+are charged by steps, so that long utterances cost more. Within a client, groups of requests take turns in the same way;
+within a group, utterances are ordered by due time. The size of the queue is the number of its requests, whatever the
+number of their utterances. Paused requests stay in the queue, but are not counted. Nothing here reads a clock: the time
+is an argument.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from s1_mini.core.turns import Turns
 from s1_mini.exceptions import QueueFullError
 
 STEPS_A_TURN = 10  # steps of the first stage that one turn covers
-HISTORY = 1000  # admissions in the statistics
+HISTORY = 1000  # number of admissions that the statistics cover
 RATE_HISTORY = 50  # batches over which the admission rate is measured
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 
-Group = str | int  # name; for an unnamed group, the number of its only request
+Group = str | int  # the group's name; a request without a group is a group of its own, named by its number
 Entry = tuple[float, float, int, int, Request]  # the group's next turn, due time, request number, tie-breaker, request
-ClientTurn = tuple[float, float, int, str]  # the client's next turn, due time and number of its first request, name
+ClientTurn = tuple[float, float, int, str]  # the client's next turn, its first request's due time and number, its name
 
 
 @dataclass(frozen=True)
 class QueueStats:
     """Queue statistics."""
 
-    waiting: int  # requests
+    waiting: int  # requests, now
     accepted: int  # requests, since the start
-    refused: int
+    refused: int  # requests, since the start
     mean_wait_s: float  # over the last `HISTORY` admitted utterances
-    max_wait_s: float
-    mean_batch_size: float  # utterances admitted together
+    max_wait_s: float  # over the same utterances
+    mean_batch_size: float  # mean number of utterances admitted together, over the last `HISTORY` admissions
 
 
 class WaitingLine:
-    """Waiting utterances of at most `max_size` requests; further requests are refused.
+    """The waiting utterances of at most `max_size` requests. Further requests are refused.
 
-    `batch_timeout_ms` limits how long an utterance is held back to be admitted together with others; a batch that
-    fills the free slots is admitted at once. With `grouping`, first utterances with the same voice are admitted
-    together if their clients and groups get at most one turn ahead of those they overtake.
+    Utterances are held back for at most `batch_timeout_ms` to be admitted together with others; a batch that fills the
+    free slots is admitted at once. With `grouping`, first utterances with the same voice are admitted together, unless
+    a client or group would get more than one turn ahead of those that it overtakes.
     """
 
     def __init__(self, max_size: int, *, batch_timeout_ms: float = 0.0, grouping: bool = True) -> None:
@@ -75,7 +76,7 @@ class WaitingLine:
         return not self._waiting
 
     def submit(self, request: Request) -> None:
-        """Add the utterances of a new request. Raises `QueueFullError` if they do not fit."""
+        """Add the utterances of a new request. Raises `QueueFullError` if the queue is full."""
         with self._lock:
             if len(self._waiting) >= self.max_size and (waiting := len(self._eligible())) >= self.max_size:
                 self._refused += 1
@@ -91,7 +92,7 @@ class WaitingLine:
         return len(self._waiting.get(request, ()))
 
     def take(self, free: int, now: float) -> list[Utterance]:
-        """Return the utterances to begin now, at most `free`, in order."""
+        """Remove and return the utterances to begin now, at most `free`, in the order of their turns."""
         if free <= 0 or not self._waiting:
             return []
         with self._lock:
@@ -102,7 +103,7 @@ class WaitingLine:
             with self._order.turns() as following:
                 while len(taken) < free and (request := following()) is not None:
                     if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
-                        groups = False  # requests with the first one's voice go before this one
+                        groups = False  # take the requests with the same voice as `taken[0]` before this request
                         taken += self._take_like(taken[0].prompt.prefix_key, free - len(taken))
                         continue
                     taken.append(self._pop(request))
@@ -111,11 +112,11 @@ class WaitingLine:
                 self._batches.append(len(taken))
                 self._recent.append((now, len(taken)))
                 if not self._waiting:
-                    self._recent.clear()  # the rate counts only while requests wait
+                    self._recent.clear()  # the admission rate is measured only while requests wait
             return taken
 
     def wakes(self, now: float, free: int) -> float | None:
-        """Return the seconds until `take` returns an utterance for `free` slots; None if it will not."""
+        """Return the seconds until `take` will return an utterance for `free` slots; None if none is waiting."""
         if free <= 0 or not self._waiting:
             return None
         with self._lock:
@@ -141,7 +142,7 @@ class WaitingLine:
             self._recent.clear()
 
     def _retry_after_s(self) -> float:
-        """Return the seconds until half of the waiting utterances are admitted, at the recent rate."""
+        """Return the seconds until half of the waiting utterances are admitted at the recent rate, within limits."""
         if len(self._recent) < 2:
             return MIN_RETRY_S
         elapsed = self._recent[-1][0] - self._recent[0][0]
@@ -167,7 +168,7 @@ class WaitingLine:
         return [request for request in self._waiting if not request.is_paused]
 
     def _delay(self, requests: Sequence[Request], free: int, now: float) -> float:
-        """Return the seconds for which to hold utterances back; 0 if they fill the free slots."""
+        """Return for how many more seconds to hold utterances back; 0 if they fill the free slots."""
         if not self.batch_timeout_s:
             return 0.0
         if sum(len(self._waiting[request]) + len(request.later) for request in requests) >= free:
@@ -196,9 +197,9 @@ class WaitingLine:
         return bool(key) and utterance.index == 0 and utterance.prompt.prefix_key == key
 
     def _take_like(self, key: str, count: int) -> list[Utterance]:
-        """Take up to `count` first utterances that begin with this prefix, so that it is prefilled only once.
+        """Take up to `count` first utterances that begin with this prefix, so that the prefix is prefilled only once.
 
-        They are charged for an ordinary turn, and overtake others by at most one turn.
+        Each is charged for a turn as usual, and overtakes other requests by at most one turn.
         """
         like = [each for each in self._waiting if self._shares(each, key) and not each.is_paused]
         may_be_next = self._order.next_round()
@@ -212,9 +213,9 @@ class WaitingLine:
 
 
 class _FairOrder:
-    """Turns of clients, and of groups of requests within a client; within a group, the earliest due time is first.
+    """The order of requests: by the turns of their clients, then of their groups, then by due time.
 
-    `waiting` is the queue's own dictionary: the waiting utterances of each request.
+    `waiting` is the dictionary of `WaitingLine`, with the waiting utterances of each request.
     """
 
     def __init__(self, waiting: Mapping[Request, deque[Utterance]]) -> None:
@@ -259,7 +260,7 @@ class _FairOrder:
 
     @contextmanager
     def turns(self) -> Iterator[Callable[[], Request | None]]:
-        """Yield a function that returns the request whose turn is next, skipping paused ones."""
+        """Yield a function that returns the request whose turn is next; it skips paused requests."""
         paused: list[tuple[str, Entry]] = []
         order = [self._client_turn(client) for client in self._heaps]
         heapq.heapify(order)
@@ -271,7 +272,7 @@ class _FairOrder:
         return sorted(requests, key=lambda each: (self._clients.next(each.flow[0]), *self._entry(each)[:-1]))
 
     def next_round(self) -> Callable[[Request], bool]:
-        """Return a predicate: whether a request is currently at most one turn ahead of all others."""
+        """Return a function that says whether a request would get at most one turn ahead of all others."""
         first = self._clients.first
         first_groups = {client: groups.first for client, groups in self._groups.items()}
 
@@ -294,10 +295,10 @@ class _FairOrder:
         )
 
     def _next(self, order: list[ClientTurn], paused: list[tuple[str, Entry]]) -> Request | None:
-        """Return the request whose turn is next; entries of paused requests are moved to `paused`.
+        """Return the request whose turn is next, and move the entries of paused requests to `paused`.
 
-        `order` is a heap of clients by turn. Its entries and those of the clients' heaps may be outdated; those at the
-        top are updated here.
+        `order` is a heap of clients by turn. Entries of `order` and of the clients' heaps may be outdated; this method
+        updates the entries at the top.
         """
         while order:
             client = order[0][-1]

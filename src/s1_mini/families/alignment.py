@@ -1,4 +1,4 @@
-"""The attention head that follows the text, as a checkpoint's `config.json` names it."""
+"""Reads which attention head follows the text from a checkpoint's `config.json`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from s1_mini.alignment.head import MAX_SHIFT_MS, AlignmentHead
 from s1_mini.layers.json_config import invalid, read_number, read_size
 
-KEY = "alignment"  # entry of config.json
+KEY = "alignment"  # key in config.json
 
 
 def read_head(values: Mapping[str, Any], num_layers: int, num_heads: int) -> AlignmentHead | None:
-    """Read the head that `config.json` names, if any; `shift_ms` applies to all times by default.
+    """Read the head that `config.json` names, or return None. `shift_ms` is the default of the other shifts.
 
-    `num_layers` and `num_heads` count the heads that attend to the text. Raises `CheckpointMismatchError`.
+    The layer must be below `num_layers`, the head below `num_heads`. Raises `CheckpointMismatchError`.
     """
     value = values.get(KEY)
     if value is None:

@@ -1,8 +1,8 @@
 """The interface of a model family.
 
-The registry names a `Family`, which describes a checkpoint from its small files and opens it as a `LoadedModel`. A
-`LoadedModel` builds prompts, encodes voices, and builds a `StageChain`. Other packages use only these names. Importing
-this module does not load torch.
+The registry returns a `Family`, which describes a checkpoint from its small files and loads it as a `LoadedModel`. A
+`LoadedModel` builds prompts, encodes voices, and builds a `StageChain`. Other packages use a family only through these
+interfaces. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class PromptOptions:
     """Options of a request that become part of its prompt."""
 
     language: str | None = None  # one of `Description.languages`; None: the model decides
-    instructions: str = ""  # how to speak, in words
+    instructions: str = ""  # a description in words of how to speak
 
 
 PLAIN = PromptOptions()
-MAX_LISTED = 20  # names in an error
+MAX_LISTED = 20  # number of names in an error message
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Description:
 
     sample_rate: int  # Hz
     voice: VoiceFormat  # tensors of a voice, and their encoder
-    sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # supported parameters
-    max_piece_bytes: int = 2**20  # limit of a text piece; longer ones are split
-    word_times: bool = False  # whether it names an attention head that follows the text
-    defaults: SamplingParams = DEFAULT_SAMPLING  # of options that a request does not give
-    languages: Mapping[str, str] = field(default_factory=dict)  # by name: tag, or "" for none; empty: no choice
+    sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # supported sampling parameters
+    max_piece_bytes: int = 2**20  # maximum size of a text piece; longer texts are split
+    word_times: bool = False  # whether config.json names an attention head that follows the text
+    defaults: SamplingParams = DEFAULT_SAMPLING  # values of sampling parameters that a request does not set
+    languages: Mapping[str, str] = field(default_factory=dict)  # tags, or "", by name; empty: languages have no effect
     instructions: bool = False  # whether a request may describe how to speak
-    needs_voice: bool = False  # whether it cannot speak without a voice
-    splits: bool = True  # whether texts are split into pieces; not if each piece would have another voice
+    needs_voice: bool = False  # whether the model cannot speak without a voice
+    splits: bool = True  # whether texts are split into pieces; false if each piece would get another voice
 
     def sampling_of(self, request: TTSRequest) -> SamplingParams:
-        """Return all sampling options. Raises `ParameterError` for one that was changed although it has no effect."""
+        """Return all sampling options. Raises `ParameterError` if the request changes an option without effect."""
         sampling = complete_sampling(request.sampling, self.defaults)
         for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
             if name not in self.sampling and getattr(sampling, name) != getattr(self.defaults, name):
@@ -75,7 +75,7 @@ class Description:
         return sampling
 
     def unsupported(self, request: TTSRequest) -> dict[str, str]:
-        """Return the options of a request that the checkpoint ignores, by name, and the reason."""
+        """Return the options of a request that the checkpoint does not support, by name, with the reason."""
         reasons = {}
         if request.language is not None and not self.languages:
             reasons["language"] = "is not supported by this model, which has no choice of languages"
@@ -84,7 +84,7 @@ class Description:
         return reasons
 
     def prompt_options(self, request: TTSRequest) -> PromptOptions:
-        """Return the options for the prompt. Raises `ParameterError` for one that the checkpoint does not support."""
+        """Return the options for the prompt. Raises `ParameterError` if the checkpoint does not support one of them."""
         for name, reason in self.unsupported(request).items():
             raise ParameterError(name, f"{getattr(request, name)[:40]!r} {reason}; omit it")
         language = None if request.language is None else self._language(request.language)
@@ -115,7 +115,7 @@ class Description:
             self.check_word_times()
 
     def check_voice(self, known: Sequence[str]) -> None:
-        """Raise `VoiceError` for a request without a voice, if the checkpoint cannot speak without; `known` are its."""
+        """Raise `VoiceError` if the checkpoint needs a voice. Called for requests without one; `known` are voices."""
         if self.needs_voice:
             listed = f"name one of {', '.join(known[:MAX_LISTED])}, or" if known else "add one, or"
             raise VoiceError(
@@ -146,19 +146,19 @@ class Placement:
     """Devices and dtypes of a checkpoint."""
 
     device: torch.device
-    dtype: torch.dtype  # models
-    codec_dtype: torch.dtype  # codec or vocoder
-    weights_dtype: torch.dtype | None = None  # large products, if quantized
-    kv_dtype: torch.dtype | None = None  # keys and values, if quantized
-    # Other devices, by stage; `meta` for a stage in another process, whose weights are not read here.
+    dtype: torch.dtype  # of the models
+    codec_dtype: torch.dtype  # of the codec or vocoder
+    weights_dtype: torch.dtype | None = None  # of the weights of large products; None: they are not quantized
+    kv_dtype: torch.dtype | None = None  # of keys and values; None: they are not quantized
+    # Stages on other devices. `meta` means that a stage runs in another process, so that its weights are not read here.
     devices: Mapping[str, torch.device] = field(default_factory=dict)
-    batch_invariant: bool = False  # whether bits of a row must not depend on its batch, if supported
+    batch_invariant: bool = False  # whether the result of a row must not depend on its batch
 
     def of(self, stage: str) -> torch.device:
         return self.devices.get(stage, self.device)
 
     def beside(self, stage: str) -> torch.device:
-        """Return the device for work next to a stage: the stage's own, or the common one if it is not in memory."""
+        """Return a stage's device; the common device if the stage runs in another process."""
         device = self.of(stage)
         return self.device if device.type == "meta" else device
 
@@ -169,7 +169,7 @@ class Conversion:
 
     precision: ModelPrecision = "keep"
     codec_precision: CodecPrecision = "float16"
-    decode_only: bool = False  # drop the weights that only encode references
+    decode_only: bool = False  # whether to leave out weights that only encode references
 
     def check_not_int8(self, family: str) -> None:
         """Raise `ParameterError` for int8 weights, which checkpoints of this family do not support."""
@@ -182,7 +182,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: the largest absolute difference of real numbers, or the share of equal tokens."""
+    """The result of one comparison: the largest absolute difference of real numbers, or the share of equal tokens."""
 
     name: str
     difference: float | None = None
@@ -214,82 +214,88 @@ def check_size(name: str, size: int, *expected: int) -> None:
 
 
 class Family(Protocol):
-    """A family as the registry knows it. Importing its module, `settings` and `describe` do not load torch."""
+    """A family's entry in the registry. Importing its module and calling `describe` do not import torch."""
 
     title: str  # the best-known model of the family
-    settings: type[BaseModel]  # merged into the engine's settings
-    stage_names: Sequence[str]  # order of the chain; names as in `placement`
-    needed_files: Sequence[Sequence[str]]  # required files of a checkpoint, each with its possible names
-    random_sizes: Mapping[str, str]  # sizes of random checkpoints and their descriptions; the first is the default
+    settings: type[BaseModel]  # settings that are merged into the engine's settings
+    stage_names: Sequence[str]  # names of the stages, in the order of the chain, for `placement`
+    needed_files: Sequence[Sequence[str]]  # the possible names of each required file of a checkpoint
+    random_sizes: Mapping[str, str]  # sizes of random checkpoints, with descriptions; the first size is the default
 
     def pick_files(self, names: Collection[str]) -> list[str]:
-        """Choose the files of a checkpoint from those of a repository, with weights in only one form."""
+        """Return those `names` of a repository's files that a checkpoint needs, with weights in only one form."""
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-        """Count memory and work of a checkpoint, or of the published model if it is None. Raises `CheckpointError`."""
+        """Return the memory and the work of a checkpoint; of the published model if `directory` is None.
+
+        Raises `CheckpointError`.
+        """
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedModel:
-        """Open a checkpoint directory; `settings` has the fields of the family's settings. Raises `CheckpointError`."""
+        """Load a checkpoint directory; `settings` has the fields of the family's settings. Raises `CheckpointError`."""
 
     def files(self, directory: Path, conversion: Conversion) -> list[ArchiveEntry]:
         """Return all files of a checkpoint except its voices, in the compact form.
 
-        Weights are checked against the config at once, but read when their chunks are consumed. Raises
+        The names and shapes of weights are checked at once, but weights are read while the files are written. Raises
         `CheckpointError`.
         """
 
     def verify(
         self, directory: Path, oracle: Mapping[str, Any], device: torch.device, tolerance: float
     ) -> Iterator[Check] | None:
-        """Open a checkpoint and return its checks against the original's results; None if the oracle has no known part.
+        """Return an iterator that checks a checkpoint against an oracle; None if the oracle has no known part.
 
-        Raises `CheckpointError`. Iterating over the checks may raise anything if the oracle is malformed.
+        Raises `CheckpointError`. With a malformed oracle, iterating may raise any exception.
         """
 
     def write_random(self, directory: Path, *, size: str, form: Form, seed: int) -> None:
-        """Write a new checkpoint directory with random weights, one of `random_sizes`. Raises `CheckpointFileError`."""
+        """Write a new checkpoint directory with random weights; `size` is in `random_sizes`.
+
+        Raises `CheckpointFileError`.
+        """
 
 
 @dataclass(frozen=True)
 class StageChain:
-    """The stages of one engine: policies for the scheduler, and stages that execute its plans."""
+    """The stages of one engine: their policies for the scheduler, and the stages that carry out its plans."""
 
     policies: tuple[StagePolicy, ...]
     stages: tuple[Stage, ...]
     sample_rate: int
-    # Maximum steps of an utterance after its prompt; below 1 the prompt is too long.
+    # Returns the maximum number of steps after a prompt; below 1, the prompt is too long.
     room: Callable[[PromptTokens], int]
-    aligner: Aligner | None = None  # None: the stages report no scores for word times
+    aligner: Aligner | None = None  # None: word times are not available
 
 
 class LoadedModel(Protocol):
-    """An open checkpoint."""
+    """A loaded checkpoint."""
 
-    num_bytes: int  # weights that a step reads
-    position_bytes: int  # memory of a slot per position
-    max_positions: int  # limit of one utterance
-    text_heads: tuple[int, int]  # layers, and heads of each, that may follow the text; zeros if none can
-    # Heads whose scores the first stage reports (`runtime/text_scores.py`): the one in config.json, unless replaced.
+    num_bytes: int  # bytes of the weights that a step reads
+    position_bytes: int  # bytes of a slot per position
+    max_positions: int  # maximum number of positions of one utterance
+    text_heads: tuple[int, int]  # numbers of layers, and of heads per layer, that may follow the text; zeros: none can
+    # Heads whose scores the first stage reports (`runtime/text_scores.py`); by default the head in config.json.
     heads: Sequence[AlignmentHead]
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
         """Build the prompt for one sentence piece. Raises `VoiceError`, `CapacityError` or `ParameterError`."""
 
     def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:
-        """Return a voice from an utterance: its `text`, and the `outputs` of all stages except the last."""
+        """Return the voice of an utterance, made from its `text` and the `outputs` of all stages except the last."""
 
     def chain(self, slots: int, positions: int) -> StageChain:
         """Build the stages of an engine, for `slots` utterances of up to `positions` positions each."""
 
     @property
     def networks(self) -> Sequence[nn.Module]:
-        """Modules whose blocks may be compiled."""
+        """Modules whose transformer blocks inductor may compile."""
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
-        """Encode a recording [samples] to the tensors of a voice, with a `yield` after each bounded block of work.
+        """Encode a recording [samples] to the tensors of a voice, with a `yield` after each part of the work.
 
-        Raises `CapacityError` if it is too long, and `CheckpointError` if loading the encoder fails.
+        Raises `CapacityError` if the recording is too long, and `CheckpointError` if the encoder cannot be loaded.
         """

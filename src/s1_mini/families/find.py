@@ -1,4 +1,4 @@
-"""Find the checkpoint of a setting: a directory, a name on the hub, or the built-in one. Loads no torch."""
+"""Find the checkpoint that a setting names: a directory, a name on the hub, or the built-in one. Without torch."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Checkpoint:
 
     @cached_property
     def description(self) -> Description:
-        """Its properties, read from small files. Raises `CheckpointError`."""
+        """The checkpoint's properties, read from small files. Raises `CheckpointError`."""
         return self.family.describe(self.directory)
 
     def check_files(self) -> Self:
-        """Check that all files of a checkpoint exist. Raises `CheckpointError`, which names all missing ones."""
+        """Check that all files of the checkpoint exist. Raises `CheckpointError`, which names all missing files."""
         try:
             family = self.family
         except CheckpointFileError:
-            if (self.directory / "config.json").exists():  # unreadable, so the family is unknown
+            if (self.directory / "config.json").exists():  # it cannot be read, so the family is unknown
                 raise
             family = get_family()
         _check_missing(str(self.directory), family, lambda name: (self.directory / name).exists())
@@ -50,10 +50,10 @@ class Checkpoint:
 
 
 def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Checkpoint:
-    """Return a checkpoint: the named one, or the built-in one.
+    """Return the checkpoint that `path` names, or the built-in checkpoint if `path` is None.
 
-    A name on the hub is downloaded to the hub's cache, without weights unless `with_weights`. Raises `CheckpointError`,
-    or `ConfigurationError` if the hub's library is not installed.
+    A checkpoint on the hub is downloaded to the hub's cache, without weights unless `with_weights`. Raises
+    `CheckpointError`, or `ConfigurationError` if the hub's library is not installed.
     """
     if path is None:
         if not (DEFAULT_MODEL / "config.json").is_file():
@@ -69,7 +69,7 @@ def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Checkpoi
 
 
 def _pick(name: HubName, with_weights: bool, directory: Path, files: Collection[str]) -> list[str]:
-    """Choose the files of a repository that its family needs."""
+    """Return the files of a repository that its family needs."""
     families = f"not a checkpoint of any family of this engine ({', '.join(FAMILIES)})"
     if "config.json" not in files:
         raise CheckpointFileError(f"checkpoint {name} has no config.json, so it is {families}")

@@ -1,4 +1,4 @@
-"""Find the family of a checkpoint by the `model_type` of its `config.json`; families are imported at first use."""
+"""Find the family of a checkpoint by the `model_type` in its `config.json`. Families are imported at first use."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FAMILIES = {
     "speecht5": "s1_mini.families.mel.family:Mel",
     "qwen3_tts": "s1_mini.families.qwen3.family:Qwen3",
 }
-# Names on the command line.
+# Names of the families on the command line.
 SHORT_NAMES = {"s1": "dual_ar", "cascade": "bark", "mel": "speecht5", "qwen3": "qwen3_tts"}
-DEFAULT = "dual_ar"  # default without a checkpoint or without model_type in config.json
+DEFAULT = "dual_ar"  # the family if there is no checkpoint, or no model_type in its config.json
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    """Return the family of a checkpoint's config. Raises `CheckpointMismatchError` for a foreign one."""
+    """Return the family for a `config.json`. Raises `CheckpointMismatchError` if no family supports it."""
     if config and "model_type" not in config and "dim" not in config:
         raise CheckpointMismatchError(
             f"config.json has no model_type, and its fields ({reprlib.repr(sorted(config))[1:-1]}) are not those of "
@@ -53,7 +53,7 @@ def family_settings() -> tuple[type[BaseModel], ...]:
 
 
 def deferred(module: str, function: str) -> Any:
-    """Return a method that imports a module, which may load torch, when it is called, and calls its function."""
+    """Return a method that calls a function of a module, which is imported only then, because it may import torch."""
 
     def call(_: object, *arguments: Any, **options: Any) -> Any:
         return getattr(import_module(module), function)(*arguments, **options)
@@ -62,6 +62,6 @@ def deferred(module: str, function: str) -> Any:
 
 
 def get_family(name: str = DEFAULT) -> Family:
-    """Return a family of the registry, by either name."""
+    """Return a family of the registry; `name` is its model type or its name on the command line."""
     family: Family = resolve_name(FAMILIES[SHORT_NAMES.get(name, name)])()
     return family

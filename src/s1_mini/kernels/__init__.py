@@ -1,1 +1,1 @@
-"""Fused operations: functions that use Triton if possible, and torch otherwise."""
+"""Fused tensor functions, each with a Triton kernel and an equivalent in torch for devices without Triton."""

@@ -1,7 +1,7 @@
-"""GPU kernels of attention of one token per row: over the parts of a row, and to join them.
+"""GPU kernels for the attention of one token per row: one kernel for each part of a row, and kernels that join parts.
 
-`decode_attention` launches them. A program has P = PADDED lines, at least the 16 that a product needs; the first SHARED
-lines are the query heads of one key-value head.
+`decode_attention` launches these kernels. A program computes P = PADDED lines, at least 16 because a Triton product
+needs as many. The first SHARED lines are the query heads that share one key-value head; the others are padding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if HAS_TRITON:
 def norm_and_rotate(x, weight, cos, sin, eps, COUNT: tl.constexpr, SIZE: tl.constexpr, ROUND_LAST: tl.constexpr):
     """Norm the rows of x [COUNT, SIZE] by `weight`, if any, and rotate pairs by `cos` and `sin` [1 or COUNT, SIZE / 2].
 
-    Both results are rounded to x's dtype, and the norm also before its weights unless ROUND_LAST.
+    Norm and rotation are each rounded to x's dtype. Without ROUND_LAST, the norm is also rounded before it is
+    multiplied by `weight`.
     """
     value = x.to(tl.float32)
     if weight is not None:
@@ -34,7 +35,7 @@ def norm_and_rotate(x, weight, cos, sin, eps, COUNT: tl.constexpr, SIZE: tl.cons
 
 @jit
 def store_sums(sums, tops, at, is_head, top, total, mixed, SIZE: tl.constexpr):
-    """Store the sums of a part or block for the kernel that joins them."""
+    """Store the sums of a part or block for the kernel that joins parts or blocks."""
     tl.store(sums + at[:, None] * SIZE + tl.arange(0, SIZE)[None, :], mixed, mask=is_head[:, None])
     tl.store(tops + 2 * at, top, mask=is_head)
     tl.store(tops + 2 * at + 1, total, mask=is_head)
@@ -42,7 +43,7 @@ def store_sums(sums, tops, at, is_head, top, total, mixed, SIZE: tl.constexpr):
 
 @jit
 def merge_sums(top, total, mixed, block_top, block_total, block_mixed):
-    """Add the sums [N] and [N, SIZE] of a block to earlier ones, with explicit fma so that all kernels round alike."""
+    """Add the sums [N] and [N, SIZE] of a block to earlier sums; explicit fma makes all kernels round alike."""
     higher = tl.maximum(top, block_top)
     fade, gain = tl.exp(top - higher), tl.exp(block_top - higher)
     total = tl.fma(total, fade, block_total * gain)
@@ -53,7 +54,7 @@ def merge_sums(top, total, mixed, block_top, block_total, block_mixed):
 
 @jit
 def block_scores(q, keys, start, index, last, scale, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    """Score q [P, SIZE] with the keys of positions `index` [BLOCK]; minus infinity from `last` on."""
+    """Return the scores [P, BLOCK] of q [P, SIZE] with the keys of positions `index`; minus infinity from `last` on."""
     inside, channel = index < last, tl.arange(0, SIZE)
     k = tl.load(keys + start + index[None, :] * SIZE + channel[:, None], mask=inside[None, :], other=0.0)
     score = tl.dot(q, dequantize(k, q, EARLY), input_precision="ieee") * scale
@@ -62,7 +63,7 @@ def block_scores(q, keys, start, index, last, scale, SIZE: tl.constexpr, EARLY: 
 
 @jit
 def block_values(weight, q, values, start, index, last, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    """Sum the values of positions `index` [BLOCK], weighted by `weight` [P, BLOCK] in q's dtype; [P, SIZE]."""
+    """Return the sum [P, SIZE] of the values of positions `index` [BLOCK], times `weight` [P, BLOCK] in q's dtype."""
     inside, channel = index < last, tl.arange(0, SIZE)
     v = tl.load(values + start + index[:, None] * SIZE + channel[None, :], mask=inside[:, None], other=0.0)
     return tl.dot(weight.to(q.dtype), dequantize(v, q, EARLY), input_precision="ieee")
@@ -78,7 +79,7 @@ def fetch_block(keys, values, start, index, SIZE: tl.constexpr, LINE: tl.constex
 
 @jit
 def part_positions(length, parts, BLOCK: tl.constexpr):
-    """Return the number of positions in each part of `length` except the last: a multiple of BLOCK."""
+    """Return the number of positions in each part of `length`, a multiple of BLOCK; the last part may have fewer."""
     return tl.cdiv(tl.cdiv(length, parts), BLOCK) * BLOCK
 
 
@@ -125,7 +126,7 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are resolved at compile t
     COMMON_BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Attend to a part of a row's positions at one key-value head; rotate and store the token if it is NEW."""
+    """Attend to a part of a row's positions at one key-value head; if NEW, first rotate and store the row's token."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     part = tl.program_id(2)
@@ -135,7 +136,7 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are resolved at compile t
         length = tl.maximum(length + 1, 1)
     each = part_positions(length, parts, BLOCK)
     own = 0 if starts is None else tl.load(starts + row).to(tl.int64)
-    first = part * each if starts is None else own  # a row has one part if prefixes are shared
+    first = part * each if starts is None else own  # with common prefixes, a row is never split into parts
     last = tl.minimum(first + each, length) if starts is None else length
     channel = tl.arange(0, SIZE)
     start = slot * slot_stride + group * group_stride
@@ -217,7 +218,7 @@ def join_blocks_kernel(
     NEW: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Merge blocks in order, as `part_kernel` does when it has the whole row."""
+    """Merge the blocks of one head of a row in the order in which `part_kernel` merges the blocks of an unsplit row."""
     row = tl.program_id(0).to(tl.int64)
     at = row * heads + tl.program_id(1)
     length = tl.load(position + row * position_stride)

@@ -1,14 +1,15 @@
-"""Triton if it is available, so that kernel modules import on any machine; launch options of kernels.
+"""Import of Triton that does not fail on machines without it, and the launch options of kernels.
 
-On GPUs of compute capability 9 and above, a kernel is launched while the previous one still runs (programmatic
+On GPUs of compute capability 9 and above, a kernel is launched while the previous kernel still runs (programmatic
 dependent launch): it prefetches its inputs, then waits for the end of the previous kernel with `wait_for_last`. Every
-kernel launched in this way must wait before it ends, because the next kernel relies on it. A kernel may begin while
-several earlier ones still run. Before it waits, it may only read data that no kernel of its frame writes: weights, and
-the state at the end of the previous frame. The first kernel of a frame is therefore never launched early.
+kernel launched in this way must call `wait_for_last`, because the next kernel relies on this wait. A kernel may begin
+while several earlier kernels still run. Before its wait, a kernel may only read data that no kernel of its frame
+writes: weights, and the state at the end of the previous frame. The first kernel of a frame is therefore never launched
+early.
 
-Floating-point sums depend on the order of their terms. Within `batch_invariance` every kernel sums a row's numbers in
-an order that depends neither on the number of rows nor on the row's position: reductions are split in one way for all;
-only the number of rows and outputs of a program may vary.
+Floating-point sums depend on the order of their terms. Within `batch_invariance`, every kernel sums a row's numbers in
+an order that depends neither on the number of rows nor on the row's place in the batch: sums are split in the same way
+for every batch, and only the number of rows and outputs per program may vary.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ _is_batch_invariant: ContextVar[bool] = ContextVar("is_batch_invariant", default
 
 
 def runs_triton(x: Tensor) -> bool:
-    """Return whether a Triton kernel handles this tensor. Under torch.compile, inductor writes its own."""
+    """Return whether a Triton kernel handles this tensor. Under torch.compile, inductor generates its own kernels."""
     return _uses_triton and x.is_cuda and not torch.compiler.is_compiling()
 
 
 def leave_triton() -> None:
-    """Use torch instead of Triton from now on, in all threads, because the installed Triton does not work."""
+    """Use torch instead of Triton from now on, in all threads. For machines whose installed Triton does not work."""
     global _uses_triton  # noqa: PLW0603 - one switch per process
     _uses_triton = False
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Set the current GPU of this thread, on which Triton launches kernels, whatever the device of their tensors."""
+    """Set this thread's current GPU: Triton launches kernels there, even if their tensors are on another device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def without_triton() -> Iterator[None]:
-    """Use torch instead of Triton within this block, in all threads: the reference for kernels."""
+    """Use torch instead of Triton within this block, in all threads, to compute reference results for kernels."""
     global _uses_triton  # noqa: PLW0603 - one switch per process
     before, _uses_triton = _uses_triton, False
     try:
@@ -81,7 +82,7 @@ def jit(function: Any) -> Any:
 
 
 def jit_for_any(*names: str) -> Callable[[Any], Any]:
-    """Mark a Triton kernel that is not specialized for values of these numbers, such as 1."""
+    """Mark a Triton kernel that is compiled once for all values of these arguments; Triton specializes for 1, say."""
     return triton.jit(do_not_specialize=names) if HAS_TRITON else lambda function: function
 
 
@@ -93,13 +94,13 @@ def follows_early(device: torch.device) -> bool:
 
 @lru_cache
 def shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may have on this GPU."""
+    """Return how many bytes of shared memory a program may use on this GPU."""
     # The attribute is missing in torch's type stubs.
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined,unused-ignore]
 
 
 def launch(x: Tensor) -> dict[str, Any]:
-    """Return the launch options of a kernel on x that calls `wait_for_last`."""
+    """Return the launch options of a kernel that calls `wait_for_last`, for the device of x."""
     return {"EARLY": True, "launch_pdl": True} if follows_early(x.device) else {"EARLY": False}
 
 
@@ -113,7 +114,7 @@ def wait_for_last(EARLY: tl.constexpr):
 
 @jit
 def dequantize(x, like, EARLY: tl.constexpr):
-    """Convert int8 or fp8 to the dtype of `like`. Below capability 9 Triton cannot convert fp8 to bf16 directly."""
+    """Convert int8 or fp8 to the dtype of `like`, through fp32 below capability 9: Triton has no fp8 to bf16 there."""
     if EARLY:
         return x.to(like.dtype)
     if x.dtype == like.dtype:
@@ -123,7 +124,7 @@ def dequantize(x, like, EARLY: tl.constexpr):
 
 @jit
 def fetch_ahead(pointers):
-    """Prefetch the lines of these addresses into the L2 cache."""
+    """Prefetch the cache lines at these addresses into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",

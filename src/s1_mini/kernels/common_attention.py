@@ -1,9 +1,10 @@
 """Attention over common prefixes: keys and values of a voice's prompt are read once for all rows of a group.
 
-Each slot has its own copy. The copies of a group are bit-equal, so its program reads only that of one slot, the leader.
-The queries of all its rows are the lines of one product. The result is stored as sums, to which the program of each row
-adds its own positions (`attention_kernels.part_kernel`). In batch-invariant mode, sharing does not change a bit: with
-and without it, each block is a separate sum from products of the same shape, and blocks are added in the same order.
+Each slot has its own copy of the prefix. The copies of a group are bit-equal, so the kernel reads only the copy of one
+slot, the leader. The queries of all rows of a group are the lines of one matrix product. The kernel stores sums over
+the common positions; `attention_kernels.part_kernel` then adds the row's other positions to them. In batch-invariant
+mode, the result is the same to the last bit with and without sharing, because in both cases each block is a separate
+sum from products of the same shape, and blocks are added in the same order.
 Shapes: B rows, H query heads, G key-value heads, D head size, S positions.
 """
 
@@ -31,28 +32,28 @@ if HAS_TRITON:
     import triton.language as tl
 
 INVARIANT_BLOCK = 32  # positions of a block in batch-invariant mode, for any number of rows
-WHOLE_BLOCKS = 32  # the number of common positions is a multiple of this, so that a row's own positions begin a block
+WHOLE_BLOCKS = 32  # the number of common positions is a multiple of this, so that no block has both common and own
 FEWEST_ROWS = 4  # minimum size of a group; fewer rows read their own copies
-MAX_COMMON = 1024  # common positions; bounds the memory for sums
+MAX_COMMON = 1024  # maximum number of common positions; limits the memory for sums
 LEADER, LENGTH, MEMBERS = 0, 1, 2  # indices in a group's row of the table
 
 
 class Shape(NamedTuple):
-    """Work of the programs of a group."""
+    """How the attention of a group is divided among programs."""
 
-    lines: int  # queries in one product: rows of a group times query heads of a key-value head
+    lines: int  # queries in one product: rows of a group times query heads per key-value head
     block: int  # positions per iteration
     parts: int  # programs that divide the positions of a group
     warps: int
 
 
 FREE = Shape(lines=64, block=64, parts=4, warps=4)
-# As in the program of a single row, so that threads sum a block in the same layout.
+# Block and warps are those of `part_kernel` in batch-invariant mode, so that threads sum a block in the same layout.
 ORDERED = Shape(lines=16, block=INVARIANT_BLOCK, parts=8, warps=2)
 
 
 class CommonPrefixes(NamedTuple):
-    """Groups of rows with the same prefix, on the device; may change between frames, not within one."""
+    """Groups of rows with the same prefix, on the device. They may change between frames, but not during a frame."""
 
     table: Tensor  # int32: `starts`, then `groups`
     slots: int
@@ -60,17 +61,17 @@ class CommonPrefixes(NamedTuple):
 
     @property
     def starts(self) -> Tensor:
-        """First position of each row after its common prefix [slots]; 0 for a row without a group."""
+        """Position [slots] at which each row's own positions begin, after its common prefix; 0 without a group."""
         return self.table[: self.slots]
 
     @property
     def groups(self) -> Tensor:
-        """Leader's slot, number of common positions (0: unused) and the rows' slots or -1, [groups, 2 + rows]."""
+        """Each group's leader slot, number of common positions (0: unused) and rows' slots or -1 [groups, 2 + rows]."""
         return self.table[self.slots :].view(-1, MEMBERS + self.group_rows)
 
 
 class CommonSums(NamedTuple):
-    """Sums over common positions, for each row, head, and block or part."""
+    """Sums over common positions for each row, each head, and each block (in batch-invariant mode) or part."""
 
     starts: Tensor  # see `CommonPrefixes.starts`
     sums: Tensor  # float32 [B, H, blocks or parts, D] weighted values
@@ -79,9 +80,9 @@ class CommonSums(NamedTuple):
 
 
 def allocate_common(slots: int, heads: int, groups: int, size: int, like: Tensor) -> CommonPrefixes | None:
-    """Allocate a table of groups for `slots` rows, empty; None if no kernel supports it.
+    """Allocate an empty table of groups for `slots` rows; None if no kernel supports these sizes or this device.
 
-    `like` has the device and dtype of the queries.
+    `like` is any tensor with the device and dtype of the queries.
     """
     rows = _shape(heads // groups, like.dtype).lines // (heads // groups)
     if not runs_triton(like) or size < 16 or size & (size - 1) or rows < FEWEST_ROWS or slots < FEWEST_ROWS:
@@ -109,7 +110,7 @@ def attend_common(
     rows, heads = len(qkv), qkv.shape[1] // size - 2 * groups
     shape = _shape(heads // groups, qkv.dtype)
     assert common.group_rows * (heads // groups) <= shape.lines, "groups were allocated for products of another shape"
-    # A group may have more common positions than the step's span, because idle slots may be longer.
+    # The step's span does not limit this: a group of idle slots may have more common positions.
     num_sums = triton.cdiv(min(keys.shape[2], MAX_COMMON), shape.block) if is_batch_invariant() else shape.parts
     sums = torch.empty(rows, heads, num_sums, size, dtype=torch.float32, device=qkv.device)
     tops = torch.empty(rows, heads, num_sums, 2, dtype=torch.float32, device=qkv.device)
@@ -149,7 +150,7 @@ def attend_common(
 
 
 def _shape(shared: int, dtype: torch.dtype) -> Shape:
-    """Return the shape for `shared` query heads of a key-value head; FREE has too few registers for float32."""
+    """Return the shape for `shared` query heads per key-value head. In float32, FREE would need too many registers."""
     shape = ORDERED if is_batch_invariant() or dtype == torch.float32 else FREE
     return shape._replace(lines=max(shape.lines, 1 << (shared - 1).bit_length()))
 

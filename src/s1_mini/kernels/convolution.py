@@ -1,9 +1,9 @@
-"""Channels-last convolutions, as one matrix product of shifted steps for each tap; their tiles.
+"""Channels-last convolutions, computed as the sum of one matrix product per tap, and the sizes of their tiles.
 
-cuDNN is slower at all measured sizes (docs/internals/codec_kernels.md); for some it chooses an algorithm that takes
-hundreds of milliseconds (2026-11, torch 2.11, 96 channels, 7 taps), and autotuning delays every start. The fastest
-tiles let two programs share a multiprocessor: one multiplies while the other stores its results. Shapes: B rows, T
-steps, P steps before them, C inputs, O outputs, K taps.
+cuDNN is slower at all measured sizes (docs/internals/codec_kernels.md). For some sizes cuDNN chooses an algorithm that
+takes hundreds of milliseconds (2026-11, torch 2.11, 96 channels, 7 taps), and its autotuning would delay every start.
+With the fastest tiles, two programs share a multiprocessor, so that one multiplies while the other stores its results.
+Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-MANY_STEPS = 4096  # steps of all rows from which tiles are large; fewer steps need more programs
-INVARIANT_MANY_STEPS = 512  # steps of one row, in batch-invariant mode
+MANY_STEPS = 4096  # steps of all rows together; from here on tiles are large, because enough programs fill the GPU
+INVARIANT_MANY_STEPS = 512  # the same limit in batch-invariant mode, for the steps of one row
 
 
 class ConvolutionTile(NamedTuple):
-    """Steps, outputs and inputs of a program; outputs other than powers of two are split into `wide` and `more`."""
+    """Sizes of a program. Triton needs powers of two, so that 96 outputs, for example, are 64 `wide` and 32 `more`."""
 
-    tall: int
-    wide: int
-    more: int
-    block: int
+    tall: int  # steps
+    wide: int  # outputs
+    more: int  # further outputs, or 0
+    block: int  # inputs per iteration
     warps: int
     stages: int
     registers: int | None = None  # limit per thread
@@ -40,12 +40,13 @@ class ConvolutionTile(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of its stages, for 16-bit numbers."""
+        """Shared memory of all pipeline stages in bytes, for 16-bit numbers."""
         return self.stages * self.block * (self.tall + self.outputs) * 2
 
 
 FEW = ConvolutionTile(64, 32, 0, 64, warps=4, stages=4)
-# By number of outputs; other numbers use the largest key that divides them. Tuned for 16 streams of 25 frames.
+# Keys are numbers of outputs. Other numbers use the largest key that divides them, or the largest key if none does.
+# Tuned for 16 streams of 25 frames.
 DILATED = {
     96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
     192: ConvolutionTile(128, 128, 64, 32, warps=8, stages=5, registers=128),
@@ -64,7 +65,7 @@ POINTWISE = {
     384: ConvolutionTile(128, 128, 0, 64, warps=4, stages=3),
     768: ConvolutionTile(64, 128, 0, 64, warps=4, stages=4),
 }
-UNITS = {  # residual units, by channels; `more` is 0, because Triton 3.6 would read out of bounds
+UNITS = {  # keys are the channels of a residual unit; `more` must be 0, otherwise Triton 3.6 reads out of bounds
     96: ConvolutionTile(128, 128, 0, 32, warps=4, stages=4),
 }
 
@@ -84,7 +85,7 @@ def tile_of(outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
 
 
 def convolve(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
-    """Return [B, T, O] of x [B, P + T, C] and `weight` [K, C, O], where P is (K - 1) * `dilation`."""
+    """Convolve x [B, P + T, C] with `weight` [K, C, O]; return [B, T, O]. P is (K - 1) * `dilation`."""
     if not runs_triton(x):
         return F.conv1d(x.transpose(1, 2), weight.permute(2, 1, 0), dilation=dilation).transpose(1, 2).contiguous()
     x = x.contiguous()

@@ -1,7 +1,8 @@
 """A convolution fused with its epilogue (bias, skip, Snake, space for the next layer's past), and whole residual units.
 
-`kernels/convolution.py` and `kernels/snake.py` in one kernel, for 16-bit dtypes on GPUs whose copy engine loads tiles
-(compute capability 9). A transposed convolution is a convolution whose outputs are those of several steps.
+The kernels combine `kernels/convolution.py` and `kernels/snake.py`, for 16-bit dtypes on GPUs of compute capability 9,
+whose copy engine loads tiles. A transposed convolution is computed as a convolution whose O outputs are the N channels
+of O / N consecutive steps.
 Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps, N channels, of which O is a multiple.
 """
 
@@ -22,12 +23,15 @@ if HAS_TRITON:
     import triton.language as tl
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-BLOCK_CHANNELS = 32  # channels of a program of `exchange_past`
-COPIED = 32  # inputs and outputs must be multiples of it for the copy engine
+BLOCK_CHANNELS = 32  # channels of one program of `exchange_past`
+COPIED = 32  # the copy engine needs inputs and outputs that are multiples of this
 
 
 def exchange_past(joined: Tensor, past: Tensor, rows: Rows) -> None:
-    """Copy `past` [R, P, C] to the first P steps of `joined` [B, P + T, C], then the last P steps of `joined` to it."""
+    """Fill the first P steps of `joined` [B, P + T, C] from `past` [R, P, C], then replace `past` by its last P steps.
+
+    Rows that begin a new stream get zeros instead of their slot's past.
+    """
     if runs_triton(joined):
         _exchange_past_triton(joined, past, rows)
         return
@@ -78,13 +82,13 @@ def _exchange_kernel(
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The epilogue of a convolution."""
+    """Operations on a convolution's sums, in the same kernel: add the bias, apply Snake, leave space for the past."""
 
     channels: int  # N
     bias: Tensor | None  # [O]
     snake: Tensor | None  # [2, O] from `snake_table`
-    context: int  # steps of past that the next convolution needs before the result
-    keeps_total: bool  # whether the input of Snake is stored as well
+    context: int  # steps before the result that stay free for the past of the next convolution
+    keeps_total: bool  # whether the input of Snake is stored as well as its output
 
 
 def runs_chain(x: Tensor) -> bool:
@@ -94,7 +98,7 @@ def runs_chain(x: Tensor) -> bool:
 
 @lru_cache
 def _has_copy_engine(device: torch.device) -> bool:
-    """Return whether the tiles suit this GPU; later ones have other tensor cores and are untested."""
+    """Return whether this GPU has compute capability 9; later GPUs have other tensor cores, and tiles are untested."""
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
@@ -104,7 +108,7 @@ def convolve_on(
     """Convolve x [B, P + T, C] with `weight` [K, C, O], where P is (K - 1) * `dilation`; add bias and `skip` [B, T, O].
 
     Return the total [B, T', N], valid only if the epilogue keeps it, and its Snake [B, context + T', N], where T' is
-    T * O / N; `exchange_past` fills the first `context` steps.
+    T * O / N. Call `exchange_past` to fill the first `context` steps of the second result.
     """
     if runs_triton(x):
         many = is_many(len(x), x.shape[1] - (len(weight) - 1) * dilation)
@@ -121,14 +125,14 @@ def convolve_on(
 
 
 def descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
-    """Return a descriptor of blocks of a matrix for the copy engine; reads outside the matrix return 0."""
+    """Return a descriptor with which the copy engine loads blocks of a matrix; reads outside the matrix return 0."""
     return TensorDescriptor.from_tensor(matrix, list(block))
 
 
 def convolve_on_triton(
     x: Tensor, weight: Tensor, dilation: int, epilogue: Epilogue, skip: Tensor | None, tile: ConvolutionTile
 ) -> tuple[Tensor, Tensor]:
-    """Compute `convolve_on` with the kernel, in tiles of this size."""
+    """Compute `convolve_on` with the Triton kernel, in tiles of this size."""
     batch, length, inputs = x.shape
     taps, _, outputs = weight.shape
     assert x.is_contiguous()
@@ -187,7 +191,7 @@ def sum_taps(
     for number in tl.range(TAPS * BLOCKS):
         tap = number // BLOCKS
         channel = (number % BLOCKS) * BLOCK
-        # Beyond its channels x is 0, so the weights there do not matter.
+        # Reads beyond the last channel of x return 0, so the weights of the next tap, read there, do not matter.
         seen = x.load([first + tap * dilation, channel])
         total = tl.dot(seen, weight.load([tap * INPUTS + channel, to]), total)
         if MORE > 0:
@@ -209,7 +213,10 @@ def store_output(
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Add bias and skip to sums [T, WIDTH] of outputs from `to`; store the total and its Snake. All may be None."""
+    """Add bias and skip to sums [T, WIDTH] of the outputs from `to` on; store the total in `total`, Snake in `joined`.
+
+    `bias`, `snake`, `skip` and `total` may be None.
+    """
     output = to + tl.arange(0, WIDTH)
     taken = output < OUTPUTS
     at = step[:, None] * OUTPUTS + output[None, :]
@@ -268,7 +275,7 @@ def _chain_kernel(
 
 @dataclass(frozen=True)
 class UnitWeights:
-    """The weights of a residual unit, without its epilogue."""
+    """The weights of a residual unit, apart from the epilogue of its second convolution."""
 
     dilated: Tensor  # [K, C, C]
     dilation: int
@@ -277,9 +284,10 @@ class UnitWeights:
 
 
 def residual_unit(joined: Tensor, weights: UnitWeights, epilogue: Epilogue, skip: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply both convolutions to `joined` [B, P + T, C] and `skip` [B, T, C]; return the results of `convolve_on`.
+    """Apply both convolutions of a unit to `joined` [B, P + T, C], and add `skip` [B, T, C]; see `convolve_on`.
 
-    They are one kernel if a program can hold all channels of some steps, so that intermediate results stay on the chip.
+    If a program can hold all channels of its steps, one kernel computes both convolutions, so that the intermediate
+    results stay on the chip.
     """
     batch, steps, channels = skip.shape
     if runs_triton(joined) and is_many(batch, steps) and channels in UNITS:
@@ -332,7 +340,7 @@ def residual_unit_triton(
 
 @jit
 def _between(value, bias, snake, kind, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """Add the bias to sums [T, WIDTH] of the channels and return their Snake, rounded to `kind`."""
+    """Add the bias to the sums [T, WIDTH], apply Snake, and round to the dtype `kind`."""
     channel = tl.arange(0, WIDTH)
     taken = channel < CHANNELS
     value += tl.load(bias + channel, mask=taken, other=0.0).to(tl.float32)[None, :]
@@ -371,6 +379,6 @@ def _unit_kernel(
     if total is not None:
         total += row_offset * steps * CHANNELS
     joined += row_offset * (before + steps * CHANNELS) + before
-    # Channels that pad the width are 0, and so are their weights.
+    # `inner` is 0 in the channels that only pad the width, and their weights are 0.
     out = tl.dot(inner, second.load([0, 0]))
     store_output(out, bias, snake, skip, total, joined, step, 0, steps, CHANNELS, WIDE)

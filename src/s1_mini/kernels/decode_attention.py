@@ -1,9 +1,8 @@
 """Grouped-query attention of one token per row over the row's used positions, split over the length.
 
-The length of a row is read on the device, so one captured graph serves rows of any length. Each part of a row's
-positions has its own program (flash decoding, Dao et al. 2023); a second kernel joins the parts. Another kernel may
-attend to common prefixes for all rows at once (`common_attention`). New tokens are normed, rotated and stored by the
-same kernel.
+The kernel reads the length of a row on the device, so that one captured graph serves rows of any length. It also norms,
+rotates and stores the new tokens. Each part of a row's positions has its own program (flash decoding, Dao et al. 2023);
+a second kernel joins the parts. Before that, `common_attention` may attend to common prefixes for all rows at once.
 Shapes: B rows, H query heads, G key-value heads, D head size, S positions.
 """
 
@@ -24,14 +23,14 @@ if HAS_TRITON:
     import triton
 
 BLOCK = 64  # positions per iteration
-MANY_ROWS = 64  # above, smaller blocks are faster
+MANY_ROWS = 64  # with more rows, smaller blocks are faster
 PROGRAMS = 256  # rows are split into parts until this many programs fill the GPU
 
 
 def used_positions(position: Tensor, span: int, size: int) -> Tensor | None:
-    """Return the mask [B, 1, 1, `span`] of a step for all layers; None if the kernel runs, which needs no mask.
+    """Return a mask [B, 1, 1, `span`] of used positions, for all layers of a step; None for Triton, which needs none.
 
-    Each row attends to positions up to its `position` [B], and always to the first. `size` is the head size.
+    Each row attends to the positions up to its `position` [B], and always to position 0. `size` is the head size.
     """
     if _can_attend(position, size):
         return None
@@ -39,7 +38,7 @@ def used_positions(position: Tensor, span: int, size: int) -> Tensor | None:
 
 
 def reads_common(rows: int, groups: int, span: int) -> bool:
-    """Return whether a step of `rows` rows may read common prefixes once, which needs rows in one part."""
+    """Return whether a step of `rows` rows may read common prefixes once; the kernel cannot if it splits rows."""
     return rows >= FEWEST_ROWS and _split(rows, groups, span)[1] == 1
 
 
@@ -57,15 +56,15 @@ def step_attention(
     slots: Tensor | None = None,
     common: CommonPrefixes | None = None,
 ) -> Tensor:
-    """Store a token of each row in the cache, and attend from it to the row's positions; [B, H D].
+    """Store a token of each row in the cache, and return its attention [B, H D] to the row's positions.
 
     `qkv` [B, (H + 2 G) D] is the token's projection. Its key and value are stored at `target` [B] of keys and values
     [slots, G, S, D], whose dtype is qkv's or fp8. The row attends to positions up to its `position` [B]; without
     `slots` the new token is treated as the row's last position, whatever `target` is. `slots` [B] are the rows' slots,
     which may repeat; None means the first B. `rope` [B, D / 2, 2] has each row's cos and sin. All positions are below
-    `span`; `mask` is the result of `used_positions`. No kernel of a frame may write positions, slots or `common`,
-    because they are read before the previous kernel has ended. Prefixes in `common` are read from one slot of each
-    group where that is faster; this changes only rounding, and not even that in batch-invariant mode.
+    `span`; `mask` is the result of `used_positions`. No kernel of a frame may write `position`, `slots` or `common`,
+    because this kernel reads them before the previous kernel has ended. Where it is faster, the prefixes in `common`
+    are read from one slot of each group. This only changes rounding, and in batch-invariant mode it changes nothing.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):
         return _attend_triton(qkv, keys, values, position, span, new=(target, rope, norms), common=common)
@@ -82,7 +81,7 @@ def decode_attention(
     mask: Tensor | None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """Attend from `query` [B, H, D] to each row's positions up to its `position` [B]; [B, H, D].
+    """Return the attention [B, H, D] from `query` [B, H, D] to each row's positions up to `position` [B].
 
     Keys and values are [slots, G, S, D]; all positions are below `span`. `mask` is the result of `used_positions`, or
     None if all rows have `span` positions. `slots` [B] are the rows' slots; None means the first B.
@@ -104,10 +103,10 @@ def decode_attention(
 
 
 def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend by two products, whose bits do not depend on the other rows.
+    """Attend with two batched matrix products, which round a row in the same way whatever the other rows are.
 
-    On a CPU with several threads, the rounding of `scaled_dot_product_attention` depends on the thread that computes a
-    row (torch 2.13), and so on the number of rows.
+    `scaled_dot_product_attention` does not: on a CPU with several threads, its rounding depends on the thread that
+    computes a row (torch 2.13), and therefore on the number of rows.
     """
     rows, heads, size = query.shape
     groups = keys.shape[1]
@@ -118,7 +117,7 @@ def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tenso
 
 
 def _can_attend(x: Tensor, size: int) -> bool:
-    """Return whether the kernel supports x: Triton's product needs a power of two, at least 16."""
+    """Return whether the kernel supports x and this head size: Triton's product needs a power of two, at least 16."""
     return runs_triton(x) and size >= 16 and size & (size - 1) == 0
 
 
@@ -133,7 +132,7 @@ def _attend_triton(
     new: tuple[Tensor, Tensor, HeadNorms | None] | None = None,
     common: CommonPrefixes | None = None,
 ) -> Tensor:
-    """Attend from queries, or from projections of `new` tokens with their cache positions, rotary rows and norms."""
+    """Attend from `queries`. With `new` (cache positions, rotary rows, norms), they are projections of new tokens."""
     groups, size = keys.shape[1], keys.shape[3]
     rows, heads = len(queries), queries.shape[1] // size - (2 * groups if new else 0)
     shared = heads // groups
@@ -216,7 +215,7 @@ def _attend_triton(
 
 
 def _split(rows: int, groups: int, span: int) -> tuple[int, int]:
-    """Return the positions per iteration of a program, and the number of parts of a row."""
+    """Return the number of positions per iteration of a program, and the number of parts of each row."""
     block = BLOCK // 2 if rows > MANY_ROWS else BLOCK
     if is_batch_invariant():
         block = INVARIANT_BLOCK

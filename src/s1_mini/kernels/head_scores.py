@@ -1,4 +1,4 @@
-"""Attention scores of single heads, kept for the alignment of speech and text.
+"""Storage of the attention scores of one head, from which speech and text are aligned.
 
 Shapes: B rows, H query heads, G key-value heads, D head size, S positions.
 """
@@ -24,7 +24,7 @@ BLOCK = 64  # positions of a program
 
 
 class KeptHead(NamedTuple):
-    """The head whose scores each step stores."""
+    """The attention head whose scores are stored at each step, and where they are stored."""
 
     layer: int
     head: int
@@ -34,10 +34,10 @@ class KeptHead(NamedTuple):
 def store_scores(
     qkv: Tensor, keys: Tensor, position: Tensor, rope: Tensor, norms: HeadNorms | None, span: int, kept: KeptHead
 ) -> None:
-    """Store the scores of a head's new queries with their rows' keys in `kept.scores`.
+    """Store in `kept.scores` the scores of the kept head's new query with the keys of its row.
 
-    `qkv` [B, (H + 2 G) D] are projections of the new tokens, whose keys are stored in `keys` [slots, G, S, D] already.
-    Positions up to `position` [B] get their scores, the others anything; all are below `span`.
+    `qkv` [B, (H + 2 G) D] are projections of the new tokens, whose keys are already in `keys` [slots, G, S, D]. Scores
+    are valid up to each row's `position` [B], which is below `span`; scores of later positions are undefined.
     """
     rows, groups, size = len(qkv), keys.shape[1], keys.shape[3]
     heads = qkv.shape[-1] // size - 2 * groups
@@ -74,7 +74,7 @@ def store_scores(
 
 
 def store_query_scores(query: Tensor, keys: Tensor, kept: KeptHead) -> None:
-    """Store the scores of a head's queries [B, D] with their rows' keys [B, S, D] in `kept.scores`."""
+    """Store in `kept.scores` the scores of each query [B, D] of the kept head with the keys of its row [B, S, D]."""
     rows, span, size = keys.shape
     scores = (keys.float() @ query.float().unsqueeze(-1)).squeeze(-1)
     torch.mul(scores, 1 / math.sqrt(size), out=kept.scores[:rows, :span])

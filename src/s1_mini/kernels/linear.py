@@ -1,10 +1,11 @@
-"""Matrix products of few rows, fused with residual sum, norm, bias, gate or GELU. Bound by the weights' bandwidth.
+"""Matrix products of few rows, fused with residual sum, norm, bias, gate or GELU. Reading weights limits their speed.
 
-`gemv` computes up to two rows in one kernel: every program loads its weights into registers before the rows are
-ready. `skinny_gemm` uses tensor cores while the weights are fetched into the L2 cache; for few outputs, the inputs are
-split between programs, and the next norm sums their parts with the residual.
-int8 weights are dequantized in the kernel, and each output is multiplied by its scale.
-In batch-invariant mode (see `backend`) any number of rows uses tensor cores, and inputs are split as for `TALL` rows.
+`gemv` computes up to two rows in one kernel: each program loads its weights into registers before the rows are ready.
+`skinny_gemm` uses tensor cores, and fetches its weights into the L2 cache before the rows are ready. For products of
+few outputs, several programs each sum a part of the inputs, and the next norm adds these parts to the residual.
+Quantized weights are dequantized in the kernel, and each output is multiplied by its scale.
+In batch-invariant mode (see `backend`), `skinny_gemm` computes any number of rows, and inputs are always split in the
+same way as for `TALL` rows.
 Shapes: B rows, K inputs, N outputs, P parts.
 """
 
@@ -37,9 +38,9 @@ if HAS_TRITON:
 
 GEMV_ROWS = 2
 MAX_INPUTS = 4096  # limit of one program of `gemv`
-MAX_ROWS = 128  # above, cuBLAS is as fast
+MAX_ROWS = 128  # with more rows, cuBLAS is as fast
 TALL = 64  # rows of a tile, the minimum of Hopper's tensor cores
-PROMPT_ROWS = 512  # above, rows are steps of audio, and tiles may be large
+PROMPT_ROWS = 512  # products of more rows, mostly steps of audio, use larger tiles in batch-invariant mode
 
 
 @jit
@@ -57,7 +58,7 @@ def gelu_of(x):
 
 
 class Tile(NamedTuple):
-    """Sizes of a program of `skinny_gemm`, and the number of pipeline stages."""
+    """Sizes and launch options of a program of `skinny_gemm`; `stages` are those of the load pipeline."""
 
     rows: int
     outputs: int
@@ -66,11 +67,11 @@ class Tile(NamedTuple):
     stages: int
 
     def shared_bytes(self, item_size: int, gated: bool) -> int:
-        """Return an upper bound of its shared memory: rows and weights of each stage, in Triton's layout."""
+        """Return an upper bound of the shared memory in bytes: rows and weights of each stage, in Triton's layout."""
         return self.stages * self.inputs * (self.rows + self.outputs * (2 if gated else 1)) * item_size
 
     def within(self, limit: int, item_size: int, gated: bool) -> Tile:
-        """Return a tile that fits in `limit` bytes: with fewer stages, or fewer inputs per stage."""
+        """Return this tile, with fewer stages or fewer inputs per stage if it needs more than `limit` bytes."""
         tile = self
         while tile.shared_bytes(item_size, gated) > limit:
             tile = tile._replace(stages=tile.stages - 1) if tile.stages > 2 else tile._replace(inputs=tile.inputs // 2)
@@ -78,7 +79,7 @@ class Tile(NamedTuple):
 
 
 def num_parts(rows: int, outputs: int, inputs: int) -> int:
-    """Return the number of parts of the inputs; products of few outputs need several to fill the GPU."""
+    """Return into how many parts the inputs are split: products of few outputs need several parts to fill the GPU."""
     if outputs > 2048:
         return 1
     return 4 if inputs > 2048 or (inputs == 2048 and rows <= TALL) else 2
@@ -89,9 +90,9 @@ def gemm_tile(
 ) -> Tile:
     """Return the tile of `skinny_gemm` for numbers of `item_size` bytes, within `limit` bytes of shared memory.
 
-    These are the fastest of about a hundred on an H200 (docs/internals/kernels.md), which has 227 KB. GPUs with less
-    (A10G, L4 and L40S 99 KB, T4 64 KB) have fewer stages, or fewer inputs per stage; with `batch_invariance` the inputs
-    per stage are the same for all rows.
+    These are the fastest of about a hundred tiles on an H200 (docs/internals/kernels.md), which has 227 KB of shared
+    memory. GPUs with less (A10G, L4 and L40S 99 KB, T4 64 KB) have fewer stages, or fewer inputs per stage. With
+    `batch_invariance`, the inputs per stage do not depend on the number of rows.
     """
     block = min(128, max(16, 1 << (inputs - 1).bit_length()))
     if batch_invariance:
@@ -114,9 +115,9 @@ def gemm_tile(
 def skinny_gemm(
     x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts: int, *, gelu: bool = False
 ) -> Tensor:
-    """Return x [B, K] @ weight.T + bias, gated or with GELU: [B, N], or of several `parts` float32 [P, B, N].
+    """Return x [B, K] @ weight.T + bias, gated or with GELU: [B, N], or with several `parts` float32 [P, B, N].
 
-    `gated` needs `weight` [2 N, K].
+    The result is the sum of the parts. `gated` needs `weight` [2 N, K].
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
@@ -156,7 +157,7 @@ def skinny_gemm(
 def _fetch_weights(
     weight, first, begin, EACH: tl.constexpr, INPUTS: tl.constexpr, PART: tl.constexpr, LINE: tl.constexpr
 ):
-    LINES: tl.constexpr = triton.next_power_of_2((PART + LINE - 1) // LINE)  # a line is LINE numbers, 128 bytes
+    LINES: tl.constexpr = triton.next_power_of_2((PART + LINE - 1) // LINE)  # a cache line has LINE numbers, 128 bytes
     line = tl.minimum(begin + tl.arange(0, LINES) * LINE, INPUTS - 1)
     at = (first + tl.arange(0, EACH)).to(tl.int64)[:, None] * INPUTS + line[None, :]
     fetch_ahead(weight + at)
@@ -342,8 +343,8 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """Return x + `branch`, both [B, K], and norm(x + branch) @ weight.T + bias [B, N] for `weight` [N, K].
 
-    `branch` may be the second result of `linear_sum`. `gated` needs `weight` [2 N, K] and returns silu(first half) *
-    second half; `gelu` returns the exact GELU of the product.
+    `branch` may be the second result of `linear_sum`. With `gated`, `weight` is [2 N, K] and the second result is
+    silu(first half) * second half of the product; with `gelu`, the second result is the product's exact GELU.
     """
     if _uses_gemv(x) and branch is None:
         return x, gemv(x.contiguous(), weight, bias, norm, gated, None, gelu=gelu)
@@ -357,9 +358,9 @@ def norm_linear(
 
 
 def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return two summands of `residual` [B, N] + x [B, K] @ weight.T + bias, for the norm that follows.
+    """Return `residual` [B, N] + x [B, K] @ weight.T + bias as two summands, which the next norm adds.
 
-    The second is None, [B, N], or [P, B, N] of parts that are summed first.
+    The second summand is None, [B, N], or several parts [P, B, N], whose sum counts.
     """
     if _uses_gemv(x):
         return gemv(x.contiguous(), weight, bias, None, False, residual.contiguous()), None

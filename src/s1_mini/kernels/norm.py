@@ -1,4 +1,4 @@
-"""A residual sum and its RMS norm or layer norm (`centred`), in one pass.
+"""A residual sum and its RMS norm or layer norm in one kernel.
 
 Shapes: N rows, D channels, P parts.
 """
@@ -22,17 +22,18 @@ MAX_CHANNELS = 16_384  # limit of one program
 
 
 class Norm(NamedTuple):
-    """A norm of the inputs."""
+    """An RMS norm, or a layer norm without a bias."""
 
     weight: Tensor  # [D]
     eps: float
-    centred: bool = False  # layer norm without a bias, not RMS norm
+    centred: bool = False  # whether it is a layer norm
 
 
 def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Return x + `branch` [..., D] and its norm; an RMS norm is rounded to x's dtype before it is weighted.
+    """Return x + `branch` [..., D] and the norm of this sum. x is returned as it is if `branch` is None.
 
-    A `branch` [P, N, D] for x [N, D] is summed first, then rounded to x's dtype.
+    An RMS norm is rounded to x's dtype before it is multiplied by its weights. If `branch` is [P, N, D] for x [N, D],
+    its P parts are first summed, and the sum is rounded to x's dtype.
     """
     size = x.shape[-1]
     if not runs_triton(x) or size > MAX_CHANNELS:
@@ -67,7 +68,7 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tens
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, round_last: bool = False) -> Tensor:
     """Return the RMS norm of x [..., D], computed by torch, with gradients.
 
-    It is rounded to x's dtype before it is multiplied by `weight` [D], or with `round_last` only afterwards.
+    The norm is rounded to x's dtype before it is multiplied by `weight` [D], or with `round_last` only afterwards.
     """
     if x.dtype == torch.float32:
         return F.rms_norm(x, weight.shape, weight, eps)  # both orders are the same in fp32

@@ -1,4 +1,4 @@
-"""Both ends of a frame: embedding the tokens of a position, and storing a finished frame for the next step.
+"""The first and last operations of a frame: embed the tokens of a position, and store the new frame for the next step.
 
 Shapes: B rows, K codebooks, D channels, V codes of a codebook, W frames of the repetition window, S positions.
 """
@@ -26,9 +26,9 @@ class Embedding(NamedTuple):
 
     token_table: Tensor  # [vocabulary, D]
     code_table: Tensor  # [K V + other rows, D]
-    semantic: tuple[int, int]  # first and last semantic token; codes are added to these only
+    semantic: tuple[int, int]  # first and last semantic token; only semantic tokens have codes
     scaled: bool = False  # whether the sum of the K + 1 embeddings is divided by √(K + 1)
-    other_rows: int = 0  # rows of `code_table` after those of the codes
+    other_rows: int = 0  # unused rows at the end of `code_table`
 
     def book_size(self, books: int) -> int:
         return (len(self.code_table) - self.other_rows) // books
@@ -37,11 +37,11 @@ class Embedding(NamedTuple):
 def embed_positions(
     tokens: Tensor, position: Tensor, active: Tensor | None, padding: int, embedding: Embedding, rope: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Embed `tokens` [B, K + 1], semantic token before codes, at `position` [B] of their sequences.
+    """Embed `tokens` [B, K + 1], each a semantic token and its codes, at `position` [B] of their sequences.
 
-    Returns the embedding [B, D], the cache position [B] of their keys and values, and their rows [B, R, 2] of `rope`
-    [S, R, 2]. The cache position of idle rows is `padding`: rows that are not `active` [B] or, if that is None, whose
-    position is negative.
+    Returns the embeddings [B, D], the cache positions [B] for their keys and values, and the rows [B, R, 2] of `rope`
+    [S, R, 2] for their positions. Idle rows get the cache position `padding`. A row is idle if it is not `active` [B],
+    or, without `active`, if its position is negative.
     """
     if runs_triton(embedding.token_table):
         return _embed_triton(tokens, position, active, padding, embedding, rope)
@@ -50,7 +50,7 @@ def embed_positions(
 
 
 def embed(tokens: Tensor, embedding: Embedding) -> Tensor:
-    """Embed tokens [..., K + 1], semantic token before codes: [..., D]."""
+    """Return the embeddings [..., D] of tokens [..., K + 1], each a semantic token and its codes."""
     first, books = tokens[..., 0], tokens.shape[-1] - 1
     offsets = torch.arange(books, device=tokens.device) * embedding.book_size(books)
     x = F.embedding(first, embedding.token_table)
@@ -71,11 +71,11 @@ def store_frame(
     skipped: int = 0,
     seen: Tensor | None = None,
 ) -> None:
-    """Store `frame` [B, K + 1 or more] in the active ones of the first B rows, in place.
+    """Store `frame` [B, K + 1 or more] in the state of those of the first B rows that are `active` [rows], in place.
 
-    `history` [rows, W, K + 1] is a ring of the last frames without the first `skipped`; `tokens` [rows, K + 1] are the
-    next step's input, at `position` [rows]; `count` [rows] is the number of frames so far; `active` [rows] is bool;
-    `seen` [rows, V] uint8 becomes 1 for the first code of each frame.
+    `history` [rows, W, K + 1] is a ring buffer of the last W frames; it leaves out the first `skipped` frames of each
+    row. `tokens` [rows, K + 1] are the next step's input, at `position` [rows]. `count` [rows] is the number of frames
+    so far. `seen` [rows, V] uint8 is set to 1 for the first code of each frame.
     """
     if runs_triton(frame):
         _store_frame_triton(frame, history, tokens, position, count, active, skipped, seen)

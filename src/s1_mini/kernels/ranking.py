@@ -1,6 +1,7 @@
-"""Sampling and ranking with integers: the sums of probabilities are the same in any order.
+"""Sampling and ranking with integers, whose sums, unlike those of floating-point numbers, are the same in any order.
 
-Kernels rank without a sort: with integer keys in the order of numbers, and searches for a cumulative mass.
+The kernels rank without sorting: `order` turns numbers into integers of the same order, and `edge` and `find_token`
+find, bit by bit, where the cumulative probability passes a limit.
 Shapes: B rows, V tokens.
 """
 
@@ -13,15 +14,15 @@ from s1_mini.kernels.backend import HAS_TRITON, jit
 if HAS_TRITON:
     import triton.language as tl
 
-SCALE = 1 << 31  # integer that stands for a probability of 1
+SCALE = 1 << 31  # the integer for a probability of 1
 
 
 def sample(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Sample a token of each row of `probabilities` [B, V] by inverting the cumulative sum at `uniform` [B]; [B]."""
+    """Return a token [B] for each row of `probabilities` [B, V]: the inverse of the cumulative sum at `uniform` [B]."""
     cumulative = to_integers(probabilities).cumsum(-1)
     total = cumulative[:, -1]
     goal = (((uniform * (1 << 24)).long() * total) >> 24).minimum(total - 1)  # random numbers have 24 bits
-    return (cumulative <= goal.unsqueeze(1)).sum(-1).clamp_max(probabilities.shape[1] - 1)  # NaN: none
+    return (cumulative <= goal.unsqueeze(1)).sum(-1).clamp_max(probabilities.shape[1] - 1)  # clamped in case of NaN
 
 
 def to_integers(share: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def to_integers(share: Tensor) -> Tensor:
 
 @jit
 def order(x, BITS: tl.constexpr):
-    """Return unsigned integer keys with the bits and the order of x; all keys are above 0."""
+    """Return unsigned integer keys of BITS bits in the order of x; the key of every number is above 0."""
     if BITS == 16:
         bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
         ordered = tl.where(bits >> 15 != 0, 0xFFFF - bits, bits | 0x8000)
@@ -42,7 +43,7 @@ def order(x, BITS: tl.constexpr):
 
 @jit
 def edge(key, mass, bound, BITS: tl.constexpr):
-    """Return the highest key for which the mass of keys at and above it exceeds the bound, or 0."""
+    """Return the highest key for which the total mass of all keys from it upwards exceeds `bound`, or 0."""
     found = tl.sum(tl.zeros_like(key), axis=0)
     step = found + 1
     for bit in range(BITS):
@@ -54,7 +55,7 @@ def edge(key, mass, bound, BITS: tl.constexpr):
 
 @jit
 def find_token(at, mass, goal, BITS: tl.constexpr):
-    """Return the token whose preceding mass does not exceed the goal, while the mass up to and including it does."""
+    """Return the first token at which the cumulative mass, including the token's own, exceeds `goal`."""
     found = tl.sum(tl.zeros_like(at), axis=0)
     for bit in range(BITS):
         later = found | (1 << (BITS - 1 - bit))

@@ -1,4 +1,4 @@
-"""Rotary positions: rotate queries and keys, and split them or store them in the cache, in one pass.
+"""Rotary positions: rotate queries and keys, and in the same kernel split them or store them in the cache.
 
 Shapes: B rows, T tokens, H query heads, G key-value heads, D head size, S positions.
 """
@@ -22,7 +22,7 @@ BLOCK = 512
 
 
 def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate the pairs of x [..., D] by `rope`, rows of a table [..., D / 2, 2]; fp32 inside."""
+    """Rotate the pairs of x [..., D] by the cos and sin in `rope` [..., D / 2, 2], computed in fp32."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = rope.unbind(-1)
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
@@ -78,7 +78,7 @@ class HeadNorms(NamedTuple):
     query: Tensor  # [D]
     key: Tensor  # [D]
     eps: float
-    round_last: bool = True  # round after the weights, not before them
+    round_last: bool = True  # round only after the multiplication by the weights, not also before it
 
 
 def rope_store(
@@ -92,9 +92,9 @@ def rope_store(
 ) -> Tensor:
     """Return queries [B, H, D] of `qkv` [B, (H + 2 G) D]; store keys and values at `target` [B] of the cache.
 
-    The cache is `keys` and `values` [slots, G, S, D], of qkv's dtype or fp8. `rope` [B, D / 2, 2] has the rows' cos and
-    sin; `norms` are the model's, if any. `slots` [B] are the
-    rows' slots; None means the first ones, in order.
+    The cache consists of `keys` and `values` [slots, G, S, D], of qkv's dtype or fp8. `rope` [B, D / 2, 2] has the cos
+    and sin of each row; queries and keys are normed by `norms`, if any, and rotated. `slots` [B] are the rows' slots;
+    None means the first B slots.
     """
     groups, size = keys.shape[1], keys.shape[3]
     heads = qkv.shape[-1] // size - 2 * groups
@@ -137,7 +137,7 @@ def rope_store(
 
 @jit
 def cast_saturating(x, pointer, FP8: tl.constexpr):
-    """Return x in the dtype that `pointer` points to: its own, or fp8, which saturates at its largest number."""
+    """Return x in the dtype of `pointer`'s elements: x's own dtype, or if FP8, limited to the largest fp8 number."""
     if FP8:
         x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0).to(pointer.dtype.element_ty)
     return x

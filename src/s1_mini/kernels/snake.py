@@ -1,7 +1,7 @@
-"""Snake, x + sin²(αx) / β (Ziyin et al. 2020), fused with its neighbours between two causal convolutions.
+"""Snake, x + sin²(αx) / β (Ziyin et al. 2020), fused with the operations around it between two causal convolutions.
 
-One pass over memory instead of five: the previous convolution's bias, its skip, the activation, the past before the
-result, and the new past. Channels are last; all arithmetic is fp32. In the original form β is α.
+One pass over memory replaces five: add the previous convolution's bias, add the skip connection, apply Snake, put the
+past before the result, and store the new past. Channels are last; all arithmetic is fp32. In the original form, β is α.
 Shapes: B rows, T steps, C channels, P steps of past, R slots.
 """
 
@@ -23,7 +23,7 @@ NO_DIVISION_BY_ZERO = 1e-9
 
 @dataclass(frozen=True)
 class Rows:
-    """The slots of the rows of a batch, on the device."""
+    """The slot of each row of a batch, on the device."""
 
     slot_ids: Tensor  # [B] int64
     reset_mask: Tensor  # [B] bool: the row begins a new stream
@@ -40,10 +40,10 @@ def snake_extend(
     skip: Tensor | None = None,
     keeps_total: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return total = x + `bias` [C] + `skip` and snake(total) with the past before it: [B, T, C] and [B, P + T, C].
+    """Return total = x + `bias` [C] + `skip` [B, T, C], and the past followed by snake(total) [B, P + T, C].
 
-    `past` [R, P, C] is replaced by the last P steps of the second result. Without `alpha` [C] Snake is left out;
-    `beta` [C] is `alpha` by default. The first result is valid only with `keeps_total`.
+    x is [B, T, C]. `past` [R, P, C] is replaced by the last P steps of the second result. Without `alpha` [C], Snake is
+    left out; `beta` [C] is `alpha` by default. The first result is valid only with `keeps_total`.
     """
     if not runs_triton(x):
         total = x.float()
@@ -107,8 +107,8 @@ def _snake(value, alpha, beta, channel, channels):
     if alpha is not None:
         slope = tl.load(alpha + channel, mask=channel < channels, other=1.0).to(tl.float32)[None, :]
         angle = slope * value
-        # sin² has period π: subtract multiples of π, in three parts whose products are exact, then use a series.
-        # `tl.sin` would branch for each angle.
+        # sin² has period π: subtract a multiple of π, as three parts whose products are exact, then use a series.
+        # `tl.sin` would be slower, because it branches for each angle.
         periods = tl.floor(angle * 0.3183098861837907 + 0.5)
         angle = angle - periods * 3.140625 - periods * 9.67502593994140625e-4 - periods * 1.509957990978376e-7
         square = angle * angle
@@ -155,7 +155,7 @@ def _snake_extend_kernel(
             tl.store(total + start + at, value.to(total.dtype.element_ty), mask=inside)
         value = _snake(value, alpha, beta, channel, channels)
         tl.store(out + CONTEXT * channels + at, value.to(out.dtype.element_ty), mask=inside)
-    elif CONTEXT > 0:  # one program has the whole past of its channels, so that none reads another's writes
+    elif CONTEXT > 0:  # one program reads and writes the whole past of its channels, so that no program reads another's
         past_row = past + tl.load(slot_ids + row) * CONTEXT * channels
         num_old = CONTEXT * (1 - tl.load(reset_mask + row).to(tl.int32))
         old_step = tl.arange(0, PAST)
@@ -174,18 +174,18 @@ def _snake_extend_kernel(
         tl.store(past_row + where, tl.where(is_old, old, new), mask=is_past)
 
 
-# Snake with fewer operations, for results that are rounded to 16 bits. sin² has period π: the angle in units of π is
-# reduced to ±½, and a series of its square has a relative error of 1e-6. The factors of a channel come from a table.
+# Below: Snake with fewer operations, for results that are rounded to 16 bits. sin² has period π, so the angle in units
+# of π is reduced to ±½; the series in its square has a relative error of 1e-6. Each channel's factors are in a table.
 
 
 def snake_table(alpha: Tensor, beta: Tensor | None = None) -> Tensor:
-    """Return α / π and 1 / β of each channel, [2, C] fp32, of `alpha` and `beta` [C]; β is α by default."""
+    """Return α / π and 1 / β of each channel [2, C] in fp32, from `alpha` and `beta` [C]; β is α by default."""
     divisor = (alpha if beta is None else beta).double() + NO_DIVISION_BY_ZERO
     return torch.stack((alpha.double() / torch.pi, 1 / divisor)).float()
 
 
 def snake_of_table(value: Tensor, table: Tensor) -> Tensor:
-    """Return Snake of values [..., C] in fp32."""
+    """Return Snake of values [..., C] in fp32, with the factors of `snake_table`."""
     value = value.float()
     return value + (torch.pi * table[0] * value).sin().square() * table[1]
 
@@ -204,7 +204,7 @@ def quick_snake(value, frequency, inverse):
 
 @jit
 def quick_snake_of(value, table, channel, channels, inside):
-    """Return Snake of values [T, N] of the channels [N] that are `inside` [N]; `table` is from `snake_table`."""
+    """Return Snake of values [T, N] of the given channels [N], where `inside` [N]; `table` is from `snake_table`."""
     frequency = tl.load(table + channel, mask=inside, other=0.0)
     inverse = tl.load(table + channels + channel, mask=inside, other=0.0)
     return quick_snake(value, frequency[None, :], inverse[None, :])

@@ -18,7 +18,7 @@ BLOCK = 1024
 
 
 def swiglu(gated: Tensor) -> Tensor:
-    """Return silu(a) * b [..., D] of `gated` [..., 2 D], a before b; silu(a) is rounded first, as torch does it."""
+    """Return silu(a) * b [..., D], where `gated` [..., 2 D] holds a, then b. As in torch, silu(a) is rounded first."""
     if not runs_triton(gated):
         first, second = gated.chunk(2, dim=-1)
         return F.silu(first) * second

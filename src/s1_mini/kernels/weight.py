@@ -1,8 +1,8 @@
 """Weights of linear layers, in full precision or quantized to eight bits with one scale per output, and their product.
 
-Quantized values are int8 or fp8 (e4m3), symmetric about zero; an output's largest weight becomes the largest value.
-For the compiled kernels of a CPU, `pack` chooses the smallest lossless format: checkpoints have fewer bits than the
-CPU's arithmetic, and reading weights is half of a step's time.
+Quantized values are int8 or fp8 (e4m3), symmetric about zero. The scale maps an output's largest weight to the largest
+value of the format. For the compiled CPU kernels, `pack` chooses the smallest lossless format, because reading weights
+takes half the time of a step, and checkpoints often store fewer bits than float32.
 Shapes: L layers, N outputs, K inputs.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from s1_mini.kernels.compiled.product import Product
 
 PACKED_INPUTS = 32  # torch's int8 kernels read 8, 16 or 32 inputs at once, depending on the processor
-FIRST_OUTPUTS = 16  # tested before all outputs, because most weights fail early
+FIRST_OUTPUTS = 16  # outputs that `_as_int8` tests first: most weights that int8 cannot hold already fail there
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
@@ -48,7 +48,7 @@ def values_and_scale(weight: Weight) -> tuple[Tensor, Tensor | None]:
 
 
 def quantize(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
-    """Round weights [N, K] to int8 or float8_e4m3fn."""
+    """Quantize weights [N, K] to int8 or float8_e4m3fn."""
     weight, largest = weight.float(), LARGEST[dtype]
     scale = (weight.abs().amax(1) / largest).clamp_min(torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16)
     values = weight / scale.float().unsqueeze(1)
@@ -57,7 +57,7 @@ def quantize(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
 
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """Return x [..., K] @ weight.T + bias, [..., N]. A CPU multiplies int8 by x in bfloat16."""
+    """Return x [..., K] @ weight.T + bias, [..., N]. On a CPU, x is rounded to bfloat16 if the weights are int8."""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
     if not _fits_packed(x, weight):
@@ -68,20 +68,20 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def _fits_packed(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Return whether torch's int8 product supports these sizes; for others it reads out of bounds without a check."""
+    """Return whether torch's int8 product supports these sizes; with others it reads out of bounds unchecked."""
     is_int8 = x.device.type == "cpu" and weight.values.dtype == torch.int8
     return is_int8 and weight.shape[0] % 4 == 0 and weight.shape[1] % PACKED_INPUTS == 0
 
 
 def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in `dtype`; fp8 has no infinity, so it saturates at its largest number."""
+    """Return x in `dtype`; fp8 has no infinity, so numbers beyond its largest become the largest."""
     if dtype not in LARGEST or x.dtype == dtype:
         return x.to(dtype)
     return x.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
 
 
 def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact: bool = True) -> Product:
-    """Copy weights [N, K] and biases [N] of all layers, in the smallest lossless format or in float32."""
+    """Copy the weights [N, K] and biases [N] of all layers, in the smallest lossless format if `compact`, else fp32."""
     quantized = _as_int8(weights) if compact else None
     if quantized is not None:
         stack, scale = torch.stack([each.values.T for each in quantized]), torch.stack([x.scale for x in quantized])
@@ -97,12 +97,12 @@ def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact:
 
 
 def is_close(first: Tensor, second: Tensor, share: float) -> bool:
-    """Return whether all differences are within `share` of the largest number."""
+    """Return whether all differences are at most `share` times the largest absolute value of `first`."""
     return bool((first - second).abs().max() <= share * first.abs().max())
 
 
 def _as_int8(weights: Sequence[Weight]) -> list[QuantizedWeight] | None:
-    """Return the weights in int8, or None if that is not lossless."""
+    """Return all weights in int8, or None if that would change any of them."""
     quantized = []
     for weight in weights:
         if isinstance(weight, QuantizedWeight):

@@ -1,1 +1,1 @@
-"""Building blocks of the models: tensors in, tensors out. Independent of families, requests and files."""
+"""Building blocks of the models, such as attention and norms. They know nothing about families, requests and files."""

@@ -1,9 +1,9 @@
-"""One-dimensional convolutions; short ones are matrix products where torch's kernels are slow.
+"""One-dimensional convolutions, computed as matrix products where torch's convolutions of short inputs are slow.
 
-Chunks of a stream are a few steps long. For such chunks, torch's kernels on one thread take two to five times as long
-as the equivalent product (2026-11, torch 2.13: 880 µs instead of 330 for 256 channels, 7 taps, dilation 9, 20 steps).
-On a GPU, cuDNN uses a transform (FFT) for short float32 rows (2026-11, H200, torch 2.11: 42.8 ms for 128 rows of 75
-steps, 128 to 512 channels, 7 taps; with one product per tap 0.67 ms).
+Chunks of a stream are a few steps long. For such chunks, torch's convolution on one CPU thread takes two to five times
+as long as the equivalent product (2026-11, torch 2.13: 880 µs instead of 330 for 256 channels, 7 taps, dilation 9, 20
+steps). On a GPU, cuDNN uses a slow Fourier transform for short float32 rows (2026-11, H200, torch 2.11: 42.8 ms for 128
+rows of 75 steps, 128 to 512 channels, 7 taps; with one product per tap 0.67 ms).
 Shapes: B rows, C inputs, O outputs, K taps, T steps.
 """
 
@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# For smaller inputs, torch uses a slow path for dilated convolutions (its threshold for oneDNN).
+# Elements of an input up to which torch computes dilated convolutions without oneDNN, which is slow.
 SHORT_INPUT = 20_480
-SHORT_STEPS = 48  # for fewer steps, a product is faster than a transposed convolution
-# cuDNN may use a transform for rows up to this length with at least these channels and taps.
+SHORT_STEPS = 48  # up to as many steps, a product is faster than torch's transposed convolution
+# cuDNN may use a Fourier transform for rows of at most this many steps with at least this many channels and taps.
 TRANSFORMED_STEPS, TRANSFORMED_CHANNELS, TRANSFORMED_TAPS = 256, 64, 5
 
 
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, dilation: int, groups: int) -> Tensor:
-    """Convolve x [B, C, T] with `weight` [O, C / groups, K], without padding."""
+    """Convolve x [B, C, T] with `weight` [O, C / groups, K] without padding; return [B, O, steps]."""
     if dilation > 1 and stride == groups == 1 and x.numel() <= SHORT_INPUT and bias is not None and _is_single(x):
         return _conv_as_product(x, weight, bias, dilation)
     if stride == groups == 1 and bias is not None and _is_transformed(x, weight):
@@ -30,19 +30,19 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, dilat
 
 
 def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int) -> Tensor:
-    """Convolve x [B, C, T] transposed with `weight` [C, O, K]; [B, O, (T - 1) * stride + K]."""
+    """Return the transposed convolution [B, O, (T - 1) * stride + K] of x [B, C, T] with `weight` [C, O, K]."""
     if x.shape[-1] <= SHORT_STEPS and weight.shape[-1] % stride == 0 and bias is not None and _is_single(x):
         return _transpose_as_product(x, weight, bias, stride)
     return F.conv_transpose1d(x, weight, bias, stride=stride)
 
 
 def _is_single(x: Tensor) -> bool:
-    """Return whether x is one row on a CPU in inference, the case in which products are faster."""
+    """Return whether x is a single row on a CPU, in inference: only then are products faster."""
     return x.shape[0] == 1 and x.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def conv_by_taps(x: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor:
-    """Convolve x [B, C, T] with `weight` [O, C, K], without padding and stride, as one product per tap."""
+    """Convolve x [B, C, T] with `weight` [O, C, K], without padding or stride, as a sum of one product per tap."""
     taps = weight.shape[2]
     steps = x.shape[-1] - (taps - 1) * dilation
     by_tap = [weight[:, :, tap].expand(len(x), -1, -1) for tap in range(taps)]
@@ -53,7 +53,7 @@ def conv_by_taps(x: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tens
 
 
 def _is_transformed(x: Tensor, weight: Tensor) -> bool:
-    """Return whether cuDNN may use the slow transform, in inference."""
+    """Return whether cuDNN may use the slow Fourier transform for this convolution, in inference."""
     if not x.is_cuda or x.dtype != torch.float32 or x.shape[-1] > TRANSFORMED_STEPS or torch.is_grad_enabled():
         return False
     _, inputs, taps = weight.shape

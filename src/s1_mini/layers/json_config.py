@@ -1,7 +1,8 @@
-"""Validated values of a checkpoint's JSON configs, for families and codecs, without torch.
+"""Read and validate the values of a checkpoint's JSON configs, for families and codecs, without torch.
 
-A config is a dataclass whose fields are declared with `size`, `number` … and read with `read_fields`. Each `read_`
-function raises `CheckpointMismatchError`, whose message begins with its argument `name`: file and key.
+A config is a dataclass whose fields are declared with `size`, `number` and so on, and read with `read_fields`. All
+`read_` functions raise `CheckpointMismatchError` for invalid values. Their argument `name`, the file and the key, is
+the beginning of the message.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ def flag(default: Any = MISSING, key: str = "") -> Any:
 
 
 def declare(default: Any, key: str, read: Callable[[str, Any], Any]) -> Any:
-    """Return a field that `read_fields` reads from `key`, or from the field's name, with `read`."""
+    """Declare a field that `read_fields` reads with `read` from the JSON key `key`; without `key`, the field's name."""
     return field(default=default, metadata={"key": key, "read": read})
 
 
 def read_fields(config: type[Any], values: Mapping[str, Any], source: str = "config.json") -> dict[str, Any]:
-    """Return the declared fields of a config by name; absent or null values become defaults."""
+    """Return the values of a config's declared fields by field name; absent or null values become their defaults."""
     found = {}
     for each in fields(config):
         if "read" in each.metadata:

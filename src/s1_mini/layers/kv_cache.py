@@ -1,6 +1,6 @@
-"""Keys and values of attention, S positions per slot.
+"""Caches for the keys and values of attention, with S positions per slot.
 
-Tensors only: the caller assigns slots to requests and counts the positions in use.
+A cache only holds tensors: the caller assigns slots to requests and counts the positions in use.
 Shapes: B slots, H key-value heads, S positions, D head size, T new tokens.
 """
 
@@ -39,7 +39,6 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        """Allocate an empty cache."""
         shape = (layers, slots, heads, positions, head_dim)
         return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
@@ -48,17 +47,17 @@ class KVCache:
         return 2 * self.keys.numel() * self.keys.element_size()
 
     def save(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
-        """Copy the first `count` positions of one slot: keys and values [layers, H, count, D]."""
+        """Return copies of the keys and values [layers, H, count, D] of the first `count` positions of one slot."""
         return self.keys[:, slot, :, :count].clone(), self.values[:, slot, :, :count].clone()
 
     def load(self, slot: int, saved: tuple[Tensor, Tensor]) -> None:
-        """Restore saved positions as the first ones of a slot."""
+        """Copy keys and values from `save` to the first positions of a slot."""
         count = saved[0].shape[2]
         self.keys[:, slot, :, :count] = saved[0]
         self.values[:, slot, :, :count] = saved[1]
 
     def block_store(self, layer: int, rows: slice, start: int) -> KVStore:
-        """Return a store for T tokens of `rows` at positions start … start+T; it returns positions 0 … start+T."""
+        """Return a store for the next T tokens of `rows`, from position `start` on; it returns all positions so far."""
 
         def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             end = start + key.shape[2]
@@ -76,13 +75,13 @@ class KVCache:
 
 @dataclass(frozen=True)
 class CachePositions:
-    """Cache position of one token of each of n rows, and the positions that it attends to."""
+    """The cache position of one new token in each of n rows, and the positions that the token attends to."""
 
     target: Tensor  # [n] cache position of the token's key and value
-    position: Tensor  # [n] last position that the token attends to, its own; kernels of a frame do not change it
-    span: int  # upper bound of all positions
+    position: Tensor  # [n] position of the token, the last that it attends to; constant during a frame
+    span: int  # all positions are below this
     rope: Tensor  # [n, D / 2, 2] rows of the rotary table
-    mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all rows have `span` positions
+    mask: Tensor | None  # [n, 1, 1, span] true up to the token's position; None if all rows have `span` positions
     slots: Tensor | None = None  # [n] slot of each row; None: the first n slots
     common: CommonPrefixes | None = None  # shared prefixes of these rows
-    kept: Sequence[KeptHead] = ()  # heads whose scores are kept; of one layer, when it is passed to the layer
+    kept: Sequence[KeptHead] = ()  # heads whose scores are stored; a layer gets only its own heads

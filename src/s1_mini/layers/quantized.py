@@ -1,4 +1,4 @@
-"""Linear layers with quantized weights, converted one by one to save memory."""
+"""Linear layers with quantized weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from s1_mini.kernels.weight import QuantizedWeight, product, quantize
 
 
 class QuantizedLinear(nn.Module):
-    """A quantized `nn.Linear`, only for inference."""
+    """An `nn.Linear` with quantized weights, only for inference."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_linears(module: nn.Module, dtype: torch.dtype) -> None:
-    """Replace every linear layer of `module` by a `QuantizedLinear` in int8 or float8_e4m3fn."""
+    """Replace the linear layers of `module` by `QuantizedLinear` in int8 or float8_e4m3fn; one by one saves memory."""
     for parent in [each for each in module.modules() if not isinstance(each, nn.Linear)]:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):

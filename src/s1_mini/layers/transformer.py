@@ -1,7 +1,7 @@
 """The pre-norm transformer block of S1's backbone and depth transformer, and of the codec's transformers.
 
-The caller chooses the attended positions (a mask) and the storage of keys and values (a store), so that one block
-serves prefill, single steps and the codec's sliding window.
+The caller passes the attended positions (a mask) and the storage of keys and values (a store), so that the same block
+works for prefill, single steps and the codec's sliding window.
 Shapes: B rows, T tokens, S attended positions, H query heads, G key-value heads, D head size.
 """
 
@@ -25,9 +25,10 @@ from s1_mini.layers.kv_cache import CachePositions, KVStore
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm (Zhang and Sennrich 2019): in fp32, rounded to the input's dtype, then weighted.
+    """Root-mean-square norm (Zhang and Sennrich 2019).
 
-    `round_last` multiplies in fp32 and rounds once at the end. In bf16, the two orders give different bits.
+    By default, the norm is computed in fp32, rounded to the input's dtype, and then multiplied by the weight. With
+    `round_last`, the multiplication is also in fp32, and the result is rounded once. In bf16, the two results differ.
     """
 
     def __init__(self, dim: int, eps: float, *, round_last: bool = False) -> None:
@@ -38,7 +39,7 @@ class RMSNorm(nn.Module):
 
     @property
     def spec(self) -> Norm:
-        """Arguments for kernels; without support for `round_last`."""
+        """The norm in the form that kernels take; kernels do not support `round_last`."""
         return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,9 +56,9 @@ def rope_table(
     *,
     rounded_to: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return cos and sin of every position and pair, rounded, as fp32: [length, head_dim / 2, 2].
+    """Return cos and sin of each position and pair [length, head_dim / 2, 2] as fp32, rounded to `rounded_to`.
 
-    Rotary positions with interleaved pairs (x0, x1), (x2, x3), … (Su et al. 2021, GPT-J's layout).
+    The rotary pairs are interleaved: (x0, x1), (x2, x3), … (Su et al. 2021, GPT-J's layout).
     """
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float32)[: head_dim // 2]
     angles = torch.outer(torch.arange(length, dtype=torch.float32), 1.0 / (base ** (pairs / head_dim)))
@@ -66,13 +67,13 @@ def rope_table(
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate the pairs of x [B, H, T, D] by `rope`, rows of a table [B or 1, T, D / 2, 2]; fp32 inside."""
+    """Rotate the pairs of x [B, H, T, D] by `rope` [B or 1, T, D / 2, 2] from `rope_table`, computed in fp32."""
     return apply_rope(x, rope.unsqueeze(1))
 
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """Sizes and switches of one transformer block."""
+    """Sizes and options of one transformer block."""
 
     dim: int
     num_heads: int
@@ -83,7 +84,7 @@ class BlockConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
-    qk_norm_rounds_last: bool = True  # after its weights, not before them
+    qk_norm_rounds_last: bool = True  # `round_last` of the norms of queries and keys
     layer_scale: bool = False
 
 
@@ -101,7 +102,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, round_last=config.qk_norm_rounds_last)
 
     def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, store: KVStore) -> Tensor:
-        """Attend from x [B, T, dim]; `mask` [B or 1, 1, T, S] is true where it may attend (None: everywhere)."""
+        """Attend from x [B, T, dim]. `mask` [B or 1, 1, T, S] is true for attended positions; None attends to all."""
         heads, groups = self.config.num_heads, self.config.num_kv_heads
         qkv = self.wqkv(x).unflatten(-1, (heads + 2 * groups, self.config.head_dim)).transpose(1, 2)
         rotated, value = qkv.split((heads + groups, groups), dim=1)
@@ -115,7 +116,7 @@ class Attention(nn.Module):
         return self.wo(out.transpose(1, 2).flatten(2))
 
     def step(self, qkv: Tensor, cached: tuple[Tensor, Tensor], positions: CachePositions) -> Tensor:
-        """Attend from one token per row, with projection `qkv` [B, (H + 2 G) D], to its row and itself.
+        """Attend from one token per row, with projection `qkv` [B, (H + 2 G) D], to the row including the token.
 
         Returns the input of `wo`, [B, H D].
         """
@@ -141,7 +142,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Gated feed-forward (SwiGLU, Shazeer 2020): w1 is the gate, w3 the gated branch, w2 the projection back."""
+    """Gated feed-forward (SwiGLU, Shazeer 2020): w1 projects to the gate, w3 to the gated values, and w2 back."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -151,7 +152,7 @@ class FeedForward(nn.Module):
         self.both: Weight | None = None
 
     def merge(self) -> None:
-        """Concatenate w1 and w3, for one product instead of two; only for inference."""
+        """Concatenate the weights of w1 and w3, so that one product computes both; only for inference."""
         joined = []
         for first, second in zip(self.w1.parameters(), self.w3.parameters(), strict=True):
             joined.append(torch.cat((first.detach(), second.detach())))
@@ -176,7 +177,7 @@ class LayerScale(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), then the same with the feed-forward."""
+    """A pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -194,10 +195,10 @@ class TransformerBlock(nn.Module):
     def step(
         self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], positions: CachePositions
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute `forward` for one token per row x [B, dim], after adding `branch`.
+        """Compute `forward` for one token per row; the input is x [B, dim] + `branch`.
 
-        Returns the same pair for the next block, which adds the branch in its norm. Needs merged weights (`merge`) and
-        no layer scale.
+        Also returns the output as two summands, because the norm of the next block adds them in its kernel. The
+        feed-forward weights must be merged (`merge`), and the block must have no layer scale.
         """
         attention, feed = self.attention, self.feed_forward
         assert feed.both is not None, "the gate's weights are not merged"
@@ -207,5 +208,5 @@ class TransformerBlock(nn.Module):
         return linear_sum(activated, feed.w2.weight, None, x)
 
     def feed(self, x: Tensor) -> Tensor:
-        """Compute the feed-forward half; it has no side effects, so it can be compiled."""
+        """Compute the feed-forward half, a separate method so that torch.compile can compile it."""
         return x + self.ffn_layer_scale(self.feed_forward(self.ffn_norm(x)))

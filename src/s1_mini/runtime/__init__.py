@@ -1,1 +1,1 @@
-"""Load a checkpoint, run its stages in threads, and serve requests with it."""
+"""Load a checkpoint, run its stages in threads, and pass requests to them."""

@@ -1,8 +1,9 @@
 """Compile the steps of a CPU engine with numba in the background, or load them at the start if they are cached.
 
-Compiling takes about ten seconds of one core, once per machine. A process of low priority compiles and caches the
-result (see `kernels/compiled/build.py`); it continues when the engine stops. A lock file keeps several engines from
-compiling at the same time. An utterance uses the same step from start to end.
+Compiling takes about ten seconds on one core, once per machine. A process with low priority compiles and caches the
+result (see `kernels/compiled/build.py`); the process continues even if the engine stops. A lock file keeps several
+engines from compiling at the same time. An utterance is computed by the same code, compiled or torch, from start to
+end.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from s1_mini.types import Choice
 
 logger = logging.getLogger(__name__)
 
-LEAST_BYTES = 2e6  # weights of a step; compiling for smaller ones is not worth the time
-MOST_BYTES = 400e6  # with larger weights, torch on several threads may be as fast
+LEAST_BYTES = 2e6  # weights of a step; for smaller weights, compiling is not worth the time
+MOST_BYTES = 400e6  # weights of a step; for larger weights, torch on several threads may be as fast
 LIMIT_S = 600.0  # timeout of the compiler process
 POLL_INTERVAL_S = 0.25  # poll interval while the compiler process runs
 
@@ -42,12 +43,12 @@ sys.exit(main(json.loads(sys.argv.pop(1))))
 
 
 class AheadCompiler:
-    """Compiles the steps of an engine's stages, and reports the state in `kernels` of the loaded checkpoint."""
+    """Compiles the steps of an engine's stages. `kernels` of the loaded checkpoint says what is in use, and why."""
 
     def __init__(
         self, speaker: LoadedCheckpoint, stages: Sequence[Stage], config: EngineConfig, *, in_background: bool = True
     ) -> None:
-        """Start to compile unless `config` disables it; with `compile="true"`, wait until it is done."""
+        """Start to compile, unless `config` disables that. With `compile="true"`, wait until all is compiled."""
         self._speaker, self._stopped = speaker, threading.Event()
         self._thread: threading.Thread | None = None
         if speaker.device.value != "cpu":
@@ -60,9 +61,9 @@ class AheadCompiler:
             speaker.kernels = Choice("torch", reason)
 
     def close(self) -> None:
-        """Stop waiting for the compiler; its kernels are no longer activated."""
+        """Stop waiting for the compiler process; steps that it compiles from now on are not activated."""
         self._stopped.set()
-        # The process would abort if a thread released tensors while the interpreter shuts down.
+        # Join, because the engine's process would abort if a thread released tensors while the interpreter shuts down.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -76,14 +77,14 @@ class AheadCompiler:
         remove_unused()
         try:
             missing = {path: each for each in work if not (path := marker(each.module, each.formats)).exists()}
-        except OSError:  # without a cache, compile at each start if requested
+        except OSError:  # there is no cache: compile at each start, if the caller waits for it
             if not waits:
                 raise
             self._use(work, "at the start")
             return
         if waits or not missing:
             if self._use(work, "at the start" if missing else "earlier, and cached"):
-                with suppress(OSError):  # without a cache entry, the next start compiles again
+                with suppress(OSError):  # without a marker file, the next start compiles again
                     for path in missing:
                         path.touch()
             return
@@ -100,10 +101,10 @@ class AheadCompiler:
             self._use(work, "in the background")
 
     def _compile(self, missing: Mapping[Path, Compilable]) -> bool:
-        """Compile in a process; return False if the engine stopped first. Raises `RuntimeError` if it fails."""
+        """Compile in a process; return False if the engine stops before that. Raises `RuntimeError` if it fails."""
         parts = json.dumps([(each.module, list(each.formats), str(path)) for path, each in missing.items()])
-        paths = json.dumps([str(path) for path in sys.path])  # the child uses the same modules, and no others
-        # On Windows, the child opens no window and ignores Ctrl-C, which is meant for the engine.
+        paths = json.dumps([str(path) for path in sys.path])  # so that the child imports the same modules
+        # On Windows, the child must not open a window, or react to a Ctrl-C that is meant for the engine.
         flags = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
         until = time.monotonic() + LIMIT_S
         with tempfile.TemporaryFile() as stderr:
@@ -117,7 +118,7 @@ class AheadCompiler:
             )
             while child.poll() is None and time.monotonic() < until:
                 if self._stopped.wait(POLL_INTERVAL_S):
-                    # The child continues; a thread waits for it, so that no zombie is left.
+                    # The child continues. A thread waits for its end, because otherwise a zombie process would remain.
                     threading.Thread(target=child.wait, name="s1_mini compiler's end", daemon=True).start()
                     return False
             if child.poll() is None:
@@ -129,7 +130,7 @@ class AheadCompiler:
         return not self._stopped.is_set()
 
     def _use(self, work: Sequence[Compilable], when: str) -> bool:
-        """Activate the compiled steps up to the first failure; return whether all are active."""
+        """Activate the compiled steps, until one fails; return whether all are active."""
         used: list[str] = []
 
         def use_all() -> bool:
@@ -168,5 +169,5 @@ def _reason_against(num_bytes: int, config: EngineConfig) -> str | None:
     if num_bytes < LEAST_BYTES:
         return "the model is too small to be worth compiling; S1_MINI_COMPILE=true overrides"
     if num_bytes > MOST_BYTES:
-        return "compiled steps use one core, but a model this large needs all; S1_MINI_COMPILE=true overrides"
+        return "compiled steps use one core, but a model this large needs all cores; S1_MINI_COMPILE=true overrides"
     return None

@@ -17,16 +17,16 @@ FORMATS = {torch.float32, torch.bfloat16, torch.int8}  # weight formats; `kernel
 
 @dataclass(frozen=True)
 class Compilable:
-    """A step that one function can compute. Until that is compiled, and if compilation fails, torch computes it."""
+    """A step that numba can compile. Until it is compiled, and if compilation fails, torch computes the step."""
 
-    what: str  # title
-    module: str  # has `compile_for(formats)`; imports no torch
-    formats: Sequence[str]  # weight formats
-    use: Callable[[], None]  # loads or compiles the function, and checks it; later utterances use it
+    what: str  # name of the step for logs and `/health`
+    module: str  # module with the function and `compile_for(formats)`; it does not import torch
+    formats: Sequence[str]  # formats of the weights
+    use: Callable[[], None]  # loads or compiles the function, checks it, and activates it for later utterances
 
 
 class CompilableModel(Protocol):
-    """The properties of a model that determine whether its steps can be compiled."""
+    """The properties of a model that decide whether its steps can be compiled."""
 
     device: torch.device
     dtype: torch.dtype
@@ -34,13 +34,13 @@ class CompilableModel(Protocol):
 
 
 def can_compile(model: CompilableModel, weights: Iterable[Tensor]) -> bool:
-    """Return whether compiled steps support the device and the number formats of a model and its weights."""
+    """Return whether compiled steps support a model's device and number formats, and the formats of its weights."""
     is_wide = model.dtype == model.kv_dtype == torch.float32
     return model.device.type == "cpu" and is_wide and {weight.dtype for weight in weights} <= FORMATS
 
 
 class CompiledSlots:
-    """The slots that a compiled function steps: those whose utterances began after it was activated."""
+    """The slots that compiled code steps: those whose utterances began after the code was activated."""
 
     def __init__(self) -> None:
         self._step: Step | None = None
@@ -49,10 +49,11 @@ class CompiledSlots:
     def compilable(
         self, what: str, family: ModuleType, model: CompilableModel, make: Callable[[Any], Step]
     ) -> Compilable:
-        """Return the function to compile; `make` returns the step for given weights.
+        """Return the step to compile, with the name `what`; `make` builds the step from packed weights.
 
-        A family's module has `MODULE`, `gather(model)`, which returns weights, `formats_of(weights)`, and
-        `check(model, weights)`, which raises `RuntimeError` if compiled steps differ from torch's.
+        `family` is a module with the name `MODULE` of the module to compile, `gather(model)`, which packs the weights,
+        `formats_of(weights)`, and `check(model, weights)`, which raises `RuntimeError` if compiled steps differ from
+        torch's steps.
         """
         weights = family.gather(model)
 
@@ -63,7 +64,7 @@ class CompiledSlots:
         return Compilable(what, family.MODULE, family.formats_of(weights), use)
 
     def begin(self, slot: int) -> None:
-        """Assign a slot that begins an utterance to the compiled step, if there is one."""
+        """Assign a slot that begins an utterance to the compiled step, if one is active, otherwise to torch."""
         (self._slots.add if self._step else self._slots.discard)(slot)
 
     def others(self, slots: Sequence[int]) -> list[int]:
@@ -71,7 +72,7 @@ class CompiledSlots:
         return [slot for slot in slots if slot not in self._slots]
 
     def fill(self, slots: Sequence[int], made: np.ndarray) -> None:
-        """Step the compiled `slots`, writing to their rows of `made`."""
+        """Step those of the `slots` that compiled code steps, and write the results to their rows of `made`."""
         compiled = [slot for slot in slots if slot in self._slots]
         if compiled:
             assert self._step is not None

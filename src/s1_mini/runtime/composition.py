@@ -1,7 +1,7 @@
-"""Requests with markup: each part becomes a request to the engine, and their audio is joined with the pauses.
+"""Requests with markup: each part becomes a request to the engine, and their audio is joined, with pauses between.
 
-Parts are submitted shortly before their turn, so that a stream has no gaps and a long text does not fill the queue.
-Imports no torch.
+Parts are submitted shortly before their turn: early enough for a stream without gaps, and late enough that a long text
+does not fill the queue. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from s1_mini.types import (
 )
 from s1_mini.voices.registry import VoiceRegistry
 
-AHEAD = 2  # parts submitted in addition to the current one
+AHEAD = 2  # number of parts that are submitted in addition to the current part
 RETRY_S = 0.05  # poll interval while the engine's queue is full
 SILENCE_S = 1.0  # maximum length of a chunk of silence
 NOTHING = np.zeros(0, np.float32)
@@ -59,7 +59,7 @@ class Part:
     pause_s: float
 
     def place(self, word: Word, origin_s: float) -> Word:
-        """Convert a word's position and times from this part to the source and audio of the whole request."""
+        """Return a word of this part with its position in the request's text and its times in the request's audio."""
         return replace(
             word,
             start=self.segment.starts[word.start],
@@ -82,7 +82,7 @@ class Plan:
 
 
 def is_plain(request: TTSRequest, config: EngineConfig, lexicons: Lexicons) -> bool:
-    """Return whether a request certainly has no markup and no word of a lexicon."""
+    """Return whether a request can have neither markup nor a word of a lexicon."""
     is_text = request.text_type == "text" and not request.lexicon and not lexicons.of(_voice(request))
     return is_text and not (config.accept_ssml and isinstance(request.text, str) and is_ssml(request.text))
 
@@ -115,7 +115,7 @@ def make_plan(
     grouped = replace(request, flow=(request.flow[0], group))
     parts: list[Part] = []
     spoken, warnings, pause_s = [], [ignored], 0.0
-    marks: list[Mark] = []  # of segments that are only pauses
+    marks: list[Mark] = []  # marks of segments that are only pauses
     for segment in segments:
         pause_s += segment.pause_before_s
         marks = [mark._replace(position=0, pause_s=mark.pause_s + segment.pause_before_s) for mark in marks]
@@ -137,7 +137,7 @@ def make_plan(
 
 
 def check_voice(request: TTSRequest, description: Description, voices: VoiceRegistry) -> None:
-    """Raise `VoiceError` if a request has no voice, although the checkpoint needs one and has no default."""
+    """Raise `VoiceError` if a request has no voice, and the checkpoint needs a voice but has no default voice."""
     if description.needs_voice and request.voice is None and not request.references and not voices.library.default:
         description.check_voice(voices.names)
 
@@ -170,7 +170,7 @@ def _voice(request: TTSRequest) -> str | None:
 def _read(
     request: TTSRequest, config: EngineConfig, form: TextForm, lexicons: Lexicons, voices: VoiceRegistry
 ) -> Markup:
-    """Return the segments of a text, with the names that the voices have here."""
+    """Return the segments of a text. Names of voices in it are replaced by the engine's names (`voice_names`)."""
 
     def name_of(voice: str | None) -> str | None:
         return voice and request.voice_names.get(voice.lower(), voice)
@@ -191,7 +191,7 @@ def _read(
 
 
 def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate: int) -> TTSRequest:
-    """Return the request for a segment. The first segment uses the request's own seed, as without markup."""
+    """Return the request for a segment. The first segment has the request's own seed, as a text without markup has."""
     speed, gain_db = request.speed * segment.speed, request.gain_db + segment.gain_db
     place = partial(error_at, request.text, segment.starts[0])
     if not MIN_SPEED <= speed <= MAX_SPEED:
@@ -209,29 +209,29 @@ def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate
         sampling=sampling,
         speed=speed,
         gain_db=gain_db,
-        sample_rate=request.sample_rate or sample_rate,  # fixed, because `reload` may load a model with another rate
+        sample_rate=request.sample_rate or sample_rate,  # explicit, because `reload` may load a model with another rate
         voice=segment.voice or request.voice,
         references=() if segment.voice else request.references,
     )
 
 
 class Composition:
-    """The audio of a plan for one consumer, with the consumer's interface of `OutputQueue`."""
+    """The audio of a plan for one consumer, who uses it like an `OutputQueue`."""
 
     def __init__(self, plan: Plan, submit: Callable[[TTSRequest], OutputQueue], deadline: float) -> None:
         self._plan, self._submit, self._deadline = plan, submit, deadline
-        self._left = deque(plan.parts)  # not submitted yet
-        self._submitted: deque[tuple[Part, OutputQueue]] = deque()  # the first one is the current part
-        self._lock = threading.Lock()  # guards `_submitted` against `close`
+        self._left = deque(plan.parts)  # parts that are not submitted yet
+        self._submitted: deque[tuple[Part, OutputQueue]] = deque()  # the first element is the current part
+        self._lock = threading.Lock()  # guards `_submitted`, which `close` reads from any thread
         self._closed = threading.Event()
-        self._whole: bool | None = None  # None: keep the value of each submitted part
+        self._whole: bool | None = None  # `whole` for all parts; None: each part keeps its own value
         self._ready: deque[AudioChunk] = deque()
         self._details: dict[str, Any] = {"spoken_text": plan.spoken_text, "warning": plan.warning}
-        self._num_samples = 0  # of the audio so far
-        self._origin: int | None = None  # first sample of the part's audio; None before its first chunk
-        self._marks: deque[Mark] = deque()  # of the part, not reached yet
-        self._end_s = 0.0  # end of the part's last word
-        self._timing: Timing | None = None  # of the first part
+        self._num_samples = 0  # number of samples so far
+        self._origin: int | None = None  # first sample of the current part's audio; None before its first chunk
+        self._marks: deque[Mark] = deque()  # marks of the current part that are not reached yet
+        self._end_s = 0.0  # end of the current part's last word
+        self._timing: Timing | None = None  # timing of the first part
         self._is_cut = self._is_over = False
 
     def begin(self) -> Self:
@@ -268,7 +268,7 @@ class Composition:
         return OutputIterator(self)
 
     def wait(self) -> AudioChunk | None:
-        """Wait for the next chunk; None after the last. Raises the error of any part."""
+        """Wait for the next chunk and return it; return None after the last. Raises the error of any part."""
         while not self._ready and not self._is_over:
             try:
                 self._submit_ahead()
@@ -287,8 +287,8 @@ class Composition:
             while not self._is_over:
                 if self._left:
                     try:
-                        await asyncio.to_thread(self._submit_ahead)  # a part submitted after `close` is cancelled
-                    except QueueFullError:  # poll instead of waiting in a thread, which other requests need
+                        await asyncio.to_thread(self._submit_ahead)  # cancels a part that it submits after `close`
+                    except QueueFullError:  # poll, because waiting in a thread would occupy a thread of the pool
                         self._check_deadline()
                         await asyncio.sleep(RETRY_S)
                         continue
@@ -323,7 +323,7 @@ class Composition:
 
     def _check_deadline(self) -> None:
         if time.monotonic() > self._deadline:
-            raise RequestTimeoutError("the queue had no room for the next part of the text in time") from None
+            raise RequestTimeoutError("timed out while the next part of the text waited for the full queue") from None
 
     def _add(self, chunk: AudioChunk) -> None:
         if chunk.finish_reason == "cancelled":
@@ -349,7 +349,7 @@ class Composition:
             self._finish("stop")
 
     def _reached(self, chunk: AudioChunk, origin_s: float) -> Iterator[SpokenMark]:
-        """Yield the marks before the words of a chunk, which has places in the segment; at the end, all others."""
+        """Yield the marks that the words of a chunk have reached; after the part's last chunk, all its other marks."""
         for word in chunk.words:
             while self._marks and self._marks[0].position <= word.start:
                 yield _spoken(self._marks.popleft(), origin_s, word.start_s)
@@ -369,7 +369,7 @@ class Composition:
         self._details = {}
 
     def _finish(self, reason: FinishReason) -> None:
-        """Add the last chunk, and cancel the remaining parts."""
+        """Add the last chunk, and cancel all parts that have not ended."""
         if reason == "stop":
             self._add_silence(self._plan.end_pause_s)
             reason = "length" if self._is_cut else "stop"
@@ -381,6 +381,6 @@ class Composition:
 
 
 def _spoken(mark: Mark, origin_s: float, time_s: float) -> SpokenMark:
-    """Return a mark that is reached `time_s` after the origin of its part, or in the pause before it."""
+    """Return a mark that is reached `time_s` after the part's audio begins, or in the pause before the part."""
     time_s = origin_s + (-mark.pause_s if mark.pause_s else time_s)
     return SpokenMark(mark.name, mark.start, mark.stop, round(max(0.0, time_s), 3))

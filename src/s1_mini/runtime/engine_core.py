@@ -1,4 +1,4 @@
-"""The threads of a chain of stages: their work, and the handling of a thread that dies or hangs.
+"""The threads of a chain of stages: what they do, and what happens if one of them dies or hangs.
 
 Each accepted request ends exactly once, with audio or with its own error.
 """
@@ -31,20 +31,20 @@ from s1_mini.runtime.tasks import Steps, Tasks
 
 logger = logging.getLogger(__name__)
 
-JOIN_S = 2.0  # wait for a thread that hung, in case it continues
-HELPED_CALLS = 2  # small calls for first audio that another stage's thread makes between its own steps
-WATCH_S = 1.0  # poll interval of the watchdog; shorter for limits of a few seconds
+JOIN_S = 2.0  # how long `stop` waits for a thread that hung, in case it continues
+HELPED_CALLS = 2  # maximum number of small calls for first audio that the first stage's thread makes between its steps
+WATCH_S = 1.0  # poll interval of the watchdog; for limits below 4 s, a quarter of the limit
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Which stages share a thread, by the threads' names; the first thread also runs tasks."""
+    """The threads of an engine. The first thread also runs tasks."""
 
-    stages: Mapping[str, Sequence[int]]
+    stages: Mapping[str, Sequence[int]]  # the stages of each thread, by the thread's name
     helps: bool = False  # whether the first thread generates first audio while the last stage's thread is busy
-    enter: Callable[[int], None] = lambda _: None  # called by each thread at its start, with its first stage
+    enter: Callable[[int], None] = lambda _: None  # each thread calls it at its start, with its first stage
 
 
 class SlotCounts(Protocol):
@@ -69,16 +69,19 @@ class Core(Protocol):
         """Start the watchdog, which ends all requests if a thread hangs."""
 
     def submit(self, request: Request) -> None:
-        """Accept a request. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
+        """Accept a request. Raises `QueueFullError`, or `EngineNotReadyError` after `stop`."""
 
     def cancel(self, request: Request) -> None:
         """Cancel a request; does nothing if it has ended."""
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Run a task between plans, one `yield` at a time; return its result. Raises the errors of `submit`."""
+        """Run a task between plans, from one `yield` to the next; return its future. Raises the errors of `submit`."""
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
-        """Accept no more requests; finish the accepted ones, or end them with `EngineNotReadyError`."""
+        """Accept no more requests. If `drains`, finish the accepted requests, for at most `timeout_s` seconds.
+
+        Requests that are not finished then end with `EngineNotReadyError`.
+        """
 
     @property
     def is_alive(self) -> bool:
@@ -93,11 +96,12 @@ class Core(Protocol):
 
 
 class StageWorker:
-    """A thread that carries out the plans of some stages in turn. `on_end` receives the error that ended it, or None.
+    """A thread that carries out the plans of its stages in turn. At its end, `on_end` gets its error, or None.
 
-    If a stage's steps are only launched, its next plan is launched before the previous report is processed and its
-    audio delivered, so that the device never waits for bookkeeping. An autoregressive stage is planned while its
-    previous step runs. Other stages are planned after it, because their plans depend on which client needs audio most.
+    For a stage that is overlapped, the next plan is launched before the report of the previous plan is processed and
+    its audio delivered, so that the device never waits for the host. An autoregressive stage is planned while its
+    previous step runs. Any other stage is planned only when its previous call has ended, because the plan depends on
+    which client needs audio most urgently.
     """
 
     def __init__(
@@ -111,9 +115,9 @@ class StageWorker:
         tasks: Tasks | None = None,
         helps: tuple[int, StageRunner] | None = None,
     ) -> None:
-        """`helps` is a stage of another thread for which this one may generate first audio."""
+        """`helps` is a stage of another thread for which this thread may generate first audio."""
         self.name = name
-        self.current_turn: int | None = None  # number of the turn; None while waiting
+        self.current_turn: int | None = None  # number of the turn; None while the thread waits for work
         self._scheduler, self._runners, self._tasks, self._helps = scheduler, runners, tasks, helps
         self._enter, self._on_end = enter, on_end
         self._in_flight: dict[int, tuple[Plan, Callable[[], Report]]] = {}  # by stage
@@ -190,9 +194,9 @@ class StageWorker:
 
 
 class Watchdog:
-    """Polls workers; calls `on_stuck` once, with the name of the worker, if a turn takes `limit_s`.
+    """Calls `on_stuck` once, with the name of a worker, if a turn of the worker takes `limit_s` seconds.
 
-    Time is counted in polls, so that a suspended machine counts as one poll.
+    Time is counted in polls, so that the time for which a machine is suspended does not count.
     """
 
     def __init__(self, workers: Sequence[StageWorker], limit_s: float, on_stuck: Callable[[str, float], None]) -> None:
@@ -210,7 +214,7 @@ class Watchdog:
 
     def _run(self) -> None:
         pause = min(WATCH_S, self._limit_s / 4)
-        seen: dict[str, tuple[int | None, float]] = {}  # turn of each worker, and its seconds
+        seen: dict[str, tuple[int | None, float]] = {}  # by worker: its turn, and how many seconds the turn has taken
         while not self._over.wait(pause):
             for worker in self._workers:
                 turn, (last, seconds) = worker.current_turn, seen.get(worker.name, (None, 0.0))
@@ -222,7 +226,7 @@ class Watchdog:
 
 
 class EngineCore(Core):
-    """A core whose stages are in this process."""
+    """A core whose stages run in this process."""
 
     def __init__(
         self,
@@ -255,7 +259,7 @@ class EngineCore(Core):
             for at, (name, numbers) in enumerate(threads.stages.items())
         ]
         self._num_ended, self._ending = 0, threading.Lock()
-        self._over = threading.Event()  # every request and task has ended
+        self._over = threading.Event()  # set when every request and task has ended
         self._is_stuck = False
         self._watchdog = Watchdog(self.workers, stuck_after_s, self._on_stuck)
 
@@ -312,7 +316,7 @@ class EngineCore(Core):
             raise EngineError(f"the engine has failed; restart it: {self.failure!r}")
 
     def _free_memory(self) -> None:
-        """Evict cached prefixes, which can be computed again, when memory has run out."""
+        """Evict cached prefixes, because memory has run out; they can be computed again."""
         self.metrics.out_of_memory += 1
         freed = self.prefixes.shrink()
         if self._clears_memory:
@@ -338,7 +342,7 @@ class EngineCore(Core):
             self._over.set()
 
     def _on_stuck(self, worker: str, seconds: float) -> None:
-        """End all requests because a thread hangs; called by the watchdog, which leaves the thread's state alone."""
+        """End all requests because a thread hangs. Called by the watchdog, which does not touch the thread's state."""
         self.failure = self.failure or EngineError(f"the {worker} thread has been stuck for {seconds:.4g} s")
         self._is_stuck = True
         try:

@@ -1,11 +1,11 @@
 """CUDA graphs of the repeated calls of a stage, all captured before the first request.
 
 cuBLAS has a workspace for each stream of a thread, and a graph always uses the workspace of the stream on which it was
-captured. Graphs that run concurrently must therefore be captured on different streams: otherwise their products
-overwrite each other's counters, and both may hang. Torch returns streams from a pool of 32 in turn, so two streams
-created at different times may be the same; those of all stages are therefore created together.
+captured. Graphs that run concurrently must therefore be captured on different streams: otherwise their products would
+overwrite each other's counters, and both graphs could hang. Torch takes streams in turn from a pool of 32, so that two
+streams that are created at different times may be the same. The streams of all stages are therefore created together.
 
-A process may have several engines, and one may run while another starts.
+A process may have several engines, and an engine may run while another engine starts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from s1_mini.layers.staging import stage
 
 WARM_UPS = 2  # calls before a capture, which compile kernels and allocate workspaces
-STREAMS = 8  # CUDA streams per GPU, one per stage that captures graphs; torch's pool has more
+STREAMS = 8  # number of CUDA streams per GPU; each stage that captures graphs uses one of them
 
-# One capture at a time, including its warm-ups: otherwise it would capture other engines' work on the same stream.
+# Held during a capture and its warm-ups, because a capture would also record other engines' work on the same stream.
 one_capture = threading.RLock()
-# Torch refuses to replay a graph during a capture, because both touch the state of its random numbers.
+# Held during a replay, and during a capture, when torch refuses to replay graphs.
 _replays = threading.Lock()
 
 Key = TypeVar("Key", bound=Hashable)
@@ -39,7 +39,7 @@ Wait = Callable[[], list[np.ndarray]]
 
 
 def graph_stream(device: torch.device, stage_number: int) -> torch.cuda.Stream:
-    """Return the stream of a GPU on which the stage of this number captures; the first call creates all streams."""
+    """Return the stream on which a stage captures its graphs. The first call creates the streams of all stages."""
     with one_capture:
         return _streams(torch.cuda.current_device() if device.index is None else device.index)[stage_number]
 
@@ -63,11 +63,11 @@ def capture(
                 work()
         graph = torch.cuda.CUDAGraph()
         captures = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _replays, no_collections(), captures:  # entering `captures` waits for the device
+        with _replays, no_collections(), captures:  # `captures` first waits until the device is idle
             work()
 
     def replay() -> None:
-        with _replays:  # including `after`, because another capture may use the stream as soon as it is free
+        with _replays:  # also during `after`: once the lock is free, another capture may use the stream
             graph.replay()
             if after is not None:
                 after()
@@ -77,10 +77,10 @@ def capture(
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Disable garbage collection in a block; only one block at a time.
+    """Disable garbage collection in a block. Only one thread at a time may use this.
 
-    A collection may destroy graphs of a stopped engine, and destroying a graph on a thread that captures another one is
-    a CUDA error that ends the process.
+    A collection may destroy graphs of a stopped engine. If a thread that captures a graph destroyed another graph, CUDA
+    would raise an error that ends the process.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -100,15 +100,15 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """How the calls of one kind are captured and replayed."""
+    """How the graphs of one kind of call are captured and replayed."""
 
     stream: torch.cuda.Stream | None = None  # capture stream; None: nothing is captured
-    pool: Any = None  # memory shared by the graphs of one stage, of which one runs at a time
-    is_beside: bool = False  # replay on `stream` instead of the thread's own
-    is_staged: bool = False  # copy inputs, so that a call can be launched before the previous one ends
-    is_ahead: bool = False  # copy outputs alternately to two buffers, for the same reason
-    sleeps: bool = False  # sleep while waiting, instead of spinning
-    own_kernels: bool = False  # without cuDNN, which would make plans for every size
+    pool: Any = None  # memory pool that all graphs of a stage share, because only one of them runs at a time
+    is_beside: bool = False  # replay on `stream` instead of the thread's current stream
+    is_staged: bool = False  # copy inputs first, so that a call can be launched before the previous call ends
+    is_ahead: bool = False  # copy outputs to two buffers in turn, for the same reason
+    sleeps: bool = False  # sleep instead of spinning while waiting for results
+    own_kernels: bool = False  # capture without cuDNN, which would make plans for every size
 
     @classmethod
     def of_stage(cls, device: torch.device, stage_number: int) -> GraphOptions:
@@ -119,10 +119,10 @@ class GraphOptions:
 
 
 class StepGraphs(Generic[Key]):
-    """The graphs of one call for several keys, such as batch sizes; they share pinned memory for inputs and outputs.
+    """The graphs of one call for several keys, such as batch sizes. They share pinned memory for inputs and outputs.
 
-    Graphs are launched one at a time; a launch waits for the previous call that used the same output buffers. On a CPU
-    the same steps run without graphs, so that they can be tested.
+    Graphs are launched one at a time; a launch waits for the previous call that used the same output buffers. Tests on
+    a CPU can run the same code; it then calls the functions without graphs.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class StepGraphs(Generic[Key]):
         device: torch.device,
         options: GraphOptions,
     ) -> None:
-        """Capture `call(key, *inputs)` for all `keys`, the largest first: the others reuse its memory."""
+        """Capture `call(key, *inputs)` for all `keys`. The largest key must be first; later graphs reuse its memory."""
         self._call, self._device, self._options = call, device, options
-        # Otherwise inputs would be overwritten while the previous call still reads them.
+        # Inputs that are not staged would be overwritten while the previous call still reads them.
         assert not options.is_ahead or options.is_staged or not any(inputs(key) for key in keys)
         self._places = ["out", "other out"] if options.is_ahead else ["out"]
         has_outputs = options.stream is not None and any(outputs(key) for key in keys)
@@ -161,11 +161,11 @@ class StepGraphs(Generic[Key]):
         return self._options.stream
 
     def launch(self, key: Key, *arrays: np.ndarray) -> Wait:
-        """Launch the call of a key; return a function that waits for its outputs."""
+        """Launch the call of a key with these inputs; return a function that waits for the outputs."""
         graph = self._graphs[key]
         self._place = (self._place + 1) % len(self._places)
         last = self._launched[self._place]
-        if last is not None:  # it may also still read its inputs
+        if last is not None:  # wait until that call has written its outputs and read its inputs
             last.wait()
         for place, array in zip(graph.inputs, arrays, strict=True):
             values = torch.from_numpy(array)
@@ -176,7 +176,7 @@ class StepGraphs(Generic[Key]):
         return launched.wait
 
     def replay(self, key: Key) -> None:
-        """Launch the call of a key with the last inputs, without waiting for outputs."""
+        """Launch the call of a key with the inputs that are in its buffers."""
         with torch.cuda.stream(self._options.stream) if self._options.is_beside else nullcontext():
             self._graphs[key].replay()
 
@@ -223,14 +223,14 @@ class StepGraphs(Generic[Key]):
 
 
 class _Launched:
-    """A launched call. Complete outputs are copied, because a later call overwrites them."""
+    """A call that has been launched. `wait` copies its outputs, because a later call will overwrite them."""
 
     def __init__(self, outputs: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
         self._outputs, self._done = outputs, done
         self._copies: list[np.ndarray] | None = None
 
     def wait(self) -> list[np.ndarray]:
-        """Wait for the outputs, once, and return them."""
+        """Wait until the call has ended, and return its outputs."""
         if self._copies is None:
             if self._done is not None:
                 self._done.synchronize()

@@ -1,4 +1,4 @@
-"""Load a checkpoint directory: choose devices, number formats and kernels. Every choice has a reason."""
+"""Load a checkpoint: choose devices, number formats and kernels, and state the reason of each choice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-FP8_CAPABILITY = (8, 9)  # Ada and Hopper have instructions for e4m3
+FP8_CAPABILITY = (8, 9)  # compute capability from which GPUs (Ada, Hopper) have instructions for e4m3
 
 ELSEWHERE = Choice("elsewhere", "the stage runs in another process")
 NO_MEMORY = "meta"  # torch's device for tensors with a shape but no data
@@ -40,7 +40,7 @@ FULL = Choice("full", "same as `precision`; no smaller format was requested")
 
 
 class Compiler:
-    """Compiles functions with inductor if inductor was chosen. A function that fails to compile runs as written."""
+    """Compiles functions with inductor, if that was chosen. A function that cannot be compiled runs uncompiled."""
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
@@ -48,7 +48,8 @@ class Compiler:
     def __call__(self, function: Function) -> Function:
         """Return the function to call instead of `function`.
 
-        Importing inductor takes seconds, so it is put off until the first call; captured steps never make one.
+        It is compiled at its first call, because importing inductor takes seconds, and an engine whose steps are all
+        captured by own kernels never makes such a call.
         """
         if self.choice.value != "inductor":
             return function
@@ -63,7 +64,7 @@ class Compiler:
                 except torch.OutOfMemoryError:
                     raise
                 except (RuntimeError, ImportError, OSError) as error:
-                    # An error of the function itself is raised again by the call below.
+                    # If the function itself raised the error, the call below raises it again.
                     self.choice = Choice("eager", f"inductor failed: {first_line(error)}")
                     logger.warning("compilation failed, running eagerly: %s", first_line(error))
             return function(*arguments)
@@ -77,7 +78,7 @@ class LoadedCheckpoint:
 
     directory: Path
     origin: Origin | None
-    family: str  # its title
+    family: str  # title of the model family
     description: Description
     loaded: LoadedModel
     device: Choice
@@ -98,7 +99,7 @@ class LoadedCheckpoint:
         return {**{name: getattr(self, name) for name in names}, "compile": self.compiler.choice}
 
     def sizes(self, prefix_cache_bytes: int) -> Sizes:
-        """Return the memory of the checkpoint in the formats in which it was loaded."""
+        """Return the memory and the work of the checkpoint in the formats in which it was loaded."""
         formats = formats_of(self.precision, self.codec_dtype, self.weights_dtype, self.kv_dtype)
         return family_of(self.directory).sizes(self.directory, formats, prefix_cache_bytes)
 
@@ -106,7 +107,7 @@ class LoadedCheckpoint:
 def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedCheckpoint:
     """Load the checkpoint directory of `config`. Raises `CheckpointError` or `ConfigurationError`.
 
-    `here` names the stages to load (default: all); weights of the others are checked but not read.
+    `here` names the stages to load (default: all). The weights of other stages are checked but not read.
     """
     directory = config.checkpoint_path or DEFAULT_MODEL
     family = family_of(directory)
@@ -159,7 +160,7 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
 
 
 def gpus_of(devices: Mapping[str, Choice]) -> dict[str, list[str]]:
-    """Return the stages of each GPU; `cuda` counts as the current one."""
+    """Return the stages of each GPU, by its name with an index; `cuda` is the current GPU."""
     stages: dict[str, list[str]] = {}
     for stage, device in devices.items():
         if device.value.startswith("cuda"):
@@ -169,13 +170,13 @@ def gpus_of(devices: Mapping[str, Choice]) -> dict[str, list[str]]:
 
 
 def free_bytes_of(device: str) -> int:
-    """Return the free bytes of a GPU, including unused memory of torch's allocator."""
+    """Return the free bytes of a GPU, including memory that torch's allocator holds but does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def check_weights(sizes: Sizes, stages: Mapping[str, list[str]], free_bytes: Mapping[str, float]) -> None:
-    """Check that the weights of the `stages` of each GPU fit, before any is loaded. Raises `ConfigurationError`."""
+    """Raise `ConfigurationError` unless the weights of each GPU's `stages` fit. Called before they are loaded."""
     for device, names in stages.items():
         needed = sum(sizes.stages[name].weight_bytes for name in names)
         if needed > free_bytes[device]:
@@ -202,7 +203,7 @@ def choose_devices(placement: Mapping[str, str], family: Family, device: Choice)
 
 
 def choose_device(setting: str, name: str = "device") -> Choice:
-    """Return the device. Raises `ConfigurationError`, which names the setting, for a missing device."""
+    """Return the device for a setting. Raises `ConfigurationError`, naming the setting, for a missing device."""
     cuda = torch.cuda.is_available()
     if setting == "auto":
         if cuda:
@@ -230,7 +231,7 @@ def choose_precision(setting: Precision, device: str) -> Choice:
 
 
 def choose_codec_dtype(setting: Precision, device: str) -> Choice:
-    """Return the number format of decoding; references are encoded in float32, like upstream."""
+    """Return the number format for decoding. References are always encoded in float32, like in the original."""
     if setting != "auto":
         return Choice(setting, "set explicitly")
     if not device.startswith("cuda"):
@@ -240,7 +241,7 @@ def choose_codec_dtype(setting: Precision, device: str) -> Choice:
 
 
 def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
-    """Return the weight format of large products: int8 instead of fp8 if the device does not support fp8."""
+    """Return the weight format of large products; int8 replaces fp8 if the device does not support fp8."""
     if setting == "full":
         return FULL
     lack = _lack_of_fp8(device)
@@ -250,7 +251,7 @@ def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
 
 
 def try_products(weights_dtype: Choice, device: str) -> Choice:
-    """Return the given weight format, or `full` if a small product in it fails."""
+    """Return the given weight format, or `full` if the device cannot compute a small product in that format."""
     if weights_dtype.value == "full":
         return weights_dtype
     try:
@@ -270,7 +271,7 @@ def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
 
 
 def choose_kernels(device: str) -> Choice:
-    """Return `triton`, or `torch` if Triton is missing or cannot run the smallest of our kernels."""
+    """Return `triton`, or `torch` if Triton is missing or cannot run a small kernel."""
     if not device.startswith("cuda"):
         return Choice("torch", f"the Triton kernels need an NVIDIA GPU; this device is {device}")
     if not HAS_TRITON:
@@ -287,7 +288,7 @@ def choose_kernels(device: str) -> Choice:
 
 
 def choose_batch_invariance(setting: str, family: Family, device: str, kernels: Choice, precision: str) -> Choice:
-    """Return whether a row's output is independent of the other rows; `on` only if this can be guaranteed."""
+    """Return `on` if it was requested and the output of a row is guaranteed not to depend on other rows, else `off`."""
     if setting == "off":
         return Choice("off", "not requested")
     if "batch_invariance" not in family.settings.model_fields:
@@ -302,9 +303,9 @@ def choose_batch_invariance(setting: str, family: Family, device: str, kernels: 
 
 
 def choose_backend(switch: CompileSwitch, backend: CompileBackend, device: str) -> Choice:
-    """Return `inductor`, `eager` if the platform does not support it, or `off` if the settings disable it.
+    """Return `inductor`, or `eager` if the platform does not support inductor, or `off` if the settings disable it.
 
-    On a CPU, the switch concerns numba (`ahead.py`).
+    On a CPU, the setting `compile` is about numba instead (`ahead.py`).
     """
     if switch == "false" or backend == "off":
         return Choice("off", "disabled by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND")
@@ -315,7 +316,7 @@ def choose_backend(switch: CompileSwitch, backend: CompileBackend, device: str) 
     if platform.system() != "Linux":
         return Choice("eager", "inductor needs Triton, which is only available on Linux")
     if not HAS_TRITON:
-        return Choice("eager", "inductor needs Triton on a GPU, and it is not installed")
+        return Choice("eager", "inductor needs Triton on a GPU, but Triton is not installed")
     return Choice("inductor", "Linux with Triton on a GPU")
 
 
@@ -324,7 +325,7 @@ def _try_kernel(device: str) -> None:
 
 
 def _lack_of_fp8(device: str) -> str:
-    """Return why a device cannot multiply fp8; empty if it can."""
+    """Return why a device cannot multiply fp8, or an empty string if it can."""
     if not device.startswith("cuda"):
         return f"{device} does not support fp8"
     capability = torch.cuda.get_device_capability(device)

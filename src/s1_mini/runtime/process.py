@@ -1,6 +1,7 @@
 """Settings for a process that is dedicated to an engine: a server, a corpus worker, a measurement.
 
-The program that owns the process calls these functions; an engine embedded in another program does not.
+Programs that only run an engine call these functions. An engine that is embedded in another program does not, because
+they affect the whole process.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
-LARGE_BYTES = 4 * 2**20  # more than a step of a small model allocates, less than large bodies and recordings
+M_MMAP_THRESHOLD = -3  # number of this option in glibc's malloc.h
+LARGE_BYTES = 4 * 2**20  # more than a step of a small model allocates, but less than large bodies and recordings
 SWITCH_S = 0.001  # thread switch interval of the interpreter; the default is 0.005
 
 
 def prepare_process() -> None:
-    """Switch between threads more often, and return the memory of large bodies to the system.
+    """Switch between threads more often, and return the memory of large request bodies to the system.
 
-    By default, glibc raises its mmap threshold, up to 32 MiB, with each large block that is freed. Later large blocks
-    are then allocated among small ones, in an arena per thread, and are not returned. With a fixed threshold, freeing a
-    large block returns it to the system.
+    By default, glibc raises its mmap threshold, up to 32 MiB, when a large block is freed. Later blocks of that size
+    are then allocated among small blocks, in a thread's arena, and freeing them does not return their memory to the
+    system. With a fixed threshold, it does.
     """
     sys.setswitchinterval(SWITCH_S)
     if sys.platform == "linux":
@@ -35,7 +36,7 @@ def num_cores() -> int:
 
 
 def freeze_what_is_loaded() -> None:
-    """Exempt all objects from garbage collection; call it once, after loading.
+    """Exempt all existing objects from garbage collection. Call this once, after loading.
 
     A full collection visits about 200,000 objects and stops all threads for 35 to 600 ms, so that streams run out of
     audio. Frozen objects are not visited.
@@ -46,7 +47,7 @@ def freeze_what_is_loaded() -> None:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Exempt loaded objects from garbage collection in a block; afterwards the engine can be collected again."""
+    """Exempt all existing objects from garbage collection in a block; after the block, they can be collected again."""
     freeze_what_is_loaded()
     try:
         yield

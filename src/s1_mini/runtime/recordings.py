@@ -1,7 +1,8 @@
-"""References of requests: a few at once are decoded and encoded, which takes seconds; more are queued or refused.
+"""The queue of reference recordings, which take seconds to decode and encode. A few are encoded at the same time.
 
-Clients take turns, and one client holds at most its `client_share` of the places. Requests without a recording never
-wait here. Cancelled work leaves the queue at once and frees its memory; its `Check` ends work in progress soon.
+When the queue is full, further recordings are refused. Clients take turns, and one client holds at most its
+`client_share` of the queue. Requests without a recording never wait here. Cancelled work leaves the queue at once and
+frees its memory; work in progress looks at its `Check` and ends soon.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from s1_mini.voices.reference import Check
 Result = TypeVar("Result")
 
 MAX_THREADS = 4
-USUAL_S = 1.0  # assumed time per recording until one has been measured
-ENDING_S = 1.0  # wait for cancelled work on shutdown
+USUAL_S = 1.0  # assumed time per recording, until the time of a recording has been measured
+ENDING_S = 1.0  # how long `close` waits for cancelled work
 LATE = "the reference was not encoded in time"
 
 
@@ -38,7 +39,7 @@ class _Waiting(NamedTuple):
 
 
 class Recordings:
-    """Runs work in order of arrival, with clients taking turns, in a few threads that are started as work arrives."""
+    """Runs work in a few threads, which are started when needed. Clients take turns; a client's work runs in order."""
 
     def __init__(self, *, max_waiting: int, threads: int | None = None) -> None:
         self.max_waiting = max_waiting
@@ -52,9 +53,10 @@ class Recordings:
         self._usual_s = USUAL_S
 
     def submit(self, work: Callable[[Check], Result], client: str = "") -> Future[Result]:
-        """Queue `work`; cancelling the future, at any time, ends it. An unnamed client may fill the queue.
+        """Queue `work`, and return its future; cancelling the future ends the work at any time.
 
-        Raises `QueueFullError`, or `EngineNotReadyError` once closed.
+        A client with an empty name may fill the whole queue. Raises `QueueFullError`, or `EngineNotReadyError` after
+        `close`.
         """
         future: Future[Result] = Future()
         with self._changed:
@@ -75,7 +77,7 @@ class Recordings:
         return future
 
     def close(self, *, drains: bool, timeout_s: float | None = None) -> None:
-        """Accept no more work and finish the rest; without `drains`, or after `timeout_s`, end it with an error."""
+        """Accept no more work. If `drains`, finish accepted work for up to `timeout_s`. End the rest with an error."""
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True
@@ -114,7 +116,7 @@ class Recordings:
             try:
                 result = work(Check(future))
             except BaseException as error:  # the caller receives any error
-                with suppress(InvalidStateError):  # it was cancelled, or ended by `close`
+                with suppress(InvalidStateError):  # the future was cancelled, or ended by `close`
                     future.set_exception(error)
             else:
                 with suppress(InvalidStateError):
@@ -124,7 +126,7 @@ class Recordings:
             with self._changed:
                 self._running.discard(future)
                 self._changed.notify_all()
-            del future, work, next_one  # release everything while waiting for the next
+            del future, work, next_one  # release their memory while waiting for the next work
 
     def _next(self) -> _Waiting | None:
         with self._changed:
@@ -146,7 +148,7 @@ class Recordings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The text of a request in pieces, and the voices of its references once they are encoded."""
+    """The text of a request in pieces, and futures with the voices of its references."""
 
     script: NormalizedText
     pieces: list[str]
@@ -157,14 +159,17 @@ class Prepared:
             each.cancel()
 
     def voices(self, deadline: float) -> list[Voice]:
-        """Wait for the references. Raises `ReferenceAudioError`, `EngineError`, or `RequestTimeoutError` when late."""
+        """Wait for the references until `deadline`.
+
+        Raises `ReferenceAudioError`, `EngineError` or `RequestTimeoutError`.
+        """
         try:
             return [_wait(each, deadline) for each in self.references]
         finally:
             self.close()
 
     async def voices_async(self, deadline: float) -> list[Voice]:
-        """Wait as `voices` does, without a thread; cancelling it cancels the references."""
+        """Do the same as `voices` on an event loop; cancelling the task cancels the references."""
         try:
             return [await wait_async(each, deadline) for each in self.references]
         finally:
@@ -172,7 +177,7 @@ class Prepared:
 
 
 async def in_thread(work: Callable[[], Result], close: Callable[[Result], object]) -> Result:
-    """Run quick work in a thread; if the caller is cancelled meanwhile, `close` its result."""
+    """Run quick work in a thread and return its result. If the caller is cancelled meanwhile, `close` the result."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
 
     def discard(ended: asyncio.Future[Result]) -> None:
@@ -190,18 +195,18 @@ def _wait(reference: Future[Voice], deadline: float) -> Voice:
     try:
         return reference.result(_left_s(deadline))
     except TimeoutError:
-        if reference.done():  # the encoding itself raised it, or it has ended just now
+        if reference.done():  # the encoding itself raised this error, or has ended at this moment
             return reference.result()
         raise RequestTimeoutError(LATE) from None
 
 
 async def wait_async(reference: Future[Voice], deadline: float) -> Voice:
-    """Wait for a reference, which is cancelled with the caller. Raises the errors of `Prepared.voices`."""
+    """Wait for a reference; cancelling the task cancels the reference. Raises the errors of `Prepared.voices`."""
     try:
         async with asyncio.timeout(_left_s(deadline)) as limit:  # `wait_for` may lose a cancellation on Python 3.11
             return await asyncio.wrap_future(reference)
     except TimeoutError:
-        if not limit.expired():  # the encoding itself raised it
+        if not limit.expired():  # the encoding itself raised this error
             raise
         raise RequestTimeoutError(LATE) from None
 

@@ -1,4 +1,4 @@
-"""Rows of captured steps: batch sizes, context lengths, the slots of a step, and slots that share a prefix."""
+"""The rows of a step: batch sizes of captured steps, context lengths, active slots, and slots that share a prefix."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from s1_mini.kernels.common_attention import (
 )
 from s1_mini.layers.staging import stage
 
-SPAN = 64  # positions; a multiple of attention's block size
+SPAN = 64  # steps attend to a multiple of this many positions; a multiple of the attention kernel's block size
 _LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-WORTH_POSITIONS = 64  # minimum length of a shared prefix; each row reads its own copy of a shorter one
+WORTH_POSITIONS = 64  # minimum length of a shared prefix; of a shorter prefix, each row reads its own copy
 
 
 def ladder(slots: int) -> list[int]:
-    """Return the batch sizes of captured steps, ascending; a call uses the smallest one that fits."""
+    """Return the batch sizes of captured steps, ascending; a call uses the smallest size that fits."""
     return [*(rows for rows in _LADDER if rows < slots), slots]
 
 
@@ -42,7 +42,7 @@ def whole_spans(positions: int) -> int:
 
 
 class SteppingSlots:
-    """The slots that take part in a step: `flags`, bool [slots] on the device, which steps read."""
+    """The slots that take part in a step. Steps read them from `flags`, bool [slots] on the device."""
 
     def __init__(self, flags: Tensor) -> None:
         self._flags = flags
@@ -58,21 +58,21 @@ class SteppingSlots:
 
 
 class SharedPrefixes:
-    """Groups the slots that hold the same prefix, so that attention reads it once; keeps `tables` up to date.
+    """Groups the slots that hold the same prefix, so that attention reads the prefix once; keeps `tables` up to date.
 
-    Prefixes count as the same only if they come from one saved copy: the slot that saved it and those that loaded it
-    hold the same bits. Slots of one prefix are divided into groups of nearly equal size, and each group reads the copy
-    of its first slot. A slot that begins an utterance leaves its group, and the others are grouped again before their
-    next step.
+    Two slots hold the same prefix only if it comes from the same saved copy, because only then are all bits equal: in
+    the slot that saved the copy, and in the slots that loaded it. The slots of a prefix are divided into groups of
+    nearly equal size, and all slots of a group read the copy in its first slot. A slot that begins an utterance leaves
+    its group, and the other slots are grouped again before their next step.
     """
 
     def __init__(self, tables: CommonPrefixes) -> None:
         self.tables = tables
         self._numbers = np.zeros(tables.slots, np.int64)  # number of each slot's prefix; 0: none
-        self._lengths = np.zeros(tables.slots, np.int64)  # positions of the prefix that may be shared
-        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # numbers of prefixes, by identity
+        self._lengths = np.zeros(tables.slots, np.int64)  # number of positions of each slot's prefix that may be shared
+        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # prefixes and their numbers, by identity
         self._next = count(1)
-        self._written_for = 0  # rows; 0: the tables are not up to date
+        self._written_for = 0  # number of rows for which the tables are up to date; 0: they are out of date
         self._has_groups = False  # whether the tables have any group
 
     def hold(self, slot: int, prefix: Tensor, positions: int) -> None:
@@ -88,7 +88,7 @@ class SharedPrefixes:
     def write(self, rows: int) -> bool:
         """Update the tables for a step of the first `rows` slots; return whether any of them share a prefix.
 
-        Does not wait for the device.
+        This does not wait for the device.
         """
         if rows != self._written_for:
             table = self._table(rows)
@@ -104,7 +104,7 @@ class SharedPrefixes:
             self._written_for = 0
 
     def _number(self, prefix: Tensor) -> int:
-        """Return the number of a prefix; a freed prefix loses its number, because another may get its address."""
+        """Return the number of a prefix, which is forgotten when the prefix is freed: another may get its address."""
         key = id(prefix)
         reference, number = self._known.get(key, (None, 0))
         if reference is None or reference() is not prefix:
@@ -113,7 +113,7 @@ class SharedPrefixes:
         return number
 
     def _table(self, rows: int) -> np.ndarray:
-        """Group the first `rows` slots; the result is like `CommonPrefixes.table`, int32."""
+        """Group the first `rows` slots; return the content of `CommonPrefixes.table`."""
         table = np.zeros(len(self.tables.table), np.int32)
         starts, groups = table[: self.tables.slots], table[self.tables.slots :].reshape(self.tables.groups.shape)
         groups[:, MEMBERS:] = -1
@@ -129,9 +129,9 @@ class SharedPrefixes:
 def share_out(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Divide slots with the same number into groups of nearly equal size, at most `most` slots each.
 
-    `numbers` [slots] has each slot's number; slots with number 0 are in no group. Groups have at least `FEWEST_ROWS`
-    slots; if `most` is small, the remaining slots are in no group. Returns the slots in groups [n], the group of each,
-    counted from 0, and the place of each in its group.
+    `numbers` [slots] has each slot's number; slots with number 0 belong to no group. Groups have at least `FEWEST_ROWS`
+    slots; if `most` is small, some slots may therefore remain without a group. Returns three arrays [n]: the slots that
+    belong to groups, the group of each slot, counted from 0, and the place of each slot in its group.
     """
     _, kinds, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
     slots = np.flatnonzero((numbers > 0) & (sizes[kinds] >= FEWEST_ROWS))

@@ -1,4 +1,4 @@
-"""Carries out the plans of one stage. An error in a slot ends only that slot's request."""
+"""Carries out the plans of one stage. If a slot causes an error, only that slot's request ends."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Part = tuple[list[int], Pending]  # rows of a plan's steps, and their pending re
 
 
 class StageRunner:
-    """Runs one stage. `free_memory` is called when memory has run out."""
+    """Runs one stage. When memory has run out, it calls `free_memory` and tries again."""
 
     def __init__(self, stage: Stage, free_memory: Callable[[], None]) -> None:
         self.stage, self._free_memory = stage, free_memory
         self._counted_until = 0.0  # work before this time is included in the `seconds` of earlier reports
 
     def run(self, plan: Plan) -> Report:
-        """Carry out a plan. This and the other methods raise `torch.AcceleratorError` if the device is lost."""
+        """Carry out a plan. Like all methods, this raises `torch.AcceleratorError` if the device is lost."""
         return self.step(plan, self.prepare(plan))()
 
     @torch.inference_mode()
     def prepare(self, plan: Plan) -> Report:
-        """Carry out a plan except for its steps; the device may still run the previous steps."""
+        """Carry out a plan except for its steps. The device may still run the steps of the previous plan."""
         report = Report(began=time.perf_counter())
         if plan.drops:
             self.stage.drop(plan.drops)
@@ -49,7 +49,7 @@ class StageRunner:
 
     @torch.inference_mode()
     def step(self, plan: Plan, report: Report) -> Callable[[], Report]:
-        """Launch the steps of a prepared plan; return a function that waits for them."""
+        """Launch the steps of a prepared plan; return a function that waits for them and returns the report."""
         return partial(self._look, plan, self._step(plan, report), report)
 
     def _load(self, loads: Sequence[Load]) -> None:
@@ -66,12 +66,12 @@ class StageRunner:
             self._each(parts, self.stage.prefill, report)
             parts = []
             if part.slot not in report.errors:
-                with suppress(torch.OutOfMemoryError):  # not cached: the next request computes it again
+                with suppress(torch.OutOfMemoryError):  # then nothing is cached, and the next request computes it again
                     report.saved[part.key] = self.stage.save(part.slot, part.stop)
         self._each(parts, self.stage.prefill, report)
 
     def _look(self, plan: Plan, parts: list[Part], report: Report) -> Report:
-        """Wait for the steps of a plan; time that overlaps the previous plan is counted once."""
+        """Wait for the steps of a plan, and complete its report. Time that overlaps the previous plan counts once."""
         ended = report.began + report.seconds
         if plan.steps:
             self._wait_all(plan, parts, report)
@@ -100,7 +100,7 @@ class StageRunner:
 
     @staticmethod
     def _wait(plan: Plan, part: Part, report: Report) -> StepResult | None:
-        """Wait for steps of one call; an error ends the requests of all of them."""
+        """Wait for the steps of one call. If it fails, the report gets an error for each of its slots."""
         rows, pending = part
 
         def fail(error: Exception) -> None:
@@ -120,14 +120,14 @@ class StageRunner:
         if error is not None and len(rows) == 1:
             report.errors[rows[0].slot] = as_error(error)
         elif error is not None:
-            del error  # its traceback holds device memory of the failed attempt
+            del error  # because its traceback keeps device memory of the failed call alive
             for row in rows:
                 self._each([row], work, report)
 
     def _try(self, work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
         failures: list[Exception] = []
         result = attempt(lambda: with_memory(work, self._free_memory), failures.append)
-        # Removed from the list, because the traceback refers to the list: the cycle would hold device memory.
+        # `pop`, because the error's traceback refers to the list: the cycle would hold device memory.
         return result, failures.pop() if failures else None
 
     def _step(self, plan: Plan, report: Report) -> list[Part]:
@@ -140,7 +140,7 @@ class StageRunner:
             return [(rows, pending)]
         assert error is not None
         if isinstance(error, torch.OutOfMemoryError) and plan.is_autoregressive:
-            report.errors[slots[-1]] = as_error(error)  # end the newest request to free memory for the others
+            report.errors[slots[-1]] = as_error(error)  # end the newest request, to free memory for the other requests
             report.skipped |= set(slots[:-1])
             return []
         logger.warning("a step failed; retrying each slot alone", exc_info=error)
@@ -167,7 +167,7 @@ def with_memory(work: Callable[[], Result], free: Callable[[], object]) -> Resul
     try:
         return work()
     except torch.OutOfMemoryError:
-        pass  # leaving the handler drops the exception, which holds memory of the failed attempt
+        pass  # leaving the handler drops the exception, which keeps memory of the failed attempt alive
     free()
     return work()
 
@@ -175,7 +175,7 @@ def with_memory(work: Callable[[], Result], free: Callable[[], object]) -> Resul
 def attempt(work: Callable[[], Result], on_error: Callable[[Exception], object]) -> Result | None:
     """Return the result of `work`, or None after passing its error to `on_error`.
 
-    Raises `torch.AcceleratorError`, because the device is lost and all later calls would fail.
+    `torch.AcceleratorError` is raised, because it means that the device is lost and all later calls would fail.
     """
     try:
         return work()

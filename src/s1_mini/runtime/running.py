@@ -1,4 +1,4 @@
-"""An engine between start and stop: the loaded checkpoint, its synthesizer, its voices and its references."""
+"""The parts of a running engine: the loaded checkpoint, its synthesizer, its voices and its references."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from s1_mini.weights.directory import DEFAULT_MODEL
 
 @dataclass(frozen=True)
 class EngineRuntime:
-    """Everything between `start` and `stop`; `reload` replaces it as a whole."""
+    """Everything that an engine has between `start` and `stop`. `reload` replaces the whole object."""
 
     config: EngineConfig
     speaker: LoadedCheckpoint
@@ -54,9 +54,9 @@ class EngineRuntime:
         self.voices.preloader.join()
 
     def encode(self, reference: Reference, client: str = "") -> Future[Voice]:
-        """Encode a reference in a thread, unless its voice is cached.
+        """Return a future with the voice of a reference, which is encoded in a thread unless the voice is cached.
 
-        This and the future raise `ReferenceAudioError` and `EngineError`.
+        Both this method and the future may raise `ReferenceAudioError` and `EngineError`.
         """
         known = self.references.find(reference)
         if known is None:
@@ -66,14 +66,14 @@ class EngineRuntime:
         return done
 
     def plan(self, request: TTSRequest) -> Plan | None:
-        """Check a request with markup and return its parts; None for a plain text. Raises `RequestError`."""
+        """Check a request with markup and return its parts; return None for a plain text. Raises `RequestError`."""
         if is_plain(request, self.config, self.lexicons):
             return None
         description, registry = self.speaker.description, self.voices.registry
         return make_plan(request, self.config, self.speaker.text, self.lexicons, registry, description=description)
 
     def prepare(self, request: TTSRequest) -> Prepared:
-        """Check the text, then begin to encode the references. Raises `RequestError` or `EngineError`."""
+        """Check the text of a request, then begin to encode its references. Raises `RequestError` or `EngineError`."""
         form = self._form(request.language)
         script = self._script(
             form, request.text, request.normalize, request.on_unsupported, continues=request.continues
@@ -89,7 +89,7 @@ class EngineRuntime:
     def begin(
         self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
     ) -> OutputQueue:
-        """Submit a request with the voices of its references, its named voice or the default voice."""
+        """Submit a request with its named voice, or with `voices`, those of its references, or the default voice."""
         description = self.speaker.description
         sampling, options = description.sampling_of(request), description.prompt_options(request)
         words = self._words(request, prepared, is_live=streams) if request.word_times else None
@@ -217,7 +217,7 @@ class EngineRuntime:
 def run(
     speaker: LoadedCheckpoint, synthesizer: Synthesizer, config: EngineConfig, before: VoiceService | None
 ) -> EngineRuntime:
-    """Return a runtime that keeps the in-memory voices and the pins of `before`. Raises `ConfigurationError`."""
+    """Return a runtime, which keeps in-memory voices and pins of `before`, if given. Raises `ConfigurationError`."""
     for tag in speaker.description.languages.values():
         spoken_certain("1", tag)  # load the rules now, not at the first request
     references = ReferenceEncoder(
@@ -243,7 +243,7 @@ def run(
 
 
 def vram(device: str | None) -> dict[str, float]:
-    """Return used and total memory of a GPU in GiB; zeros without one."""
+    """Return used and total memory of a GPU in GiB; zeros for other devices."""
     if device is None or not device.startswith("cuda"):
         return {"used_gb": 0.0, "total_gb": 0.0}
     free, total = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""The number of slots of an engine and the positions of each, from settings and free memory."""
+"""How many slots an engine has, and how many positions each slot has, from settings and free memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.loader import LoadedCheckpoint, free_bytes_of, gpus_of
 
 CPU_KV_GB = 1.0  # default budget for keys and values on a CPU
-CPU_SLOTS = 4  # default on a CPU; the default on a GPU is as many as fit, up to `AUTO_SLOTS`
+CPU_SLOTS = 4  # default number of slots on a CPU; on a GPU, as many as fit, up to `AUTO_SLOTS`
 
 
 class Allocation(NamedTuple):
@@ -32,7 +32,7 @@ class Allocation(NamedTuple):
 
 
 def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> Allocation:
-    """Return slots and the size of the prefix cache, from settings and free memory.
+    """Choose the number of slots, their positions and the size of the prefix cache, by settings and free memory.
 
     Raises `ConfigurationError` if there is not enough memory for one slot.
     """
@@ -47,7 +47,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> Allocation
             for device, names in stages.items()
         ]
         slots, positions = slots_for(rooms, sizes, config)
-        if config.prefix_cache_mb is None:  # `rooms[0]` has the first stage, whose keys and values the cache holds
+        if config.prefix_cache_mb is None:  # `rooms[0]` is the first stage's device; the cache is there too
             prefix_bytes += rooms[0].left(slots, positions) // 2
         return Allocation(slots, positions, prefix_bytes)
     budget = (config.kv_cache_gb or CPU_KV_GB) * GIB
@@ -61,14 +61,14 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> Allocation
 
 
 def prefix_bytes_of(config: EngineConfig) -> int:
-    """Return the configured size of the prefix cache, or its least size if the setting is unset."""
+    """Return the configured size of the prefix cache, or the smallest automatic size if the setting is unset."""
     return PREFIX_CACHE_BYTES if config.prefix_cache_mb is None else round(1e6 * config.prefix_cache_mb)
 
 
 def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:
-    """Return slots and their positions for the memory not used by weights, by the rules of `s1-mini plan`.
+    """Return the numbers of slots and positions that fit besides the weights, by the rules of `s1-mini plan`.
 
-    `rooms` are the devices with stages. Raises `ConfigurationError` if one of them has no room for one slot.
+    `rooms` are the devices with stages. Raises `ConfigurationError` if a device has not enough memory for one slot.
     """
     most = min(sizes.max_positions, config.max_columns or sizes.max_positions)
     slots, positions = fit_slots(

@@ -1,8 +1,8 @@
 """The interface between the network of a stage and its runner.
 
-A stage holds the state of its slots in tensors that are allocated once and changed in place. A call that raises must
-not have changed anything, so that each slot can be retried alone. A slot's output does not depend on the other slots,
-except for rounding on a GPU without batch invariance.
+A stage holds the state of its slots in tensors that are allocated once and changed in place. If a call raises an error,
+it must not have changed anything, so that the runner can repeat it for each slot alone. The output of a slot does not
+depend on other slots, except for rounding on a GPU without batch invariance.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ import torch
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
 from s1_mini.runtime.compiled import Compilable
 
-Pending = Callable[[], StepResult]  # waits for a launched step
+Pending = Callable[[], StepResult]  # waits for a launched step, and returns its result
 
 
 class Stage:
-    """One stage of a family on one device, used by one thread. Without graphs by default."""
+    """One stage of a family on one device. Only one thread uses it."""
 
     device: torch.device
-    is_overlapped: bool  # whether a step is only launched, so that the next can be launched before its result is read
+    is_overlapped: bool  # whether `step` only launches work, so that the next step can be launched before it ends
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture the graphs on a GPU. Called once, before all other methods."""
+        """Capture the graphs if the device is a GPU. Called once, before all other methods."""
         if self.device.type == "cuda":
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Capture the repeated calls (default: none). On a CPU, in tests, they run without being captured."""
+        """Capture the repeated calls; by default, there are none. In tests on a CPU, this sets them up uncaptured."""
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Begin units of work in their slots."""
         raise NotImplementedError
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Cancel the units in these slots; called only for remote stages."""
+        """Cancel the units in these slots. Called only for remote stages."""
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Prefill positions of the units in these slots."""
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
-        """Launch one step of the units in `slots`, all of one shape class; other slots are unchanged."""
+        """Launch one step of the units in `slots`, which all have the shape class `size`. Other slots do not change."""
         raise NotImplementedError
 
     def save(self, slot: int, positions: int) -> Saved:
-        """Copy the first positions of a slot."""
+        """Return a copy of the first positions of a slot."""
         raise NotImplementedError
 
     def load(self, slot: int, saved: Saved) -> None:
-        """Load saved positions into a slot, as if they had just been computed."""
+        """Load saved positions into the first positions of a slot."""
         raise NotImplementedError
 
     def compilable(self) -> Compilable | None:
@@ -61,14 +61,14 @@ class Stage:
         return None
 
     def close(self) -> None:
-        """Release resources other than memory. Called once, by the thread that used the stage."""
+        """Release resources other than memory. Called once, by the thread that has used the stage."""
 
 
 def whole_units(wait: Callable[[], Sequence[Any]], counts: list[int]) -> Pending:
-    """Return the pending step of a call in which every unit finishes.
+    """Return the pending result of a call in which every unit ends.
 
-    `wait` returns values [n, …] and whether each row is finite [n]. Row i has `counts[i]` valid items; rows beyond
-    `counts` are padding.
+    `wait` returns values [n, …] and, for each row, whether all numbers are finite [n]. Row i has `counts[i]` valid
+    items; rows beyond `counts` are padding.
     """
 
     def result() -> StepResult:

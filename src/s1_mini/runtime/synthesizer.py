@@ -1,6 +1,6 @@
-"""One loaded checkpoint with its memory, queue and threads: accepts the utterances of a text, returns a queue of audio.
+"""A loaded checkpoint with its memory, queue and threads. It accepts the pieces of a text and returns a queue of audio.
 
-Only this module and those it imports handle slots and plans.
+Slots and plans appear only in this module and in the modules that it imports.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
 WARM_UP_SEEDS = range(4)
 WARM_UP_TEXT = "Ready."
 
-# Smaller models run on one CPU thread: synchronizing a second one costs more than it gains (an early built-in voice,
-# torch, 2026-11: 26 ms per frame on two threads, 17 on one).
+# Models with fewer bytes of weights run on one CPU thread, because synchronizing a second thread costs more time than
+# it saves (an early built-in voice, torch, 2026-11: 26 ms per frame on two threads, 17 on one).
 ONE_THREAD_BYTES = 200e6
-# The limit on two cores, high enough for SpeechT5: a step of one row is memory-bound, and the codec needs a core.
+# The same limit on two cores. It is higher, so that SpeechT5 is below: its steps of one row are limited by memory, and
+# the codec needs the other core.
 TWO_CORES_BYTES = 250e6
-NUM_THREADS = torch.get_num_threads()  # torch's own choice, read before an engine changes it
+NUM_THREADS = torch.get_num_threads()  # torch's default, read before an engine changes the number of threads
 
 
 class Backend(NamedTuple):
@@ -67,7 +68,7 @@ class Backend(NamedTuple):
 
 
 def open_here(speaker: LoadedCheckpoint, config: EngineConfig) -> Backend:
-    """Return a backend with all stages in this process. Raises `ConfigurationError` for too little memory."""
+    """Return a backend with all stages in this process. Raises `ConfigurationError` if there is too little memory."""
     slots, positions, prefix_bytes = measure_slots(speaker, config)
     chain = speaker.loaded.chain(slots, positions)
     return Backend(make_core(chain, speaker, config, prefix_bytes), chain, positions)
@@ -129,9 +130,9 @@ class Synthesizer:
         self.core.stop(drains=drains, timeout_s=timeout_s)
 
     def encode(self, wave: Tensor, check: Check | None = None) -> Tensors:
-        """Encode one reference wave [samples] to the tensors of a voice; the first call loads the encoder.
+        """Encode one reference wave [samples] to the tensors of a voice. The first call loads the encoder.
 
-        Raises `CancelledError` when `check` does, `QueueFullError`, `CapacityError` or `EngineNotReadyError`.
+        Raises `QueueFullError`, `CapacityError`, `EngineNotReadyError`, or `CancelledError` if `check` is cancelled.
         """
         encoding = self.core.do(partial(self._loaded.condition, wave))
         if check is not None:
@@ -151,11 +152,11 @@ class Synthesizer:
         word_times: bool = False,
         options: PromptOptions = PLAIN,
     ) -> OutputQueue:
-        """Submit a request for the utterances `pieces`; the last chunk of the returned queue has the finish reason.
+        """Submit a request whose utterances are `pieces`; the last chunk of the returned queue has the finish reason.
 
-        `deadline` is a `time.monotonic()`; `flow` is the client and the group that take turns in the queue. Prompts of
-        later utterances are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or
-        `EngineNotReadyError`; the returned queue raises `CapacityError`, `GenerationError`, `RequestTimeoutError` or
+        `deadline` is a time of `time.monotonic`. `flow` has the client and the group, for fair turns in the queue. The
+        prompts of later utterances are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or
+        `EngineNotReadyError`; the returned queue may raise `CapacityError`, `GenerationError`, `RequestTimeoutError` or
         `EngineNotReadyError`.
         """
         queue = OutputQueue(lambda: self.core.cancel(request), whole=not streams)
@@ -179,7 +180,7 @@ class Synthesizer:
         request.utterances = [each() for each in builds[:num_built]]
         request.later.extend(builds[num_built:])
         if request.later:
-            if has_voice:  # check the longest prompt now instead of failing during generation
+            if has_voice:  # build the longest prompt now, so that a text that is too long fails before generation
                 build(0, max(pieces[num_built:], key=len))
             else:
                 request.set_voice = partial(self._set_voice, voices, pieces[0])
@@ -188,9 +189,9 @@ class Synthesizer:
         return queue
 
     def prompt(self, voice: Voice) -> PromptTokens:
-        """Return a prompt that begins with `voice`; it has the length and the key of the shared prefix.
+        """Return a prompt that begins with `voice`. It contains the length and the key of the voice's prefix.
 
-        Raises `VoiceError` if it does not fit the model, `CapacityError` if it leaves no room for a text.
+        Raises `VoiceError` if the voice does not fit the model, and `CapacityError` if it leaves no room for text.
         """
         prompt = self._loaded.prompt(WARM_UP_TEXT, [voice])
         if len(prompt.items) >= self.positions:
@@ -201,7 +202,7 @@ class Synthesizer:
         return prompt
 
     def prefix_bytes(self, prompt: PromptTokens) -> int:
-        """Return the memory of a prompt's shared prefix in the cache."""
+        """Return the size in bytes of a prompt's shared prefix in the cache."""
         return prompt.num_shared * self._loaded.position_bytes
 
     @property
@@ -214,14 +215,14 @@ class Synthesizer:
 
     @property
     def has_room_to_spare(self) -> bool:
-        """Whether no request waits and one more would leave a free slot (with a single slot: whether it is free)."""
+        """Whether no request waits and at least two slots are free, or the only slot if there is just one."""
         slots = self.core.slots
         return not len(self.core.line) and slots.num_free > min(1, slots.count - 1)
 
     def read_prefix(self, voice: Voice) -> bool:
-        """Prefill `voice` into the cache by a request of one step, which any other request cancels.
+        """Prefill `voice` into the cache with a request of one step, and return whether that finished.
 
-        Return whether it finished. Called by one thread only. Raises `EngineError`.
+        Any other request cancels this request. Only one thread may call this. Raises `EngineError`.
         """
         accepted = self.core.line.stats.accepted
         try:
@@ -232,7 +233,7 @@ class Synthesizer:
         self._prefix = queue
         if (
             self.core.line.stats.accepted > accepted + 1
-        ):  # another request arrived before the line above and could not cancel this one
+        ):  # another request arrived before `_prefix` was set, and could not cancel this request
             queue.close()
         return all(chunk.finish_reason != "cancelled" for chunk in queue)
 
@@ -279,11 +280,11 @@ class Synthesizer:
         return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
 
     def _set_voice(self, voices: list[Voice], text: str, items: Sequence[np.ndarray]) -> None:
-        """Add the voice of a request's first utterance, made from its `text` and the output of its stages."""
+        """Add the voice of a request's first utterance to `voices`, from its `text` and the output of its stages."""
         voices.append(self._loaded.own_voice(items, text))
 
     def _warm_up(self) -> None:
-        """Run everything once, so that the first request compiles nothing; retry if no audio was generated."""
+        """Generate a short text, so that the first request need not compile anything; retry if it gives no audio."""
         for seed in WARM_UP_SEEDS:
             sampling = replace(self._speaker.description.defaults, max_new_tokens=2, seed=seed)
             try:
@@ -296,10 +297,11 @@ class Synthesizer:
 
 
 def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
-    """Return the threads of a chain's stages: one per device for its models, more if that increases the throughput.
+    """Return the threads for the stages of a chain: a single thread, or several if that increases the throughput.
 
-    On a CPU with a small model, the step and the codec have one core each. On a GPU, one thread waits for a frame while
-    the other delivers audio. A remote stage has its own thread, which waits for its process.
+    On a CPU with a small model, the model's steps and the codec have a thread, and thereby a core, each. On a GPU, one
+    thread waits for a frame while another thread delivers audio. Models on other devices, long calls of middle stages,
+    and remote stages have threads of their own.
     """
     devices = [stage.device for stage in chain.stages]
     last = len(devices) - 1
@@ -317,7 +319,7 @@ def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
         for stage, (device, policy) in enumerate(zip(devices[:-1], chain.policies, strict=False)):
             name = "model" if device == devices[0] else f"model on {device}"
             if not policy.is_autoregressive or policy.is_remote:
-                name = policy.name  # its long calls would delay the steps of other stages
+                name = policy.name  # a thread of its own, because long calls would delay the steps of other stages
             groups[name] = (*groups.get(name, ()), stage)
         helps = chain.policies[-1].helped_size > 0 and devices[0] == devices[last]
         return Threads({**groups, "codec": (last,)}, helps=helps, enter=enter)

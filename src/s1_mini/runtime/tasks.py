@@ -20,11 +20,11 @@ Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
 USUAL_S = 0.1  # first estimate of the duration of a task
-SPEAKING_SHARE = 3.0  # seconds of generation per second of tasks, while there are requests
+SPEAKING_SHARE = 3.0  # seconds of generation for each second of tasks, while there are requests
 
 
 class _Task:
-    """One task. `make` starts it, and restarts it after an out-of-memory error."""
+    """One task. `make` returns its generator, again after an out-of-memory error."""
 
     def __init__(self, make: Callable[[], Steps[Any]]) -> None:
         self.future: Future[Any] = Future()
@@ -35,7 +35,7 @@ class _Task:
     def step(self) -> bool:
         """Run the next step; return whether it was the last. Raises the task's error; the next call restarts it."""
         steps = self._make() if self._steps is None else self._steps
-        self._steps = None  # restart if this fails
+        self._steps = None  # so that the next call restarts the task if this step fails
         try:
             next(steps)
         except StopIteration as end:
@@ -46,19 +46,19 @@ class _Task:
         return False
 
     def end(self, error: Exception) -> None:
-        """End the task with an error, unless it has ended or was cancelled."""
+        """End the task with an error, unless the task has ended or was cancelled."""
         if self._steps is not None:
             self._steps.close()
         self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Set the error without ending the running step. Thread-safe."""
+        """Set the error of the future, without ending a step in progress. Thread-safe."""
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
 
 class Tasks:
-    """Tasks queued for one thread, at most `max_size` of them."""
+    """A queue of at most `max_size` tasks for one thread."""
 
     def __init__(
         self, max_size: int, free_memory: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
@@ -74,7 +74,7 @@ class Tasks:
         return len(self._tasks)
 
     def submit(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Queue the generator that `make` returns; each `yield` ends a step.
+        """Queue a task, the generator that `make` returns; each of its `yield`s ends a step. Return its future.
 
         Raises `QueueFullError` or `EngineNotReadyError`.
         """
@@ -89,7 +89,7 @@ class Tasks:
         return task.future
 
     def step(self, *, beside_speech: bool) -> None:
-        """Run the next step of the first task; during generation, only for a share of the time."""
+        """Run the next step of the first task. With `beside_speech`, tasks only get a share of the time."""
         if not self._tasks or (beside_speech and self._clock() < self._next):
             return
         task, started = self._tasks[0], self._clock()
@@ -108,7 +108,10 @@ class Tasks:
         self._next = now + SPEAKING_SHARE * (now - started)
 
     def end(self, error: Exception, *, tells_only: bool = False) -> None:
-        """Accept no more tasks and fail all queued ones; with `tells_only`, leave a running step alone."""
+        """Accept no more tasks, and end all queued tasks with an error.
+
+        With `tells_only`, only their futures are set, because a thread may hang in a step.
+        """
         with self._lock:
             self._is_open = False
         for task in list(self._tasks):

@@ -1,4 +1,4 @@
-"""Attention scores of the alignment heads at each step, for the utterances whose word times are wanted."""
+"""Attention scores of the alignment heads at each step, for utterances of requests for word times."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from s1_mini.kernels.head_scores import KeptHead
 
 Scores = dict[int | None, np.ndarray]  # [text tokens] or [heads, text tokens], by slot
 
-TINY = 1e-30  # weights below it count as this much
+TINY = 1e-30  # lower limit of attention weights, so that their logarithm is finite
 
 
 class TextScores:
-    """Reads the scores of the tokens of each slot's text after a step.
+    """Reads, after each step, how much the alignment heads attend to each token of a slot's text.
 
-    Of one head they are logarithms up to a constant; of several, the logarithms of their shares of all attention.
-    Tokens that the model reads later have the score `UNREAD`; while there are only these, the first one has 0.
+    With one head, a score is the logarithm of an attention weight, up to a constant. With several heads, it is the
+    logarithm of the share of the head's whole attention. Tokens that the model has not read yet have the score
+    `UNREAD`; if the model has read none of the text yet, the first token has the score 0.
     """
 
     def __init__(self, heads: Sequence[KeptHead]) -> None:
         self._heads = heads
-        self._texts: dict[int, slice] = {}  # positions of the text, by slot whose scores are wanted
-        # Pinned memory [slots, heads × S], used in turn: a step is launched before the last one is read.
+        self._texts: dict[int, slice] = {}  # positions of the text, by slot, for slots whose scores are requested
+        # Two buffers [slots, heads × S] in pinned memory, used in turn, because a step is launched before the scores of
+        # the previous step are read.
         self._places: list[Tensor] = []
-        self._waits: list[Callable[[], Scores]] = [dict, dict]  # of the last copy to each place
+        self._waits: list[Callable[[], Scores]] = [dict, dict]  # for each buffer, waits for the last copy to it
         if heads:
             slots, positions = heads[0].scores.shape
             shape, is_pinned = (slots, len(heads) * positions), heads[0].scores.is_cuda
@@ -47,9 +49,10 @@ class TextScores:
             self._texts[begin.slot] = slice(start, len(begin.inputs) if stop is None else stop)
 
     def read(self, slots: Sequence[int], lengths: Sequence[int], others: Sequence[int]) -> Scores:
-        """Return the scores of a step on a CPU; steps of slots not in `others` are compiled and store exponentials.
+        """Return the scores of a step on a CPU.
 
-        `lengths` are the numbers of positions that a step attends to, by slot.
+        `others` are the slots that torch has stepped; compiled steps of the other slots store exponentials of scores.
+        `lengths` are, by slot, the numbers of positions that the step attends to.
         """
         found: Scores = {}
         for slot in slots:
@@ -64,7 +67,7 @@ class TextScores:
         rows = {slot: self._row(slot, lengths[slot]) for slot in texts}
         if not rows:
             return dict
-        self._waits[0]()  # the copy before the last one, whose place is used again
+        self._waits[0]()  # wait for the copy before the last copy, because its buffer is used again now
         place = self._places[0]
         views = {slot: place[slot, : row.numel()].view(row.shape) for slot, row in rows.items()}
         for slot, view in views.items():
@@ -92,7 +95,7 @@ class TextScores:
 
 
 def _whole(text: slice, read: np.ndarray) -> np.ndarray:
-    """Return the scores of all tokens of a text from a copy of those `read` [..., tokens] so far."""
+    """Return the scores of all tokens of a text, given the scores `read` so far [..., tokens]."""
     scores = np.full((*read.shape[:-1], text.stop - text.start), UNREAD, read.dtype)
     scores[..., : read.shape[-1]] = read
     if not read.shape[-1]:

@@ -1,4 +1,4 @@
-"""The named voices of a running engine: add, delete, pin, and prefill early in a background thread."""
+"""The named voices of a running engine: add, delete and pin voices, and prefill them early in a background thread."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from s1_mini.voices.registry import Recording, VoiceDirectory, VoiceRegistry
 logger = logging.getLogger(__name__)
 
 MAX_DESCRIPTION = 500  # characters
-BUSY_POLL_S = 0.05  # poll interval for idle slots while the engine is busy
-JOIN_S = 10.0  # a recording may still be decoded; the thread is a daemon
+BUSY_POLL_S = 0.05  # poll interval for free slots while the engine is busy
+JOIN_S = 10.0  # maximum wait for the thread, which may still decode a recording; it is a daemon thread
 ALL = "all"
 
 
 class VoiceService:
-    """The named voices of one running engine; safe to use from several threads."""
+    """The named voices of one running engine. Thread-safe."""
 
     def __init__(
         self, registry: VoiceRegistry, synthesizer: Synthesizer, encoder: ReferenceEncoder, config: EngineConfig
@@ -46,7 +46,7 @@ class VoiceService:
         self.preloader = Preloader(self, synthesizer, config)
 
     def take_over(self, before: VoiceService) -> None:
-        """Take over another service's in-memory voices and its pins, as far as they fit this checkpoint."""
+        """Take over the in-memory voices and the pins of another service, as far as they fit this checkpoint."""
         added = before.registry.added
         if self.registry.added.form.encoder == added.form.encoder:
             if not isinstance(added, VoiceDirectory):
@@ -72,7 +72,7 @@ class VoiceService:
         replace: bool = False,
         check: Check | None = None,
     ) -> VoiceInfo:
-        """Encode a reference and keep it under `name`, unless `check` cancels the work first.
+        """Encode a reference and store the voice under `name`. Cancelling `check` ends this.
 
         Raises `RequestError` or `EngineError`.
         """
@@ -81,17 +81,17 @@ class VoiceService:
             raise TextError("reference_text", "is empty; provide the exact words of the recording")
         with self.registry.adding(name, replace=replace):
             voice = self._encoder.encode(reference, check)
-            self._synthesizer.prompt(voice)  # refuses a voice that does not fit a slot now instead of at every request
+            self._synthesizer.prompt(voice)  # raises for a voice that does not fit a slot, before it is stored
             with self._lock:
                 self.registry.add(name, voice, description=description, replace=replace)
                 if name in self._pins:
                     self._release(name)
-                    with suppress(CapacityError):  # the voice is added; its info says whether it is pinned
+                    with suppress(CapacityError):  # the voice is stored anyway; its info says that it is not pinned
                         self._hold(name, voice)
         return self.registry.info(name)
 
     def delete(self, name: str) -> None:
-        """Delete an added voice, its tensors and its prefix. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
+        """Delete an added voice and its cached prefix. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
         with self._lock:
             try:
                 key = self._synthesizer.prompt(self.registry.find(name).voice).prefix_key
@@ -142,9 +142,9 @@ class VoiceService:
 
 
 class Preloader:
-    """A thread that makes voices out of recordings in the directory, then prefills voices before they are requested.
+    """A thread that encodes recordings in the voice directory, then prefills voices before requests need them.
 
-    A failure is logged and added to `failed`; the thread continues with the next voice.
+    If a voice fails, the error is logged and added to `failed`, and the thread continues with the next voice.
     """
 
     def __init__(self, voices: VoiceService, synthesizer: Synthesizer, config: EngineConfig) -> None:
@@ -153,20 +153,20 @@ class Preloader:
         self._max_transcript_bytes = 4 * config.max_text_length + 4
         names = [name.strip() for name in config.warm_voices.split(",") if name.strip()]
         self._recordings = deque(self._registry.added.recordings())
-        self._wants_all = names == [ALL]  # every voice that exists once the recordings are encoded
+        self._wants_all = names == [ALL]  # whether to prefill every voice that exists once the recordings are encoded
         self._names: deque[str] = deque(() if self._wants_all else names)
-        self._first: deque[str] = deque()  # pinned voices: prefilled before the others, even if the cache is full
+        self._first: deque[str] = deque()  # pinned voices, which are prefilled first, even if the cache is full
         self._is_busy = False
         self._changed = threading.Condition()
         self._is_stopped = False
-        self._encoding: Future[None] = Future()  # cancelled with the recording in progress
+        self._encoding: Future[None] = Future()  # cancelling it ends the recording in progress
         self._thread = threading.Thread(target=self._run, name="s1_mini voices", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Start no more work, and cancel the work in progress."""
+        """Begin no more work, and cancel the work in progress."""
         with self._changed:
             self._is_stopped = True
             self._encoding.cancel()
@@ -222,7 +222,7 @@ class Preloader:
             return None
 
     def _take_in(self, recording: Recording) -> None:
-        """Encode a recording in the voice directory as a voice. Raises `S1MiniError` or `OSError`."""
+        """Add a recording in the voice directory as a voice. Raises `S1MiniError` or `OSError`."""
         if not recording.transcript.exists():
             raise ParameterError(
                 "reference_text",
@@ -238,7 +238,7 @@ class Preloader:
         self._voices.add(recording.name, reference, replace=True, check=Check(self._encoding))
 
     def _prefill(self, name: str) -> None:
-        """Prefill a voice into the cache when the engine is idle; if the cache is full, drop all waiting voices."""
+        """Prefill a voice into the cache when slots are free. If the cache is full, give up all waiting voices."""
         prefixes = self._synthesizer.core.prefixes
         while not self._is_stopped:
             voice = self._registry.find(name).voice
@@ -254,7 +254,7 @@ class Preloader:
                 logger.info("the prefix cache is full; %r and %d more voices are not preloaded", name, num_left)
                 return
             if self._synthesizer.has_room_to_spare and self._synthesizer.read_prefix(voice):
-                return  # even if its prefix is too short to be cached
+                return  # prefilled; a prefix that is too short is not cached
             with self._changed:
                 self._changed.wait(BUSY_POLL_S)
 

@@ -1,1 +1,1 @@
-"""Tensor files: read them safely, write them, and fit tensors into modules strictly. Independent of families."""
+"""Read tensor files safely, write them, and load tensors into modules strictly, for all model families."""

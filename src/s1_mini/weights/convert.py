@@ -1,6 +1,6 @@
-"""Convert a tensor file while writing it: first the header, then one tensor after another in small pieces.
+"""Convert a tensor file while it is written: first the header, then one tensor after another in small pieces.
 
-Files are never completely in memory, and nothing is written twice. Each family chooses tensors and dtypes.
+No file is ever completely in memory or written to a temporary copy. The model family chooses tensors and dtypes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from s1_mini.weights.write import ArchiveEntry, Chunk
 Translate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 PIECE_BYTES = 2**20
-WINDOW_BYTES = 16 * 2**20  # bytes read from a mapped file before it is remapped
-SMALL = 2**16  # elements; rounding smaller tensors saves too little
+WINDOW_BYTES = 16 * 2**20  # bytes read from a memory-mapped file before it is mapped again
+SMALL = 2**16  # elements; smaller tensors keep their dtype, because rounding them saves too little
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
 
 
 class TensorFile:
     """The tensors of one file or of its shards, read by rows. Raises `CheckpointFileError` for an unreadable file.
 
-    Pieces of a `.safetensors` file are copied, because mapped pages count as used memory until they are unmapped. Other
-    files are remapped after every `WINDOW_BYTES`.
+    Mapped pages count as used memory until they are unmapped. Rows of a `.safetensors` file are therefore read into
+    new memory, and other files are unmapped and mapped again after every `WINDOW_BYTES`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,11 +48,11 @@ class TensorFile:
             self._tensors, self._offsets = {}, _offsets(path)
 
     def shapes(self) -> dict[str, Tensor]:
-        """Return all tensors on the meta device, without values."""
+        """Return all tensors on the meta device, that is, without values."""
         return self._shapes
 
     def rows(self, names: tuple[str, ...], rows: slice) -> dict[str, Tensor]:
-        """Return the same rows of several tensors; they must be dropped before the next call."""
+        """Return the same rows of several tensors. The caller must drop them before the next call."""
         if self._is_plain:
             return {name: self._read(name, rows) for name in names}
         if self._touched > WINDOW_BYTES:
@@ -63,7 +63,6 @@ class TensorFile:
         return parts
 
     def _read(self, name: str, rows: slice) -> Tensor:
-        """Read rows of a tensor, or a whole scalar."""
         whole = self._shapes[name]
         part, skipped = (whole[rows], whole[: rows.start or 0].nbytes) if whole.dim() else (whole, 0)
         content = np.fromfile(self.path, np.uint8, part.nbytes, offset=self._offsets[name] + skipped)
@@ -73,7 +72,7 @@ class TensorFile:
 
 
 def _offsets(path: Path) -> dict[str, int]:
-    """Return the offset of each tensor in a valid `.safetensors` file, which begins with u64 length and JSON header."""
+    """Return the offset of each tensor in a valid `.safetensors` file, from the JSON header after its u64 length."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -82,7 +81,7 @@ def _offsets(path: Path) -> dict[str, int]:
 
 
 def _read_ahead(path: Path) -> None:
-    """Prefetch a file, because reading a cold disk by page faults is many times slower."""
+    """Prefetch a file, because reading an uncached file by page faults is many times slower."""
     if sys.platform == "linux":
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
@@ -90,7 +89,7 @@ def _read_ahead(path: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A tensor to write, and its source tensors in the file."""
+    """A tensor to write, and the tensors of the source file that it is made from."""
 
     name: str
     shape: tuple[int, ...]
@@ -116,7 +115,7 @@ class Target:
             yield from self.translate(self.file.rows(self.sources, part)).values()
 
     def _rows_per_piece(self) -> int:
-        """Return the number of rows per piece; all rows if a row depends on other rows of the sources."""
+        """Return the number of rows per piece: all, if the rows of target and sources do not correspond one to one."""
         count, sources = self.shape[0] if self.shape else 0, [self.file.shapes()[name] for name in self.sources]
         if not count or any(not source.dim() or len(source) != count for source in sources):
             return max(1, count)
@@ -124,10 +123,10 @@ class Target:
 
 
 def plan(file: TensorFile, translate: Translate, together: Callable[[str], str] = str) -> list[Target]:
-    """Return the tensors that `translate` makes from a file, without reading any.
+    """Return the tensors that `translate` makes from a file, without reading their values.
 
-    `together` maps the names of tensors that are joined to the same name. Raises the `CheckpointMismatchError` of
-    `translate`.
+    `together` returns the same name for all source tensors that become one target. Raises `CheckpointMismatchError`,
+    also from `translate`.
     """
     shapes = file.shapes()
     groups: dict[str, list[str]] = {}
@@ -148,7 +147,7 @@ def plan(file: TensorFile, translate: Translate, together: Callable[[str], str] 
 
 @contextmanager
 def steady_arithmetic() -> Iterator[None]:
-    """Compute with one thread in this block, so that the order of sums and the bytes do not depend on the cores."""
+    """Compute with one thread in this block, so that the order of sums, and with it the bytes, is always the same."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -159,7 +158,7 @@ def steady_arithmetic() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tensor of the new file: `convert` applied to each piece of a target."""
+    """A tensor of the new file, which consists of the results of `convert` for the pieces of `target`."""
 
     name: str
     shape: tuple[int, ...]
@@ -169,7 +168,7 @@ class _Entry:
 
 
 def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
-    """Return the new tensors of a target; int8 reads the target twice, for values and scales."""
+    """Return the new tensors of a target; for int8, these are its values and its scales, so it is read twice."""
     if dtype != torch.int8:
         return [_Entry(target.name, target.shape, dtype, target, lambda piece: piece.to(dtype))]
     return [
@@ -179,7 +178,7 @@ def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
 
 
 class ConvertedFile:
-    """A `.safetensors` file to write, whose size is known before any tensor is read."""
+    """A `.safetensors` file to write, whose size is known before the values of any tensor are read."""
 
     def __init__(self, dtypes: Mapping[Target, torch.dtype]) -> None:
         entries = [entry for target, dtype in dtypes.items() for entry in _entries(target, dtype)]
@@ -198,7 +197,7 @@ class ConvertedFile:
         return ArchiveEntry(name, self.size, self.chunks)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the file from its first byte to its last. A chunk must be dropped before the next one."""
+        """Yield the bytes of the file in order. The caller must drop each chunk before it takes the next one."""
         yield self._header
         with steady_arithmetic():
             for entry in self._entries:

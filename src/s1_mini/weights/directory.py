@@ -15,10 +15,10 @@ DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
 INDEX_SUFFIX = ".safetensors.index.json"
 
-_MAX_JSON_BYTES = 4 * 2**20  # the largest of S1-mini has 0.15 MB
+_MAX_JSON_BYTES = 4 * 2**20  # the largest JSON file of S1-mini has 0.15 MB
 
 
-# transformers' names of a model file, in order of preference.
+# Names that transformers gives to a model file, in order of preference.
 MODEL_NAMES = ("model.safetensors", f"model{INDEX_SUFFIX}", "pytorch_model.bin")
 
 
@@ -28,12 +28,12 @@ def names_of(stem: str) -> tuple[str, str, str]:
 
 
 def find_tensors(directory: Path, stem: str) -> Path:
-    """Return the file with `stem`'s tensors. Raises `CheckpointFileError`."""
+    """Return the file with `stem`'s tensors. Raises `CheckpointFileError` if none exists."""
     return _find(directory, names_of(stem), f"{stem} weights")
 
 
 def find_model(directory: Path) -> Path:
-    """Return the file with a model's tensors, by transformers' names. Raises `CheckpointFileError`."""
+    """Return the file with a model's tensors, one of `MODEL_NAMES`. Raises `CheckpointFileError` if none exists."""
     return _find(directory, MODEL_NAMES, "weights")
 
 
@@ -71,9 +71,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def pick_files(names: Collection[str], needed: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> list[str]:
-    """Choose the first existing file of each group in `needed`, and all files that match a pattern in `optional`.
+    """Return those `names` that are the first existing of a group in `needed`, or match a pattern in `optional`.
 
-    An index includes its shards, `STEM-….safetensors`.
+    If the first of a group is an index, its shards `STEM-….safetensors` are included.
     """
     patterns = list(optional)
     for name in (next((name for name in group if name in names), "") for group in needed):

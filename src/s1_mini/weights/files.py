@@ -1,8 +1,9 @@
 """Read the tensors of a checkpoint directory, in each published file format. Unused tensors are not read from disk.
 
-A `.pth` file is only read with `weights_only=True`, so nothing in it is executed. It is inspected first, because torch
-maps the file without checking compression, offset and size of a record: a repacked file would give wrong numbers
-without an error. torch also takes 3 µs per opcode of a pickle and does not limit the number of opcodes.
+A `.pth` file is only read with `weights_only=True`, so that nothing in it is executed. Before that, it is inspected,
+for two reasons. torch maps the file into memory without checking compression, offset and size of its records, so that a
+repacked file would give wrong numbers without an error. And torch takes 3 µs per opcode of a pickle without limiting
+the number of opcodes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from s1_mini.weights.directory import INDEX_SUFFIX, read_json
 Tensors = Mapping[str, Tensor]
 
 _WRAPPERS = ("state_dict", "model", "generator")
-_MAX_NAME = 80  # characters of a name in an error
+_MAX_NAME = 80  # characters of a name in an error message
 
-_MAX_PICKLE_BYTES = 2**20  # the pickle of S1-mini's model, without the tensors' data, has 30 kB
-_MAX_STEPS = 2**17  # opcodes of all pickles of a file; a tensor needs about 20
-_NUM_OLD_PICKLES = 5  # before torch 1.6: magic number, version, system, content, keys of storages
+_MAX_PICKLE_BYTES = 2**20  # the pickle of S1-mini's model has 30 kB; tensor data is stored elsewhere
+_MAX_STEPS = 2**17  # opcodes of all pickles of a file; each tensor takes about 20
+_NUM_OLD_PICKLES = 5  # of a file from before torch 1.6: magic number, version, system, content, keys of storages
 _LOCAL_HEADER_BYTES = 30
 _HAS_DESCRIPTOR = 8  # flag of a record that is followed by a data descriptor
 
@@ -40,8 +41,8 @@ _NUMBERS = (
     *("Float", "Double", "Half", "BFloat16", "ComplexFloat", "ComplexDouble"),
     *("Long", "Int", "Short", "Char", "Byte", "Bool"),
 )
-# Globals of plain data and tensors. With `weights_only`, torch allows more: bytearrays of any size, and sparse tensors
-# whose check is postponed to the next file.
+# Pickle globals of plain data and tensors. torch's `weights_only` also allows bytearrays of any size, and sparse
+# tensors, which torch does not check before it loads the next file.
 _ALLOWED = {
     "collections OrderedDict",
     "torch Size",
@@ -59,9 +60,9 @@ _ALLOWED = {
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a file (or of the shards in an index), memory-mapped and unwrapped.
+    """Return all tensors of a file, or of the shards in an index, memory-mapped; wrapping dictionaries are removed.
 
-    Raises `CheckpointFileError` for a file that is missing, truncated, invalid, or has other objects.
+    Raises `CheckpointFileError` for a file that is missing, truncated or invalid, or contains other objects.
     """
     if path.name.endswith(INDEX_SUFFIX):
         return _read_shards(path)
@@ -69,9 +70,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_object(path: Path) -> Any:
-    """Read the plain data and tensors of a `.pth` file, memory-mapped, without executing code in it.
+    """Return the plain data and tensors of a `.pth` file, memory-mapped if it is from torch 1.6 or later.
 
-    Raises `CheckpointFileError` for a file that is missing, truncated, repacked, or has other objects.
+    Raises `CheckpointFileError` for a file that is missing, truncated or repacked, or contains other objects. Code in
+    the file is never executed.
     """
     with _named_errors(path), path.open("rb") as file:
         is_zip = file.read(2) == b"PK"
@@ -85,7 +87,7 @@ def read_object(path: Path) -> Any:
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
     try:
-        open_regular(path).close()  # otherwise the libraries would wait for the writer of a FIFO
+        open_regular(path).close()  # raises an error for a FIFO, on which the libraries would wait forever
         yield
     except CheckpointFileError as error:
         raise CheckpointFileError(f"{path} {error}") from None
@@ -114,7 +116,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
-    for _ in _WRAPPERS:  # bounded: a dictionary may contain itself
+    for _ in _WRAPPERS:  # not `while`, because a dictionary may contain itself
         if isinstance(content, dict):
             content = next((content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)), content)
     if not isinstance(content, dict) or not content:
@@ -125,12 +127,12 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
             ascii(name[:_MAX_NAME]) if isinstance(name, str) else f"a {type(name).__name__}" for name in foreign[:5]
         )
         raise CheckpointFileError(f"{path} contains entries that are not plain tensors: {names}")
-    # Tensors of a repacked file may be misaligned; only a copy can be used.
+    # Tensors of a repacked file may be misaligned, so that only copies of them can be used.
     return {name: one.clone() if one.data_ptr() % one.element_size() else one for name, one in content.items()}
 
 
 def _is_plain(name: object, value: Any) -> bool:
-    """Return whether an entry is a printable name and a CPU tensor with enough storage."""
+    """Return whether an entry has a printable name and is a dense CPU tensor within its storage."""
     return (
         isinstance(name, str)
         and name.isprintable()
@@ -142,7 +144,10 @@ def _is_plain(name: object, value: Any) -> bool:
 
 
 def _claiming(num_records: Counter[int]) -> Callable[[Any, str], Any]:
-    """Return a `map_location` that raises `CheckpointFileError` for a storage unless a record has its size."""
+    """Return a `map_location` for torch that raises `CheckpointFileError` for a storage whose size no record has.
+
+    `num_records` has the number of records of each size in bytes; each storage takes one of them.
+    """
 
     def claim(storage: Any, _: str) -> Any:
         size = storage.nbytes()
@@ -155,9 +160,9 @@ def _claiming(num_records: Counter[int]) -> Callable[[Any, str], Any]:
 
 
 def _inspect_zip(file: IO[bytes]) -> Counter[int]:
-    """Return the number of records by size.
+    """Return the number of records of each size in bytes.
 
-    Raises `CheckpointFileError`, with a text to follow the file's name, or any error of a damaged zip.
+    Raises `CheckpointFileError` with a message that continues the file's name, or zipfile's errors for a damaged file.
     """
     with zipfile.ZipFile(file) as archive:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
@@ -180,7 +185,7 @@ def _inspect_zip(file: IO[bytes]) -> Counter[int]:
 
 
 def _check_places(file: IO[bytes], entries: list[zipfile.ZipInfo]) -> None:
-    """Raise `CheckpointFileError` unless each record lies between its header and the next header, as torch assumes."""
+    """Raise `CheckpointFileError` unless each record lies between its own header and the next, as torch assumes."""
     free_from = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         file.seek(entry.header_offset)
@@ -195,7 +200,7 @@ def _check_places(file: IO[bytes], entries: list[zipfile.ZipInfo]) -> None:
 
 
 def _inspect_pickles(content: bytes, count: int) -> None:
-    """Raise `CheckpointFileError` for pickles with too many opcodes, or with objects other than data and tensors."""
+    """Raise `CheckpointFileError` for pickles with too many opcodes or with anything but plain data and tensors."""
     steps, file = 0, io.BytesIO(content)
     for _ in range(count):
         for step, argument, _ in pickletools.genops(file):

@@ -1,4 +1,4 @@
-"""Fit tensors into a module strictly: every parameter is set, every tensor is used, and all shapes match."""
+"""Load tensors into a module strictly: every parameter is set, every tensor is used, and all shapes match."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_NAMES = 6
 
 @contextmanager
 def skeleton() -> Iterator[None]:
-    """Build modules in this block on the meta device, without memory for parameters."""
+    """Build modules in this block on the meta device, so that their parameters take no memory."""
     with torch.device("meta"), _NoValues():
         yield
 
@@ -36,12 +36,12 @@ class _NoValues(TorchFunctionMode):
 
 
 def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    """Remove `prefix`, as added by training wrappers, from the names that have it."""
+    """Remove `prefix`, which training wrappers add, from the names that begin with it."""
     return rename(tensors, lambda name: name.removeprefix(prefix))
 
 
 def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor]:
-    """Rename every tensor. Raises `CheckpointMismatchError` where two would get the same name."""
+    """Rename every tensor. Raises `CheckpointMismatchError` if two tensors would get the same name."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if new_name(name) in renamed:
@@ -51,15 +51,15 @@ def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor
 
 
 def as_pairs(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorder the rows of each head of queries or keys: (i, i + D / 2) become neighbours, for rotary pairs."""
+    """Reorder the rows of each head of queries or keys so that rows i and i + D / 2, a rotary pair, are neighbours."""
     return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(weight.shape)
 
 
 def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Load `tensors` into `module`, which was built on the meta device.
+    """Load `tensors` into `module`, which was built on the meta device (`skeleton`).
 
     Tensors that already have `dtype` and `device` are not copied; int8 weights are dequantized one by one.
-    Raises the errors of `check_fit`.
+    Raises `CheckpointMismatchError`.
     """
     check_fit(module, tensors, source=source)
     ready = {name: dequantized(tensors, name, dtype, device) for name, _ in module.named_parameters()}
@@ -68,14 +68,14 @@ def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype,
 
 
 def check_fit(module: nn.Module, tensors: Tensors, *, source: str) -> None:
-    """Raise `CheckpointMismatchError` naming missing, extra or misshapen tensors of `source`."""
+    """Raise `CheckpointMismatchError` with the missing, extra, misshapen and non-floating tensors of `source`."""
     check_shapes(
         {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}, tensors, source=source
     )
 
 
 def check_shapes(expected: Mapping[str, tuple[int, ...]], tensors: Tensors, *, source: str) -> None:
-    """Raise as `check_fit` unless the tensors have the expected names and shapes."""
+    """Raise `CheckpointMismatchError` unless the tensors have the expected names and shapes; see `check_fit`."""
     stored = {name: tuple(tensor.shape) for name, tensor in without_scales(tensors, source).items()}
     common = [name for name in expected if name in stored]
     faults = {

@@ -1,7 +1,8 @@
-"""Checkpoints by their names on the Hugging Face hub, `owner/name` or `owner/name@revision`, and the origin of weights.
+"""Download checkpoints from the Hugging Face hub, and find the origin of weights.
 
-Only required files are downloaded, to the hub's own cache, and never Python files; nothing is executed. The hub's
-environment variables apply: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Its library is imported at first use.
+A checkpoint's name on the hub is `owner/name` or `owner/name@revision`. Only the required files are downloaded, to the
+hub's own cache. Python files are never downloaded, and nothing is executed. The environment variables of the hub apply:
+HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. The hub's library is imported at first use.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 Pick = Callable[[Path, Collection[str]], Collection[str]]
 
-CARD = "README.md"  # its metadata names the licence
+CARD = "README.md"  # the model card, whose metadata names the licence
 FIRST = ("config.json", CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
 
 ORIGIN_FILE = "origin.json"  # file of a converted checkpoint
 ORIGIN_KEY = "origin"  # key in that file and in an artifact's manifest
 UNKNOWN = "unknown"
 
-_MAX_BYTES = 16 * 2**20  # limit of a manifest
+_MAX_BYTES = 16 * 2**20  # limit of a manifest or a model card
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _LICENCE = re.compile(r"[\w.,+() -]{1,120}", re.ASCII)
@@ -49,7 +50,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class HubName(NamedTuple):
-    """A repository on the hub, and a branch, tag or commit (default: the newest commit)."""
+    """A repository on the hub, and a branch, a tag or a commit. Without a revision, the newest commit is used."""
 
     repository: str
     revision: str | None = None
@@ -59,16 +60,16 @@ class HubName(NamedTuple):
 
 
 def hub_name(path: Path) -> HubName | None:
-    """Parse a path that may be a name on the hub; None if it cannot be one."""
+    """Return the name on the hub that a path spells, or None if the path has another form."""
     found = _NAME.fullmatch(path.as_posix())
     return HubName(found[1], found[2]) if found else None
 
 
 def fetch(name: HubName, pick: Pick) -> Path:
-    """Return the cached directory with the files of one commit; missing files are downloaded.
+    """Download the required files that are not cached yet, and return the directory with the files of the commit.
 
-    `pick` receives a directory with the existing files of `FIRST` and the names of all files of the repository, and
-    returns the required ones. Raises `CheckpointError`, `ConfigurationError`, and the errors of `pick`.
+    `pick` receives a directory with those files of `FIRST` that exist, and the names of all files of the repository; it
+    returns the names of the required files. Raises `CheckpointError`, `ConfigurationError`, and the errors of `pick`.
     """
     require("hub", f"checkpoint {name}, which is not a local directory but a name on the Hugging Face hub,")
 
@@ -99,7 +100,7 @@ def fetch(name: HubName, pick: Pick) -> Path:
 
 @contextmanager
 def _named_errors(name: HubName) -> Iterator[None]:
-    """Convert errors of the hub's library to one sentence with the cause and the remedy."""
+    """Convert errors of the hub's library to a `CheckpointError` with the cause and the remedy."""
     import httpx
     from huggingface_hub import constants, errors
 
@@ -150,11 +151,11 @@ def _reason(error: HfHubHTTPError, page: str) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """A commit of a repository on the hub. Raises `ValueError` for invalid values."""
+    """The commit on the hub that weights come from. Raises `ValueError` for invalid values."""
 
     repository: str
     revision: str  # hash of the commit
-    licence: str = UNKNOWN  # entry of the model card
+    licence: str = UNKNOWN  # as the model card names it
 
     def __post_init__(self) -> None:
         forms = {"repository": _REPOSITORY, "revision": _COMMIT, "licence": _LICENCE}
@@ -168,7 +169,7 @@ class Origin:
 
     @property
     def caution(self) -> str | None:
-        """A warning if the licence forbids commercial use or is unclear."""
+        """A warning if the licence forbids commercial use or is unclear, otherwise None."""
         if _NON_COMMERCIAL.search(self.licence):
             return f"the licence of {self.repository}, {self.licence}, does not allow commercial use"
         if _UNCLEAR.match(self.licence):
@@ -180,7 +181,7 @@ class Origin:
 
 
 def origin_of(directory: Path) -> Origin | None:
-    """Return the origin of a directory in the hub's cache or from `convert` or `package`; None if unknown.
+    """Return the origin of a directory in the hub's cache, or written by `convert` or `package`; None if unknown.
 
     Raises `CheckpointFileError` if the stored origin is invalid.
     """
@@ -199,7 +200,7 @@ def origin_of(directory: Path) -> Origin | None:
 
 
 def read_origin(value: dict[str, Any]) -> Origin | None:
-    """Read an origin from JSON. Raises `ValueError` or `TypeError`."""
+    """Return the origin in a JSON object, or None if there is none. Raises `ValueError` or `TypeError`."""
     return Origin(**value[ORIGIN_KEY]) if value.get(ORIGIN_KEY) is not None else None
 
 

@@ -1,7 +1,7 @@
-"""Weights stored in int8: `NAME` [N, …] and `NAME.scale`, one number per row [N].
+"""Weights that a file stores in int8: `NAME` [N, …], and `NAME.scale` [N] with one number per row.
 
-They are dequantized one by one while loading or converting. Quantizing them again gives the same bits, so an engine
-with `S1_MINI_WEIGHTS_DTYPE=int8` uses the values of the file.
+Such weights are dequantized one by one while they are loaded or converted. Quantizing them again gives the same bits,
+so that an engine with `S1_MINI_WEIGHTS_DTYPE=int8` computes with exactly the values of the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCALE = torch.bfloat16
 
 
 def stem(name: str) -> str:
-    """Return the name of the weights that a scale belongs to; any other name unchanged."""
+    """Return the name of the weights that a scale belongs to. Names of other tensors are returned unchanged."""
     return name.removesuffix(SUFFIX)
 
 
@@ -29,9 +29,9 @@ def is_int8(name: str, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return the weights without the scales of int8 weights.
+    """Return all tensors except the scales of int8 weights.
 
-    Raises `CheckpointMismatchError`, naming `source`, for a scale that does not fit its weights.
+    Raises `CheckpointMismatchError`, naming `source`, for a scale whose shape or type does not fit its weights.
     """
     scales = {name + SUFFIX for name in tensors if is_int8(name, tensors)}
     for name in sorted(scales):
@@ -56,7 +56,7 @@ def dequantized(
 
 
 def all_dequantized(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return all weights, with int8 weights dequantized to float32. Works for tensors on the meta device."""
+    """Return all weights, with int8 weights dequantized to float32. Also works for tensors on the meta device."""
     return {
         name: dequantized(tensors, name, torch.float32) if is_int8(name, tensors) else tensor
         for name, tensor in without_scales(tensors, source).items()
@@ -64,6 +64,6 @@ def all_dequantized(tensors: Mapping[str, Tensor], source: str) -> dict[str, Ten
 
 
 def quantized(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize weights [N, …] to int8: values of the same shape, and scales [N]."""
+    """Quantize weights [N, …] to int8; return values of the same shape, and scales [N]."""
     int8 = quantize(weights.flatten(1), torch.int8)
     return int8.values.view(weights.shape), int8.scale

@@ -1,6 +1,7 @@
-"""Fold weight norm, w = g · v / ‖v‖ (Salimans & Kingma 2016), stored under torch's old or new tensor names.
+"""Replace weight norm (Salimans & Kingma 2016) by plain weights: w = g · v / ‖v‖.
 
-The norm is over all axes except the first, also for transposed convolutions.
+The tensors g and v have torch's old or new names for them. The norm is over all axes except the first, also for
+transposed convolutions.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0",
 
 
 def fold_weight_norm(tensors: Mapping[str, Tensor], what: str = "codec weights") -> dict[str, Tensor]:
-    """Replace both tensors of each weight norm by the folded weight. Idempotent.
+    """Replace the two tensors of each weight norm by the plain weight. Tensors without weight norm stay as they are.
 
-    Raises `CheckpointMismatchError` naming `what` for incomplete or inconsistent pairs.
+    Raises `CheckpointMismatchError`, naming `what`, for incomplete or inconsistent pairs.
     """
     named = dict(tensors)
     for pair in _SPELLINGS:
@@ -35,7 +36,7 @@ def fold_weight_norm(tensors: Mapping[str, Tensor], what: str = "codec weights")
 
 
 def folded_name(name: str) -> str:
-    """Return the name of the folded weight that a tensor becomes part of; any other name unchanged."""
+    """Return the name of the plain weight that a weight norm's tensor becomes. Other names are returned unchanged."""
     suffix = next((suffix for pair in _SPELLINGS for suffix in pair if name.endswith(suffix)), None)
     return name if suffix is None else name.removesuffix(suffix) + ".weight"
 

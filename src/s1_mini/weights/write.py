@@ -1,4 +1,4 @@
-"""Write the files of checkpoints and artifacts; a failure leaves no files. Imports torch only for tensors."""
+"""Write the files of checkpoints and artifacts. A failure leaves no files. torch is imported only to write tensors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _COPY_BYTES = 2**20
 
 @dataclass(frozen=True)
 class ArchiveEntry:
-    """A file of a checkpoint or an artifact: path, size and content; `packs` if compression helps."""
+    """A file to write into a checkpoint or an artifact."""
 
-    name: str
-    size: int
-    chunks: Callable[[], Iterator[Chunk]]
-    packs: bool = False
+    name: str  # path in the checkpoint or artifact
+    size: int  # bytes
+    chunks: Callable[[], Iterator[Chunk]]  # returns the content
+    packs: bool = False  # whether compression makes it smaller
 
 
 def copied(path: Path, name: str) -> ArchiveEntry:
-    """Return an entry with the content of a file. Raises `CheckpointFileError` unless it is a regular file."""
+    """Return an entry with the content of a file. Raises `CheckpointFileError` if `path` is not a file."""
     if not path.is_file():
         fault = "is not a file" if path.exists() else "is a broken link" if path.is_symlink() else "is missing"
         raise CheckpointFileError(f"{path} {fault}")
@@ -43,7 +43,7 @@ def copied(path: Path, name: str) -> ArchiveEntry:
 
 
 def voice_file(name: str, tensors: Mapping[str, Tensor]) -> ArchiveEntry:
-    """Return an entry with the tensors of a voice. With more than one metadata key, their order would be random."""
+    """Return an entry with the tensors of a voice, with one metadata key: the order of several would be random."""
     from safetensors.torch import save
 
     content = save(dict(tensors), metadata={"text": ""})
@@ -56,7 +56,7 @@ def written(name: str, text: str) -> ArchiveEntry:
 
 
 def write_member(folder: Path, member: ArchiveEntry, chunks: Iterable[Chunk] | None = None) -> None:
-    """Write an entry into a folder, from `chunks` if given."""
+    """Write an entry into a folder; `chunks`, if given, replace the entry's own content."""
     path = folder / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
@@ -71,7 +71,7 @@ def _read(path: Path) -> Iterator[Chunk]:
 
 @contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which is renamed to `directory` at the end and removed if anything fails.
+    """Yield a temporary folder to write into. At the end it is renamed to `directory`; if anything fails, removed.
 
     Raises `CheckpointFileError` if `directory` exists and is not empty, or cannot be written.
     """
@@ -97,12 +97,12 @@ def new_directory(directory: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object, indented; the same bytes on every system."""
+    """Write an indented JSON object, with the same bytes on every system."""
     path.write_bytes((json.dumps(value, indent=2) + "\n").encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as `.safetensors` or, by suffix, as a flat `.pth`."""
+    """Write tensors to a `.pth` file if `path` has that suffix, otherwise to a `.safetensors` file."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
 """Building blocks of causal codecs: layers with state, streams, a decoder for GPUs, and the stage.
 
-Codecs with window-limited transformers and residual convolutions, such as `dac`, are made of them.
+Codecs with window-limited transformers and residual convolutions, `dac` and `qwen12`, consist of these parts.
 """

@@ -1,9 +1,9 @@
 """The codec's decoder for a GPU: channels last, few kernels, and state that is updated in place.
 
-It computes the sums of `CausalCodec.push` in another order. A pointwise or transposed convolution is one matrix
-product; a dilated convolution has its own kernel (`kernels/convolution.py`). Bias, skip and Snake between two
-convolutions are one pass (`kernels/snake.py`). If the GPU supports it, the convolutions are a chain: each writes the
-input of the next one, with fewer passes over memory and less rounding.
+It computes the same as `CausalCodec.push`, with sums in another order. A pointwise or transposed convolution is one
+matrix product; a dilated convolution has its own kernel (`kernels/convolution.py`). One kernel applies bias, skip and
+Snake between two convolutions (`kernels/snake.py`). GPUs that support it run the convolutions as a chain: the kernel of
+each convolution also writes the input of the next, with fewer passes over memory and less rounding.
 Shapes: B rows, P steps of past, T steps, C channels, O outputs; S = window - 1 + T attended steps.
 """
 
@@ -53,10 +53,10 @@ ALIGNED = 8  # the row stride of an attention mask must be a multiple of this
 
 
 class ChannelsLastDecoder:
-    """Decodes up to `rows` streams at once, with a copy of the codec's decoding weights in another layout."""
+    """Decodes up to `rows` streams at once; it copies the codec's decoding weights to another layout."""
 
     def __init__(self, codec: CausalCodec, rows: int, *, chained: bool | None = None) -> None:
-        """`chained` selects the chain of fused convolutions; None selects it if the GPU and the sizes support it."""
+        """`chained` says whether to run convolutions as a chain; None means if the GPU and the sizes support it."""
         front, transformer, upsample, decoder = codec.parts
         self._pasts = pasts = _Pasts(rows)
         self._books = _Books(codec.tables(), transformer.norm.weight.dtype)
@@ -67,10 +67,10 @@ class ChannelsLastDecoder:
         self._decoder = (ChainedDecoder if is_chained else _PlainDecoder)(decoder, pasts)
 
     def push_slots(self, codes: Tensor, slot_ids: Tensor, reset_mask: Tensor) -> Tensor:
-        """Decode the next frames [n, K, F] of streams `slot_ids` [n] to samples [n, T].
+        """Decode the next frames [n, K, F] of the streams `slot_ids` [n] to samples [n, T].
 
-        `reset_mask` [n] marks streams that begin. All tensors are on the device. Neither arguments nor lengths are
-        checked.
+        `reset_mask` [n] is true for streams that begin. All tensors are on the device. The caller must check the
+        arguments and the lengths of the streams.
         """
         rows = Rows(slot_ids, reset_mask)
         x = _Sum(self._books(codes))
@@ -82,11 +82,11 @@ class ChannelsLastDecoder:
         return self._decoder(x, rows)
 
     def save(self, slot: int) -> list[Tensor]:
-        """Copy the state of a stream."""
+        """Return a copy of the state of a stream."""
         return [past[slot].clone() for past in self._pasts.tensors]
 
     def load(self, slot: int, saved: Sequence[Tensor]) -> None:
-        """Continue a saved stream in a slot."""
+        """Replace a slot's state by one from `save`."""
         for past, one in zip(self._pasts.tensors, saved, strict=True):
             past[slot] = one
 
@@ -99,26 +99,26 @@ class _Pasts:
         self.tensors: list[Tensor] = []
 
     def allocate(self, like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return zeros [rows, *shape] with the device of `like`, and its dtype by default."""
+        """Return zeros [rows, *shape] with the device of `like`, and with its dtype unless `dtype` is given."""
         self.tensors.append(like.new_zeros(self._rows, *shape, dtype=dtype or like.dtype))
         return self.tensors[-1]
 
     def of(self, like: Tensor, context: int, channels: int) -> Tensor | None:
-        """Return zeros for past inputs, or None for a layer without."""
+        """Return zeros for `context` past inputs, or None for a layer that needs none."""
         return self.allocate(like, context, channels) if context else None
 
 
 class _Sum(NamedTuple):
-    """A layer's output as summands: the next layer adds bias [C] and skip [B, T, C] when it reads the output."""
+    """A layer's output as a sum of up to three parts, which the next layer adds when it reads the output."""
 
     branch: Tensor  # [B, T, C]
-    bias: Tensor | None = None
-    skip: Tensor | None = None
+    bias: Tensor | None = None  # [C]
+    skip: Tensor | None = None  # [B, T, C]
 
     def enter(
         self, factors: Factors | None, past: Tensor | None, rows: Rows, *, keeps_total: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum, and the Snake of the sum with the past before it, like `snake_extend`."""
+        """Return the sum, and the past followed by Snake of the sum; see `snake_extend`."""
         if factors is None and past is None and self.bias is None and self.skip is None:
             return self.branch, self.branch
         alpha, beta = factors or (None, None)
@@ -128,7 +128,7 @@ class _Sum(NamedTuple):
 
 
 class _Books:
-    """All codebooks as one table of projected entries: codes [B, K, F] to vectors [B, F, C]."""
+    """Converts codes [B, K, F] to vectors [B, F, C], with one table of the projected entries of all codebooks."""
 
     def __init__(self, tables: list[Tensor], dtype: torch.dtype) -> None:
         self._table = torch.cat(tables).to(dtype)
@@ -137,12 +137,12 @@ class _Books:
         self._first = (sizes.cumsum(0) - sizes).to(self._table.device)
 
     def __call__(self, codes: Tensor) -> Tensor:
-        inside = codes.transpose(1, 2).clamp(min=0).minimum(self._last)  # clamped as in the modules
+        inside = codes.transpose(1, 2).clamp(min=0).minimum(self._last)  # the codecs' own `decode` also clamps
         return F.embedding(inside + self._first, self._table).sum(2)
 
 
 class _WindowRows:
-    """The window transformer on x [B, T, C], with slots on the device and layer scales folded into the weights."""
+    """The window transformer for x [B, T, C]: slot numbers are on the device, layer scales folded into the weights."""
 
     def __init__(self, transformer: WindowTransformer, pasts: _Pasts) -> None:
         self._rope, self._window, self._norm = transformer.rope, transformer.window, transformer.norm
@@ -184,7 +184,7 @@ class _Layer:
     def __call__(
         self, x: Tensor, branch: Tensor | None, rope: Tensor, mask: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor]:
-        """Return x and the branch that the next layer adds to it."""
+        """Return the layer's output as two summands, x and a branch, which the next layer adds."""
         first, second = self._norms
         x, normed = add_norm(x, branch, first.spec)
         queries, pairs = rope_and_split(
@@ -205,7 +205,7 @@ class _Layer:
 
 
 class _Upsampling:
-    """A transposed convolution that keeps its channels, then a ConvNeXt block."""
+    """A transposed convolution that keeps the number of channels, then a ConvNeXt block."""
 
     def __init__(self, stage: Chain, pasts: _Pasts) -> None:
         transposed, block = cast(CausalConvTranspose1d, stage[0]), cast(ConvNeXtBlock, stage[1])
@@ -227,7 +227,7 @@ class _Upsampling:
 class _LastConvolution:
     """The last convolution, to one channel, with bias and bound: [B, P + T, C] to samples [B, T].
 
-    Each step is read once, for all taps.
+    Computed as one product for all taps, so that each step is read once, and a sum of shifted columns.
     """
 
     def __init__(self, layer: CausalConv1d, bound: nn.Module, pasts: _Pasts) -> None:
@@ -239,7 +239,7 @@ class _LastConvolution:
         self._bias, self._bound = bias.float(), bound
 
     def __call__(self, joined: Tensor) -> Tensor:
-        parts = linear(joined, self._weight, None)  # [B, P + T, taps]: contributions of each step
+        parts = linear(joined, self._weight, None)  # [B, P + T, taps], each step's contribution to later steps
         batch, length, width = parts.shape
         steps = length - self._taps + 1
         seen = parts.as_strided((batch, steps, self._taps), (length * width, width, width + 1))
@@ -260,7 +260,7 @@ class _Convolution:
 
 
 class _TransposedConvolution:
-    """A transposed convolution, as one product over the steps that contribute to an output."""
+    """A transposed convolution, as one product with all steps that contribute to an output."""
 
     def __init__(self, layer: CausalConvTranspose1d, pasts: _Pasts) -> None:
         inputs, self._outputs, _ = layer.conv.weight.shape
@@ -278,7 +278,7 @@ class _TransposedConvolution:
 
 
 def _by_step(layer: CausalConvTranspose1d) -> Tensor:
-    """Lay out weights as [seen steps, C, stride * O], the oldest step first."""
+    """Return the weights as [contributing steps, C, stride * O], the oldest step first."""
     weight, stride = layer.conv.weight, layer.stride
     inputs, outputs, taps = weight.shape
     assert taps == (layer.context + 1) * stride, "the kernel size must be a multiple of the stride"
@@ -287,7 +287,7 @@ def _by_step(layer: CausalConvTranspose1d) -> Tensor:
 
 
 class _Unit:
-    """Two Snake convolutions with a skip connection."""
+    """Two convolutions, each after a Snake, with a skip connection around both."""
 
     def __init__(self, unit: ResidualUnit, pasts: _Pasts) -> None:
         first_snake, dilated, second_snake, pointwise = unit.block
@@ -303,7 +303,7 @@ class _Unit:
 
 
 class _PlainDecoder:
-    """The convolutions one by one, for `rows` streams: [B, T, C] to samples [B, T']."""
+    """The convolutions with separate kernels between them, not as a chain: [B, T, C] to samples [B, T']."""
 
     def __init__(self, decoder: Decoder, pasts: _Pasts) -> None:
         first, *blocks, last_snake, last, bound = decoder.model
@@ -334,7 +334,7 @@ def can_chain(decoder: Decoder) -> bool:
 
 
 class ChainedDecoder:
-    """The convolutions as a chain, for `rows` streams: [B, T, C] to samples [B, T']."""
+    """The convolutions as a chain: [B, T, C] to samples [B, T']."""
 
     def __init__(self, decoder: Decoder, pasts: _Pasts) -> None:
         first, *blocks, last_snake, last, bound = decoder.model
@@ -363,9 +363,9 @@ class ChainedDecoder:
 class _Link:
     """A dilated or transposed convolution, or a residual unit, with its epilogue."""
 
-    weight: Tensor  # [K, C, O]; in a unit, of the second convolution
+    weight: Tensor  # [K, C, O]; for a residual unit, those of its second convolution
     dilation: int
-    factors: Factors | None  # of the preceding Snake
+    factors: Factors | None  # of the Snake before the convolution, which the previous link applies
     past: Tensor | None  # [rows, P, C]
     epilogue: Epilogue
     unit: UnitWeights | None = None
@@ -379,7 +379,7 @@ class _Link:
 
     @classmethod
     def of_transposed(cls, layer: CausalConvTranspose1d, factors: Factors, pasts: _Pasts) -> _Link:
-        """Return a transposed convolution as a convolution whose outputs are those of `stride` steps."""
+        """Return a link that computes a transposed convolution as a convolution with the outputs of `stride` steps."""
         conv, bias = layer.conv, layer.conv.bias
         epilogue = Epilogue(
             conv.out_channels, None if bias is None else bias.repeat(layer.stride), None, 0, keeps_total=False
@@ -396,7 +396,7 @@ class _Link:
         return replace(second, factors=first.factors, past=first.past, unit=weights)
 
     def connect(self, factors: Factors | None, past: Tensor | None, *, keeps_total: bool = False) -> None:
-        """Adapt the epilogue to the Snake and the past of the next link."""
+        """Set up the epilogue for the Snake and the past of the next link."""
         steps_per_input = self.weight.shape[2] // self.epilogue.channels
         snake = None if factors is None else snake_table(*factors).repeat(1, steps_per_input)
         context = 0 if past is None else past.shape[1]

@@ -1,4 +1,4 @@
-"""What causal codecs have in common: decoding whole or streamed through the same path.
+"""The base class of causal codecs, which decode whole and streamed audio with the same code.
 
 codes -> vectors -> (convolution) -> transformer -> upsampling -> residual convolutions -> samples
 Shapes: B rows, K codebooks, F frames, C channels, T samples.
@@ -17,11 +17,11 @@ from s1_mini.codecs.causal.layers import CausalConv1d, CausalConvTranspose1d, Ch
 from s1_mini.codecs.stream_state import SelectedStreams, Snake, StreamState
 from s1_mini.exceptions import CapacityError
 
-DECODE_BLOCK = 64  # frames that `decode` processes at once, which bounds its memory for any length
+DECODE_BLOCK = 64  # frames that `decode` processes at once, so that its memory does not grow with the length
 
 
 class DecoderParts(NamedTuple):
-    """The decoding half of a codec, after its codebooks."""
+    """The layers that decode vectors to samples, after the codebooks."""
 
     front: CausalConv1d | None  # before the transformer
     transformer: WindowTransformer
@@ -43,11 +43,11 @@ class CausalCodec(nn.Module):
         raise NotImplementedError
 
     def tables(self) -> list[Tensor]:
-        """Return the vectors of all entries of each codebook, [N, C] in fp32; a frame is the sum of its codes."""
+        """Return the vectors [N, C] of each codebook's entries in fp32; a frame is the sum of its codes' vectors."""
         raise NotImplementedError
 
     def frames(self, codes: Tensor, state: StreamState) -> Tensor:
-        """Return the transformer's output [B, C, F] for the next frames [B, K, F]."""
+        """Return the transformer's output [B, C, F] for the codes [B, K, F] of the next frames."""
         raise NotImplementedError
 
     def prepare(self) -> None:
@@ -58,7 +58,7 @@ class CausalCodec(nn.Module):
                 module.prepare(self.device)
 
     def push(self, codes: Tensor, state: StreamState) -> Tensor:
-        """Decode the next frames [B, K, F] of the streams of `state` to samples [B, T]."""
+        """Decode the codes [B, K, F] of the next frames of the streams in `state` to samples [B, T]."""
         return self.sound(self.frames(codes, state), state).squeeze(1)
 
     def sound(self, x: Tensor, state: StreamState) -> Tensor:
@@ -73,7 +73,7 @@ class CausalCodec(nn.Module):
 
     @property
     def reach(self) -> int:
-        """Frames of the transformer's output that the state of the later layers depends on."""
+        """Number of last frames of the transformer's output on which the state of the later layers depends."""
         steps, rate = 0.0, 1
         for layer in [*self.parts.upsample.modules(), *self.parts.decoder.modules()]:
             if isinstance(layer, CausalConv1d | CausalConvTranspose1d):
@@ -96,7 +96,7 @@ class CausalCodec(nn.Module):
 
 
 class CodecStream:
-    """B streams, each of which advances when it has frames to decode."""
+    """B streams, which may advance independently."""
 
     def __init__(self, codec: CausalCodec, rows: int) -> None:
         self.rows = rows
@@ -105,9 +105,10 @@ class CodecStream:
         self._frames = [0] * rows
 
     def push(self, codes: Tensor, rows: Sequence[int] | None = None, snake: Snake | None = None) -> Tensor:
-        """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T]; `snake` replaces the activation.
+        """Decode the codes [n, K, F] of the next frames of `rows`, or of all rows, to samples [n, T].
 
-        Raises `CapacityError` for a stream that is too long for the codec. A call that raises changes nothing.
+        `snake`, if given, computes the activation. Raises `CapacityError` for a stream that is too long for the codec.
+        A call that raises changes nothing.
         """
         slot_ids = range(self.rows) if rows is None else rows
         assert codes.shape[:2] == (len(slot_ids), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
@@ -121,10 +122,10 @@ class CodecStream:
         return samples
 
     def skip(self, row: int, codes: Tensor) -> None:
-        """Advance one row by frames [K, F] whose samples are not needed.
+        """Advance one row by the codes [K, F] of frames whose samples are not needed.
 
-        Only the last frames pass the convolutions, which take most of the time and depend on no more. Raises
-        `CapacityError` as `push`.
+        This is faster than `push`: only the last `reach` frames pass the convolutions, which take most of the time.
+        Raises `CapacityError` for a stream that is too long for the codec.
         """
         self._codec.check_length(self._frames[row] + codes.shape[-1])
         last: list[Tensor] = []
@@ -138,11 +139,11 @@ class CodecStream:
         self._frames[row] += codes.shape[-1]
 
     def save(self, row: int) -> list[Tensor]:
-        """Copy the state of a stream that has begun."""
+        """Return a copy of the state of a stream that has begun."""
         return [torch.tensor(self._frames[row]), *self._state.save(row)]
 
     def load(self, row: int, saved: Sequence[Tensor]) -> None:
-        """Continue a saved stream in a row."""
+        """Replace a row's state by one from `save`."""
         self._state.load(row, saved[1:])
         self._frames[row] = int(saved[0])
 

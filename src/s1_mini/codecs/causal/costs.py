@@ -1,4 +1,4 @@
-"""The memory and work of a causal codec, counted from a codec on the meta device."""
+"""The memory and the work of a causal codec, counted from its layers on the meta device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from s1_mini.kernels.backend import current
 from s1_mini.layers.transformer import TransformerBlock
 
 COUNTED_FRAMES = 64  # frames of the call whose operations are counted
-LIVE_TENSORS = 4  # tensors of a convolution block: input, input with past, activation, output
+LIVE_TENSORS = 4  # tensors of a convolution in memory at once: input, input with past, activation, output
 
 
 def widest(codec: CausalCodec) -> int:
-    """Return the size of the decoder's largest activation per frame: channels times steps."""
+    """Return the number of elements per frame, channels times steps, of the decoder's largest activation."""
     steps, most = 1, 0
     for part in (codec.parts.upsample, codec.parts.decoder):
         for layer in part.modules():
@@ -30,9 +30,10 @@ def widest(codec: CausalCodec) -> int:
 
 
 def stream_bytes(codec: CausalCodec) -> int:
-    """Return the bytes of one decoded stream's state: the past inputs of each layer and the step count.
+    """Return the bytes of the state of one decoded stream: the past inputs of each layer and the step count.
 
-    Counted from the layers, because running them on the meta device imports torch's compiler, which takes seconds.
+    The sizes are read from the layers. Running the layers on the meta device would import torch's compiler, which takes
+    seconds.
     """
     numbers, steps = 0, 0
     for part in codec.modules():
@@ -46,7 +47,7 @@ def stream_bytes(codec: CausalCodec) -> int:
 
 
 def codec_operations(codec: CausalCodec) -> float:
-    """Return the operations of decoding one frame, counted by torch."""
+    """Return the number of floating-point operations for decoding one frame, counted by torch."""
     codec.prepare()
     codes = torch.zeros(1, codec.num_codebooks, COUNTED_FRAMES, dtype=torch.int64, device=codec.device)
     with torch.inference_mode(), current(codec.device), FlopCounterMode(display=False) as counter:
@@ -55,5 +56,5 @@ def codec_operations(codec: CausalCodec) -> float:
 
 
 def count(*modules: nn.Module) -> int:
-    """Return the number of parameters."""
+    """Return the total number of parameters."""
     return sum(weight.numel() for module in modules for weight in module.parameters())

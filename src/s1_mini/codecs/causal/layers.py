@@ -1,4 +1,4 @@
-"""Causal layers of codecs. Their arguments are the input and the state with the past inputs.
+"""Causal layers of codecs. Their arguments are the new input and a state that holds past inputs.
 
 Shapes: B rows, C channels, T steps, S = window - 1 + T attended steps.
 """
@@ -16,13 +16,13 @@ from s1_mini.layers.convolution import conv1d, conv_transpose1d
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import BlockConfig, RMSNorm, TransformerBlock, rope_table
 
-DILATIONS = (1, 3, 9)  # of the residual units between two changes of rate
-Activation = Callable[[int], nn.Module]  # builds the activation of a number of channels
-PADDING = 64  # steps beyond the longest stream that may be computed and discarded
+DILATIONS = (1, 3, 9)  # of the three residual units at each rate
+Activation = Callable[[int], nn.Module]  # builds an activation for a number of channels
+PADDING = 64  # steps of rotary table beyond the longest stream, for padding that is computed and discarded
 
 
 class Chain(nn.ModuleList):
-    """Layers one after another, all with the same state."""
+    """Layers that run one after another with the same state."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__(layers)
@@ -34,7 +34,7 @@ class Chain(nn.ModuleList):
 
 
 class CausalConv1d(nn.Module):
-    """Causal convolution. T is a multiple of the stride, except at the end, which is filled up with zeros."""
+    """Causal convolution. T must be a multiple of the stride, except for the last input, which zeros complete."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1
@@ -85,7 +85,10 @@ class Snake(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """Two convolutions after activations, the first dilated and to `hidden` channels, with a skip connection."""
+    """Two convolutions, each after an activation, with a skip connection around both.
+
+    The first convolution is dilated and has `hidden` outputs, by default as many as `channels`.
+    """
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class Block(nn.Module):
-    """A container that gives layers their names in the checkpoint."""
+    """A `Chain` named `block`, as in the checkpoint's tensor names."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -149,7 +152,7 @@ class DecoderBlock(Block):
 
 
 class Decoder(nn.Module):
-    """Vectors [B, `inputs`, T] to samples [B, 1, T * product of the rates]; `bound` limits the samples."""
+    """Converts vectors [B, `inputs`, T] to samples [B, 1, T * product of the rates]; `bound` limits the samples."""
 
     def __init__(
         self, inputs: int, dim: int, rates: Sequence[int], bound: nn.Module, activation: Activation = Snake
@@ -168,8 +171,8 @@ class Decoder(nn.Module):
 class WindowTransformer(nn.Module):
     """Causal transformer over x [B, C, T]: every step attends to itself and to the window - 1 steps before it.
 
-    Positions count from the start of the stream, so the state has the position and each layer's last keys and values.
-    Linear layers around it adapt `width` channels to its own, if they differ.
+    Positions count from the start of the stream. The state therefore holds the position, and the last keys and values
+    of each layer. If `width` is given, linear layers convert x from `width` channels, and the output back.
     """
 
     def __init__(
@@ -186,7 +189,7 @@ class WindowTransformer(nn.Module):
         super().__init__()
         self.input_proj = nn.Linear(width, config.dim) if width else None
         self.output_proj = nn.Linear(config.dim, width) if width else None
-        self.rope_dtype = rope_dtype  # the table is rounded to it
+        self.rope_dtype = rope_dtype  # the rotary table is rounded to this dtype
         self.layers = nn.ModuleList(TransformerBlock(config) for _ in range(layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.window = window
@@ -218,7 +221,10 @@ class WindowTransformer(nn.Module):
 
 
 def window_mask(start: Tensor, steps: Tensor, window: int, padding: int = 0) -> Tensor:
-    """Return the mask of the window, from the start of the stream: bool [B, 1, T, S + padding]."""
+    """Return the attention mask of new `steps` [T] of streams at steps `start` [B]: bool [B, 1, T, S + padding].
+
+    A step attends to the `window` steps up to itself, but to none before the start of the stream.
+    """
     context = window - 1
     offset = torch.arange(context + len(steps) + padding, device=steps.device) - context  # relative to `start`
     distance = steps.unsqueeze(1) - offset

@@ -1,7 +1,7 @@
-"""The codec's decoder as a stage: chunks of codes in, audio out; each slot has the state of its stream.
+"""The codec's decoder as a stage: chunks of codes in, audio out. Each slot holds the state of its stream.
 
-A chunk that ends its utterance may be padded to the next size, because the codec is causal and the slot then begins a
-new stream.
+The last chunk of an utterance may be padded to the next chunk size: because the codec is causal, padding does not
+change the samples before it, and afterwards the slot begins a new stream.
 Shapes: n slots of a call, K codebooks, F frames, T samples.
 """
 
@@ -29,12 +29,12 @@ from s1_mini.runtime.graphs import Buffer, Wait
 from s1_mini.runtime.rows import fit
 from s1_mini.runtime.stage import Pending
 
-MAX_FRAMES = 400  # limit of a captured call; more would saturate the GPU and delay first chunks
-START_BYTES = 2**28  # limit of the kept states; one of Qwen3-TTS's codec has 2.6 MB in float16
+MAX_FRAMES = 400  # limit of a captured call; larger calls would saturate the GPU and delay first chunks
+START_BYTES = 2**28  # limit of all cached start states; a state of Qwen3-TTS's codec has 2.6 MB in float16
 
 
 class CausalDecoder(ChunkStage):
-    """One stream in each slot."""
+    """Decodes one stream in each slot."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class CausalDecoder(ChunkStage):
     ) -> None:
         """Decode with the weights of `codec`; `number`, the stage's index in its chain, chooses its GPU stream.
 
-        With `batch_invariant` the bits of a chunk do not depend on the rest of its batch, on a GPU as well.
-        `reference` names an array of `Conditions.voice`, codes [K, F]. If a voice has this array, its utterances begin
-        in the state after these frames. The state is cached by the codes.
+        With `batch_invariant`, the samples of a chunk do not depend on the rest of its batch, even on a GPU.
+        `reference` is the name of an array of codes [K, F] in `Conditions.voice`. If a voice has this array, its
+        utterances begin in the state that decoding these codes leaves. Such states are cached.
         """
         assert not reference or min(policy.classes) == 1, "references of any length need chunks of one frame"
         self._reference, self._starts = reference, ByteCache[list[Tensor]](START_BYTES)
@@ -60,9 +60,9 @@ class CausalDecoder(ChunkStage):
         self._snakes: dict[int, Snake | None] = {}  # by slot, from an utterance's first chunk to its last
 
     def make_graphs(self) -> None:
-        # In the chain, the order of sums depends on the number of steps.
+        # The chain is not batch-invariant, because its order of sums depends on the number of steps.
         chained = False if self._batch_invariant else None
-        slots = self._policy.slots + 1  # the last is for padding
+        slots = self._policy.slots + 1  # the last slot is for padding rows
         decoder = self._decoder = ChannelsLastDecoder(self._codec, slots, chained=chained)
 
         def call(codes: Tensor, rows: Tensor) -> Tensor:
@@ -110,10 +110,10 @@ class CausalDecoder(ChunkStage):
         return self._call(graphs, chunks, size)
 
     def _call(self, graphs: Graphs, chunks: Sequence[tuple[int, bool, np.ndarray]], size: int) -> Wait:
-        """Launch chunks: slot, whether its stream has begun, and codes [F, K] of each."""
+        """Launch one call for several chunks, each given as slot, whether its stream has begun, and codes [F, K]."""
         n = fit(self._policy.rows, len(chunks))
         codes = np.zeros((n, size, self._codec.num_codebooks), np.int64)
-        # Slots, and whether their streams have begun; 0, as during capture, begins a new one.
+        # First row: slots. Second row: 1 if the slot's stream has begun; 0, also used for capture, begins a new stream.
         rows = np.zeros((2, n), np.int64)
         rows[0] = self._policy.slots
         for at, (slot, has_begun, inputs) in enumerate(chunks):
@@ -134,24 +134,25 @@ class CausalDecoder(ChunkStage):
         return torch.from_numpy(np.ascontiguousarray(codes)).to(self.device)
 
     def _preceding(self, begin: Begin) -> int:
-        """Return the number of frames of the reference."""
+        """Return the number of frames of the voice's reference, or 0 without one."""
         voice = begin.conditions.voice
         return int(voice[self._reference].shape[-1]) if self._reference in voice else 0
 
     def _precede(
         self, begin: Begin, streams: CodecStream | ChannelsLastDecoder, feed: Callable[[np.ndarray], None]
     ) -> bool:
-        """Put the state after the voice's reference into the slot; return whether the voice has one.
+        """If the voice has a reference, put the state after it into the slot, from the cache or with `feed`.
 
-        `feed` decodes the reference's codes [K, F] in the slot.
+        Returns whether the voice has a reference. `feed` decodes codes [K, F] in the slot.
         """
         if not self._preceding(begin):
             return False
         codes = np.asarray(begin.conditions.voice[self._reference], np.int64)
-        # A call that failed on captured graphs is repeated on plain streams, whose state has another layout.
+        # The key names the type of stream, because a captured call that fails is repeated on plain streams, whose state
+        # has another layout.
         key = f"{type(streams).__name__} {hashlib.blake2b(codes.tobytes()).hexdigest()}"
         saved = self._starts.get(key)
-        # Between the captured calls, on their stream.
+        # On the GPU stream of the captured calls, so that the copies run between them.
         with torch.cuda.stream(self._graphs.stream) if self._graphs is not None else nullcontext():
             if saved is not None:
                 streams.load(begin.slot, saved)
@@ -162,7 +163,7 @@ class CausalDecoder(ChunkStage):
         return True
 
     def _feed(self, graphs: Graphs, slot: int, codes: np.ndarray) -> None:
-        """Decode codes [K, F] from the beginning of a stream in captured calls, and discard the samples."""
+        """Decode codes [K, F] as the beginning of a stream, in captured calls, and discard the samples."""
         at = 0
         while at < codes.shape[1]:
             size = max(each for each in self._policy.classes if each <= codes.shape[1] - at)

@@ -1,4 +1,4 @@
-"""Sizes of a DAC codec: the published ones, or those of `codec_config.json` in the checkpoint."""
+"""Sizes of a DAC codec, from `codec_config.json` in the checkpoint; without that file, the published sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NORM_EPS = 1e-5
 ROPE_BASE = 10_000
 
-# Far above any codec, but low enough that a damaged config cannot exhaust the machine's memory.
+# Larger than in any codec, but small enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**18
 
 _size = partial(size, most=MAX_SIZE)
@@ -56,8 +56,8 @@ class DacConfig:
     q_dim: int = _size(1024)
     q_inter: int = _size(3072)
     q_window: int = _size(128)
-    # Samples are ceiling · tanh(drive · x), with 1 and 1 in training. More drive makes audio louder; a lower ceiling
-    # makes it quieter, with lower peaks.
+    # Samples are ceiling · tanh(drive · x); in training, both factors are 1. A higher drive makes audio louder; a lower
+    # ceiling makes audio quieter and limits its peaks.
     drive: float = _factor(16)
     ceiling: float = _factor(1)
 
@@ -67,7 +67,7 @@ class DacConfig:
 
     @property
     def samples_per_frame(self) -> int:
-        """Encoder strides times the quantizer's: 2 * 4 * 8 * 8 * 4 = 2048, so 21.5 frames/s at 44.1 kHz."""
+        """Product of all strides of encoder and quantizer; as published 2048, which gives 21.5 frames/s at 44.1 kHz."""
         return math.prod(self.encoder_rates) * math.prod(self.downsample_factor)
 
     def encoder_block(self, dim: int) -> BlockConfig:
@@ -92,9 +92,9 @@ class DacConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> DacConfig:
-        """Read a `codec_config.json`; absent keys have the published value.
+        """Read a `codec_config.json`. Absent keys have their published values; unknown keys are ignored.
 
-        Keys that no layer needs are ignored. Raises `CheckpointMismatchError` for invalid values.
+        Raises `CheckpointMismatchError` for invalid values.
         """
         config = cls(**read_fields(cls, values, "codec_config.json"))
         config._check()
@@ -122,6 +122,6 @@ class DacConfig:
 
 
 def read_dac_config(directory: Path) -> DacConfig:
-    """Read `codec_config.json`; a published directory lacks it and has the published sizes."""
+    """Read `codec_config.json`, which published checkpoints lack; without the file, return the published sizes."""
     path = directory / "codec_config.json"
     return DacConfig.from_json(read_json(path)) if path.exists() else DacConfig()

@@ -1,8 +1,8 @@
-"""The DAC codec: codes to audio and audio to codes, whole or streamed through the same path.
+"""The DAC codec: codes to audio and audio to codes, with the same code for whole and streamed audio.
 
 decode: codes -> vectors -> post_module -> upsample -> decoder -> samples
 encode: samples -> encoder -> downsample -> pre_module -> codes
-Without `encodes` the encoding part, which is more than half of the weights, is not built.
+With `encodes=False`, the layers for encoding, which have more than half of the weights, are not built.
 Shapes: B rows, K codebooks, F frames, C channels.
 """
 
@@ -31,11 +31,11 @@ from s1_mini.codecs.causal.layers import (
 from s1_mini.codecs.dac.config import ROPE_BASE, DacConfig
 from s1_mini.codecs.stream_state import StreamState
 
-ENCODE_BLOCK = 256  # frames that `encode` processes at once, which bounds its memory for any length
+ENCODE_BLOCK = 256  # frames that `encode` processes at once, so that its memory does not grow with the length
 
 
 class EncoderBlock(Block):
-    """Residual units, then a strided convolution that doubles the channels, then transformer layers if any."""
+    """Residual units, a strided convolution that doubles the channels, and `num_layers` transformer layers."""
 
     def __init__(self, config: DacConfig, dim: int, stride: int, num_layers: int) -> None:
         layers: list[nn.Module] = [ResidualUnit(dim // 2, dilation) for dilation in DILATIONS]
@@ -55,7 +55,7 @@ class EncoderBlock(Block):
 
 
 class Encoder(Block):
-    """Samples [B, 1, T] to vectors [B, C, T / product of the rates]."""
+    """Converts samples [B, 1, T] to vectors [B, C, T / product of the rates]."""
 
     def __init__(self, config: DacConfig) -> None:
         dim = config.encoder_dim
@@ -80,7 +80,7 @@ class Bound(nn.Module):
 
 
 class VectorQuantizer(nn.Module):
-    """One codebook; `in_proj` exists only in codecs that encode."""
+    """One codebook with its projections; `in_proj` exists only in codecs that encode."""
 
     def __init__(self, dim: int, size: int, code_dim: int, *, encodes: bool) -> None:
         super().__init__()
@@ -91,13 +91,13 @@ class VectorQuantizer(nn.Module):
 
     @property
     def projected(self) -> Tensor:
-        """Every entry's vector, [N, C] in fp32."""
+        """The vectors [N, C] of all entries, in fp32."""
         out = self.out_proj
         assert out.bias is not None
         return F.linear(self.codebook.weight.float(), out.weight.squeeze(2).float(), out.bias.float())
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Return vectors [B, C, F] of codes [B, F], which are clamped to the codebook, as upstream."""
+        """Return vectors [B, C, F] of codes [B, F]. As in the original, codes are clamped to the codebook."""
         last = self.codebook.num_embeddings - 1
         return self.out_proj(self.codebook(codes.clamp(0, last)).transpose(1, 2))
 
@@ -106,16 +106,16 @@ class VectorQuantizer(nn.Module):
         return self.nearest(self.in_proj(x))
 
     def nearest(self, projected: Tensor) -> Tensor:
-        """Return the codes [B, F] of the entries nearest in angle to projected vectors [B, code_dim, F]."""
+        """Return the codes [B, F] of the entries with the smallest angle to projected vectors [B, code_dim, F]."""
         query = F.normalize(projected.transpose(1, 2), dim=-1)
         entries = F.normalize(self.codebook.weight, dim=-1)
-        # The arg max of the product would be equivalent for unit vectors, but upstream's distance rounds differently.
+        # For unit vectors, the arg max of the product would be equivalent, but it rounds differently than the original.
         distance = query.square().sum(-1, keepdim=True) - 2 * query @ entries.T + entries.square().sum(-1)
         return distance.argmin(-1)
 
 
 class QuantizerStack(nn.Module):
-    """A stack of codebooks, each coding the residual of those before it."""
+    """A stack of codebooks, each of which encodes the residual that the codebooks before it leave."""
 
     def __init__(self, count: int, dim: int, size: int, code_dim: int, *, encodes: bool) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class QuantizerStack(nn.Module):
         return cast("list[VectorQuantizer]", self.quantizers)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the sum of the codebooks' vectors [B, C, F] of codes [B, K, F]."""
+        """Return the sum [B, C, F] of the vectors of codes [B, K, F] over all codebooks."""
         first, *others = (book.decode(codes[:, index]) for index, book in enumerate(self.books))
         return sum(others, start=first)
 
@@ -140,7 +140,7 @@ class QuantizerStack(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """All codebooks, and the layers between them and the convolutions."""
+    """All codebooks, and the layers between the codebooks and the convolutions."""
 
     def __init__(self, config: DacConfig, *, encodes: bool) -> None:
         super().__init__()
@@ -168,11 +168,11 @@ class Quantizer(nn.Module):
         )
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Return vectors [B, C, F] of codes [B, K, F], before the post module."""
+        """Return vectors [B, C, F] of codes [B, K, F]: the input of the post module."""
         return self.semantic_quantizer.decode(codes[:, :1]) + self.quantizer.decode(codes[:, 1:])
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return codes [B, K, F] of vectors [B, C, F], after the pre module."""
+        """Return codes [B, K, F] of vectors [B, C, F]: the output of the pre module."""
         semantic, rest = self.semantic_quantizer.encode(x)
         residual, _ = self.quantizer.encode(rest)
         return torch.cat((semantic, residual), dim=1)
@@ -196,7 +196,7 @@ class Dac(CausalCodec):
             self.encoder = Encoder(config)
 
     def share_decoding(self, other: Dac) -> None:
-        """Use the equal decoding weights of `other`, so that they are in memory once."""
+        """Use the decoding layers of `other`, whose weights are equal, so that they are in memory only once."""
         self.decoder = other.decoder
         self.quantizer.post_module = other.quantizer.post_module
         self.quantizer.upsample = other.quantizer.upsample
@@ -209,25 +209,26 @@ class Dac(CausalCodec):
         return [book.projected for book in self.quantizer.semantic_quantizer.books + self.quantizer.quantizer.books]
 
     def frames(self, codes: Tensor, state: StreamState) -> Tensor:
-        vectors = self.quantizer.decode(codes).to(self.quantizer.post_module.norm.weight.dtype)  # may be shared
+        # `post_module` may be shared with a codec of another dtype.
+        vectors = self.quantizer.decode(codes).to(self.quantizer.post_module.norm.weight.dtype)
         return self.quantizer.post_module(vectors, state)
 
     def encode(self, wave: Tensor) -> Tensor:
         """Encode one wave [T] to codes [K, F]; the last frame is padded with silence.
 
-        Raises `CapacityError` beyond `max_frames`.
+        Raises `CapacityError` for more than `max_frames` frames.
         """
         return self.encode_rows(wave.unsqueeze(0))[0]
 
     def encode_rows(self, waves: Tensor) -> Tensor:
-        """Encode waves [B, T] to codes [B, K, F]. The codec is causal, so appended silence changes no earlier frame.
+        """Encode waves [B, T] to codes [B, K, F]. Shorter waves may be padded with silence: earlier frames stay equal.
 
-        Raises `CapacityError` beyond `max_frames`.
+        Raises `CapacityError` for more than `max_frames` frames.
         """
         return torch.cat(list(self._encode_blocks(waves)), dim=-1)
 
     def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
-        """Encode like `encode`, with a `yield` after every `ENCODE_BLOCK` frames; the generator returns the codes."""
+        """Do the work of `encode` with a `yield` after every `ENCODE_BLOCK` frames; the generator returns the codes."""
         blocks = []
         for block in self._encode_blocks(wave.unsqueeze(0)):
             blocks.append(block[0])
@@ -242,10 +243,10 @@ class Dac(CausalCodec):
             yield self.quantizer.encode(self.latents(block, state))
 
     def latents(self, waves: Tensor, state: StreamState) -> Tensor:
-        """Return vectors [B, C, F] of samples [B, 1, T] before quantisation; T is a whole number of frames."""
+        """Return vectors [B, C, F] of samples [B, 1, T], before quantization; T is a whole number of frames."""
         x = self.quantizer.downsample(self.encoder(waves, state), state)
         return self.quantizer.pre_module(x, state)
 
     def synthesise(self, vectors: Tensor, state: StreamState) -> Tensor:
-        """Return samples [B, 1, T] of quantised vectors [B, C, F]."""
+        """Return samples [B, 1, T] of quantized vectors [B, C, F]."""
         return self.sound(self.quantizer.post_module(vectors, state), state)

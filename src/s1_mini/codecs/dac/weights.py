@@ -1,4 +1,4 @@
-"""Translate the published tensor names of a DAC checkpoint, and fit the tensors strictly."""
+"""Translate the published tensor names of a DAC checkpoint, and load the tensors strictly."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
 from s1_mini.weights.weight_norm import fold_weight_norm
 
-_BUFFERS = (".freqs_cis", ".causal_mask")  # computed, not loaded; the masks alone are 302 MB in S1-mini
+_BUFFERS = (".freqs_cis", ".causal_mask")  # computed instead of loaded; the masks of S1-mini alone have 302 MB
 _ENCODING = ("encoder.", "quantizer.pre_module.", "quantizer.downsample.")
 
 
 def translate(tensors: Mapping[str, Tensor], *, encodes: bool = True) -> dict[str, Tensor]:
-    """Return tensors by the codec's names: prefix removed, buffers dropped, weight norm folded. Idempotent.
+    """Return tensors with the names of `Dac`: prefix removed, buffers dropped, weight norm replaced by plain weights.
 
-    Without `encodes`, encoder weights are dropped too. Raises `CheckpointMismatchError` for an incomplete weight norm.
+    Translated tensors are returned unchanged. With `encodes=False`, encoder weights are dropped too. Raises
+    `CheckpointMismatchError` for an incomplete weight norm.
     """
     named = strip_prefix(tensors, "generator.")
     named = {name: tensor for name, tensor in named.items() if not name.endswith(_BUFFERS)}
@@ -50,13 +51,13 @@ def build_codec(
     device: torch.device,
     source: str,
 ) -> Dac:
-    """Build the codec, without its encoder unless `encodes`.
+    """Build the codec, with its encoder only if `encodes`.
 
-    Raises `CheckpointMismatchError` where config and weights contradict each other.
+    Raises `CheckpointMismatchError` if config and weights contradict each other.
     """
     if encodes and not can_encode(tensors):
         raise CheckpointMismatchError(f"{source} has no encoder weights, so it cannot encode a reference")
-    # The encoder is checked even if it is not built, because otherwise a fault would appear only with a reference.
+    # The encoder is checked even if it is not built; otherwise, the first reference would reveal its faults.
     shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
     check(config, translate(shapes, encodes=can_encode(tensors)), encodes=can_encode(tensors), source=source)
     with skeleton():
@@ -67,7 +68,7 @@ def build_codec(
 
 
 def check(config: DacConfig, named: Mapping[str, Tensor], *, encodes: bool, source: str = "the codec") -> None:
-    """Raise `CheckpointMismatchError` unless translated tensors fit `config`."""
+    """Raise `CheckpointMismatchError` unless the tensors from `translate` fit `config`."""
     with skeleton():
         codec = Dac(config, encodes=encodes)
     check_fit(codec, named, source=source)

@@ -1,4 +1,4 @@
-"""Encodec at 24 kHz (Défossez et al. 2022), as in its published checkpoints and in Bark's: causal, mono, 75 frames/s.
+"""Encodec at 24 kHz (Défossez et al. 2022), causal, mono, 75 frames/s, from its own checkpoints or from Bark's.
 
-A SEANet encoder and decoder with an LSTM in each, around residual codebooks.
+It consists of a SEANet encoder and decoder with an LSTM in each, around residual codebooks.
 """

@@ -1,4 +1,4 @@
-"""Sizes of an Encodec: the keys of transformers' config, in a separate file or as `codec_config` in Bark's."""
+"""Sizes of an Encodec, with the keys of transformers' config: a separate file, or `codec_config` in Bark's config."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from s1_mini.layers.json_config import invalid, read_flag, read_size, read_sizes
 # Far larger than in any codec, but small enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**18
 _MAX_PARTS = 32  # ratios, bandwidths, layers
-_MAX_CHANNELS = 2**13  # the published one has 512
+_MAX_CHANNELS = 2**13  # the published codec has 512
 _MAX_BOOKS = 256
 
-# Supported values; other codecs, such as Encodec at 48 kHz, have others.
+# The only supported values of these keys; other codecs, such as Encodec at 48 kHz, have other values.
 _FIXED: Mapping[str, Any] = {
     "audio_channels": 1,
     "normalize": False,
@@ -33,7 +33,7 @@ _FIXED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class EncodecConfig:
-    """Architecture of one codec; the defaults are those of facebook/encodec_24khz."""
+    """Architecture of one codec; the defaults are the values of facebook/encodec_24khz."""
 
     sampling_rate: int = 24_000
     hidden_size: int = 128  # channels between encoder, codebooks and decoder
@@ -52,7 +52,7 @@ class EncodecConfig:
 
     @property
     def samples_per_frame(self) -> int:
-        """Product of the ratios: 320, so 75 frames/s at 24 kHz."""
+        """Product of the ratios: 320 as published, which gives 75 frames/s at 24 kHz."""
         return math.prod(self.upsampling_ratios)
 
     @property
@@ -71,7 +71,10 @@ class EncodecConfig:
         return self._books(self.target_bandwidths[-1])
 
     def codebooks_of(self, bandwidth: float) -> int:
-        """Return the codes per frame at a bandwidth in kbit/s. Raises `ValueError` for an unsupported bandwidth."""
+        """Return the number of codes per frame at a bandwidth in kbit/s.
+
+        Raises `ValueError` for an unsupported bandwidth.
+        """
         if bandwidth not in self.target_bandwidths:
             allowed = ", ".join(f"{each:g}" for each in self.target_bandwidths)
             raise ValueError(f"bandwidth must be one of {allowed} kbit/s, not {bandwidth}")
@@ -82,15 +85,15 @@ class EncodecConfig:
 
     @property
     def first_frames(self) -> int:
-        """Minimum frames of a stream's first chunk, because the beginning of a stream is mirrored: 7 as published.
+        """Minimum number of frames in a stream's first chunk, unless that is the whole stream: 7 as published.
 
-        A shorter chunk must be the whole stream.
+        Layers mirror the beginning of a stream, and for this they need so many frames.
         """
         rate = 1
         mirrored = [
             (self.kernel_size, 1),
             (self.last_kernel_size, 1),
-        ]  # inputs that a layer mirrors, and its steps per frame
+        ]  # the number of inputs that a layer mirrors, and the layer's steps per frame
         for ratio in self.upsampling_ratios:
             rate *= ratio
             mirrored += [(self._residual_reach(), rate), (ratio + 1, rate)]
@@ -103,9 +106,9 @@ class EncodecConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], source: str = "config.json") -> EncodecConfig:
-        """Read transformers' config; absent keys have the published value, keys that no layer needs are ignored.
+        """Read transformers' config. Absent keys have their published values; unknown keys are ignored.
 
-        Raises `CheckpointMismatchError` naming `source` and the key for invalid values.
+        Raises `CheckpointMismatchError`, naming `source` and the key, for invalid values.
         """
         for name, only in _FIXED.items():
             if values.get(name, only) != only:

@@ -1,8 +1,8 @@
 """Process many files in calls of one shape: S lanes, each with the next chunk of one file.
 
-A lane keeps the state of its file between calls and begins the next file when one is complete, so all lanes are busy
-until the files run out, regardless of their lengths. Memory is allocated once, and a GPU needs one graph. The result of
-a file depends neither on other files nor on their order.
+A lane keeps the state of its file between calls, and begins another file when its file is complete. All lanes are
+therefore busy until no file is left, whatever the lengths of the files. Memory is allocated once, and a GPU needs only
+one graph. The result of a file depends neither on other files nor on the order of files.
 Shapes: S lanes, K codebooks, F frames and T samples of a chunk.
 """
 
@@ -38,12 +38,12 @@ class _File:
 
 @dataclass
 class _Call:
-    """The host's buffers of a call: pinned memory if the device is a GPU."""
+    """The buffers of a call on the host, in pinned memory if the device is a GPU."""
 
     inputs: list[Tensor]
     output: Tensor
     done: torch.cuda.Event | None
-    # For each lane with a file: its number, the file, and the start of its part in the file's result.
+    # For each lane with a file: the lane's number, the file, and where this call's output begins in the file's result.
     parts: list[tuple[int, _File, int]] = field(default_factory=list)
 
     def wait(self) -> None:
@@ -52,7 +52,7 @@ class _Call:
 
 
 class Lanes:
-    """S lanes that encode or decode; `run` may be called repeatedly, but not concurrently."""
+    """The base class for encoding and decoding. `run` may be called repeatedly, but not concurrently."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Lanes:
         inputs: Format,
         outputs: Format,
     ) -> None:
-        """Allocate lanes for chunks of `frames` frames with the formats `inputs` and `outputs`.
+        """Allocate `lanes` lanes for chunks of `frames` frames with the formats `inputs` and `outputs`.
 
-        Raises `ConfigurationError` for chunks that are too short to begin a file.
+        Raises `ConfigurationError` if chunks are too short for the beginning of a file.
         """
         if lanes < 1 or frames < codec.config.first_frames:
             raise ConfigurationError(
@@ -78,7 +78,7 @@ class Lanes:
         shapes = [((lanes, *inputs[0]), inputs[1]), ((lanes,), torch.bool), ((lanes,), torch.int64)]
         self._inputs = [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in shapes]
         self._output = torch.zeros((lanes, *outputs[0]), dtype=outputs[1], device=self.device)
-        # The host fills and reads one call while the device computes the other.
+        # Two calls, so that the host can fill and read one of them while the device computes the other.
         self._calls = [self._make_call() for _ in range(2)]
         self._num_calls = 0
         self._stream: torch.cuda.Stream | None = None
@@ -88,8 +88,8 @@ class Lanes:
     def capture(self, *, tunes: bool = False) -> None:
         """Capture the graph on a GPU; call it once, before the first file.
 
-        With `tunes`, cuDNN autotunes each convolution. This takes seconds, and results may differ in the last bits from
-        run to run.
+        With `tunes`, cuDNN autotunes each convolution. This takes seconds, and the last bits of results may then differ
+        from one process to the next.
         """
         if self.device.type != "cuda":
             return
@@ -104,14 +104,14 @@ class Lanes:
             torch.backends.cudnn.benchmark = before
 
     def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
-        """Return the results of a chunk of each lane."""
+        """Return the output for x, one chunk of each lane."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def run(self, files: Iterable[np.ndarray]) -> Iterator[Numbered]:
-        """Yield each file's number and result as soon as it is complete; files are read when a lane is free.
+        """Yield each file's number and result once it is complete. The next file is read when a lane becomes free.
 
-        Raises `ValueError` for a file of another shape.
+        Raises `ValueError` for a file with the wrong shape.
         """
         waiting = enumerate(files)
         at: list[_File | None] = [None] * self.lanes
@@ -130,7 +130,7 @@ class Lanes:
             last = call
 
     def all(self, files: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the results of all files in order; the longest start first, so that lanes finish together."""
+        """Return the results of all files in order. The longest files start first, so that lanes finish together."""
         order = sorted(range(len(files)), key=lambda number: -files[number].shape[-1])
         results = {order[at]: result for at, result in self.run(files[number] for number in order)}
         return [results[number] for number in range(len(files))]
@@ -156,7 +156,7 @@ class Lanes:
         chunk.commit()
 
     def _fill(self, call: _Call, at: list[_File | None], waiting: Iterator[Numbered]) -> list[_File]:
-        """Put the next chunk of each lane's file into a call; return the files that are empty."""
+        """Put the next chunk of each lane's file into a call; return the files without content, which need no call."""
         x, reset_mask, lengths = (each.numpy() for each in call.inputs)
         steps, empty = x.shape[-1], []
         call.parts = []
@@ -190,7 +190,7 @@ class Lanes:
 
     def _launch(self, call: _Call) -> None:
         self._num_calls += 1
-        with torch.cuda.stream(self._stream):  # no effect if it is None
+        with torch.cuda.stream(self._stream):  # no effect on a CPU, where the stream is None
             for device, host in zip(self._inputs, call.inputs, strict=True):
                 device.copy_(host, non_blocking=True)
             self._work()
@@ -199,7 +199,7 @@ class Lanes:
                 call.done.record()
 
     def _collect(self, call: _Call) -> Iterator[Numbered]:
-        """Read the results of a call; yield the files that are complete."""
+        """Copy the output of a call to the files' results; yield the files that are now complete."""
         call.wait()
         output = call.output.numpy()
         for lane, file, start in call.parts:
@@ -210,10 +210,10 @@ class Lanes:
 
 
 class EncodeLanes(Lanes):
-    """Waves [samples] in float32 to codes [K, frames] in int64."""
+    """Encodes waves [samples] in float32 to codes [K, frames] in int64."""
 
     def __init__(self, codec: Encodec, *, lanes: int, frames: int, codebooks: int) -> None:
-        """Encode `frames` frames per lane and call, with the first `codebooks`."""
+        """Encode `frames` frames per lane and call, with the first `codebooks` codebooks."""
         assert codec.encodes, "this codec was loaded for decoding only"
         inputs = ((frames * codec.samples_per_frame,), torch.float32)
         super().__init__(codec, lanes=lanes, frames=frames, inputs=inputs, outputs=((codebooks, frames), torch.int64))
@@ -224,10 +224,10 @@ class EncodeLanes(Lanes):
 
 
 class DecodeLanes(Lanes):
-    """Codes [K, frames] to waves [samples] in float32."""
+    """Decodes codes [K, frames] to waves [samples] in float32."""
 
     def __init__(self, codec: Encodec, *, lanes: int, frames: int, codebooks: int) -> None:
-        """Decode `frames` frames per lane and call, of the first `codebooks`."""
+        """Decode `frames` frames per lane and call, with codes of the first `codebooks` codebooks."""
         outputs = ((frames * codec.samples_per_frame,), torch.float32)
         super().__init__(codec, lanes=lanes, frames=frames, inputs=((codebooks, frames), torch.int64), outputs=outputs)
 

@@ -1,9 +1,9 @@
-"""The codec: codes to audio and audio to codes, whole or streamed through the same layers.
+"""The codec: codes to audio and audio to codes, with the same layers for whole and streamed audio.
 
 decode: codes -> vectors -> decoder -> samples
 encode: samples -> encoder -> vectors -> codes
-Without `encodes` the encoder, which is half of the weights, is not built.
-Parameter names are those of transformers' checkpoints with weight norm folded.
+With `encodes=False`, the encoder, which has half of the weights, is not built.
+Parameters have the names of transformers' checkpoints, with plain weights instead of weight norm.
 Shapes: B rows, K codebooks, F frames, C channels, T samples or steps.
 """
 
@@ -23,7 +23,7 @@ Past = WholeStream | StreamChunk  # state of all layers
 
 
 class Chain(nn.Module):
-    """Causal layers one after another."""
+    """Causal layers that run one after another."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def _run(layers: nn.ModuleList, x: Tensor, past: Past) -> Tensor:
 
 
 class CausalConv1d(nn.Module):
-    """Causal convolution; T steps become T / stride, rounded up."""
+    """Causal convolution: T steps become T / stride steps, rounded up."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class CausalConv1d(nn.Module):
 
 
 class CausalConvTranspose1d(nn.Module):
-    """Causal transposed convolution with a kernel of twice its stride: T steps become T * stride."""
+    """Causal transposed convolution with 2 * stride taps: T steps become T * stride steps."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class CausalConvTranspose1d(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """Two convolutions with fewer channels between them, the first dilated, with a skip connection."""
+    """A dilated convolution to fewer channels and a pointwise convolution back, with a skip connection around both."""
 
     def __init__(self, config: EncodecConfig, channels: int, dilation: int) -> None:
         super().__init__()
@@ -111,12 +111,12 @@ class Codebook(nn.Module):
         return self.distances(x).argmin(-1)
 
     def distances(self, x: Tensor) -> Tensor:
-        """Return squared distances [B, F, N] of vectors [B, F, C], rounded as in the original."""
+        """Return squared distances [B, F, N] from vectors [B, F, C] to all entries, rounded as in the original."""
         return x.square().sum(-1, keepdim=True) - 2 * x @ self.embed.T + self.embed.square().sum(-1)
 
 
 class Quantizer(nn.Module):
-    """A stack of codebooks, each coding the residual of those before it."""
+    """A stack of codebooks, each of which encodes the residual that the codebooks before it leave."""
 
     def __init__(self, count: int, size: int, dim: int) -> None:
         super().__init__()
@@ -127,12 +127,12 @@ class Quantizer(nn.Module):
         return [cast("nn.ModuleDict", layer)["codebook"] for layer in self.layers]  # type: ignore[misc]
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the sum [B, C, F] of the codebooks' vectors for codes [B, K, F] of the first K codebooks."""
+        """Return the sum [B, C, F] of the vectors of codes [B, K, F] over the first K codebooks."""
         first, *others = (book.decode(codes[:, at]) for at, book in enumerate(self.books[: codes.shape[1]]))
         return sum(others, start=first).transpose(1, 2)
 
     def encode(self, x: Tensor, count: int) -> Tensor:
-        """Return codes [B, `count`, F] of vectors [B, C, F] in the first codebooks."""
+        """Return the codes [B, `count`, F] of vectors [B, C, F] in the first `count` codebooks."""
         rest, codes = x.transpose(1, 2), []
         for book in self.books[:count]:
             codes.append(book.encode(rest))
@@ -184,9 +184,9 @@ class Encodec(nn.Module):
             self.encoder = _encoder(config)
 
     def prepare(self, dtype: torch.dtype | None = None) -> None:
-        """Convert both networks to `dtype` and flatten LSTM weights; call it once, on the final device.
+        """Convert encoder and decoder to `dtype` and flatten LSTM weights. Call this once, on the final device.
 
-        The codebooks stay in fp32, because with fewer bits entries would coincide.
+        The codebooks stay in fp32, because with fewer bits some entries would become equal.
         """
         for network in (self.decoder, self.encoder) if self.encodes else (self.decoder,):
             network.to(dtype)
@@ -197,17 +197,17 @@ class Encodec(nn.Module):
         self.device, self.dtype = weight.device, weight.dtype
 
     def encode(self, waves: Tensor, codebooks: int | None = None) -> Tensor:
-        """Encode waves [B, T] of one length to codes [B, K, F] of the first `codebooks`, or of all."""
+        """Encode waves [B, T] to codes [B, K, F] of the first `codebooks` codebooks, or of all."""
         return self.quantize(self.latents(waves), codebooks)
 
     def quantize(self, latents: Tensor, codebooks: int | None = None) -> Tensor:
-        """Return codes [B, K, F] of vectors [B, C, F] in the first `codebooks`, or in all."""
+        """Return the codes [B, K, F] of vectors [B, C, F] in the first `codebooks` codebooks, or in all."""
         return self.quantizer.encode(latents.float(), codebooks or self.num_codebooks)
 
     def latents(self, waves: Tensor, past: Past | None = None) -> Tensor:
-        """Return vectors [B, C, F] of samples [B, T]: the end is mirrored to complete the last frame.
+        """Return vectors [B, C, F] of samples [B, T].
 
-        Chunks of a stream must have a length of whole frames.
+        Chunks of a stream must consist of whole frames. The end of a whole wave is mirrored to complete the last frame.
         """
         assert self.encodes, "this codec was loaded for decoding only"
         return self.encoder(waves.unsqueeze(1).to(self.dtype), past or WholeStream())

@@ -1,8 +1,9 @@
-"""The decoder as a stage: chunks of codes in, audio out; a slot keeps its stream's state.
+"""The decoder as a stage: chunks of codes in, audio out. Each slot holds the state of its stream.
 
-The beginning of a stream is mirrored, so its first chunk must have at least seven frames or be the whole stream
-(`chunk_sizes`). A chunk that ends its utterance may be padded to the next size, because the next chunk of its slot is a
-new stream. Shapes: n slots of a call, K codebooks, F frames, T samples.
+Because layers mirror the beginning of a stream, the first chunk must have a minimum number of frames, 7 as published,
+unless it is the whole stream (`chunk_sizes`). The last chunk of an utterance may be padded to the next chunk size,
+because the slot's next chunk begins a new stream.
+Shapes: n slots of a call, K codebooks, F frames, T samples.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.graphs import Buffer, Wait
 from s1_mini.runtime.rows import fit
 
-MAX_FRAMES = 1600  # limit of a captured call; more would saturate the GPU and delay first chunks
+MAX_FRAMES = 1600  # limit of a captured call; larger calls would saturate the GPU and delay first chunks
 
 
 def chunk_sizes(config: EncodecConfig, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return `sizes`, with the first one raised to what this codec needs to stream exactly."""
+    """Return `sizes`, with the first size raised to at least the `first_frames` that this codec needs."""
     first, *others = sizes
     if first >= config.first_frames:
         return (first, *others)
@@ -36,12 +37,12 @@ def chunk_sizes(config: EncodecConfig, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 class EncodecDecoder(ChunkStage):
-    """One stream in each slot; frames have codes of the first K codebooks."""
+    """Decodes one stream in each slot, from codes of the first K codebooks."""
 
     def __init__(self, codec: Encodec, policy: Chunks, *, number: int) -> None:
         """Decode with the weights of `codec`; `number`, the stage's index in its chain, chooses its GPU stream.
 
-        Raises `ConfigurationError` for a policy whose first chunks are too small to begin a stream.
+        Raises `ConfigurationError` if the first chunks of `policy` are too small for the beginning of a stream.
         """
         first = min(sizes[0] for sizes in policy.sizes.values())
         if first < codec.config.first_frames:
@@ -61,9 +62,10 @@ class EncodecDecoder(ChunkStage):
         )
 
     def _decode(self, codes: Tensor, rows: Tensor) -> Tensor:
-        """Return the audio [n, T] of codes [n, K, F]; `rows` [3, n] are slots, new streams (0 or 1) and valid frames.
+        """Return the audio [n, T] of codes [n, K, F].
 
-        All tensors are on the device, so that a graph can capture the call.
+        `rows` [3, n] has each row's slot, whether it begins a new stream (0 or 1), and its number of valid frames. All
+        tensors are on the device, so that a graph can capture the call.
         """
         slot_ids, reset_mask, lengths = rows
         chunk = StreamChunk(self._state, self._policy.slots + 1, reset_mask.bool(), lengths, slot_ids)
@@ -75,7 +77,7 @@ class EncodecDecoder(ChunkStage):
         n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._num_codebooks), np.int64)
         rows = np.empty((3, n), np.int64)
-        rows[:] = [[self._policy.slots], [1], [size]]  # the last slot is for padding
+        rows[:] = [[self._policy.slots], [1], [size]]  # padding rows use the last slot
         for at, begin in enumerate(begun):
             codes[at, : len(begin.inputs)] = begin.inputs
             rows[:, at] = begin.slot, begin.number == 0, len(begin.inputs)

@@ -1,8 +1,8 @@
-"""The state of Encodec's layers between two chunks: any division into chunks gives the same result as one call.
+"""The state of Encodec's layers between two chunks, so that any division into chunks gives the result of one call.
 
-A convolution depends on past inputs. At the beginning of a stream, these are its first inputs mirrored, zero-padded if
-there are too few. A strided convolution also mirrors the end of the stream to complete its last step. For this, the
-length of a stream that ends within a chunk must be known; padding after the end changes nothing.
+A convolution depends on past inputs. At the beginning of a stream, its first inputs, mirrored, take their place; if
+there are too few, zeros are added. A strided convolution also mirrors the end of the stream to complete its last step.
+To do so, it must know where in a chunk the stream ends. Padding after the end changes nothing.
 Shapes: n rows of a call, C channels, T steps.
 """
 
@@ -16,10 +16,10 @@ from s1_mini.codecs.stream_state import NoState, SelectedStreams, StreamState
 
 
 class WholeStream(NoState):
-    """Every call is a whole stream; nothing is stored."""
+    """The state for calls that are whole streams; it stores nothing."""
 
     def mirror(self, _layer: nn.Module, x: Tensor, context: int, stride: int) -> Tensor:
-        """Mirror x [n, C, T] by `context` inputs at its beginning and, up to a multiple of `stride`, at its end."""
+        """Mirror `context` steps of x [n, C, T] at its beginning, and at its end up to a multiple of `stride` steps."""
         after = -x.shape[-1] % stride
         if context == after == 0:
             return x
@@ -28,7 +28,7 @@ class WholeStream(NoState):
         return x[..., : x.shape[-1] - missing]
 
     def grow(self, factor: int) -> None:
-        """Multiply stream lengths by `factor`, after an upsampling."""
+        """Do nothing: lengths of whole streams need not be tracked."""
 
     def recur(self, lstm: nn.LSTM, x: Tensor) -> Tensor:
         """Return the output of the LSTM for x [T, n, C]."""
@@ -38,8 +38,9 @@ class WholeStream(NoState):
 class StreamChunk(SelectedStreams):
     """The next chunk of several streams.
 
-    `reset_mask` [n] is true for rows of a new stream. `lengths` [n] are the valid steps of the network's input: all,
-    unless a stream ends. `slot_ids` [n] are the rows of the whole state; None means all.
+    `reset_mask` [n] is true for rows that begin a new stream. `lengths` [n] are the numbers of valid steps in the
+    network's input; they are less than all only if a stream ends. `slot_ids` [n] are the rows of `whole` to use; None
+    means all.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class StreamChunk(SelectedStreams):
         self._lengths = lengths
 
     def mirror(self, layer: nn.Module, x: Tensor, context: int, stride: int) -> Tensor:
-        """Prepend the past to x [n, C, T], mirroring beginnings and ends; T is a multiple of `stride`."""
+        """Prepend the past to x [n, C, T], or its mirrored beginning; mirror ends in place. `stride` must divide T."""
         if context:
             x = self.extend((layer, ""), x, context, beginning=self._beginning(x, context))
         if stride > 1:
@@ -58,7 +59,7 @@ class StreamChunk(SelectedStreams):
         return x
 
     def grow(self, factor: int) -> None:
-        """Multiply stream lengths by `factor`, after an upsampling."""
+        """Multiply the lengths of the streams by `factor`, because a layer has upsampled them."""
         self._lengths = self._lengths * factor
 
     def recur(self, lstm: nn.LSTM, x: Tensor) -> Tensor:
@@ -70,21 +71,21 @@ class StreamChunk(SelectedStreams):
         return out
 
     def _beginning(self, x: Tensor, context: int) -> Tensor:
-        """Return the inputs of x after the first one, mirrored: [n, C, context]."""
+        """Return the inputs of x after the first, mirrored [n, C, context], with zeros where a stream has too few."""
         first = x[..., 1 : context + 1]
         first = F.pad(first, (0, context - first.shape[-1])) if first.shape[-1] < context else first
         is_over = torch.arange(1, context + 1, device=x.device) >= self._lengths[:, None]
         return first.masked_fill(is_over[:, None], 0).flip(-1)
 
     def _mirror_end(self, joined: Tensor, context: int, stride: int) -> None:
-        """Mirror the end of each row, in place, to complete its last step; later inputs are not used."""
+        """Mirror the end of each row in place, as far as its last step needs; later inputs are not used."""
         assert self._reset_mask is not None
         end, offsets = context + self._lengths[:, None], torch.arange(stride - 1, device=joined.device)
         to, source = end + offsets, end - 2 - offsets
         is_inside = to < joined.shape[-1]
         to, source = (
             torch.where(is_inside, each, 0) for each in (to, source)
-        )  # otherwise rewrite the first input with itself
+        )  # outside the tensor, rewrite the first input with itself
         is_short = self._reset_mask & (self._lengths <= context)
         rows = (-1, joined.shape[1], -1)
         values = joined.gather(-1, source[:, None].expand(*rows))

@@ -1,6 +1,6 @@
-"""The tensors of an Encodec: from its own checkpoint, from another model's under a prefix, or random.
+"""The tensors of an Encodec: from its own checkpoint, from another model's checkpoint under a prefix, or random.
 
-Random weights are realistic: layers preserve loudness, LSTMs have memory, and all codes occur.
+Random weights behave like trained weights: layers preserve loudness, LSTMs have memory, and all codes occur.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from s1_mini.weights.weight_norm import fold_weight_norm
 _TRAINING = (".codebook.inited", ".codebook.cluster_size", ".codebook.embed_avg")  # training statistics
 _ENCODER = "encoder."
 
-TINY = EncodecConfig(num_filters=4, hidden_size=16)  # published rates, codebooks and bandwidths
-Spelling = Literal["parametrizations", "weight_g", "folded"]  # spelling of weight norm
+TINY = EncodecConfig(num_filters=4, hidden_size=16)  # rates, codebooks and bandwidths are as published
+Spelling = Literal["parametrizations", "weight_g", "folded"]  # tensor names of weight norm; "folded": plain weights
 _SUFFIXES = {
     "parametrizations": (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     "weight_g": (".weight_g", ".weight_v"),
 }
 _LOUDNESS = 0.1  # standard deviation of decoded samples
-_LATENT_SPREAD = 0.3  # standard deviation of the vectors that encoding quantizes
-_NOISE_SAMPLES = 48_000  # noise whose vectors set the scale of random codebooks
+_LATENT_SPREAD = 0.3  # standard deviation of the encoder's vectors before quantization
+_NOISE_SAMPLES = 48_000  # length of the noise that is encoded to set the scale of random codebooks
 
 
 def translate(
     tensors: Mapping[str, Tensor], *, prefix: str = "", encodes: bool = True, source: str = "codec weights"
 ) -> dict[str, Tensor]:
-    """Return the tensors under `prefix` by the codec's names: weight norm folded, training statistics dropped.
+    """Return the tensors under `prefix` with the names of `Encodec`.
 
-    Without `encodes` the encoder is dropped as well. Raises `CheckpointMismatchError` for an incomplete weight norm.
+    Weight norm is replaced by plain weights, and training statistics are dropped. With `encodes=False`, encoder weights
+    are dropped too. Raises `CheckpointMismatchError` for an incomplete weight norm.
     """
     dropped = () if encodes else (_ENCODER,)
     named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -59,10 +60,10 @@ def build_encodec(
     device: torch.device | None = None,
     source: str,
 ) -> Encodec:
-    """Build the codec from the tensors under `prefix`, without its encoder unless `encodes`.
+    """Build the codec from the tensors under `prefix`, with its encoder only if `encodes`.
 
-    Both networks have `dtype`, the codebooks are fp32. Raises `CheckpointMismatchError` naming `source` and the tensors
-    where config and weights contradict each other.
+    Encoder and decoder have `dtype`; the codebooks are fp32. Raises `CheckpointMismatchError`, naming `source` and the
+    tensors, if config and weights contradict each other.
     """
     if encodes and not can_encode(tensors, prefix):
         raise CheckpointMismatchError(f"{source} has no encoder weights, so it can only decode")
@@ -75,7 +76,7 @@ def build_encodec(
 
 
 def check(config: EncodecConfig, tensors: Mapping[str, Tensor], *, prefix: str = "", source: str = "the codec") -> None:
-    """Raise `CheckpointMismatchError` unless the tensors under `prefix` fit `config`; only shapes are read."""
+    """Raise `CheckpointMismatchError` unless the shapes of the tensors under `prefix` fit `config`."""
     with skeleton():
         codec = Encodec(config, encodes=can_encode(tensors, prefix))
     check_fit(codec, translate(tensors, prefix=prefix, source=source), source=source)
@@ -87,7 +88,7 @@ def random_encodec(config: EncodecConfig, seed: int = 0) -> Encodec:
     codec = Encodec(config).requires_grad_(False).eval()
     for module in codec.modules():
         if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
-            # Taps that contribute to an output: all of a convolution, two of a transposed one.
+            # Taps that contribute to an output: all taps of a convolution, but two of a transposed convolution.
             taps = 2 if isinstance(module, nn.ConvTranspose1d) else module.kernel_size[0]
             module.weight.normal_(0, 1.2 / math.sqrt(module.in_channels * taps), generator=generator)
             assert module.bias is not None
@@ -105,7 +106,7 @@ def random_tensors(
 ) -> dict[str, Tensor]:
     """Return the tensors of a random checkpoint, with `prefix` before their names.
 
-    Weight norm is spelled as in transformers; with `folded` there is none.
+    `spelling` chooses the names of weight norm's tensors; with `folded`, the tensors are plain weights.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in random_encodec(config, seed).named_parameters():
@@ -125,7 +126,7 @@ def random_tensors(
 
 
 def _sample_codebooks(codec: Encodec, generator: torch.Generator) -> None:
-    """Sample each codebook with the spread of the remaining residual; scale both networks' last layers."""
+    """Sample each codebook with the spread of the residual at its place; scale the last layers of both networks."""
     noise = torch.randn(1, _NOISE_SAMPLES, generator=generator) * torch.linspace(0.02, 0.5, _NOISE_SAMPLES)
     rest = codec.latents(noise).transpose(1, 2)
     rest = rest * _scale(codec.encoder, _LATENT_SPREAD / rest.std())
@@ -141,7 +142,7 @@ def _sample_codebooks(codec: Encodec, generator: torch.Generator) -> None:
 
 
 def _scale(network: Chain, factor: Tensor) -> Tensor:
-    """Multiply the output of a network by `factor`, in its last layer; return the factor."""
+    """Multiply the weights of a network's last layer by `factor`; return `factor`."""
     last = cast("CausalConv1d", network.layers[-1]).conv
     assert last.bias is not None
     last.weight.mul_(factor)

@@ -1,1 +1,1 @@
-"""HiFi-GAN (Kong et al. 2020): mel frames in, audio out; windows give the samples of one call."""
+"""HiFi-GAN (Kong et al. 2020): mel frames in, audio out. Audio computed in windows equals that of a single call."""

@@ -1,4 +1,4 @@
-"""The architecture in a vocoder's `config.json`, checked before any weight is read. Imports no torch."""
+"""The architecture in a vocoder's `config.json`, checked before any weight is read, without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.layers.json_config import declare, flag, invalid, number, read_fields, read_sizes, size, sizes
 
-MAX_SIZE = 2**14  # limit of channels, taps and rates, far above any checkpoint
+MAX_SIZE = 2**14  # limit of channels, taps and rates, far larger than in any checkpoint
 MAX_STAGES = 16
 
 
@@ -22,10 +22,10 @@ def _dilations(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True)
 class HifiGanConfig:
-    """Sizes of one HiFi-GAN. Defaults are those of the published one for SpeechT5."""
+    """Sizes of one HiFi-GAN. The defaults are the values of the published vocoder for SpeechT5."""
 
     num_bins: int = size(80, "model_in_dim", MAX_SIZE)
-    channels: int = size(512, "upsample_initial_channel", MAX_SIZE)  # before upsampling, which halves them each time
+    channels: int = size(512, "upsample_initial_channel", MAX_SIZE)  # before the upsamplings, each of which halves them
     rates: tuple[int, ...] = sizes((4, 4, 4, 4), "upsample_rates", MAX_SIZE)
     rate_taps: tuple[int, ...] = sizes((8, 8, 8, 8), "upsample_kernel_sizes", MAX_SIZE)
     block_taps: tuple[int, ...] = sizes((3, 7, 11), "resblock_kernel_sizes", MAX_SIZE)
@@ -43,7 +43,7 @@ class HifiGanConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> HifiGanConfig:
-        """Read `config.json`. Raises `CheckpointMismatchError` for a value of the wrong type, or impossible."""
+        """Read `config.json`. Raises `CheckpointMismatchError` for invalid values and combinations of values."""
         config = cls(**read_fields(cls, values, "the vocoder's config.json"))
         if len(config.rates) != len(config.rate_taps) or len(config.block_taps) != len(config.dilations):
             raise CheckpointMismatchError(

@@ -1,9 +1,9 @@
 """The HiFi-GAN generator over windows of frames: windows of a mel give the same samples as the whole mel.
 
-Its convolutions pad with zeros on both sides, so every layer needs zeros beyond both ends of a stream, not the outputs
-of the previous layer. A window therefore keeps the steps outside the stream at zero, and every layer drops the steps at
-both ends of the window that lack context. The last axis is steps on a CPU and channels on a GPU, for its kernel.
-Parameter names are those of the published checkpoint, whose weight norm is folded.
+The original's convolutions pad their input with zeros at both ends of the stream. In a window, every layer therefore
+sets the steps outside the stream to zero before it convolves, and it drops the steps at both ends of the window that
+lack context. The last axis is that of steps on a CPU; on a GPU it is that of channels, because the kernel needs it.
+Parameters have the names of the published checkpoint, which has plain weights instead of weight norm.
 Shapes: B rows, C inputs, O outputs, K taps, F frames, M mel bins, T steps or samples.
 """
 
@@ -21,24 +21,24 @@ from s1_mini.kernels.convolution import convolve
 from s1_mini.layers.convolution import conv1d, conv_transpose1d
 from s1_mini.weights.fit import check_fit, fit, skeleton
 
-LAST_SLOPE = 0.01  # before the last convolution, as in the original, which ignores the config there
+LAST_SLOPE = 0.01  # slope before the last convolution; the original also ignores the config there
 END_TAPS = 7  # taps of the first and the last convolution
 
 
 class Edges:
-    """First and last frame of the streams in a window, relative to the first frame that becomes audio.
+    """Where the streams in a window begin and end, in frames relative to the first frame that becomes audio.
 
-    They are numbers for one row, or tensors [B] for several, which the host does not read, so that a graph can capture
-    the call.
+    For one row, the edges are numbers. For several rows, they are tensors [B] on the device, so that a graph can
+    capture the call.
     """
 
     def __init__(self, first: int | Tensor, last: int | Tensor, *, axis: int) -> None:
-        """`last` is exclusive; `axis` is the axis of steps."""
+        """`first` is the first frame of the stream, `last` the frame after its end; `axis` is the axis of steps."""
         self.axis, self._first, self._last = axis, first, last
         self._inside: dict[int, tuple[int, Tensor]] = {}  # key: steps per frame; value: first step and mask
 
     def clear(self, x: Tensor, start: int, rate: int) -> Tensor:
-        """Return x with steps outside the streams set to zero, maybe in place.
+        """Return x with the steps outside the streams set to zero; x itself may be changed.
 
         The first step of x is `start`, at `rate` steps per frame.
         """
@@ -55,9 +55,9 @@ class Edges:
         return x
 
     def _mask(self, x: Tensor, start: int, rate: int) -> Tensor:
-        """Return the mask of steps in the streams, [B, T, 1] or [B, 1, T].
+        """Return the mask of the steps inside the streams, [B, T, 1] or [B, 1, T].
 
-        It is computed once per rate, for the first and widest window.
+        The mask is computed once per rate, for the first window, which is the widest.
         """
         assert isinstance(self._first, Tensor)
         length = x.shape[self.axis]
@@ -70,7 +70,7 @@ class Edges:
 
 
 class Conv(nn.Module):
-    """A convolution with an odd number of taps; it returns only steps with complete context."""
+    """A convolution with an odd number of taps. It returns only the steps whose context is complete."""
 
     def __init__(self, inputs: int, outputs: int, taps: int, dilation: int = 1) -> None:
         super().__init__()
@@ -84,21 +84,21 @@ class Conv(nn.Module):
         self._by_tap = self.weight.permute(2, 1, 0).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve x [B, C, T], or [B, T, C], without `reach` steps at both ends."""
+        """Return the convolution of x [B, C, T], or [B, T, C] after `prepare`, without `reach` steps at both ends."""
         if self._by_tap is not None:
             return convolve(x, self._by_tap, self.dilation) + self.bias
         return conv1d(x, self.weight, self.bias, stride=1, dilation=self.dilation, groups=1)
 
 
 class Upsampling(nn.Module):
-    """A transposed convolution; it returns no steps for the first `before` and the last `after` inputs."""
+    """A transposed convolution. It returns no steps for the first `before` and the last `after` inputs."""
 
     def __init__(self, inputs: int, outputs: int, taps: int, rate: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(inputs, outputs, taps))
         self.bias = nn.Parameter(torch.empty(outputs))
         self.rate = rate
-        self._cut = (taps - rate) // 2  # steps that the padding of the layer removes at the beginning
+        self._cut = (taps - rate) // 2  # steps at the beginning that the original's padding removes
         self.before, self.after = -((self._cut - taps) // rate + 1), (rate - 1 + self._cut) // rate
         self._by_tap: Tensor | None = None
 
@@ -114,7 +114,7 @@ class Upsampling(nn.Module):
         self._by_tap = by_tap.flatten(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `rate` steps for each of x [B, C, T], or [B, T, C], except at both ends."""
+        """Return `rate` steps for each step of x [B, C, T], or [B, T, C] after `prepare`, except at both ends."""
         if self._by_tap is not None:
             spread = convolve(x, self._by_tap, 1)
             return spread.view(len(x), -1, len(self.bias)) + self.bias
@@ -131,16 +131,16 @@ class Window(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Output ranges of one upsampling and of its blocks."""
+    """The ranges of steps around one upsampling and the blocks after it."""
 
     rate: int  # steps per frame after the upsampling
-    upsampled: Window
+    upsampled: Window  # outputs of the upsampling
     blocks: Window  # inputs of the blocks
     out: Window  # outputs of the blocks
 
 
 class Block(nn.Module):
-    """Pairs of convolutions, each with a skip connection around it."""
+    """Pairs of convolutions, with a skip connection around each pair."""
 
     def __init__(self, channels: int, taps: int, dilations: tuple[int, ...], slope: float) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Block(nn.Module):
 
     @property
     def reach(self) -> int:
-        """Number of steps on either side that an output depends on."""
+        """Number of steps on each side of an output on which the output depends."""
         return sum(conv.reach for conv in self._convs)
 
     @property
@@ -188,7 +188,7 @@ class HifiGan(nn.Module):
         self.conv_post = Conv(channels, 1, END_TAPS)
         self.mean, self.scale = nn.Parameter(torch.empty(config.num_bins)), nn.Parameter(torch.empty(config.num_bins))
         self.axis = 2
-        self.reach = -self._plan(1)[0].start  # frames on either side that a sample depends on
+        self.reach = -self._plan(1)[0].start  # frames on each side of a frame on which its samples depend
 
     @property
     def device(self) -> torch.device:
@@ -206,9 +206,9 @@ class HifiGan(nn.Module):
                 module.prepare()
 
     def forward(self, frames: Tensor, edges: Edges) -> Tensor:
-        """Return audio [B, T] of a window [B, F, M] (channels last) or [B, M, F], without `reach` frames at both ends.
+        """Return the audio [B, T] of a window of frames, except the `reach` frames at each end.
 
-        Frames outside `edges` may have any values.
+        `frames` are [B, M, F], or [B, F, M] after `prepare`. Frames outside `edges` may have any values.
         """
         axis, (needed, levels) = self.axis, self._plan(frames.shape[self.axis] - 2 * self.reach)
         x = frames
@@ -247,7 +247,7 @@ class HifiGan(nn.Module):
         return total / kinds
 
     def _plan(self, count: int) -> tuple[Window, list[Level]]:
-        """Return the range of frames needed for the audio of `count` frames, and the ranges of all levels."""
+        """Return the range of frames that the audio of `count` frames needs, and the ranges of all levels."""
         rate, kinds = self.config.samples_per_frame, len(self.config.block_taps)
         need, levels = Window(-self.conv_post.reach, count * rate + self.conv_post.reach), []
         for index in reversed(range(len(self.upsampler))):
@@ -266,7 +266,7 @@ class HifiGan(nn.Module):
 def build_hifigan(
     config: HifiGanConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, source: str
 ) -> HifiGan:
-    """Build a vocoder from tensors with their published names. Raises `CheckpointMismatchError`."""
+    """Build a vocoder from tensors with the published names. Raises `CheckpointMismatchError` if they do not fit."""
     with skeleton():
         vocoder = HifiGan(config)
     fit(vocoder, tensors, source=source, dtype=dtype, device=device)
@@ -274,7 +274,7 @@ def build_hifigan(
 
 
 def check_hifigan(config: HifiGanConfig, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Raise `CheckpointMismatchError` unless tensors fit a config."""
+    """Raise `CheckpointMismatchError` unless the tensors fit the config."""
     with skeleton():
         vocoder = HifiGan(config)
     check_fit(vocoder, tensors, source=source)

@@ -1,6 +1,6 @@
-"""A vocoder as a stage: chunks of frames with their context in, audio out. Slots have no state.
+"""A vocoder as a stage: chunks of frames with the frames around them in, audio out. Slots have no state.
 
-A network such as a post-net, which also needs context, may precede the vocoder.
+Another network, such as a post-net, may run before the vocoder; the context then covers both.
 Shapes: n units of a call, F frames, M mel bins, T samples.
 """
 
@@ -23,22 +23,22 @@ from s1_mini.runtime.rows import fit
 class Front(Protocol):
     """A network in front of the vocoder."""
 
-    reach: int  # frames on either side that an output frame depends on
+    reach: int  # frames on each side of a frame on which its output depends
 
     def __call__(self, frames: Tensor, start: int, edges: Edges) -> Tensor:
-        """Return the output for a window whose first frame is `start`, without `reach` frames at both ends."""
+        """Return the output for a window whose first frame is `start`, except the `reach` frames at each end."""
 
 
 def context_of(vocoder: HifiGan, front: Front | None = None) -> int:
-    """Return the number of frames before and after a chunk that its samples depend on."""
+    """Return the number of frames before and after a chunk on which its samples depend."""
     return vocoder.reach + (front.reach if front else 0)
 
 
 class Vocoder(ChunkStage):
-    """A vocoder that turns windows into audio."""
+    """The stage of a vocoder and, if given, of a network before it."""
 
     def __init__(self, vocoder: HifiGan, policy: Chunks, *, number: int, front: Front | None = None) -> None:
-        """Use both networks as laid out; `number`, the stage's index in its chain, chooses its GPU stream."""
+        """`vocoder` and `front` must have the same layout; `number`, the stage's index, chooses its GPU stream."""
         super().__init__(vocoder.device, policy, number=number, rate=vocoder.config.samples_per_frame)
         self._vocoder, self._front, self._context = vocoder, front, context_of(vocoder, front)
 
@@ -62,7 +62,7 @@ class Vocoder(ChunkStage):
         return graphs.launch((n, size), windows, edges)
 
     def _fill(self, window: np.ndarray, begin: Begin) -> tuple[int, int]:
-        """Copy a unit's frames into a window of zeros. Return their start and end, counted from the first new frame."""
+        """Copy a unit's frames into a window of zeros; return their first and last frame in the terms of `Edges`."""
         first = self._context - begin.context
         window[first : first + len(begin.inputs)] = begin.inputs
         return -begin.context, len(begin.inputs) - begin.context

@@ -1,6 +1,6 @@
-"""The architecture in the codec's `config.json`, checked before any weight is read. Imports no torch.
+"""The architecture in the codec's `config.json`, checked before any weight is read, without torch.
 
-Keys of sizes are required: the defaults of the original's code differ from the published values.
+Keys of sizes are required, because the default values in the original's code differ from the published values.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from s1_mini.layers.transformer import BlockConfig
 
 MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
-FOLDER = "speech_tokenizer"  # of a checkpoint
+FOLDER = "speech_tokenizer"  # folder of the codec in a checkpoint
 SOURCE = f"{FOLDER}/config.json"
 
-# Far above any codec, but low enough that a damaged config cannot exhaust the machine's memory.
+# Larger than in any codec, but small enough that a damaged config cannot exhaust the machine's memory.
 _size = partial(size, most=2**18)
 _sizes = partial(sizes, most=2**10)
 _count = partial(size, most=MAX_LAYERS)
 
-# Supported values of keys that the codec's code would otherwise have to branch on.
+# The only supported values of these keys.
 _FIXED_DECODER: Mapping[str, Any] = {"num_semantic_quantizers": 1, "attention_bias": False, "hidden_act": "silu"}
 _FIXED_ENCODER: Mapping[str, Any] = {
     "num_semantic_quantizers": 1,
@@ -49,7 +49,7 @@ def _positive(default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What the transformers of both halves have in common."""
+    """The keys that encoder and decoder have in common."""
 
     hidden_size: int = _size()
     intermediate_size: int = _size()
@@ -84,7 +84,7 @@ class TransformerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(TransformerConfig):
-    """Codes to samples. `codebook_dim` is the width of a frame's vector; entries have half of it."""
+    """The decoder's keys. `codebook_dim` is the width of a frame's vector; codebook entries have half that width."""
 
     latent_dim: int = _size()
     decoder_dim: int = _size()
@@ -95,7 +95,7 @@ class DecoderConfig(TransformerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TransformerConfig):
-    """Samples to codes (Mimi; Défossez et al. 2024). Only the decoder's number of codebooks is used."""
+    """The encoder's keys (Mimi; Défossez et al. 2024). Codebooks beyond the decoder's `num_quantizers` are not used."""
 
     num_filters: int = _size()
     compress: int = _size()

@@ -1,8 +1,8 @@
 """The codec's encoder for references: samples to codes (Mimi; Défossez et al. 2024), in float32.
 
 samples -> strided convolutions (25 steps/s) -> transformer -> strided convolution (12.5 frames/s) -> codes
-The transformer attends to all of the past: the original ignores the window of its config.
-Shapes: T samples or steps, C channels, K codebooks, N entries, D their size, F frames.
+The transformer attends to the whole past, like the original, which ignores the window in its config.
+Shapes: T samples or steps, C channels, K codebooks, N entries of size D, F frames.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from s1_mini.exceptions import CapacityError
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import Attention, BlockConfig, LayerScale, rope_table
 
-ENCODE_STEPS = 250  # steps of the transformer that the convolutions compute at once: 10 s
+ENCODE_STEPS = 250  # steps of the transformer's input that the convolutions compute at once: 10 s of audio
 
 
 class Elu(nn.Module):
-    """The exponential linear unit, for any number of channels."""
+    """The exponential linear unit, with the arguments that `ResidualUnit` passes to activations."""
 
     def __init__(self, _channels: int = 0) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Encoder(nn.Module):
         self._step = math.prod(sizes.upsampling_ratios)  # samples
         stride = config.encoder_stride
         self.downsample = nn.Conv1d(sizes.hidden_size, sizes.hidden_size, 2 * stride, stride=stride, bias=False)
-        # The first codebook and the others have a projection each, of the same vectors.
+        # Two projections of the same vectors: for the first codebook, and for all other codebooks.
         self.projections = nn.Parameter(torch.empty(2, sizes.codebook_dim, sizes.hidden_size))
         self.books = nn.Parameter(torch.empty(config.num_codebooks, sizes.codebook_size, sizes.codebook_dim))
 
@@ -88,7 +88,7 @@ class Encoder(nn.Module):
                 return end.value
 
     def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
-        """Encode like `encode`, with a `yield` after each bounded block of work; the generator returns the codes."""
+        """Do the work of `encode`, with a `yield` after each part of it; the generator returns the codes."""
         sizes, steps = self.config.encoder, -(-len(wave) // self._step)
         if steps > sizes.max_position_embeddings:
             raise CapacityError(
@@ -108,12 +108,12 @@ class Encoder(nn.Module):
         return self._quantize(self._downsampled(x.transpose(1, 2)))
 
     def _downsampled(self, x: Tensor) -> Tensor:
-        """Return vectors [1, C, F] of x [1, C, T], which is continued at both ends by its first and last step."""
+        """Return vectors [1, C, F] of x [1, C, T]; copies of the first and the last step pad x."""
         taps, stride = self.downsample.kernel_size[0], self.downsample.stride[0]
         return self.downsample(F.pad(x, (taps - stride, -x.shape[-1] % stride), mode="replicate"))
 
     def _quantize(self, x: Tensor) -> Tensor:
-        """Return the codes [K, F] of vectors [1, C, F]: the nearest entries, each of the residual of those before."""
+        """Return the codes [K, F] of vectors [1, C, F]; the codebooks from the third on encode residuals."""
         semantic, acoustic = F.linear(x[0].t(), self.projections.flatten(0, 1)).chunk(2, dim=-1)
         codes = [torch.cdist(semantic, self.books[0]).argmin(-1)]
         for book in self.books[1:]:

@@ -1,7 +1,8 @@
-"""The codec's decoder: codes to audio, whole or streamed through the same path.
+"""The codec's decoder: codes to audio, with the same code for whole and streamed audio.
 
 codes -> vectors -> convolution -> window transformer -> upsampling -> residual convolutions -> samples
-The original decodes long utterances in pieces of 300 frames, which is not exact; this decoder has no pieces.
+The original decodes long utterances in pieces of 300 frames, which changes the audio near their boundaries. This
+decoder carries the state of all layers from chunk to chunk, so that boundaries change nothing.
 Shapes: B rows, K codebooks, N entries, F frames, C channels.
 """
 
@@ -43,7 +44,7 @@ class Qwen12(CausalCodec):
         self.config = config
         self.sample_rate, self.samples_per_frame = config.sample_rate, config.samples_per_frame
         self.num_codebooks, self.max_frames = config.num_codebooks, sizes.max_position_embeddings
-        # Each entry's vector, already projected; a frame is the sum of its codes' vectors.
+        # The projected vectors of all entries; a frame is the sum of its codes' vectors.
         self.table = nn.Parameter(torch.empty(config.num_codebooks, sizes.codebook_size, sizes.codebook_dim))
         self.front = CausalConv1d(sizes.codebook_dim, sizes.latent_dim, 3)
         self.transformer = WindowTransformer(

@@ -1,6 +1,6 @@
-"""Configs and random tensors of the codec, by their published names.
+"""Configs and random tensors of the codec, with the published names.
 
-Random weights are realistic: layers preserve loudness, samples rarely reach the bound, and all codes occur.
+Random weights behave like trained weights: layers preserve loudness, samples are rarely clamped, and all codes occur.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENCODER = (*_COMMON, *_HEADS, "num_filters", "num_quantizers")
 
 
 def _config(decoder: tuple[int, ...], encoder: tuple[int, ...]) -> dict[str, Any]:
-    """Return the codec's `config.json` with some sizes."""
+    """Return the codec's `config.json` with the sizes `decoder` and `encoder`, in the order of the keys above."""
     rates = {"rope_theta": 10_000, "max_position_embeddings": 8000, "num_semantic_quantizers": 1}
     return {
         "model_type": MODEL_TYPE,
@@ -47,7 +47,7 @@ PUBLISHED = _config((2048, 512, 512, 1024, 8, 64, 16, 16, 1024, 72, 1536), (2048
 
 
 def random_tensors(config: Qwen12Config, seed: int = 0) -> dict[str, Tensor]:
-    """Return random fp32 tensors of both halves by the published names."""
+    """Return random fp32 tensors of decoder and encoder, with the published names."""
     generator = torch.Generator().manual_seed(seed)
     shapes = decoder_shapes(config) | encoder_shapes(config)
     return {name: _random(name, shape, config, generator) for name, shape in shapes.items()}
@@ -63,10 +63,10 @@ def _random(name: str, shape: tuple[int, ...], config: Qwen12Config, generator: 
         return tensor.normal_(0.0, 0.02 if kind == "bias" else 0.2, generator=generator)
     if kind in {"embedding_sum", "embed_sum"}:
         return tensor.normal_(0.0, 1 / math.sqrt(config.num_codebooks), generator=generator)
-    is_up = ".block.1.conv." in name and name.startswith("decoder.")  # transposed, to half of the channels
+    is_up = ".block.1.conv." in name and name.startswith("decoder.")  # transposed, halves the channels
     is_transposed = is_up or (".upsample." in name and ".0.conv." in name)
     taps = 2 if is_up else 1 if is_transposed else math.prod(shape[2:])
     is_branch = ".conv2." in name or ".block.3." in name
-    # Outputs accumulate on the skip connections of a block.
+    # Branches get a smaller gain, because their outputs add up on the skip connections of a block.
     gain = LOUDNESS if shape[0] == 1 else 0.4 if is_branch else 0.7 if is_up else 1.0
     return tensor.normal_(0.0, gain / math.sqrt(shape[0 if is_transposed else 1] * taps), generator=generator)

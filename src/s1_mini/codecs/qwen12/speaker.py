@@ -1,6 +1,7 @@
-"""The speaker encoder of Base models: a recording at 24 kHz to a speaker vector, in float32.
+"""The speaker encoder of Base models, which computes a speaker vector of a recording at 24 kHz, in float32.
 
-A log-mel spectrogram, then ECAPA-TDNN (Desplanques et al. 2020) without batch norms. Names are the checkpoint's.
+It consists of a log-mel spectrogram, then ECAPA-TDNN (Desplanques et al. 2020) without batch norms. Parameters have the
+names of the checkpoint.
 Shapes: T samples, M mel bins, F frames, C channels, D numbers of a vector.
 """
 
@@ -20,12 +21,12 @@ from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.layers.json_config import read_fields, size, sizes
 from s1_mini.weights.fit import fit, skeleton, strip_prefix
 
-PREFIX = "speaker_encoder."  # of its tensors in the model's file
-SAMPLE_RATE = 24_000  # Hz, of all Qwen3-TTS models; the settings of the spectrogram are fixed, too
+PREFIX = "speaker_encoder."  # prefix of the encoder's tensors in the model's file
+SAMPLE_RATE = 24_000  # Hz; all Qwen3-TTS models have this rate and the same settings of the spectrogram
 WINDOW, HOP = 1024, 256  # samples
 SMALLEST_POWER, SMALLEST_MEL = 1e-9, 1e-5
 SMALLEST_VARIANCE = 1e-12
-LINEAR_HZ, BINS_PER_HZ = 1000.0, 3 / 200  # Slaney's scale is linear below, and logarithmic above
+LINEAR_HZ, BINS_PER_HZ = 1000.0, 3 / 200  # Slaney's mel scale is linear below 1000 Hz, and logarithmic above
 LOG_STEP = 27 / math.log(6.4)
 
 _size = partial(size, most=2**14)
@@ -34,7 +35,7 @@ _sizes = partial(sizes, most=2**14)
 
 @dataclass(frozen=True, kw_only=True)
 class SpeakerConfig:
-    """`speaker_encoder_config` of a model's `config.json`; defaults are those of the original's code."""
+    """`speaker_encoder_config` of a model's `config.json`. The defaults are the values in the original's code."""
 
     enc_dim: int = _size()  # D
     sample_rate: int = size(SAMPLE_RATE)
@@ -68,7 +69,7 @@ class SpeakerConfig:
 
 @cache
 def _mel_bank(bins: int) -> Tensor:
-    """Return triangular filters of equal area [bins, WINDOW / 2 + 1] on Slaney's scale, from 0 Hz to half the rate."""
+    """Return triangular filters [bins, WINDOW / 2 + 1] of equal area on Slaney's mel scale, up to 12 kHz."""
     highest, start = SAMPLE_RATE / 2, LINEAR_HZ * BINS_PER_HZ
     top = start + math.log(highest / LINEAR_HZ) * LOG_STEP
     mels = torch.linspace(0, top, bins + 2, dtype=torch.float64)
@@ -100,7 +101,10 @@ class TimeDelay(nn.Module):
 
 
 class Res2Net(nn.Module):
-    """Groups of channels, each convolved after adding the result of the one before; the first is passed on."""
+    """Convolves groups of channels in turn, each after adding the result of the previous group.
+
+    The first group is returned unchanged and added to none.
+    """
 
     def __init__(self, channels: int, kernel: int, dilation: int, scale: int) -> None:
         super().__init__()
@@ -116,7 +120,7 @@ class Res2Net(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales channels by a function of their means over time."""
+    """Multiplies each channel by a factor that is computed from the means of all channels over time."""
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
@@ -127,7 +131,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class Block(nn.Module):
-    """Res2Net between two pointwise convolutions, squeeze-excitation and a skip connection."""
+    """Res2Net between two pointwise convolutions, then squeeze-excitation, with a skip connection around all."""
 
     def __init__(self, config: SpeakerConfig, at: int) -> None:
         super().__init__()
@@ -182,14 +186,14 @@ class SpeakerEncoder(nn.Module):
         return self.fc(self.asp(self.mfa(torch.cat(outputs[1:], dim=1))))[0, :, 0]
 
     def encode(self, wave: Tensor) -> Tensor:
-        """Return the speaker vector [D] of a wave [T] at 24 kHz, of at least 0.1 s."""
+        """Return the speaker vector [D] of a wave [T] of at least 0.1 s at 24 kHz."""
         return self(log_mel(wave, self.config.mel_dim))
 
 
 def build_speaker_encoder(
     config: SpeakerConfig, tensors: Mapping[str, Tensor], *, device: torch.device, source: str
 ) -> SpeakerEncoder:
-    """Build the encoder from a model's tensors, of which only its own are read.
+    """Build the encoder from a model's tensors; only the encoder's own tensors are read.
 
     Raises `CheckpointMismatchError` if they do not fit the config.
     """

@@ -1,7 +1,8 @@
-"""Translate the published tensors of the codec, and fit them strictly. Only what is used is read from disk.
+"""Translate the published tensors of the codec, and load them strictly. Only tensors in use are read from disk.
 
-Codebooks are published as sums and counts of their vectors. The original rotates (i, i + D / 2), this engine
-neighbours: rows of queries and keys are reordered.
+A codebook is published as the sum and the count of the vectors of each entry; an entry is their quotient. In the
+original, rows i and i + D / 2 of a head are a rotary pair; in this engine, neighbouring rows are. The rows of queries
+and keys are therefore reordered.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from s1_mini.weights.directory import find_model
 from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import as_pairs, check_shapes, fit, skeleton
 
-SMALLEST_COUNT = 1e-5  # of a codebook's entry
+SMALLEST_COUNT = 1e-5  # lower limit of an entry's count, as in the original
 Shapes = dict[str, tuple[int, ...]]
 
-# Published names by ours, as prefixes or parts of names.
+# Regular expressions for parts of published names, and their replacements in this engine's names.
 _DECODER = {
     r"^decoder\.pre_conv\.": "front.",
     r"^decoder\.pre_transformer\.": "transformer.",
@@ -54,7 +55,7 @@ _BLOCK = {
     r"\.mlp\.(fc[12])\.": r".\1.",
 }
 _QUERY = ".self_attn.q_proj.weight"
-# Projections that only train, and marks of initialized codebooks.
+# Projections that only training uses, and flags of initialized codebooks.
 _UNUSED = re.compile(
     r"decoder\.quantizer\..*\.input_proj\.weight|encoder\.quantizer\..*(\.output_proj\.weight|\.initialized)"
 )
@@ -94,7 +95,7 @@ def decoder_shapes(config: Qwen12Config) -> Shapes:
 
 
 def encoder_shapes(config: Qwen12Config) -> Shapes:
-    """Return the published name and shape of each tensor of the encoder, unused codebooks included."""
+    """Return the published name and shape of each tensor of the encoder, including unused codebooks."""
     sizes, stem = config.encoder, "encoder.encoder.layers."
     channels, hidden, at = sizes.num_filters, sizes.hidden_size, 1
     shapes = _with_bias(f"{stem}0.conv", (channels, 1, sizes.kernel_size))
@@ -123,7 +124,7 @@ def _snake(name: str, channels: int) -> Shapes:
 
 
 def _books(sums: str, count: int, size: int, dim: int) -> Shapes:
-    """Return the shapes of codebooks; `sums` is the name of their sums with {} for the number."""
+    """Return the shapes of `count` codebooks; `sums` is the name of their sums, with {} for the codebook's number."""
     counts = sums.rpartition(".")[0] + ".cluster_usage"
     shapes: Shapes = {}
     for book in range(count):
@@ -132,7 +133,7 @@ def _books(sums: str, count: int, size: int, dim: int) -> Shapes:
 
 
 def _layers(stem: str, sizes: TransformerConfig, products: Mapping[str, bool], norm: tuple[str, ...]) -> Shapes:
-    """Return the shapes of all layers; `products` of the feed-forward, true for the last."""
+    """Return the shapes of all layers. `products` are the linear layers of the feed-forward, true for the last."""
     dim, inner = sizes.hidden_size, sizes.intermediate_size
     queries, keys = sizes.num_attention_heads * sizes.head_dim, sizes.num_key_value_heads * sizes.head_dim
     layer: Shapes = {f"self_attn.{name}_proj.weight": (keys, dim) for name in "kv"}
@@ -146,7 +147,7 @@ def _layers(stem: str, sizes: TransformerConfig, products: Mapping[str, bool], n
 def check(config: Qwen12Config, tensors: Mapping[str, Tensor], *, encodes: bool, source: str) -> None:
     """Raise `CheckpointMismatchError` unless the published tensors fit `config`.
 
-    The encoder is checked if it is there or `encodes`, because otherwise the first reference would reveal a fault.
+    The encoder is checked if it is present or if `encodes`; otherwise, the first reference would reveal its faults.
     """
     expected = decoder_shapes(config)
     if encodes or can_encode(tensors):
@@ -162,7 +163,7 @@ def can_encode(tensors: Mapping[str, Tensor]) -> bool:
 def _translate(
     tensors: Mapping[str, Tensor], prefix: str, names: Mapping[str, str], sizes: TransformerConfig
 ) -> dict[str, Tensor]:
-    """Return the tensors of one half, except its codebooks, by our names."""
+    """Return the tensors of decoder or encoder, except the codebooks, with this engine's names."""
     named = {}
     for name, tensor in tensors.items():
         if not name.startswith(prefix) or ".quantizer." in name or ".k_proj." in name or ".v_proj." in name:
@@ -190,7 +191,7 @@ def _entries(tensors: Mapping[str, Tensor], stem: str, sums: str) -> Tensor:
 def build_decoder(
     config: Qwen12Config, tensors: Mapping[str, Tensor], *, dtype: torch.dtype, device: torch.device, source: str
 ) -> Qwen12:
-    """Build the codec's decoder from published tensors. Raises `CheckpointMismatchError` as `check`."""
+    """Build the codec's decoder from published tensors. Raises `CheckpointMismatchError` if they do not fit."""
     check(config, tensors, encodes=False, source=source)
     if device.type == "meta":  # nothing is read
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -208,7 +209,7 @@ def build_decoder(
 
 
 def build_encoder(config: Qwen12Config, tensors: Mapping[str, Tensor], *, device: torch.device, source: str) -> Encoder:
-    """Build the codec's encoder in fp32 from published tensors. Raises `CheckpointMismatchError` as `check`."""
+    """Build the codec's encoder in fp32 from published tensors. Raises `CheckpointMismatchError` if they do not fit."""
     if not can_encode(tensors):
         raise CheckpointMismatchError(f"{source} has no encoder weights, so it cannot encode a reference")
     check(config, tensors, encodes=True, source=source)
@@ -224,7 +225,7 @@ def build_encoder(config: Qwen12Config, tensors: Mapping[str, Tensor], *, device
 
 
 def open_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Qwen12:
-    """Open the decoder of the codec in `folder`. Raises `CheckpointError`."""
+    """Load the decoder of the codec in `folder`. Raises `CheckpointError`."""
     path = find_model(folder)
     return build_decoder(
         read_qwen12_config(folder),
@@ -236,7 +237,7 @@ def open_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, device: to
 
 
 def open_encoder(folder: Path, *, device: torch.device | None = None) -> Encoder:
-    """Open the encoder of the codec in `folder`. Raises `CheckpointError`."""
+    """Load the encoder of the codec in `folder`. Raises `CheckpointError`."""
     path = find_model(folder)
     return build_encoder(
         read_qwen12_config(folder),

@@ -1,4 +1,4 @@
-"""The cascade (Bark): text to semantic tokens, to two codebooks, to eight codebooks, to audio, with one model each.
+"""The cascade (Bark): four models that turn text into semantic tokens, into two codes, into eight codes, into audio.
 
 The models are three transformers and the codec Encodec; docs/cascade.md describes them.
 """

@@ -1,6 +1,6 @@
 """The config of a cascade: `config.json` and `generation_config.json`, checked before any weight is read.
 
-The layout is that of transformers 5.17; absent keys have its defaults.
+Keys are those of transformers 5.17; absent keys have the default values of transformers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_num
 from s1_mini.weights.directory import read_json
 
 NUM_COARSE = 2  # codebooks of the coarse model
-# The part of config.json for each stage, and the published numbers of input and output ids.
+# For each stage, its part of config.json, and the published numbers of input and output ids.
 PARTS = {"semantic": "semantic_config", "coarse": "coarse_acoustics_config", "fine": "fine_acoustics_config"}
 VOCABULARIES = {"semantic": (129_600, 10_048), "coarse": (12_096, 12_096), "fine": (1056, 1056)}
 
-# Files of a checkpoint with one file per model: converted, suno's large models, suno's small models. suno does not
-# publish the codec, which is facebook/encodec_24khz.
+# The possible files of a checkpoint with one file per model: written by `convert`, suno's large models, suno's small
+# models. suno does not publish the codec; it is facebook/encodec_24khz.
 COMPACT = {stage: f"{stage}.safetensors" for stage in STAGES}
 SETS = (
     COMPACT,
@@ -35,7 +35,7 @@ _SIZES = ("input_vocab_size", "output_vocab_size", "block_size")
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """One of the three transformers: GPT-2 with learned positions."""
+    """The sizes of one of the three transformers, a GPT-2 with learned positions."""
 
     num_layers: int
     num_heads: int
@@ -43,7 +43,7 @@ class GPTConfig:
     block_size: int  # positions
     input_size: int  # input ids per codebook
     output_size: int  # output ids
-    bias: bool  # of linear layers; in causal models also of norms
+    bias: bool  # whether linear layers have biases, and in causal models also norms
     is_causal: bool = True
 
     @property
@@ -52,52 +52,52 @@ class GPTConfig:
 
 
 def _at(place: str, default: Any) -> Any:
-    """Return a field of `Numbers` that is read from `place` in generation_config.json."""
+    """Declare a field of `Numbers` that is read from the key `place` of generation_config.json."""
     return field(default=default, metadata={"place": place})
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Tokens, rates and lengths that the stages share; the defaults are those of all published checkpoints."""
+    """Tokens, rates and lengths that the stages share. The defaults are the values of all published checkpoints."""
 
     text_offset: int = _at("semantic_config.text_encoding_offset", 10_048)  # added to the tokenizer's ids
     text_pad: int = _at("semantic_config.text_pad_token", 129_595)
     semantic_infer: int = _at("semantic_config.semantic_infer_token", 129_599)
-    # Number of semantic tokens; the next id is the end and padding.
+    # Number of semantic tokens; the id after them is the end token, and also the padding.
     semantic_size: int = _at("semantic_config.semantic_vocab_size", 10_000)
-    # Maximum tokens of the text, and of the voice.
+    # Maximum number of text tokens, and of semantic tokens of the voice.
     max_text: int = _at("semantic_config.max_input_semantic_length", 256)
     max_semantic: int = _at("semantic_config.max_new_tokens", 768)  # maximum number of generated semantic tokens
     semantic_rate: float = _at("semantic_config.semantic_rate_hz", 49.9)  # tokens per second
-    # Padding of semantic tokens.
+    # Padding of the coarse model's semantic tokens.
     coarse_pad: int = _at("coarse_acoustics_config.coarse_semantic_pad_token", 12_048)
     coarse_infer: int = _at("coarse_acoustics_config.coarse_infer_token", 12_050)
     coarse_rate: float = _at("coarse_acoustics_config.coarse_rate_hz", 75.0)  # frames per second
-    # Per window: semantic tokens and earlier codes in its input, and codes that it generates.
+    # The next three are numbers per window: semantic tokens and earlier codes in its input, and codes it generates.
     max_coarse_text: int = _at("coarse_acoustics_config.max_coarse_input_length", 256)
     max_coarse_history: int = _at("coarse_acoustics_config.max_coarse_history", 630)
     window: int = _at("coarse_acoustics_config.sliding_window_len", 60)
-    codebook_size: int = _at("codebook_size", 1024)  # number of codes; as an id of the fine model: no code
+    codebook_size: int = _at("codebook_size", 1024)  # number of codes; in the fine model also the id for "no code"
     fine_window: int = _at("fine_acoustics_config.max_fine_input_length", 1024)  # frames
-    # Frames between windows, and maximum frames of the voice in a window.
+    # Frames from one window to the next; also the maximum number of the voice's frames in a window.
     fine_hop: int = _at("fine_acoustics_config.max_fine_history_length", 512)
     num_books: int = _at("fine_acoustics_config.n_fine_codebooks", 8)
-    min_eos_p: float = _at("semantic_config.min_eos_p", 0.0)  # end probability that ends generation; 0: never
+    min_eos_p: float = _at("semantic_config.min_eos_p", 0.0)  # an end probability above this ends generation; 0: off
     fine_temperature: float = _at("fine_acoustics_config.temperature", 0.0)  # 0: greedy
 
     @property
     def ratio(self) -> float:
-        """Codes of the coarse model per semantic token."""
+        """Number of codes of the coarse model per semantic token."""
         return self.coarse_rate / self.semantic_rate * NUM_COARSE
 
     @property
     def max_semantic_history(self) -> int:
-        """Past semantic tokens that a coarse window attends to."""
+        """Maximum number of past semantic tokens that a coarse window attends to."""
         return int(self.max_coarse_history / self.ratio)
 
     @property
     def prompt_size(self) -> int:
-        """Positions of the semantic model's prompt: text and voice, and the infer token."""
+        """Number of positions of the semantic model's prompt: text and voice are added, then comes the infer token."""
         return self.max_text + 1
 
     def num_coarse(self, num_semantic: int) -> int:
@@ -107,7 +107,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class CascadeConfig:
-    """A whole checkpoint."""
+    """The config of a whole checkpoint."""
 
     semantic: GPTConfig
     coarse: GPTConfig
@@ -117,10 +117,10 @@ class CascadeConfig:
 
     @property
     def num_coarse_ids(self) -> int:
-        """Number of output ids of the coarse model: codes of the first codebook, then all later ids.
+        """Number of ids that the coarse model can generate: codes of the first codebook, then all later ids.
 
-        As in transformers (`AlternatingCodebooksLogitsProcessor`), the second codebook has more ids than codes; ids are
-        taken modulo its size. Trained weights never sample the extra ids.
+        Like in transformers (`AlternatingCodebooksLogitsProcessor`), more ids than the second codebook has codes belong
+        to it; the code is the id modulo the size of the codebook. Trained weights never sample the extra ids.
         """
         return self.coarse.output_size - self.numbers.semantic_size
 
@@ -142,7 +142,7 @@ class CascadeConfig:
                     raise CheckpointMismatchError(
                         f"config.json: {PARTS[stage]}.{name}={size}; generation_config.json needs at least {needs}"
                     )
-        if self.coarse.input_size < self.coarse.output_size:  # its output is fed back
+        if self.coarse.input_size < self.coarse.output_size:  # each output id is the next input
             raise CheckpointMismatchError(
                 f"config.json: coarse_acoustics_config.input_vocab_size={self.coarse.input_size} must not be smaller "
                 f"than output_vocab_size={self.coarse.output_size}"
@@ -155,7 +155,7 @@ class CascadeConfig:
 
 
 def read_values(directory: Path, parts: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Read config.json; `parts` are defaults of absent keys. Raises `CheckpointError`."""
+    """Read config.json. `parts` has default values, by part and key, for absent keys. Raises `CheckpointError`."""
     values = read_json(directory / "config.json")
     for name, part in (parts or {}).items():
         values[name] = {**part, **_part(values, name, "config.json")}
@@ -163,13 +163,13 @@ def read_values(directory: Path, parts: Mapping[str, Mapping[str, Any]] | None =
 
 
 def read_generation(directory: Path) -> dict[str, Any] | None:
-    """Read generation_config.json, if there is one. Raises `CheckpointError`."""
+    """Read generation_config.json; return None if the file does not exist. Raises `CheckpointError`."""
     path = directory / "generation_config.json"
     return read_json(path) if path.exists() else None
 
 
 def read_cascade_config(directory: Path) -> CascadeConfig:
-    """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
+    """Read config.json and generation_config.json of a checkpoint directory. Raises `CheckpointError`."""
     return make_config(read_values(directory), read_generation(directory))
 
 
@@ -224,7 +224,7 @@ def _numbers(values: Mapping[str, Any]) -> Numbers:
         if value is not None:
             read[number.name] = _read(f"generation_config.json: {place}", value, number.default)
     if read.get("fine_temperature") == 1:
-        read["fine_temperature"] = 0.0  # greedy, as in transformers
+        read["fine_temperature"] = 0.0  # transformers is greedy at a temperature of 1
     numbers = Numbers(**read)
     _check(numbers, values)
     return numbers
@@ -237,7 +237,7 @@ def _read(name: str, value: Any, default: Any) -> float:
 
 
 def _check(numbers: Numbers, values: Mapping[str, Any]) -> None:
-    """Raise `CheckpointMismatchError` for inconsistent numbers."""
+    """Raise `CheckpointMismatchError` for unsupported numbers."""
     eos = _part(values, PARTS["semantic"], "generation_config.json").get("eos_token_id", numbers.semantic_size)
     books = _part(values, PARTS["coarse"], "generation_config.json").get("n_coarse_codebooks", NUM_COARSE)
     faults = (

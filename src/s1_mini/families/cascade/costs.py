@@ -1,4 +1,4 @@
-"""The memory and work of a cascade, counted from its config."""
+"""The memory and the work of a cascade, computed from its config."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, GPTConfig
 from s1_mini.weights.fit import skeleton
 
-SENTENCE_FRAMES = 375  # frames of speech in a window of the fine model: a sentence of five seconds
-LIVE_TENSORS = 4  # tensors of a codec layer: input, input with past, activation, output
+SENTENCE_FRAMES = 375  # assumed frames of speech in a window of the fine model: a sentence of five seconds
+LIVE_TENSORS = 4  # tensors of a codec layer in memory at once: input, input with past, activation, output
 RANDOM_BYTES = 4  # bytes of a random number
 
 
 def kv_bytes(config: GPTConfig, item: float) -> float:
-    """Return the bytes of keys and values per position."""
+    """Return the bytes of keys and values per position, for numbers of `item` bytes."""
     return 2 * config.num_layers * config.width * item
 
 
 def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count a checkpoint of this config."""
+    """Return the memory and the work of a checkpoint with this config."""
     numbers, codec = config.numbers, config.codec
     passes = numbers.num_books - NUM_COARSE
     gpts = {"semantic": config.semantic, "coarse": config.coarse, "fine": config.fine}
@@ -36,7 +36,10 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         codec_weights = sum(weight.numel() for weight in Encodec(codec, encodes=False).decoder.parameters())
 
     def tokens(name: str, steps_per_frame: float, read_again: float = 0) -> Callable[[int, int], Cost]:
-        """Return the cost of a frame: `steps_per_frame` steps, each of which prefills `read_again` positions again."""
+        """Return a function for the cost of a frame, which takes `steps_per_frame` steps.
+
+        `read_again` is the number of positions, per step, that windows prefill again.
+        """
         gpt = gpts[name]
 
         def step(rows: int, span: int) -> Cost:
@@ -48,7 +51,7 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         return step
 
     def fine(rows: int, _: int) -> Cost:
-        frames = numbers.fine_window / SENTENCE_FRAMES  # computed per frame of speech
+        frames = numbers.fine_window / SENTENCE_FRAMES  # frames that are computed per frame of speech
         attends = 4 * config.fine.num_layers * config.fine.width * numbers.fine_window
         operations = rows * passes * frames * (2 * blocks["fine"] + attends) + 2 * heads["fine"] * rows
         return Cost(passes * read_bytes["fine"] / SENTENCE_FRAMES, operations)

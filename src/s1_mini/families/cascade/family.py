@@ -1,4 +1,4 @@
-"""The cascade as the registry knows it; modules that need torch or numpy are imported at first use."""
+"""The cascade's entry in the registry of families. Modules that need torch or numpy are imported at first use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONAL = (
 
 
 class Cascade:
-    """Bark and models with its stages."""
+    """The family of Bark, and of other models with the same stages."""
 
     title = "Bark"
     settings = CascadeSettings
@@ -35,7 +35,7 @@ class Cascade:
         ("config.json",),
         (
             *("model.safetensors", "model.safetensors.index.json", "semantic.safetensors", "text.pt", "text_2.pt"),
-            *("coarse.safetensors", "coarse.pt", "coarse_2.pt"),  # lets the error name a missing semantic model
+            *("coarse.safetensors", "coarse.pt", "coarse_2.pt"),  # so that the error can name a missing semantic model
             "pytorch_model.bin",
         ),
         ("tokenizer.json", "vocab.txt"),

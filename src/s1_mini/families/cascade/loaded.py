@@ -1,4 +1,4 @@
-"""An open cascade: three models and the codec, and the chain of their stages."""
+"""A loaded cascade: the three models, the codec, and the chain of their stages."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from s1_mini.types import ChunkProfile, Voice
 
 logger = logging.getLogger(__name__)
 
-# Frames of the first, second, … chunk of an utterance; the fine model returns hundreds at once.
+# Frames of the first, second, … chunk of an utterance that the codec decodes; the fine model returns hundreds at once.
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "ttfa": (8, 16, 32, 64),
     "balanced": (16, 64, 128),
     "throughput": (256,),
 }
-CODEC_SLOTS = 2  # per slot of the first model, because decoding may end after the slot has a new utterance
-PREFILL_POSITIONS = 4096  # limit of a plan of the coarse model on a GPU, which prefills whole windows
-MAX_PREFILLS = 8  # limit of a plan on a GPU
-SPARE_FRAMES = 256  # decoded in one turn of a thread that also runs other stages
+CODEC_SLOTS = 2  # slots per slot of the first model, where the next utterance may begin before decoding ends
+PREFILL_POSITIONS = 4096  # prefilled positions per plan of the coarse model on a GPU, which prefills whole windows
+MAX_PREFILLS = 8  # prefills per plan of the coarse model on a GPU
+SPARE_FRAMES = 256  # frames that the codec decodes in one turn of a thread that also runs other stages
 NO_CLONING = (
     "this model cannot clone a voice from a recording, because the encoder of its semantic tokens was never published. "
     "Use one of its voices, or send a voice file (.npz)"
@@ -48,13 +48,13 @@ NO_CLONING = (
 
 
 class LoadedCascade:
-    """One checkpoint directory."""
+    """A loaded checkpoint directory."""
 
-    heads, text_heads = (), (0, 0)  # no word times: only the semantic model reads the text, at a rate of its own
-    merges = begins_early = True  # options of the coarse model's windows; tests compare with the tokens without them
+    heads, text_heads = (), (0, 0)  # no word times: only the semantic model reads the text, and it has another rate
+    merges = begins_early = True  # optimizations of the coarse model's windows; tests check that they change no token
 
     def __init__(self, directory: Path, placement: Placement, settings: CascadeSettings) -> None:
-        """Open all models and the codec; all are checked before any is loaded.
+        """Load all models and the codec. The config is checked before any model is loaded, all models before the first.
 
         Raises `CheckpointError`, or `ConfigurationError` if stages cannot run on vLLM.
         """
@@ -90,7 +90,7 @@ class LoadedCascade:
         kv_item = (placement.kv_dtype or placement.dtype).itemsize
         self.position_bytes = round(kv_bytes(config.semantic, kv_item) + kv_bytes(config.coarse, kv_item))
         self.max_positions = min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1)
-        # Generation ends if the end is likelier than this; 0: never.
+        # Generation ends if the end token's probability is above this; 0: off.
         self.min_eos_p = numbers.min_eos_p if settings.min_eos_p is None else settings.min_eos_p
 
     def _check_vocabulary(self) -> None:

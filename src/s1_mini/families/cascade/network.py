@@ -1,6 +1,6 @@
 """The three transformers, GPT-2 with learned positions: two causal, one bidirectional.
 
-A causal one prefills a prompt in blocks, then reads one token of every row per step.
+A causal transformer prefills a prompt; then each step reads one token of every row.
 Shapes: B rows, T positions of a block, S positions, W width, H heads, V ids.
 """
 
@@ -21,17 +21,17 @@ from s1_mini.layers.kv_cache import KVCache, KVStore
 
 
 class Where(NamedTuple):
-    """Cache position of one token of each row, and the positions that it attends to."""
+    """The cache position of one new token in each row, and the positions that the token attends to."""
 
-    target: Tensor  # [B] cache position of its key and value
-    position: Tensor  # [B] last position that it attends to
-    span: int  # upper bound of all positions
+    target: Tensor  # [B] cache position of the token's key and value
+    position: Tensor  # [B] last position that the token attends to
+    span: int  # all positions are below this
     mask: Tensor | None  # result of `used_positions`
-    identity_rope: Tensor  # [1, D / 2, 2] cos 1 and sin 0: no rotation
+    identity_rope: Tensor  # [1, D / 2, 2] cos 1 and sin 0, that is, no rotation
 
 
 class Attention(nn.Module):
-    """Attention with one product for queries, keys and values of all heads, in this order."""
+    """Attention whose projection computes the queries, keys and values of all heads in one product, in this order."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then the same with the MLP."""
+    """A pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -83,8 +83,8 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the layer's output for x [B, T, W], and keys and values [B, H, T, D] of these positions.
 
-        x has whole rows or, with a `store` of earlier positions, the next positions of one slot, which attend where
-        `mask` [T, S] is true.
+        Without `store`, x has all positions of its rows. With a `store` of earlier positions, x has the next positions
+        of one slot, and `mask` [T, S] is true for the positions that they attend to.
         """
         query, key, value = self.attn.project(self.layernorm_1(x))
         keys, values = (key, value) if store is None else store(key, value)
@@ -94,7 +94,10 @@ class Block(nn.Module):
     def step(
         self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], where: Where
     ) -> tuple[Tensor, Tensor | None]:
-        """Run one token of each row x [B, W]; return x and the branch that the next layer adds to it."""
+        """Compute `forward` for one token of each row; the input is x [B, W] + `branch`.
+
+        Also returns the output as two summands, because the next layer adds them in its norm.
+        """
         attn, mlp = self.attn, self.mlp
         x, qkv = _normed(x, branch, self.layernorm_1, attn.att_proj)
         rope = where.identity_rope.expand(len(x), -1, -1)
@@ -109,7 +112,7 @@ class Block(nn.Module):
 def _normed(
     x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, linear: nn.Linear, *, gelu: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return x + `branch`, and `linear` applied to its norm, with GELU if set."""
+    """Return x + `branch`, and `linear` applied to the norm of this sum, with GELU if `gelu`."""
     if cast("Tensor | None", norm.bias) is None:
         return norm_linear(x, branch, Norm(norm.weight, norm.eps, centred=True), linear.weight, linear.bias, gelu=gelu)
     x = branch_sum(x, branch)
@@ -118,7 +121,7 @@ def _normed(
 
 
 class CausalGPT(nn.Module):
-    """An autoregressive transformer; `head_rows` is the number of ids that it can generate."""
+    """An autoregressive transformer. `head_rows` is the number of ids that it can generate."""
 
     def __init__(self, config: GPTConfig, head_rows: int) -> None:
         super().__init__()
@@ -138,14 +141,14 @@ class CausalGPT(nn.Module):
         return self.position_embeds_layer.weight.dtype
 
     def embed(self, tokens: Tensor, start: int) -> Tensor:
-        """Embed tokens [B, T], or sums of n tokens [B, T, n], at positions from `start`: [B, T, W]."""
+        """Return embeddings [B, T, W] of tokens [B, T], or of sums of n tokens [B, T, n], at positions from `start`."""
         x = self.input_embeds_layer(tokens)
         x = x.sum(2) if tokens.ndim == 3 else x
         out: Tensor = x + self.position_embeds_layer.weight[start : start + tokens.shape[1]]
         return out
 
     def read_block(self, tokens: Tensor, cache: KVCache, slot: int, start: int) -> None:
-        """Prefill tokens [1, T] or [1, T, n] of one slot at positions from `start`, after all earlier positions."""
+        """Prefill tokens [1, T] or [1, T, n] of one slot from position `start` on; the cache has all earlier ones."""
         end = start + tokens.shape[1]
         positions = torch.arange(end, device=tokens.device)
         mask = positions <= positions[start:].unsqueeze(1)
@@ -154,7 +157,7 @@ class CausalGPT(nn.Module):
             x = layer(x, mask, cache.block_store(number, slice(slot, slot + 1), start))[0]
 
     def read_whole(self, tokens: Tensor, cache: KVCache, slots: Tensor) -> None:
-        """Prefill whole prompts, tokens [B, T] or [B, T, n], in `slots` [B]; reads no value on the host."""
+        """Prefill whole prompts, tokens [B, T] or [B, T, n], in `slots` [B]. A CUDA graph can capture this."""
         x, length = self.embed(tokens, 0), tokens.shape[1]
         for number, layer in enumerate(self.layers):
             x, key, value = layer(x)
@@ -162,7 +165,7 @@ class CausalGPT(nn.Module):
             cache.values[number, slots, :, :length] = cast_saturating(value, cache.values.dtype)
 
     def step(self, tokens: Tensor, positions: Tensor, cache: KVCache, where: Where) -> Tensor:
-        """Read one token [B] of each row at its position [B]; return logits [B, V]."""
+        """Read one token [B] of each row at its position [B]; return the logits [B, V] of the next token."""
         x = self.input_embeds_layer(tokens) + self.position_embeds_layer(positions)
         branch: Tensor | None = None
         for number, layer in enumerate(self.layers):
@@ -171,7 +174,7 @@ class CausalGPT(nn.Module):
 
 
 class FineGPT(nn.Module):
-    """The transformer that adds six codebooks to two, one in each pass over a window."""
+    """The transformer that adds codes of six codebooks to those of two, in one pass over a window for each codebook."""
 
     def __init__(self, config: GPTConfig, numbers: Numbers) -> None:
         super().__init__()
@@ -181,7 +184,7 @@ class FineGPT(nn.Module):
         self.position_embeds_layer = nn.Embedding(config.block_size, config.width)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.layernorm_final = nn.LayerNorm(config.width)
-        # The first pass generates book 2; the published head of book 1 is never used.
+        # Books are counted from 0. The first pass generates book 2; published files also have an unused head of book 1.
         self.lm_heads = nn.ModuleList(
             nn.Linear(config.width, self.codebook_size, bias=False) for _ in range(NUM_COARSE, books)
         )

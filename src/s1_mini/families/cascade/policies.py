@@ -1,6 +1,7 @@
-"""Policies of the coarse and the fine stage: windows whose positions depend only on their numbers. Loads no torch.
+"""Policies of the coarse and the fine stage, which work in windows, without torch.
 
-The prompt's facts `SEMANTIC`, `COARSE` and `FINE` are the lengths of the voice's histories.
+Where a window begins and ends depends only on its number and on the lengths of the voice's histories, which are the
+prompt's facts `SEMANTIC`, `COARSE` and `FINE`.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ Facts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class CoarseWindows:
-    """Ranges of the coarse model's windows, in semantic tokens and codes including those of the voice."""
+    """The coarse model's windows. Semantic tokens and codes are counted from the beginning of the voice's history.
+
+    With `merges`, one unit generates several first windows.
+    """
 
     numbers: Numbers
     merges: bool = True
 
     @property
     def most_steps(self) -> int:
-        """Codes of the longest unit: the merged first windows without a voice."""
+        """Number of codes of the longest unit, which consists of the merged first windows without a voice."""
         return self.merged(0, {}) * self.numbers.window
 
     @property
     def most_positions(self) -> int:
-        """Positions of the longest unit: its prompt and its codes."""
+        """Number of positions, prompt and codes, of the longest unit."""
         numbers = self.numbers
         return numbers.max_coarse_text + 1 + max(numbers.max_coarse_history + numbers.window, self.most_steps)
 
@@ -42,9 +46,10 @@ class CoarseWindows:
         return min(facts.get(COARSE, 0) + window * self.numbers.window, self.numbers.max_coarse_history)
 
     def merged(self, first: int, facts: Facts) -> int:
-        """Return the number of windows from `first` that share their prompt, except for their own codes.
+        """Return the number of windows from `first` on that one unit can generate.
 
-        If a window attends to all tokens and codes from the first on, the next one can continue it without a prefill.
+        As long as windows attend to all semantic tokens and codes from the beginning, each can continue the window
+        before it without a new prefill.
         """
         count = 1
         while self.merges and not first and self._fits(count, facts):
@@ -62,26 +67,27 @@ class CoarseWindows:
         return facts.get(SEMANTIC, 0) + round(window * self.numbers.window / self.numbers.ratio)
 
     def at(self, units: int, facts: Facts) -> int:
-        """Return the window after `units` units, of which the first may merge several windows."""
+        """Return the number of the window after `units` units, of which the first may consist of several windows."""
         return units and self.merged(0, facts) + units - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoarsePolicy(StagePolicy):
-    """Windows of semantic tokens to codes; a window may start once all tokens that it attends to exist."""
+    """The policy of the coarse stage. With `begins_early`, a window begins as soon as its input is available."""
 
     windows: CoarseWindows
     begins_early: bool = True
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Return the next window, or several merged ones. Without any token the unit fails."""
+        """Return a unit for the next window, or for several merged windows. Without semantic tokens, the unit fails."""
         windows, numbers, facts = self.windows, self.windows.numbers, progress.facts
         window = windows.at(progress.units, facts)
         merged = windows.merged(window, facts)
         stop = self._stop(window, facts)
         if not progress.is_final and (progress.available < stop or not self.begins_early):
             return None
-        # A window whose whole input is available is never the last, because it attends further than it generates.
+        # A window attends to more semantic tokens than it generates audio for. While the input is not final, a window
+        # whose input is available is therefore never the last.
         steps, consumes = merged * numbers.window, windows.place(window + merged, {}) - progress.consumed
         if progress.is_final:
             left = numbers.num_coarse(progress.available) - window * numbers.window
@@ -99,7 +105,7 @@ class CoarsePolicy(StagePolicy):
         )
 
     def asks_at(self, progress: Progress) -> int:
-        """Return the end of the next window's input."""
+        """Return the number of semantic tokens up to the end of the next window's input."""
         if not self.begins_early:
             return NEVER
         return self._stop(self.windows.at(progress.units, progress.facts), progress.facts)
@@ -108,35 +114,36 @@ class CoarsePolicy(StagePolicy):
         return progress.is_final and progress.units > 0 and progress.consumed >= progress.available
 
     def _stop(self, window: int, facts: Facts) -> int:
-        """Return the exclusive end of a window's semantic tokens, without those of the voice."""
+        """Return the exclusive end of a window's semantic tokens, not counting those of the voice."""
         return self.windows.seen(window, facts) + self.windows.numbers.max_coarse_text - facts.get(SEMANTIC, 0)
 
 
 class FineWindow:
-    """One window of the fine model; frame numbers include the voice."""
+    """One window of the fine model. Frames are counted from the beginning of the voice's history."""
 
     def __init__(self, numbers: Numbers, number: int, history: int, available: int, *, is_last: bool) -> None:
-        """`available` is the number of frames of voice and speech so far."""
+        """`available` is the number of frames so far, of voice and speech together."""
         last = max(0, available - numbers.fine_window)
         self.start = min(number * numbers.fine_hop, last) if is_last else number * numbers.fine_hop
         self.stop = min(available, self.start + numbers.fine_window)
         fill = history + number * numbers.fine_hop
         length = max(available, numbers.fine_window)
-        self.fill = min(fill, length - numbers.fine_hop) if is_last else fill  # first frame whose codes it generates
-        # Frames that the next window may change are held back; the last window may start anywhere in the second half.
+        self.fill = min(fill, length - numbers.fine_hop) if is_last else fill  # first frame whose codes are generated
+        # Frames before `certain` are final. Later frames may still change in the next window: if that is the last, it
+        # may begin to generate anywhere in the second half of this window.
         self.certain = available if is_last else (number + 1) * numbers.fine_hop + min(history, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinePolicy(StagePolicy):
-    """Windows of frames of two codes to frames of eight."""
+    """The policy of the fine stage, which turns frames of two codes into frames of eight codes."""
 
     numbers: Numbers
     is_autoregressive: bool = False
     together: int = 1  # windows per call
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Return the next window: the last one when the end is known, others when more frames follow."""
+        """Return the next window once it is known whether it is the last: more frames follow, or the input is final."""
         numbers, history = self.numbers, progress.facts.get(FINE, 0)
         available = progress.available + history
         is_last = available <= progress.units * numbers.fine_hop + numbers.fine_window
@@ -150,7 +157,7 @@ class FinePolicy(StagePolicy):
         )
 
     def asks_at(self, progress: Progress) -> int:
-        """Return the number of frames from which the next window is not the last."""
+        """Return the number of frames at which it is certain that the next window is not the last."""
         numbers = self.numbers
         return progress.units * numbers.fine_hop + numbers.fine_window + 1 - progress.facts.get(FINE, 0)
 

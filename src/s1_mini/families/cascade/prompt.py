@@ -1,4 +1,4 @@
-"""Inputs of the stages from text and voice: the semantic model's prompt, and histories for the other models."""
+"""Inputs of the stages from text and voice: the semantic model's prompt, and the voice's history for other models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 from s1_mini.families.cascade.policies import COARSE, FINE, SEMANTIC, CoarseWindows
 from s1_mini.types import Voice
 
-NUM_DROPPED = 2  # codes dropped at the end of a voice, as in suno's code, for alignment
+NUM_DROPPED = 2  # codes at the end of a voice that are dropped, as in suno's code, to align them with semantic tokens
 
 
 def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> PromptTokens:
-    """Build the prompt for the tokenizer's `ids`. Raises `TextError` if there are too many."""
+    """Build the prompt for the tokenizer's `ids`. Raises `TextError` if the text has too many tokens."""
     if len(ids) > numbers.max_text:
         raise TextError(
             "text",
@@ -39,7 +39,7 @@ def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> P
 
 
 def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:
-    """Build the prompt of a unit of the coarse model: ids [S]. Raises `GenerationError` without semantic tokens."""
+    """Return the ids [S] of a coarse unit's prompt. Raises `GenerationError` if there are no semantic tokens."""
     numbers, voice = windows.numbers, begin.conditions.voice
     if not len(begin.inputs):
         raise GenerationError(
@@ -60,7 +60,7 @@ def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:
 
 
 def _histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return a voice's history for the coarse and the fine model: semantic tokens, flat codes, frames [n, K]."""
+    """Return a voice's semantic tokens [n] and flat codes [m] for the coarse, and frames [f, K] for the fine model."""
     semantic, coarse, fine = (tensors[f"{name}_prompt"] for name in ("semantic", "coarse", "fine"))
     flat = (coarse + np.arange(NUM_COARSE)[:, None] * numbers.codebook_size).T.reshape(-1)
     even = len(semantic) - len(semantic) % 2

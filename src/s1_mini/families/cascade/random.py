@@ -1,6 +1,7 @@
-"""Write a cascade with random weights, in transformers' form or the compact one. It generates noise.
+"""Write a cascade with random weights, in transformers' form or in the compact form. It generates noise.
 
-Vocabularies, offsets and rates are the published ones. Weights are large enough that no token depends on rounding.
+Vocabularies, offsets and rates are as published. Weights are so large that rounding does not change which token is
+sampled.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from s1_mini.weights.write import new_directory, write_json, write_tensors
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = string.ascii_letters + string.digits + "äöüßéèçñ♪"
 LOGITS = 4.0  # standard deviation of logits
-ATTENTION = 3.0  # gain of queries and keys: attention is sharp, so the audio depends on each word
-END = 1.2  # factor of the end's logits, so that speech lasts a few seconds
+ATTENTION = 3.0  # gain of queries and keys; it makes attention sharp, so that the audio depends on each word
+END = 1.2  # factor of the end token's logit, so that speech lasts a few seconds
 VOICES = {"one": 240, "two": 420}  # number of semantic tokens of each random voice
 
 
@@ -62,11 +63,11 @@ RECIPES = {
 
 
 def _published_numbers() -> dict[str, Any]:
-    """Return a generation_config.json of the published numbers."""
+    """Return a generation_config.json with the published numbers."""
     values: dict[str, Any] = {"model_type": "bark", "sample_rate": EncodecConfig().sampling_rate}
     for number in fields(Numbers):
         group, _, key = number.metadata["place"].rpartition(".")
-        if number.default:  # transformers spells 0 differently
+        if number.default:  # transformers writes 0 in other ways, such as null
             (values.setdefault(group, {}) if group else values)[key] = number.default
     return values
 
@@ -77,7 +78,7 @@ GENERATION = _published_numbers()
 def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0) -> None:
     """Write a new checkpoint directory, with two random voices.
 
-    Raises `CheckpointFileError` if `directory` exists or cannot be written.
+    Raises `CheckpointFileError` if `directory` exists and is not empty, or cannot be written.
     """
     config = make_config(recipe.config, GENERATION)
     with new_directory(directory) as target:
@@ -109,7 +110,7 @@ def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "co
 
 
 def _vocabulary() -> list[str]:
-    """Return words of a WordPiece vocabulary: letters, alone and within words, and punctuation."""
+    """Return the words of a WordPiece vocabulary: letters at the start of and within words, punctuation, four words."""
     words = ("the", "##ing", "hello", "laughs")
     return [*SPECIAL, *string.punctuation, *LETTERS, *(f"##{letter}" for letter in LETTERS), *words]
 
@@ -125,10 +126,10 @@ def random_voice(config: CascadeConfig, length: int, seed: int = 0) -> dict[str,
 
 
 def _random_models(config: CascadeConfig, seed: int, dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
-    """Return random tensors of each model under transformers' names."""
+    """Return random tensors of each model, with transformers' names."""
     generator = torch.Generator().manual_seed(seed)
     numbers = config.numbers
-    # The fine heads are tied to the embeddings of their codebooks, so they are not stored.
+    # The fine heads are tied to the embeddings of their codebooks, and therefore not stored.
     fine = replace(numbers, codebook_size=config.fine.output_size)
     with skeleton():
         networks: dict[str, CausalGPT | FineGPT] = {
@@ -163,7 +164,7 @@ def _fill(module: CausalGPT | FineGPT, generator: torch.Generator, dtype: torch.
 
 
 def _masks(config: CascadeConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers of a published file."""
+    """Yield the mask buffers that a published file contains."""
     for stage, gpt in (("semantic", config.semantic), ("coarse", config.coarse)):
         size = gpt.block_size
         for layer in range(gpt.num_layers):

@@ -1,4 +1,4 @@
-"""Settings of the cascade alone. Imports no torch."""
+"""Settings that only the cascade has, without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
 STAGES = ("semantic", "coarse", "fine", "codec")
-VLLM_STAGES = STAGES[:2]  # autoregressive stages, which vLLM can run
+VLLM_STAGES = STAGES[:2]  # the autoregressive stages, which are those that vLLM can run
 
 
 def _stages(value: Any) -> tuple[str, ...]:

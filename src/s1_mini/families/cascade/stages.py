@@ -1,12 +1,15 @@
-"""The three models as stages.
+"""The three transformers as stages.
 
-Semantic and coarse: a prompt in, one token per step out, which is fed back on the device. A step computes all slots up
-to its highest one and attends to positions up to a multiple of `SPAN`, in shapes with which a slot's results do not
-depend on other slots (on a CPU, bit for bit). A CPU prefills prompts in blocks that start at fixed positions, however a
-plan splits them; a GPU prefills several whole prompts in one captured graph.
-Fine: windows of frames of two codes in, frames of eight codes out, in six passes over each window. The model is
-bidirectional, so frames are computed again where windows overlap; only frames that no later window can change are
+Semantic and coarse model: a prompt in, one token per step out. The token is the next input, without leaving the device.
+A step computes all slots up to the highest active slot and attends to positions up to a multiple of `rows.SPAN`. With
+these shapes, a slot's results do not depend on other slots (on a CPU, not even in the last bit). A CPU prefills prompts
+in blocks that start at fixed positions, however a plan divides the prefill. A GPU prefills several whole prompts in one
+captured graph.
+
+Fine model: windows of frames of two codes in, frames of eight codes out, in six passes over each window. Because the
+model is bidirectional, frames are computed again where windows overlap; only frames that no later window can change are
 returned. A slot keeps the codes of its last window. A CPU computes windows one by one, a GPU several in one graph.
+
 Shapes: B slots of a call, S positions, V ids; n windows of a call, T frames of a window, K codebooks.
 """
 
@@ -36,11 +39,11 @@ from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
 
 BLOCK = 128  # positions of a prompt that a CPU prefills at once
-CPU_ROWS = 4  # minimum on a CPU, where products of one to three rows round differently
-READ_ROWS = (4, 2, 1)  # prompts that a GPU prefills at once
+CPU_ROWS = 4  # on a CPU, rows are padded to a multiple of this, because products of one to three rows round differently
+READ_ROWS = (4, 2, 1)  # numbers of prompts that a GPU prefills at once
 # Numbers of fine windows for which calls are captured, besides the maximum; the smallest call that fits is launched.
 FINE_ROWS = (8, 4, 2, 1)
-UTTERANCES = 1 << 32  # maximum per request, so that each stage has its own range of random keys
+UTTERANCES = 1 << 32  # maximum number of utterances per request, so that the random keys of stages do not overlap
 
 
 def stage_uniforms(number: int, begin: Begin, count: int, samples: int = 1) -> Tensor:
@@ -52,8 +55,8 @@ def stage_uniforms(number: int, begin: Begin, count: int, samples: int = 1) -> T
 class TokenStage(Stage):
     """A causal model for `slots` sequences of up to `positions` positions each."""
 
-    _position_shape: tuple[int, ...] = ()  # ids of one position of a prompt
-    _num_outputs: int  # outputs of a step per row; the last is whether the logits were finite
+    _position_shape: tuple[int, ...] = ()  # shape of the ids of one position of a prompt
+    _num_outputs: int  # number of outputs of a step per row; the last says whether the logits were finite
     _steps_an_item = 1
 
     def __init__(
@@ -67,9 +70,9 @@ class TokenStage(Stage):
         read_sizes: Iterable[int],
         kv_dtype: torch.dtype | None,
     ) -> None:
-        """`number` is the index of the stage in its chain; a unit has at most `steps` steps.
+        """`number` is the stage's index in its chain; a unit has at most `steps` steps.
 
-        `read_sizes` are the lengths that prompts are padded to.
+        `read_sizes` are the lengths to which a GPU pads prompts.
         """
         self.device, self._network, self._number = network.device, network, number
         self.is_overlapped = self.device.type == "cuda"
@@ -82,7 +85,7 @@ class TokenStage(Stage):
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
         with torch.inference_mode():
-            # Idle slots write to one additional position.
+            # One position more, to which idle slots write.
             self._cache = KVCache.allocate(
                 layers=config.num_layers,
                 slots=rows,
@@ -101,7 +104,7 @@ class TokenStage(Stage):
             self._identity_rope[..., 0] = 1
         self._prompts: dict[int, np.ndarray] = {}  # by slot
         self._num_read: dict[int, int] = {}
-        self._lengths = [0] * rows  # positions of prompt and tokens
+        self._lengths = [0] * rows  # by slot: number of positions of prompt and tokens
         self._stepping = SteppingSlots(self._active)
         self._ladder = ladder(slots)
         self._steps: StepGraphs[int] | None = None
@@ -132,7 +135,7 @@ class TokenStage(Stage):
         )
 
     def _prompt(self, begin: Begin) -> np.ndarray:
-        """Return all positions of a unit's prompt [S, *item]; the first step reads the last position."""
+        """Return all positions [S, *item] of a unit's prompt. The last position is the input of the first step."""
         return begin.inputs
 
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
@@ -140,14 +143,14 @@ class TokenStage(Stage):
         raise NotImplementedError
 
     def _result(self, rows: np.ndarray) -> StepResult:
-        """Return the result of a step from its outputs [slots, outputs]."""
+        """Convert the outputs [slots, outputs] of a step to its result."""
         raise NotImplementedError
 
     def begin(self, begins: Sequence[Begin]) -> None:
         for begin in begins:
             slot, sampling = begin.slot, begin.conditions.sampling
             prompt, used = self._prompt(begin), begin.produced * self._steps_an_item
-            self._temperature[slot].fill_(sampling.temperature)  # an assignment would wait for the device
+            self._temperature[slot].fill_(sampling.temperature)  # not `=`, which would wait for the device
             self._top_p[slot].fill_(sampling.top_p)
             self._top_k[slot].fill_(sampling.top_k)
             table = stage_uniforms(self._number, begin, used + begin.steps)[used:, 0]
@@ -158,7 +161,7 @@ class TokenStage(Stage):
             self._prompts[slot], self._num_read[slot], self._lengths[slot] = prompt[:-1], 0, len(prompt)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Prefill parts of prompts: without graphs in whole blocks, with graphs a whole prompt at its last part."""
+        """Prefill parts of prompts: without graphs in whole blocks; with graphs all of a prompt at its last part."""
         if self._reads is None:
             for part in parts:
                 self._read_blocks(part)
@@ -200,7 +203,7 @@ class TokenStage(Stage):
         return lambda: self._result(outputs[list(slots)])
 
     def _step_rows(self, rows: int, span: int) -> Tensor:
-        """Generate the next token of each active row among the first `rows`: [rows, outputs]."""
+        """Generate the next token of each active row among the first `rows`; return the outputs [rows, outputs]."""
         active = self._active[:rows]
         position = self._position[:rows].clamp_max(self._positions - 1)
         target = torch.where(active, position, self._positions)
@@ -215,12 +218,12 @@ class TokenStage(Stage):
         return torch.stack([*outputs, valid.long()], dim=1)
 
     def _sample(self, logits: Tensor, rows: int) -> Tensor:
-        """Sample an id of each row [rows] with its own parameters and random number."""
+        """Return a sampled id for each row [rows], with the row's own parameters and random number."""
         at = self._count[:rows].clamp_max(self._uniforms.shape[1] - 1).unsqueeze(1)
         parameters = self._temperature[:rows], self._top_k[:rows], self._top_p[:rows], self._uniforms[:rows]
         if self.device.type != "cpu":
             return choose(logits, *parameters[:3], parameters[3].gather(1, at).squeeze(1))
-        # Sorting is slow on a CPU, so only active rows that are not greedy are sorted.
+        # `choose` sorts, which is slow on a CPU, so it only gets active rows that are not greedy.
         choice = logits.argmax(-1)
         sampled = (self._active[:rows] & (parameters[0] > MIN_TEMPERATURE)).nonzero().squeeze(1)
         if len(sampled):
@@ -231,7 +234,7 @@ class TokenStage(Stage):
 
 
 class SemanticModel(TokenStage):
-    """Text and a voice's semantic tokens to semantic tokens, until their end."""
+    """The semantic model: from text and a voice's semantic tokens to semantic tokens, up to the end token."""
 
     _position_shape, _num_outputs = (2,), 3  # ids of text and voice; outputs: token, stop, valid
 
@@ -267,9 +270,10 @@ class SemanticModel(TokenStage):
 
 
 class CoarseModel(TokenStage):
-    """Semantic tokens to frames of two codes, window by window, alternating between both codebooks.
+    """The coarse model: from semantic tokens to frames of two codes, window by window.
 
-    Ids of a frame count from the first id of their codebook; those of the second may exceed its codes.
+    Steps alternate between the two codebooks. A code in a frame is the id relative to the first id of its codebook; for
+    the second codebook, it may exceed the number of codes (`CascadeConfig.num_coarse_ids`).
     """
 
     _num_outputs, _steps_an_item = 4, NUM_COARSE  # both codes, whether the frame is complete, valid
@@ -313,7 +317,7 @@ class CoarseModel(TokenStage):
 class _Window:
     """The unit of a slot of the fine model."""
 
-    codes: np.ndarray  # int64 [T, K] known codes, or the id for no code
+    codes: np.ndarray  # int64 [T, K], with the id `codebook_size` where no code is known
     window: FineWindow
     first: int  # first returned frame
     stop: int  # exclusive end of returned frames
@@ -322,17 +326,17 @@ class _Window:
 
 
 class FineModel(Stage):
-    """One window in each slot."""
+    """The fine model, with one window in each slot."""
 
     is_overlapped = False
 
     def __init__(self, network: FineGPT, policy: FinePolicy, *, number: int, temperature: float) -> None:
-        """`number` is the index of the stage in its chain; `temperature` 0 is greedy."""
+        """`number` is the stage's index in its chain; a `temperature` of 0 chooses the most likely codes."""
         self.device, self._network, self._number = network.device, network, number
         self._numbers, self._policy, self._temperature = policy.numbers, policy, temperature
         self._begun: dict[int, _Window] = {}
         self._kept: dict[int, tuple[int, np.ndarray]] = {}  # by slot: start and codes of its last window
-        self._rows: list[int] = []  # windows of captured calls
+        self._rows: list[int] = []  # numbers of windows in captured calls
         self._graphs: StepGraphs[int] | None = None
 
     def make_graphs(self) -> None:
@@ -359,7 +363,7 @@ class FineModel(Stage):
     def _open(self, begin: Begin) -> _Window:
         numbers, conditions = self._numbers, begin.conditions
         voice = conditions.voice.get("fine", np.zeros((0, numbers.num_books), np.int64))
-        history, first = len(voice), begin.produced - begin.context  # first frame of the inputs
+        history, first = len(voice), begin.produced - begin.context  # `first`: the first frame of the inputs
         is_last = begin.context + begin.consumes == len(begin.inputs)
         available = history + first + len(begin.inputs)
         window = FineWindow(numbers, begin.number, history, available, is_last=is_last)
@@ -393,7 +397,7 @@ class FineModel(Stage):
         return lambda: result
 
     def _compute(self, begun: list[_Window]) -> list[tuple[np.ndarray, bool]]:
-        """Return the codes of windows, computed in one call, and whether the logits were finite."""
+        """Compute windows in one call; return the codes of each, and whether its logits were finite."""
         rows = len(begun) if self._graphs is None else min(rows for rows in self._rows if rows >= len(begun))
         padded = begun + begun[:1] * (rows - len(begun))
         inputs = (
@@ -410,7 +414,7 @@ class FineModel(Stage):
         return list(zip(codes, valid.tolist(), strict=True))[: len(begun)]
 
     def _passes(self, codes: Tensor, fill: Tensor, temperature: Tensor, uniforms: Tensor) -> list[Tensor]:
-        """Return windows [n, T, K] with new codes from frame `fill` [n], and whether all logits were finite [n]."""
+        """Return windows [n, T, K] with new codes from frame `fill` [n] on, and whether all logits were finite [n]."""
         network, count = self._network, self._numbers.num_books
         books = list(codes.unbind(-1))
         is_new = torch.arange(codes.shape[1], device=codes.device) >= fill.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Text to ids with the checkpoint's WordPiece vocabulary: `tokenizer.json`, or BERT's cased `vocab.txt`."""
+"""Converts text to ids with the checkpoint's WordPiece vocabulary: `tokenizer.json`, or BERT's cased `vocab.txt`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from s1_mini.weights.directory import read_whole
 
 FILES = ("tokenizer.json", "vocab.txt")
 UNKNOWN = "[UNK]"
-_MAX_BYTES = 32 * 2**20  # the published ones have 3 MB
+_MAX_BYTES = 32 * 2**20  # published vocabularies have 3 MB
 
 
 def find_vocabulary(directory: Path) -> Path:
@@ -29,7 +29,7 @@ class CascadeTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
-        self.size = 1 + max(tokenizer.get_vocab().values(), default=-1)  # upper bound of ids
+        self.size = 1 + max(tokenizer.get_vocab().values(), default=-1)  # all ids are below this
 
     @classmethod
     def from_directory(cls, directory: Path) -> CascadeTokenizer:

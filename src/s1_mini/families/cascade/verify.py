@@ -1,7 +1,7 @@
-"""Compare the outputs of the original implementation with those of this engine's stages.
+"""Compare the outputs of this engine's stages with those of the original implementation.
 
-An oracle is a flat file of tensors `CASE.NAME`; docs/internals/cascade_measured.md describes the names. All stages are
-greedy and in fp32.
+An oracle is a file of tensors named `CASE.NAME`; docs/internals/cascade_measured.md lists the names. All stages run
+greedily and in fp32.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _GREEDY = SamplingParams(temperature=0.0, top_p=1.0, seed=0)
 def verify_cascade(
     directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
 ) -> Iterator[Check] | None:
-    """Return the checks of a checkpoint, computed as they are consumed; None if there is nothing to check.
+    """Return an iterator that computes one check after another; None if the oracle has nothing to check.
 
-    Iterating raises `CheckpointError`; a malformed oracle may raise anything.
+    Iterating raises `CheckpointError`. With a malformed oracle, it may raise other exceptions.
     """
     cases: dict[str, dict[str, Tensor]] = {}
     for title, tensor in content.items():
@@ -52,7 +52,7 @@ def verify_cascade(
 def _check_case(
     directory: Path, placement: Placement, label: str, case: Mapping[str, Tensor], tolerance: float
 ) -> Iterator[Check]:
-    """Check each stage with the original's input, if the case has it."""
+    """Check each stage whose output the case has, with the original's input."""
     eos = float(case["min_eos_p"]) if "min_eos_p" in case else 0.0
     loaded = LoadedCascade(directory, placement, CascadeSettings(min_eos_p=eos, fine_temperature=0.0))
     tensors = {name: case[name].long().cpu() for name in INPUTS[2:5] if name in case}

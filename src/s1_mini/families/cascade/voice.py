@@ -1,7 +1,7 @@
-"""A voice of the cascade: the semantic tokens and codes of a few seconds of speech, as suno publishes them.
+"""A voice of the cascade: the semantic tokens and codes of a few seconds of speech, in the formats that suno publishes.
 
-`semantic_prompt` [n], `coarse_prompt` [2, m] and `fine_prompt` [8, m] are in one `.npz`, or in files `NAME_KEY.npy`
-that `speaker_embeddings_path.json` lists. Only functions that return tensors load torch.
+`semantic_prompt` [n], `coarse_prompt` [2, m] and `fine_prompt` [8, m] are in one `.npz` file, or in files
+`NAME_KEY.npy` that `speaker_embeddings_path.json` lists. torch is imported only by functions that return tensors.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 KEYS = ("semantic_prompt", "coarse_prompt", "fine_prompt")
 INDEX = "speaker_embeddings_path.json"
-MAX_BYTES = 2 * 2**20  # limit of a file; the longest published one has 80 kB
-MAX_FRAMES = 2**14  # limit of a voice
-ENCODER = "bark"  # all checkpoints have the same codec and semantic tokens, so published voices fit each of them
+MAX_BYTES = 2 * 2**20  # limit of a file; the largest published file has 80 kB
+MAX_FRAMES = 2**14  # limit of frames, and of semantic tokens, in a voice
+ENCODER = "bark"  # the same for all checkpoints: they share codec and semantic tokens, so that each voice fits all
 
 
 def voice_format(config: CascadeConfig) -> VoiceFormat:
-    """Return the format of a voice for a checkpoint of these sizes."""
+    """Return the format of the voices of a checkpoint with this config."""
     numbers = config.numbers
     return VoiceFormat(
         tensors=_tensors(numbers),
@@ -50,7 +50,7 @@ def _tensors(numbers: Numbers) -> dict[str, TensorFormat]:
 
 
 def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
-    """Return why the three parts of a voice are invalid, as a phrase after a file name; empty if they are valid."""
+    """Return why a voice is invalid, in words that continue a sentence after its name; empty if the voice is valid."""
     parts = {key: np.asarray(tensors[key]) for key in KEYS}
     semantic, coarse, fine = (parts[key] for key in KEYS)
     if coarse.shape[1] != fine.shape[1] or not np.array_equal(coarse, fine[:2]):
@@ -69,7 +69,7 @@ def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
 
 
 def from_arrays(numbers: Numbers, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Convert the arrays of an `.npz` to the tensors of a voice. Raises `ValueError` for an invalid voice."""
+    """Convert the arrays of an `.npz` file to the tensors of a voice. Raises `ValueError` for an invalid voice."""
     import torch
 
     lacking = [key for key in KEYS if key not in arrays]
@@ -86,7 +86,7 @@ def from_arrays(numbers: Numbers, arrays: Mapping[str, np.ndarray]) -> dict[str,
 
 
 def published_voices(directory: Path) -> dict[str, dict[str, Path]]:
-    """Return the voice files of a checkpoint directory by name and key. Raises `CheckpointFileError`."""
+    """Return the files of a checkpoint's published voices, by voice name and key. Raises `CheckpointFileError`."""
     index = directory / INDEX
     if not index.is_file():
         return {}
@@ -123,7 +123,7 @@ def _read_shapes(files: Mapping[str, Path], name: str) -> dict[str, tuple[int, .
 
 
 def read_published(numbers: Numbers, files: Mapping[str, Path], name: str) -> dict[str, Tensor]:
-    """Read one voice from a checkpoint's directory. Raises `CheckpointFileError`."""
+    """Read one of a checkpoint's published voices. Raises `CheckpointFileError`."""
     try:
         voice = from_arrays(numbers, _read_published(files, name))
         reason = fault(numbers, voice)

@@ -1,8 +1,8 @@
-"""Read the tensors of a cascade from transformers' file or suno's files, one per model, and write the compact form.
+"""Read the tensors of a cascade from transformers' file, or from suno's files, one per model; write the compact form.
 
-transformers' names are those of the networks with a prefix per model; suno's names are translated to them. Mask
-buffers, the unused fine head, and head rows of ids that are never generated are dropped. Fine heads may be tied to the
-embeddings of their codebooks; then they are not stored.
+transformers' names are the names in `network.py` with a prefix for each model; suno's names are translated to them.
+Mask buffers, the unused fine head, and head rows of ids that are never generated are dropped. Fine heads that are tied
+to the embeddings of their codebooks are not stored in the file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _UNUSED_HEAD = PREFIXES["fine"] + "lm_heads.0.weight"
 
 
 class Models(NamedTuple):
-    """The three transformers; None if one runs in another process."""
+    """The three transformers; a transformer that runs in another process is None."""
 
     semantic: CausalGPT | None
     coarse: CausalGPT | None
@@ -74,7 +74,7 @@ class Models(NamedTuple):
 
 
 def find_parts(directory: Path) -> dict[str, Path]:
-    """Return the file of each model and of the codec; one file may have all. Raises `CheckpointFileError`."""
+    """Return the file of each model and of the codec, which may be the same file. Raises `CheckpointFileError`."""
     whole = next((directory / name for name in MODEL_NAMES if (directory / name).is_file()), None)
     if whole is not None:
         return dict.fromkeys(PREFIXES, whole)
@@ -84,7 +84,7 @@ def find_parts(directory: Path) -> dict[str, Path]:
         raise CheckpointFileError(
             f"{directory} has no models: expected {', '.join(MODEL_NAMES)}, or suno's text.pt, coarse.pt and fine.pt"
         )
-    # The most complete set determines the error.
+    # The error is about the most complete set of files.
     most = max(sets, key=lambda files: (sum(file.is_file() for file in files.values()), files["semantic"].is_file()))
     lacking = ", ".join(f"{file.name} ({stage})" for stage, file in most.items() if not file.is_file())
     if lacking:
@@ -93,7 +93,7 @@ def find_parts(directory: Path) -> dict[str, Path]:
 
 
 def read_models(directory: Path) -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint by transformers' names, memory-mapped. Raises `CheckpointError`."""
+    """Return the tensors of a checkpoint, memory-mapped, with transformers' names. Raises `CheckpointError`."""
     tensors: dict[str, Tensor] = {}
     for file, stage in {file: stage for stage, file in find_parts(directory).items()}.items():
         tensors |= _published_names(stage, _read_part(file))
@@ -101,7 +101,7 @@ def read_models(directory: Path) -> dict[str, Tensor]:
 
 
 def _published_names(stage: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a file by transformers' names."""
+    """Return the tensors of a file with transformers' names."""
     if any(name.startswith(tuple(PREFIXES.values())) for name in tensors):
         return dict(tensors)
 
@@ -121,7 +121,7 @@ def _is_suno(file: Path) -> bool:
 
 
 def _read_part(file: Path) -> dict[str, Tensor]:
-    """Read a file. Raises `CheckpointFileError`, with a remedy for suno's files that contain other objects."""
+    """Read a file. Raises `CheckpointFileError`, with the remedy if one of suno's files contains other objects."""
     try:
         return read_tensors(file)
     except CheckpointFileError as error:
@@ -134,7 +134,7 @@ def _read_part(file: Path) -> dict[str, Tensor]:
 
 
 def _suno_values(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return the parts of transformers' config from suno's files; empty for other checkpoints."""
+    """Return the parts of config.json that suno's files contain, with transformers' keys; empty if there are none."""
     values: dict[str, dict[str, Any]] = {}
     if not any((directory / names["semantic"]).is_file() for names in SETS[1:]):
         return values
@@ -149,19 +149,19 @@ def _suno_values(directory: Path) -> dict[str, dict[str, Any]]:
         names = {"n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size"}
         names |= {name: name for name in ("block_size", "bias", "input_vocab_size", "output_vocab_size")}
         part = {"bias": False} | {names[name]: value for name, value in sizes.items() if name in names}
-        if "vocab_size" in sizes:  # older files
+        if "vocab_size" in sizes:  # older files have one key for both vocabularies
             part = {"input_vocab_size": sizes["vocab_size"], "output_vocab_size": sizes["vocab_size"]} | part
         values[PARTS[stage]] = part
     return values
 
 
 def read_config(directory: Path) -> CascadeConfig:
-    """Read the config of a checkpoint, including sizes in suno's files. Raises `CheckpointError`."""
+    """Read the config of a checkpoint, including the sizes that suno's files contain. Raises `CheckpointError`."""
     return make_config(read_values(directory, _suno_values(directory)), read_generation(directory))
 
 
 def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str, dict[str, Tensor]]:
-    """Return each model's tensors under its network's names, with heads cut to the tokens that can be sampled.
+    """Return each model's tensors with the names in `network.py`, and heads cut to the tokens that can be sampled.
 
     Raises `CheckpointMismatchError` for a missing model and for tensors that belong to no model.
     """
@@ -185,26 +185,26 @@ def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str,
     first = numbers.semantic_size
     _cut(models["coarse"], "lm_head.weight", slice(first, first + config.num_coarse_ids))
     models["fine"] = _fine_heads(models["fine"], numbers)
-    del models["codec"]  # `codec_weights` reads it
+    del models["codec"]  # `codec_weights` translates the codec's tensors
     return models
 
 
 def _is_mask(name: str, tensor: Tensor) -> bool:
-    """Return whether a tensor is an attention mask: [1, 1, S, S], where a linear layer's bias has one axis."""
+    """Return whether a tensor is an attention mask [1, 1, S, S], not a linear layer's bias, which has one axis."""
     return bool(_MASK.search(name)) and tensor.ndim == 4
 
 
 def _cut(named: dict[str, Tensor], name: str, rows: slice) -> None:
-    """Keep some rows of a head, unless it is already cut."""
+    """Reduce a head to these rows, unless it already has only them."""
     head = named.get(name)
     if head is not None and head.ndim == 2 and len(head) > rows.stop - (rows.start or 0):
         named[name] = head[rows]
 
 
 def _fine_heads(named: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tensor]:
-    """Number heads by pass and cut them to codes; a head that is not stored is its codebook's embedding.
+    """Return the tensors with heads numbered by pass and reduced to codes; a missing head is its book's embedding.
 
-    In published files, head i generates book i + 1, and the first head is unused.
+    In published files, head i generates book i + 1, and head 0 is unused.
     """
     kept = {name: tensor for name, tensor in named.items() if not _HEADS.fullmatch(name)}
     for book in range(NUM_COARSE, numbers.num_books):
@@ -218,7 +218,7 @@ def _fine_heads(named: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tens
 def _fitting(
     config: CascadeConfig, tensors: Mapping[str, Tensor], source: str
 ) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-    """Return each network on the meta device, and its tensors. Raises `CheckpointMismatchError` unless all fit."""
+    """Return each network on the meta device, with its tensors. Raises `CheckpointMismatchError` unless all fit."""
     with skeleton():
         networks = {
             "semantic": CausalGPT(config.semantic, config.numbers.semantic_size + 1),
@@ -240,9 +240,9 @@ def build_models(
     source: str,
     elsewhere: Collection[str] = (),
 ) -> Models:
-    """Build the three networks, each on its device, except those `elsewhere`, which run in other processes.
+    """Build the three networks, each on its device, except those in `elsewhere`, which run in other processes.
 
-    All are checked before any is built. Raises `CheckpointMismatchError`.
+    All tensors are checked before a network is built. Raises `CheckpointMismatchError`.
     """
     built: dict[str, Any] = {}
     for stage, (network, named) in _fitting(config, tensors, source).items():
@@ -253,10 +253,10 @@ def build_models(
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files in the compact form; the weights are read with their chunks. Raises `CheckpointError`.
+    """Return all files of the compact form. Weights are read while the files are written. Raises `CheckpointError`.
 
     Each model has a `.safetensors` file, and voices have the engine's format. Masks and training statistics are
-    dropped; the codec's weight norm is folded.
+    dropped; the codec's weight norm is replaced by plain weights.
     """
     conversion.check_not_int8("a cascade")
     config, parts, tensors = read_config(checkpoint), find_parts(checkpoint), read_models(checkpoint)
@@ -279,7 +279,7 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry
 
 
 def _dtype(stage: str, target: Target, conversion: Conversion) -> torch.dtype:
-    """Return the dtype to write; small tensors of the codec and those that determine codes stay in float32."""
+    """Return the dtype to write. Small tensors of the codec, and its tensors that determine codes, stay in float32."""
     if stage == "codec":
         determines_codes = ".quantizer." in target.name or ".encoder." in target.name
         rounds = conversion.codec_precision == "float16" and not determines_codes and target.is_large
@@ -288,7 +288,7 @@ def _dtype(stage: str, target: Target, conversion: Conversion) -> torch.dtype:
 
 
 def _compact_names(stage: str, tensors: Mapping[str, Tensor], *, decode_only: bool) -> dict[str, Tensor]:
-    """Return the tensors of a stage by their published names, without unused ones."""
+    """Return the tensors of a stage that the engine uses, with transformers' names."""
     prefix = PREFIXES[stage]
     named = {name: tensor for name, tensor in _published_names(stage, tensors).items() if name.startswith(prefix)}
     if stage != "codec":

@@ -1,1 +1,1 @@
-"""SpeechT5 (Ao et al. 2022): characters and a speaker vector to a mel, step by step, followed by HiFi-GAN."""
+"""SpeechT5 (Ao et al. 2022): computes a mel from characters and a speaker vector, and HiFi-GAN audio from the mel."""

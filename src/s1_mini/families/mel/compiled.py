@@ -15,12 +15,12 @@ from s1_mini.kernels.weight import is_close, pack
 from s1_mini.layers.quantized import QuantizedLinear
 
 MODULE = step.__name__
-# Relative to the largest number; in int8, torch also rounds the inputs of products.
+# Allowed difference from torch, relative to the largest number. With int8 weights, torch also rounds the inputs.
 TOLERANCE = {"float32": 1e-3, "int8": 0.1}
 
 
 class CompiledSteps:
-    """Runs decoder steps with compiled code, on tensors that it shares with torch."""
+    """Runs decoder steps with compiled code, which changes the tensors of `state` in place, as torch's steps do."""
 
     def __init__(self, model: MelModel, state: MelState, weights: step.Weights) -> None:
         self._weights = weights
@@ -34,7 +34,7 @@ class CompiledSteps:
         self._state = step.State(*(tensor.numpy() for tensor in shared))
 
     def step(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the next frames of each slot: float32 [slots, F * M + 2], rows as in `MelModel.step`."""
+        """Return the next frames of each slot, float32 [slots, F * M + 2], in the format of `MelModel.step`."""
         frames = np.empty((len(slots), self._size), np.float32)
         step.make_step(np.array(slots, np.int64), self._state, self._weights, frames)
         return frames
@@ -74,12 +74,12 @@ def gather(model: MelModel) -> step.Weights:
 
 
 def formats_of(weights: step.Weights) -> list[str]:
-    """Return the formats of the products in layers, in the order of `step.compile_for`."""
+    """Return the formats of the layers' products, in the order that `step.compile_for` expects."""
     return [part.weight.dtype.name for part in weights.layers if isinstance(part, Product)]
 
 
 def check(model: MelModel, weights: step.Weights) -> None:
-    """Compare some compiled steps with torch's. Raises `RuntimeError` if they differ."""
+    """Compare compiled steps with torch's steps. Raises `RuntimeError` if they differ."""
     with torch.inference_mode():
         plain, compiled = _first_steps(model, None), _first_steps(model, weights)
     if not is_close(plain, compiled, TOLERANCE["int8" if model.is_quantized else "float32"]):
@@ -100,7 +100,7 @@ def _first_steps(model: MelModel, weights: step.Weights | None) -> Tensor:
 
 
 def _float32_product(*layers: nn.Module) -> Product:
-    """Pack linear layers in float32, because they are small; without arguments return an empty stack."""
+    """Pack linear layers that are so small that float32 costs nothing; without arguments, return an empty stack."""
     if not layers:
         return Product(np.zeros((0, 1, 1), np.float32), *[np.zeros((0, 1), np.float32)] * 2)
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]

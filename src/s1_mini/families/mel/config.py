@@ -18,13 +18,13 @@ from s1_mini.families.mel.voice import voice_format
 from s1_mini.layers.json_config import MAX_LAYERS, number, read_fields, size
 from s1_mini.weights.directory import find_model, read_json
 
-AROUND = 2  # tokens around a text: a leading space and the end
-MIN_PIECE_BYTES = 4  # the longest character in UTF-8
+AROUND = 2  # tokens that are added to a text: a space before it, and the end token
+MIN_PIECE_BYTES = 4  # a character in UTF-8 has up to four bytes
 
 
 @dataclass(frozen=True)
 class MelConfig:
-    """Architecture of one model; absent keys have transformers' defaults."""
+    """Architecture of one model. Absent keys have the default values of transformers."""
 
     vocab_size: int = size(81, "vocab_size")
     width: int = size(768, "hidden_size")
@@ -49,7 +49,7 @@ class MelConfig:
     max_steps: int = size(4000, "max_speech_positions")  # decoder steps
     max_distance: int = size(160, "encoder_max_relative_position")  # tokens; larger distances are clamped
     eos: int = size(2, "eos_token_id", least=0)
-    alignment: AlignmentHead | None = None  # of the decoder's attention to the text
+    alignment: AlignmentHead | None = None  # the head of the decoder's attention to the text that gives word times
 
     @property
     def head_size(self) -> int:
@@ -81,12 +81,12 @@ class MelConfig:
         return config
 
 
-KEY = "vocoder"  # entry of config.json if the vocoder is part of the model's files
+KEY = "vocoder"  # key in config.json of the vocoder's config, if the model's files contain the vocoder
 
 
 @dataclass(frozen=True)
 class VocoderFiles:
-    """A vocoder's config, the folder of its tensors, and the prefix of their names."""
+    """A vocoder's config, the folder with its tensors, and the prefix of their names."""
 
     config: HifiGanConfig
     folder: Path
@@ -94,12 +94,12 @@ class VocoderFiles:
 
     @property
     def weights(self) -> Path:
-        """The file with its tensors. Raises `CheckpointFileError`."""
+        """The file with the vocoder's tensors. Raises `CheckpointFileError` if there is none."""
         return find_model(self.folder)
 
 
 def find_vocoder(directory: Path) -> VocoderFiles:
-    """Find the vocoder of a checkpoint: in its own folder or in the model's files. Raises `CheckpointError`."""
+    """Find the vocoder of a checkpoint, in a folder of its own or in the model's files. Raises `CheckpointError`."""
     for name in FOLDERS:
         folder = directory / name
         if folder.is_dir():
@@ -114,7 +114,7 @@ def find_vocoder(directory: Path) -> VocoderFiles:
 
 
 def read_configs(directory: Path) -> tuple[MelConfig, VocoderFiles]:
-    """Read both configs, and no weights. Raises `CheckpointError`."""
+    """Read the configs of the model and of the vocoder, but no weights. Raises `CheckpointError`."""
     config, vocoder = MelConfig.from_json(read_json(directory / "config.json")), find_vocoder(directory)
     if config.num_bins != vocoder.config.num_bins:
         raise CheckpointMismatchError(

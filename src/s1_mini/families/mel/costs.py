@@ -1,7 +1,8 @@
-"""The memory and work of a mel model, counted from its configs with networks on the meta device.
+"""The memory and the work of a mel model, computed from its configs with networks on the meta device.
 
-A step reads the decoder's weights and each row's keys and values of steps and text. A text has about half a token per
-step: speech has about fifteen characters and 31 steps per second. Encoding the text is not counted.
+A step reads the decoder's weights, and for each row the keys and values of its steps and its text. A text has about
+half a token per step, because a second of speech has about 15 characters and 31 steps. The work of encoding the text is
+not included.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from s1_mini.families.mel.settings import STAGES
 from s1_mini.weights.fit import skeleton
 
 COUNTED_FRAMES = 64  # frames of the call whose operations are counted
-CHUNK_STEPS = 32  # steps per vocoder chunk, which reads the weights once
+CHUNK_STEPS = 32  # decoder steps per chunk of the vocoder, which reads its weights once per chunk
 TOKENS_A_STEP = 0.5
-STEPS_A_BYTE = 4  # steps of a slot per byte of text, twice the usual need
+STEPS_A_BYTE = 4  # steps that a slot should have per byte of text: twice what speech usually needs
 LIVE_TENSORS = 8  # tensors in memory at once in a block of the vocoder
 
 
 def count(*modules: nn.Module) -> int:
-    """Return the number of parameters."""
+    """Return the total number of parameters."""
     return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
 def widest(config: HifiGanConfig) -> int:
-    """Return the size of the vocoder's largest activation per frame."""
+    """Return the number of elements per frame of the vocoder's largest activation."""
     steps, channels, most = 1, config.channels, 0
     for rate in config.rates:
         steps, channels = steps * rate, channels // 2
@@ -44,7 +45,7 @@ def widest(config: HifiGanConfig) -> int:
 
 
 def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count a checkpoint, or SpeechT5 if none is given. Raises `CheckpointError`."""
+    """Return the memory and the work of a checkpoint; of SpeechT5 if `directory` is None. Raises `CheckpointError`."""
     config, vocoder = MelConfig.from_json(FULL_MODEL), HifiGanConfig()
     if directory is not None:
         config, files = read_configs(directory)
@@ -65,7 +66,7 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
 
     step_bytes = layer_bytes(count(decoder) - once) + 4 * (count(network.decoder) - count(decoder))
     kv_bytes = 2 * config.decoder_layers * config.width * formats.kv
-    # Operations of attention per position: one product with the key, one with the value.
+    # Operations of attention per position: a product with the key and a product with the value.
     attention = 4 * config.decoder_layers * config.width
     frames_per_step = config.frames_per_step
     operations, vocoder_bytes = (
@@ -106,7 +107,7 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
 
 
 def vocoder_operations(vocoder: HifiGan) -> float:
-    """Return the operations per frame of a long chunk, counted by torch."""
+    """Return the number of floating-point operations per frame of a long chunk, counted by torch."""
     frames = torch.zeros(1, vocoder.config.num_bins, COUNTED_FRAMES + 2 * vocoder.reach, device=vocoder.device)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         vocoder(frames.to(vocoder.dtype), Edges(0, COUNTED_FRAMES, axis=2))

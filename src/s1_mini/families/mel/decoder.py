@@ -1,8 +1,8 @@
-"""The mel decoder as a stage: a text in, a few frames per step out, until the end.
+"""The mel decoder as a stage: a text in, a few frames per step out, until the speech ends.
 
-Prefill encodes the whole text at once, in the call that contains its last token. A step computes all slots up to its
-highest one, in shapes with which a slot's numbers do not depend on other slots. Shapes: B slots of a call, T tokens, M
-mel bins, R frames per step.
+The whole text is encoded at once, in the prefill call that contains its last token. A step computes all slots up to the
+highest active slot, with shapes in which a slot's results do not depend on other slots.
+Shapes: B slots of a call, T tokens, M mel bins, R frames per step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.runtime.text_scores import Scores, TextScores
 
-READ_ROWS = (1, 4)  # texts of captured encoder calls
-READ_TOKENS = (64, 128, 256)  # tokens of captured encoder calls, besides the model's maximum
-MASKED_STEPS = 128  # dropout masks sampled at once, in 0.1 ms; more would delay the first step
+READ_ROWS = (1, 4)  # numbers of texts in captured encoder calls
+READ_TOKENS = (64, 128, 256)  # numbers of tokens in captured encoder calls, besides the model's maximum
+MASKED_STEPS = 128  # steps whose dropout masks are sampled at once, in 0.1 ms; more would delay the first step
 
 
 class MelDecoder(Stage):
@@ -36,7 +36,7 @@ class MelDecoder(Stage):
     def __init__(
         self, model: MelModel, *, slots: int, steps: int, heads: Sequence[AlignmentHead] | None = None
     ) -> None:
-        """`heads` are those whose scores are reported; by default, the one that config.json names."""
+        """`heads` are the heads whose scores are reported; by default, the head that config.json names."""
         self.device, self.is_overlapped = model.device, model.device.type == "cuda"
         self._model, self._slots = model, slots
         with torch.inference_mode():
@@ -47,7 +47,7 @@ class MelDecoder(Stage):
         max_text = model.config.max_text
         self._tokens = [*(count for count in READ_TOKENS if count < max_text), max_text]
         self._texts: dict[int, np.ndarray] = {}  # by slot, [T]
-        self._lengths = [0] * slots  # steps that are done or launched
+        self._lengths = [0] * slots  # number of steps that are done or launched
         self._num_tokens = [0] * slots
         self._begun: dict[int, Begin] = {}  # by slot
         self._stepping = SteppingSlots(self.state.active)
@@ -101,7 +101,7 @@ class MelDecoder(Stage):
             self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Encode the texts whose last token is in one of the parts."""
+        """Encode the texts whose last token is in one of `parts`."""
         slots = [part.slot for part in parts if part.stop == len(self._texts[part.slot])]
         if self._reads is None:
             for slot in slots:
@@ -114,7 +114,7 @@ class MelDecoder(Stage):
             rows = fit(READ_ROWS, len(batch))
             count = fit(self._tokens, longest)
             texts = np.zeros((rows, count + 2), np.int64)
-            texts[:, -2:] = self._slots, 1  # padding slot, one token
+            texts[:, -2:] = self._slots, 1  # for padding rows: the padding slot, and a length of one token
             for row, slot in enumerate(batch):
                 text = self._texts[slot]
                 texts[row, : len(text)], texts[row, -2:] = text, (slot, len(text))
@@ -149,7 +149,7 @@ class MelDecoder(Stage):
             self._lengths[slot] += 1
 
     def _sample_masks(self, slots: Sequence[int]) -> None:
-        """Sample the next dropout masks of all slots that have none left."""
+        """Sample the dropout masks of the next `MASKED_STEPS` steps for all slots that have none left."""
         for slot in slots:
             first, begun = self._lengths[slot], self._begun[slot]
             count = min(MASKED_STEPS, begun.steps - first)
@@ -165,7 +165,7 @@ class MelDecoder(Stage):
     def _result(self, slots: Sequence[int], output: np.ndarray, scores: Scores) -> StepResult:
         """Split the output of a step [rows, R * M + 2] among its slots.
 
-        Scores of a single head are divided by R, because they are counted once for each of the R frames of a step.
+        Scores of a single head are divided by R, because the scheduler stores them for each of the R frames of a step.
         """
         rows, frames = output[list(slots)], self._model.config.frames_per_step
         values = rows[:, :-2].reshape(len(rows), frames, -1)

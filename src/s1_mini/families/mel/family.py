@@ -1,4 +1,4 @@
-"""SpeechT5 as the registry knows it; see `families/base.py: Family`."""
+"""SpeechT5's entry in the registry of families; `families/base.py: Family` describes the methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from s1_mini.weights.directory import MODEL_NAMES, pick_files
 
 
 class Mel:
-    """SpeechT5 and models with its architecture: characters to a mel, and HiFi-GAN."""
+    """The family of SpeechT5, and of other models with its architecture."""
 
     title = "SpeechT5"
     settings = MelSettings

@@ -1,4 +1,4 @@
-"""An open SpeechT5 checkpoint with its vocoder."""
+"""A loaded SpeechT5 checkpoint with its vocoder."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from s1_mini.types import ChunkProfile, Voice
 from s1_mini.weights.directory import find_model
 from s1_mini.weights.files import read_tensors
 
-# Frames of the first, second, … chunk of an utterance; the last size applies to all further chunks.
+# Frames of the first, second, … chunk of an utterance; all further chunks have the last size.
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "ttfa": (8, 16, 32, 64),
     "balanced": (16, 32, 64),
     "throughput": (128,),
 }
-MAX_FRAMES = 1024  # limit of one captured call
-VOCODER_SLOTS = 2  # per decoder slot, because the vocoder may finish an utterance after its slot has a new one
-SPARE_FRAMES = 64  # a thread that runs both stages vocodes at most two frames per generated frame, plus these
+MAX_FRAMES = 1024  # limit of frames in one captured call
+VOCODER_SLOTS = 2  # vocoder slots per decoder slot, where the next utterance may begin before the vocoder is done
+SPARE_FRAMES = 64  # in a thread that runs both stages, a turn's vocoder limit: two per generated frame, plus these
 
 
 class LoadedMel:
-    """One checkpoint directory."""
+    """A loaded checkpoint directory."""
 
     def __init__(self, model: MelModel, tokenizer: CharTokenizer, vocoder: HifiGan) -> None:
         self.model, self.tokenizer, self.vocoder = model, tokenizer, vocoder
@@ -69,7 +69,7 @@ class LoadedMel:
         return PromptTokens(np.array(tokens, np.int64), voice=speaker)
 
     def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002 - a mel has no voice of its own
-        """Return the default voice, a vector of zeros."""
+        """Return a vector of zeros, which is the voice of a request without a voice."""
         return Voice({SPEAKER: torch.zeros(self.model.config.speaker_size)}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:
@@ -118,20 +118,20 @@ class LoadedMel:
 
 
 def as_mel(loaded: LoadedModel) -> LoadedMel:
-    """Cast the type for callers that support only this family. Raises `CheckpointMismatchError` for other models."""
+    """Return `loaded`, for callers that only support this family. Raises `CheckpointMismatchError` for other models."""
     if not isinstance(loaded, LoadedMel):
         raise CheckpointMismatchError("only SpeechT5 checkpoints support this")
     return loaded
 
 
 def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> LoadedMel:
-    """Open model and vocoder; quantized formats apply to the layers. Raises `CheckpointError`."""
+    """Load model and vocoder. Only the layers of encoder and decoder are quantized. Raises `CheckpointError`."""
     config, files = read_configs(directory)
     tokenizer = CharTokenizer.from_directory(directory, config)
     path = find_model(directory)
     tensors, device = read_tensors(path), placement.of(STAGES[0])
     network = build_network(config, tensors, device, path.name)
-    if device.type == "meta":  # the vocoder's process needs the post-net, which is stored with the model
+    if device.type == "meta":  # this process runs only the vocoder; it also needs the post-net from the model's file
         front = build_network(config, tensors, torch.device("cpu"), path.name).speech_decoder_postnet
         network.speech_decoder_postnet.layers = front.layers
     model = MelModel(

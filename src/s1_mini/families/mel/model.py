@@ -1,7 +1,7 @@
-"""SpeechT5 for many utterances: a text is encoded in one pass, then each step generates a few frames.
+"""SpeechT5 for many utterances at once: a text is encoded in one pass, then each step generates a few frames.
 
-A step reads no value on the host, so that a CUDA graph can capture it as a whole. Prenet and heads are always float32,
-because they are small and their output is fed back.
+A step reads no value on the host, so that a CUDA graph can capture the whole step. Prenet and heads are always float32,
+because they are small, and because their output becomes the next input.
 Shapes: B slots, S steps, T tokens, M mel bins, W width, U prenet units, R frames per step.
 """
 
@@ -32,14 +32,14 @@ CPU_ROWS = 4  # on a CPU, rows are a multiple of this, because products of 1 to 
 class MelState:
     """The state of B utterances. Tensors are changed in place, never replaced."""
 
-    steps: KVCache  # decoder steps, and a last one that idle rows write to
-    text: KVCache  # text positions, for B slots and a padding slot
-    kept: Tensor | None  # bool [B, S, layers * U] dropout mask: prenet units to keep; None keeps all
-    speaker: Tensor  # [B, W] projected speaker vector, added to every input of the decoder
+    steps: KVCache  # keys and values of decoder steps, and one position more, to which idle rows write
+    text: KVCache  # keys and values of texts, for B slots and a padding slot
+    kept: Tensor | None  # bool [B, S, layers * U] dropout mask: prenet units to keep; None: no dropout
+    speaker: Tensor  # [B, W] projected speaker vector, which is added to every input of the decoder
     frame: Tensor  # [B, M] last generated frame
     position: Tensor  # [B] next step
     last_token: Tensor  # [B + 1] last position of the text
-    min_steps: Tensor  # [B] steps before the utterance may end
+    min_steps: Tensor  # [B] number of steps before the utterance may end
     active: Tensor  # [B] bool: rows that take part in a step; idle rows keep their state
     heads: Sequence[KeptHead]  # alignment heads, and their scores [B, T] at the last step
 
@@ -61,7 +61,7 @@ class MelModel:
         weights_dtype: torch.dtype | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Convert the layers of a network to `dtype`, and quantize their large products to `weights_dtype`."""
+        """Convert the layers of `network` to `dtype`, and quantize their large products if `weights_dtype` is given."""
         self.network, self.config, self.settings, self.dtype = network, config, settings, dtype
         self.kv_dtype = kv_dtype or dtype
         self.kept_heads = [head for head in (config.alignment,) if head is not None]
@@ -73,7 +73,7 @@ class MelModel:
             for products in network.products(weights_dtype):
                 quantize_linears(products, weights_dtype)
         self.device = network.speech_decoder_postnet.feat_out.weight.device
-        # One position more than an utterance has: a row may run one more step before the host sees that it has ended.
+        # One position more than an utterance has, because a row may run one step more before the host sees its end.
         self.positions = position_table(config.max_steps + 1, config.width).to(self.device)
         network.encoder.prepare(position_table(config.max_text, config.width).to(self.device))
         self.num_bytes = sum(each.numel() * each.element_size() for each in network.decoder.parameters())
@@ -83,13 +83,13 @@ class MelModel:
         self.step_bytes = self.token_bytes + (self.units if self.has_dropout else 0)
 
     def steps_for(self, num_tokens: int, ratio: float) -> int:
-        """Return the steps for `ratio` frames per token, rounded down as in the original."""
+        """Return the number of steps for `ratio` frames per token, rounded down like in the original."""
         return int(num_tokens * ratio / self.config.frames_per_step)
 
     def allocate(self, slots: int, steps: int, heads: Sequence[AlignmentHead] | None = None) -> MelState:
         """Allocate the state of `slots` utterances of up to `steps` steps each.
 
-        The scores of `heads` are kept; by default, those of the head that config.json names.
+        The scores of `heads` are kept; by default, the scores of the head that config.json names.
         """
         heads = self.kept_heads if heads is None else heads
         config, steps = self.config, min(steps, self.config.max_steps)
@@ -124,11 +124,11 @@ class MelModel:
         )
 
     def sample_kept(self, seed: int, piece: int, block: int, steps: int) -> Tensor:
-        """Sample the dropout mask of a block of steps of an utterance: bool [S, layers * U], true to keep."""
+        """Return a random dropout mask, bool [S, layers * U], true to keep, for one block of an utterance's steps."""
         return random_bytes(seed, piece, block, steps, self.units) >= round(256 * self.config.prenet_dropout)
 
     def keep(self, state: MelState, slot: int, first: int, kept: Tensor) -> None:
-        """Set the dropout mask of `slot` from step `first`: bool [S, layers * U]."""
+        """Set the dropout mask of `slot` from step `first` on to `kept`, bool [S, layers * U]."""
         if state.kept is not None:
             state.kept[slot, first : first + len(kept)] = stage(kept, self.device)
 
@@ -141,7 +141,7 @@ class MelModel:
         state.min_steps[slot].fill_(min_steps)
 
     def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Encode tokens [B, T], of which the first `lengths` [B] are valid; [B, T, W]."""
+        """Return encoded texts [B, T, W] of tokens [B, T], of which the first `lengths` [B] are valid."""
         out: Tensor = self.network.encoder(tokens, lengths)
         return out
 
@@ -150,7 +150,7 @@ class MelModel:
         return [layer.cross(encoded) for layer in self.network.decoder.layers]
 
     def read(self, state: MelState, tokens: Tensor, slots: Tensor, lengths: Tensor | None = None) -> None:
-        """Encode tokens [B, T] into `slots` [B]. Reads no value on the host, so it can be captured."""
+        """Encode tokens [B, T] into `slots` [B]. This reads no value on the host, so that a graph can capture it."""
         count = tokens.shape[1]
         for index, (keys, values) in enumerate(self.cross(self.encode(tokens, lengths))):
             for cached, new in ((state.text.keys, keys), (state.text.values, values)):
@@ -160,7 +160,7 @@ class MelModel:
     def step(self, state: MelState, span: int, text_span: int, rows: int | None = None) -> Tensor:
         """Return the next frames of every active row of the first `rows`: float32 [rows, R * M + 2].
 
-        The last two numbers of a row are whether the utterance ends and whether all numbers were finite. Rows may have
+        The last two numbers of a row say whether the utterance ends, and whether all numbers were finite. Rows may have
         at most `span` steps and `text_span` tokens.
         """
         rows = len(state.position) if rows is None else rows
@@ -190,12 +190,12 @@ class MelModel:
         return torch.cat((frames, stops.unsqueeze(1), valid.unsqueeze(1)), dim=1)[:rows]
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return frames [..., R * M] and end logits [..., R] of the decoder's output [..., W]."""
+        """Return frames [..., R * M] and stop logits [..., R] for the decoder's output [..., W]."""
         heads = self.network.speech_decoder_postnet
         return heads.feat_out(x.float()), heads.prob_out(x.float())
 
     def whole(self, frames: Tensor, speaker: Tensor, text: list[Pair], kept: Tensor | None = None) -> Tensor:
-        """Return the decoder's output [S, W] for all inputs [S, M] at once, without a cache.
+        """Return the decoder's output [S, W] for all inputs `frames` [S, M] at once, without a cache.
 
         `speaker` [N] is a speaker vector, `text` the result of `cross`, `kept` [S, layers * U] a dropout mask.
         """
@@ -207,7 +207,7 @@ class MelModel:
         return x[0]
 
     def postnet(self, frames: Tensor) -> Tensor:
-        """Apply the post-net to a whole mel [F, M], for the vocoder."""
+        """Apply the post-net to a whole mel [F, M]."""
         return self.network.speech_decoder_postnet.whole(frames)
 
     def _embed(self, state: MelState, width: int) -> Tensor:
@@ -222,13 +222,13 @@ class MelModel:
         return out
 
     def _scaled(self, kept: Tensor | None) -> Tensor | None:
-        """Return the factors of prenet units [..., layers, U]; None if there is no dropout."""
+        """Return the dropout factors [..., layers, U] of prenet units; None if there is no dropout."""
         if kept is None:
             return None
         return (kept.float() / (1 - self.config.prenet_dropout)).unflatten(-1, (self.config.prenet_layers, -1))
 
     def _width(self, state: MelState, rows: int) -> int:
-        """Return the number of rows to compute: on a CPU such that a row's bits do not depend on it."""
+        """Return the number of rows to compute; on a CPU, a number with which rows round like with any other."""
         if self.device.type != "cpu":
             return rows
         return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.position))

@@ -1,7 +1,7 @@
-"""The networks of SpeechT5: text encoder, prenet, decoder, heads and post-net. Tensors in, tensors out.
+"""The networks of SpeechT5: text encoder, prenet, decoder, heads and post-net.
 
-Parameter names are those of the published checkpoint, except that query, key and value projections of the same input
-are joined and the post-net's batch norms are folded (`weights.translate`).
+Parameters have the names of the published checkpoint, with two exceptions: query, key and value projections of the same
+input are joined (`weights.translate`), and batch norms are part of the post-net's convolutions (`weights.fold`).
 Shapes: B rows, S steps, T tokens, H heads, D head size, M mel bins, W width, U prenet units.
 """
 
@@ -29,20 +29,20 @@ Pair = tuple[Tensor, Tensor]
 
 
 def project(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a linear layer, quantized or not, to x [..., K]."""
+    """Apply a linear layer, which may be quantized, to x [..., K]."""
     assert isinstance(layer, nn.Linear | QuantizedLinear)
     return linear(x, layer.weight, layer.bias)
 
 
 def position_table(length: int, width: int) -> Tensor:
-    """Return interleaved sines and cosines of positions: [length, width]."""
+    """Return interleaved sines and cosines of positions [length, width]."""
     rates = torch.exp(torch.arange(0, width, 2).float() * -(math.log(10_000.0) / width))
     angles = torch.arange(length).float().unsqueeze(1) * rates
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
 
 
 class Named(nn.Module):
-    """A container that gives modules and parameters their names in the checkpoint."""
+    """A container whose modules and parameters are attributes with the given names, as in the checkpoint."""
 
     def __init__(self, **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Named(nn.Module):
 
 
 def split_heads(x: Tensor, heads: int, parts: int = 1) -> list[Tensor]:
-    """Return the `parts` of x [B, T, parts * W], [B, H, T, D] each."""
+    """Split x [B, T, parts * W] into `parts` tensors [B, H, T, D]."""
     return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in x.chunk(parts, -1)]
 
 
@@ -68,7 +68,6 @@ class FeedForward(nn.Module):
         self.output_dense = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output for x [..., W], of the same shape."""
         return project(self.output_dense, F.gelu(project(self.intermediate_dense, x)))
 
 
@@ -88,9 +87,9 @@ class EncoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
 
     def forward(self, x: Tensor, distances: Tensor, table: Tensor, hidden: Tensor | None) -> Tensor:
-        """Run the layer on x [B, T, W]; `table` [P, D] has a vector for each of the `distances` [T, T].
+        """Run the layer on x [B, T, W]. `distances` [T, T] are the rows of `table` [P, D] for each pair of positions.
 
-        `hidden` [B, 1, 1, T] is a mask that is added to attention scores, if rows have padding.
+        `hidden` [B, 1, 1, T], if rows have padding, is added to the attention scores: minus infinity at padding.
         """
         query, key, value = split_heads(project(self.attention.qkv_proj, x), self.heads, 3)
         bias = (query * query.shape[-1] ** -0.5) @ table.T
@@ -104,7 +103,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The text encoder: tokens to the vectors that the decoder attends to."""
+    """The text encoder, which turns tokens into the vectors that the decoder attends to."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -142,7 +141,7 @@ class Encoder(nn.Module):
 
 
 class Prenet(nn.Module):
-    """Maps a frame, its position and the speaker to the decoder's input."""
+    """Computes the decoder's input from a frame, its position and the speaker."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -154,7 +153,7 @@ class Prenet(nn.Module):
         self._width = config.width
 
     def speaker(self, vectors: Tensor) -> Tensor:
-        """Project speaker vectors [B, N] to the summand of every input, [B, W]."""
+        """Project speaker vectors [B, N] to vectors [B, W], which are added to every input of the decoder."""
         weight, bias = self.speaker_embeds_layer.weight, self.speaker_embeds_layer.bias
         return F.linear(F.normalize(vectors), weight[:, self._width :], bias)
 
@@ -195,7 +194,10 @@ class DecoderLayer(nn.Module):
         return keys, values
 
     def step(self, x: Tensor, cached: Pair, text: Pair, at: Steps, kept: Sequence[KeptHead] = ()) -> Tensor:
-        """Run one step of each row x [B, W], and store its key and value in `cached`, and scores in `kept`."""
+        """Return the output of one step for each row x [B, W].
+
+        The step's keys and values are stored in `cached`, and the scores of the heads `kept` in their tensors.
+        """
         count = len(x)
         query, key, value = project(self.self_attn.qkv_proj, x).view(count, 3, self.heads, -1).unbind(1)
         keys, values = cached
@@ -210,7 +212,7 @@ class DecoderLayer(nn.Module):
         return self._feed(x, attended)
 
     def whole(self, x: Tensor, text: Pair) -> Tensor:
-        """Run all steps of each row x [B, S, W] at once, with a causal mask."""
+        """Return the output of all steps of each row x [B, S, W] at once, with a causal mask."""
         query, key, value = split_heads(project(self.self_attn.qkv_proj, x), self.heads, 3)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
         x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, attended))
@@ -226,15 +228,15 @@ class DecoderLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Steps:
-    """Cache position of one step of each of B rows, and the steps and tokens that it attends to."""
+    """The cache position of one new step in each of B rows, and the steps and tokens that it attends to."""
 
     rows: Tensor  # [B] 0, 1, 2 …
-    target: Tensor  # [B]
-    position: Tensor  # [B]
-    span: int
-    mask: Tensor | None  # both masks are from `decode_attention.used_positions`
-    last_token: Tensor  # [B]
-    text_span: int
+    target: Tensor  # [B] cache position of the step's key and value
+    position: Tensor  # [B] last step to attend to
+    span: int  # all steps are below this
+    mask: Tensor | None  # from `decode_attention.used_positions`, like `text_mask`
+    last_token: Tensor  # [B] last token to attend to
+    text_span: int  # all tokens are below this
     text_mask: Tensor | None
 
 
@@ -252,7 +254,7 @@ class Decoder(nn.Module):
 
 
 class Postnet(nn.Module):
-    """The post-net adds a residual to the mel; it runs over windows with context, like the vocoder."""
+    """The decoder's heads, and the post-net, which adds a residual to the mel in windows with context."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -262,12 +264,12 @@ class Postnet(nn.Module):
         pairs = itertools.pairwise(sizes)
         self.layers = nn.ModuleList(
             Named(conv=Conv(*pair, config.postnet_taps)) for pair in pairs
-        )  # batch norms folded
+        )  # `weights.fold` makes the batch norms part of these convolutions
         self.reach = config.postnet_layers * (config.postnet_taps - 1) // 2
         self._axis = 2  # axis of steps
 
     def prepare(self, device: torch.device, dtype: torch.dtype, axis: int) -> None:
-        """Convert the convolutions to the device, dtype and layout of the vocoder."""
+        """Convert the convolutions to the vocoder's device, dtype and layout."""
         self._axis = axis
         for layer in self.layers:
             assert isinstance(layer, Named)
@@ -276,7 +278,7 @@ class Postnet(nn.Module):
                 layer.conv.prepare()
 
     def forward(self, frames: Tensor, start: int, edges: Edges) -> Tensor:
-        """Return the output for a window whose first frame is `start`, without `reach` frames at both ends."""
+        """Return the output for a window whose first frame is `start`, except the `reach` frames at each end."""
         x = frames = edges.clear(frames.clone(), start, 1)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Named)
@@ -294,7 +296,7 @@ class Postnet(nn.Module):
 
 
 class MelNetwork(nn.Module):
-    """A checkpoint without its vocoder."""
+    """All networks of a checkpoint except the vocoder."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -303,9 +305,9 @@ class MelNetwork(nn.Module):
     def products(self, dtype: torch.dtype) -> list[nn.Module]:
         """Return the modules whose weights may be quantized to `dtype`.
 
-        Rounding changes a weight by 2.6 % in e4m3 and by 0.8 % in int8. The encoder amplifies errors fourfold: in e4m3,
-        its products alone change the mel by 11 %. Therefore e4m3 is used only in the decoder's layers, without their
-        cross-attention.
+        Rounding changes a weight by 2.6 % in e4m3 and by 0.8 % in int8. The encoder makes errors four times as large:
+        with only its products in e4m3, the mel changes by 11 %. Therefore e4m3 is used only for the self-attention and
+        feed-forward of the decoder's layers.
         """
         if dtype != torch.float8_e4m3fn:
             return [self.encoder.wrapped_encoder.layers, self.decoder.wrapped_decoder.layers]

@@ -1,7 +1,7 @@
-"""Write a checkpoint with random weights, in the published form or the compact one. It generates noise.
+"""Write a checkpoint with random weights, in the published or the compact form. It generates noise.
 
-Shapes come from the modules. The scales keep activations near one and the end probability small but positive: torch's
-defaults would give a mel that ends at once, and audio with an amplitude of 1e-11.
+The scale of the weights keeps activations near one, and the stop probability small but positive. With torch's default
+initialization, speech would end at once, and its amplitude would be 1e-11.
 """
 
 from __future__ import annotations
@@ -84,16 +84,16 @@ FULL_VOCODER: dict[str, Any] = {
 }
 TINY_VOCODER = FULL_VOCODER | {"upsample_initial_channel": 32}
 SIZES = {"tiny": (TINY_MODEL, TINY_VOCODER), "full": (FULL_MODEL, FULL_VOCODER)}
-VOICES = ("first", "second")  # the first is the default
+VOICES = ("first", "second")  # names of the voices; the first voice is the default
 
-_END_BIAS, _END_SPREAD = -3.0, 2.0  # end logits
+_END_BIAS, _END_SPREAD = -3.0, 2.0  # mean and standard deviation of stop logits
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,;:!?'\"-()"
 
 
 def write_random_checkpoint(directory: Path, *, size: str = "tiny", form: Form = "compact", seed: int = 0) -> None:
     """Write a new checkpoint directory with two voices.
 
-    Raises `CheckpointFileError` if `directory` exists or cannot be written.
+    Raises `CheckpointFileError` if `directory` exists and is not empty, or cannot be written.
     """
     model, vocoder = SIZES[size]
     tensors, sound = random_model(model, seed), random_vocoder(vocoder, seed + 1)
@@ -113,7 +113,7 @@ def write_random_checkpoint(directory: Path, *, size: str = "tiny", form: Form =
 
 
 def random_model(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Return random tensors under every published name of the model."""
+    """Return random tensors for all published names of the model."""
     with skeleton():
         network = MelNetwork(MelConfig.from_json(config))
     generator = torch.Generator().manual_seed(seed)
@@ -121,7 +121,7 @@ def random_model(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
 
 
 def random_vocoder(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Return random tensors under every published name of the vocoder."""
+    """Return random tensors for all published names of the vocoder."""
     with skeleton():
         vocoder = HifiGan(HifiGanConfig.from_json(config))
     generator, rate = torch.Generator().manual_seed(seed), config["upsample_rates"][0]
@@ -134,7 +134,7 @@ def random_vocoder(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
             tensor.normal_(0.0, 0.1, generator=generator)
         else:
             fan_in = len(parameter) * parameter.shape[2] // rate if "upsampler" in name else parameter[0].numel()
-            gain = 0.5 if "convs2" in name else 1.2  # the output of the second is added to the input of the pair
+            gain = 0.5 if "convs2" in name else 1.2  # the output of a `convs2` is added to the input of its pair
             tensor.normal_(0.0, gain * fan_in**-0.5, generator=generator)
         tensors[name] = tensor
     return tensors
@@ -190,7 +190,7 @@ def _fill(network: nn.Module, generator: torch.Generator) -> Iterator[tuple[str,
 def _published(
     name: str, tensor: Tensor, config: dict[str, Any], generator: torch.Generator
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor under its published names: separate projections, batch norms, position tables."""
+    """Yield the published tensors for a tensor of the network: separate projections, batch norms, position tables."""
     stem, _, kind = name.rpartition(".")
     if name.startswith("speech_decoder_postnet.layers."):
         if kind == "weight":

@@ -1,4 +1,4 @@
-"""Settings of the mel family alone. Imports no torch."""
+"""Settings that only the mel family has, without torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 STAGES = ("decoder", "vocoder")
-FOLDERS = ("vocoder", "hifigan")  # possible folders of the vocoder
+FOLDERS = ("vocoder", "hifigan")  # possible names of the vocoder's folder
 
 Dropout = Literal["on", "off"]
 

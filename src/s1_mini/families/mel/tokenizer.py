@@ -1,4 +1,4 @@
-"""Text to character ids, with the checkpoint's `spm_char.model`."""
+"""Converts text to character ids with the checkpoint's `spm_char.model`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from s1_mini.families.mel.config import MelConfig
 from s1_mini.weights.directory import read_whole
 
 FILE = "spm_char.model"
-_MAX_BYTES = 4 * 2**20  # the published one has 238 kB
+_MAX_BYTES = 4 * 2**20  # the published file has 238 kB
 
 
 class CharTokenizer:
@@ -37,10 +37,10 @@ class CharTokenizer:
         return cls(read_whole(directory / FILE, _MAX_BYTES), config, str(directory / FILE))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, followed by the end; unknown characters become the unknown piece."""
+        """Return the ids of a text, followed by the end token. Unknown characters become the unknown token."""
         return [*self._pieces.encode(text), self._eos]
 
     def token_ends(self, text: str) -> np.ndarray:
-        """Return the end of each token of a text in bytes of UTF-8; the end token has no bytes of its own."""
+        """Return where each token of a text ends, in bytes of UTF-8. The end token has no bytes of its own."""
         places = self._pieces.encode(text, return_type="offset_mapping")["offsets"]
         return np.array([len(text[:end].encode()) for end in (*(stop for _, stop in places), len(text))])

@@ -1,8 +1,8 @@
-"""Comparison of this engine with the original implementation of SpeechT5.
+"""Compare this engine with the original implementation of SpeechT5.
 
-An oracle is a `.safetensors` file; docs/mel.md lists its tensors. They are inputs and expected outputs, whose names
-begin with a case, `CASE.`. The engine recomputes the outputs in float32 by its own path (text encoder, single steps
-with caches, vocoder in windows), with the dropout masks of the case or without dropout.
+An oracle is a `.safetensors` file of inputs and expected outputs; docs/mel.md lists its tensors, whose names begin with
+a case, `CASE.`. The engine recomputes the outputs in float32 with the code that also serves requests (text encoder,
+single steps with caches, vocoder in windows), with the dropout masks of the case or without dropout.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from s1_mini.families.mel.model import MelModel, MelState
 from s1_mini.families.mel.settings import MelSettings
 
 INPUTS = ("tokens", "speaker", "masks", "frames_in", "mel_in")
-FREE = 10.0  # factor of the tolerance in free decoding, where rounding accumulates
+FREE = 10.0  # factor of the tolerance in free-running decoding, where rounding errors accumulate
 CHUNK = 16  # frames per window of the vocoder
 
 
 def verify_mel(
     directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
 ) -> Iterator[Check] | None:
-    """Open a checkpoint and return its checks, computed as they are consumed; None if there is nothing to check.
+    """Load a checkpoint; return an iterator that computes one check after another, or None if nothing can be checked.
 
-    Raises `CheckpointError`; a malformed oracle may raise anything.
+    Raises `CheckpointError`. With a malformed oracle, it may raise other exceptions.
     """
     cases: dict[str, dict[str, Tensor]] = {}
     for name, tensor in content.items():
@@ -76,7 +76,7 @@ def _check_sizes(config: MelConfig, case: Mapping[str, Tensor]) -> None:
 
 
 def _decode(model: MelModel, case: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Encode a case's text, and run the decoder on the given inputs if there are any."""
+    """Encode a case's text, and run the decoder on the case's `frames_in`, if it has them."""
     encoded = model.encode(case["tokens"].to(model.device).long().view(1, -1))
     outputs = {"encoded": encoded[0]}
     if "frames_in" not in case:
@@ -94,7 +94,7 @@ def _decode(model: MelModel, case: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _run_free(model: MelModel, case: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Decode freely until the end; return the mel after the post-net, and the number of steps."""
+    """Generate from the decoder's own output until it stops; return the mel after the post-net, and the steps."""
     most = min(model.steps_for(case["tokens"].numel(), model.settings.max_length_ratio), model.config.max_steps)
     state = open_state(model, case, most)
     rows: list[Tensor] = []
@@ -105,7 +105,7 @@ def _run_free(model: MelModel, case: Mapping[str, Tensor]) -> tuple[Tensor, Tens
 
 
 def open_state(model: MelModel, case: Mapping[str, Tensor], steps: int) -> MelState:
-    """Return the state of a single case before its first step. Without masks there is no dropout."""
+    """Return the state of a case before its first step. If the case has no masks, there is no dropout."""
     device = model.device
     state = model.allocate(1, steps)
     model.read(state, case["tokens"].to(device).long().view(1, -1), torch.zeros(1, dtype=torch.int64, device=device))
@@ -120,7 +120,7 @@ def open_state(model: MelModel, case: Mapping[str, Tensor], steps: int) -> MelSt
 
 
 def step_alone(model: MelModel, state: MelState) -> Tensor:
-    """Return the next step of the only utterance: [R * M + 2]."""
+    """Return the next step [R * M + 2] of the only utterance."""
     return model.step(state, state.max_steps, model.config.max_text)[0]
 
 

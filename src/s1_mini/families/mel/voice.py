@@ -1,6 +1,6 @@
-"""A voice of SpeechT5: a speaker vector, such as an x-vector. This engine cannot compute one from a recording.
+"""A voice of SpeechT5: a speaker vector (x-vector). This engine cannot compute speaker vectors from recordings.
 
-Vectors are published as `.npy` files; those in a checkpoint's `voices/` are voices with the files' names.
+Vectors are published as `.npy` files. Each such file in a checkpoint's `voices/` is a voice with the name of the file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _vector(size: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def vectors_beside(size: int, directory: Path) -> dict[str, VoiceBeside]:
-    """Return the `.npy` voices of a checkpoint by name."""
+    """Return the voices of a checkpoint that are `.npy` files, by name."""
     files = sorted((directory / "voices").glob("*.npy"))
     return {file.stem: _beside(size, file) for file in files}
 

@@ -1,7 +1,8 @@
-"""Load the tensors of a SpeechT5 checkpoint by their published names, and write its compact form.
+"""Load the tensors of a SpeechT5 checkpoint, which have their published names, and write its compact form.
 
-The compact form drops unused buffers and joins projections. The model keeps its stored precision; or its layers are
-converted, and prenet, heads and post-net are float32. Large kernels of the vocoder become float16.
+The compact form lacks unused buffers, and projections are joined in it. The model keeps its stored precision, or its
+layers get another precision, while prenet, heads and post-net become float32. Large kernels of the vocoder become
+float16 if that is the codec precision.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from s1_mini.weights.write import ArchiveEntry, copied, voice_file, written
 
 PREFIX = "speecht5."
 INSIDE = "vocoder."  # prefix of the vocoder's tensors in the model's file
-NORM_EPS = 1e-5  # batch norms: torch's default, as in the original
+NORM_EPS = 1e-5  # of batch norms; the original has torch's default
 
-_DEAD = (".encode_positions.pe", ".num_batches_tracked")  # computed, or for training only
+_DEAD = (".encode_positions.pe", ".num_batches_tracked")  # the engine computes them, or only training needs them
 _NORMED = re.compile(r"(speech_decoder_postnet\.layers\.\d+)\.batch_norm\.\w+")
 _PART = re.compile(r"(.*\.(?:attention|self_attn|encoder_attn))\.([qkv])_proj\.(weight|bias)")
 _LAYERS = (".wrapped_encoder.layers.", ".wrapped_decoder.layers.")
@@ -42,9 +43,10 @@ _NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by the network's names: prefix removed, unused buffers dropped, projections joined.
+    """Return tensors with the network's names: prefix removed, unused buffers dropped, projections joined.
 
-    Batch norms are not folded yet (`fold`). Idempotent. Raises `CheckpointMismatchError` for missing parts.
+    Batch norms stay separate; see `fold`. Translated tensors are returned unchanged. Raises `CheckpointMismatchError`
+    for missing parts of a projection.
     """
     named = strip_prefix(tensors, PREFIX)
     named = {name: x for name, x in named.items() if not name.endswith(_DEAD) and not name.startswith(INSIDE)}
@@ -60,7 +62,10 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def fold(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Fold the post-net's batch norms into its convolutions. Raises `CheckpointMismatchError` for missing parts."""
+    """Replace the post-net's convolutions and batch norms by equivalent convolutions.
+
+    Raises `CheckpointMismatchError` for missing or incompatible parts.
+    """
     folded = dict(named)
     for stem in dict.fromkeys(found[1] for name in named if (found := _NORMED.fullmatch(name))):
         parts = [f"{stem}.conv.weight", *(f"{stem}.batch_norm.{name}" for name in _NORM)]
@@ -79,7 +84,7 @@ def fold(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def joined_name(name: str) -> str:
-    """Return the name of the joined tensor that a projection becomes part of; any other name unchanged."""
+    """Return the name of the joined tensor that a projection becomes part of. Other names are returned unchanged."""
     name = name.removeprefix(PREFIX)
     part = _PART.fullmatch(name)
     if part is None:
@@ -101,7 +106,7 @@ def _join(parts: list[str], tensors: list[Tensor]) -> Tensor:
 
 
 def build_network(config: MelConfig, tensors: Mapping[str, Tensor], device: torch.device, source: str) -> MelNetwork:
-    """Build the network in float32. Raises `CheckpointMismatchError` where config and weights contradict each other."""
+    """Build the network in float32. Raises `CheckpointMismatchError` if config and weights contradict each other."""
     with skeleton():
         network = MelNetwork(config)
     fit(network, fold(translate(tensors)), source=source, dtype=torch.float32, device=device)
@@ -109,14 +114,14 @@ def build_network(config: MelConfig, tensors: Mapping[str, Tensor], device: torc
 
 
 def check(config: MelConfig, translated: Mapping[str, Tensor], source: str | Path) -> None:
-    """Raise `CheckpointMismatchError` unless translated tensors fit a config."""
+    """Raise `CheckpointMismatchError` unless the tensors from `translate` fit `config`."""
     with skeleton():
         network = MelNetwork(config)
     check_fit(network, fold(translated), source=str(source))
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files; the weights are read with their chunks. Raises `CheckpointError`."""
+    """Return all files of the compact form. Weights are read while the files are written. Raises `CheckpointError`."""
     conversion.check_not_int8("SpeechT5")
     config, vocoder = read_configs(checkpoint)
     CharTokenizer.from_directory(checkpoint, config)
@@ -135,7 +140,7 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry
 
 
 def _vectors(checkpoint: Path, size: int) -> Iterator[ArchiveEntry]:
-    """Yield the voices of `.npy` files in the engine's format."""
+    """Yield the voices that are `.npy` files, in the engine's format."""
     for name, voice in vectors_beside(size, checkpoint).items():
         if not (checkpoint / VOICES / f"{name}{SUFFIX}").exists():
             yield voice_file(f"{VOICES}/{name}{SUFFIX}", for_file(voice.read()))

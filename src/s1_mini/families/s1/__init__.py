@@ -1,4 +1,4 @@
-"""S1: Fish-Speech / OpenAudio S1-mini and its siblings (dual autoregression).
+"""S1: Fish-Speech's OpenAudio S1-mini and related models with two autoregressive transformers.
 
-The backbone predicts one semantic token per frame, the depth transformer the codes of the other codebooks.
+For each frame, the backbone predicts a semantic token, and the depth transformer the codes of the other codebooks.
 """

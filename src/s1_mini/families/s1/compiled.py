@@ -21,12 +21,12 @@ from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 
 MODULE = frame.__name__
-CHECKS = 4  # random inputs, one of which must match
-TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # relative to the largest number
+CHECKS = 4  # number of random inputs that `check` tries
+TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # allowed difference from torch, relative to the largest number
 
 
 class CompiledFrames:
-    """Generates frames with compiled code, on tensors that it shares with torch."""
+    """Generates frames with compiled code, which changes the tensors of `state` in place, as torch's steps do."""
 
     def __init__(self, model: S1Model, state: S1State, sampling: SamplingTensors, weights: frame.Weights) -> None:
         self._weights, self._books = weights, model.num_codebooks
@@ -55,14 +55,14 @@ class CompiledFrames:
         self._state = frame.State(*(tensor.numpy() for tensor in shared))
 
     def step(self, slots: Sequence[int]) -> np.ndarray:
-        """Generate a frame of each slot: int64 [slots, K + 3], rows as in `S1Model.step`."""
+        """Generate a frame for each slot, int64 [slots, K + 3], in the format of `S1Model.step`."""
         frames = np.zeros((len(slots), self._books + 3), np.int64)
         frame.make_frame(np.array(slots, np.int64), self._state, self._weights, self._rules, frames)
         return frames
 
 
 def formats_of(weights: frame.Weights) -> list[str]:
-    """Return the formats of all products, in the order of `frame.compile_for`."""
+    """Return the formats of all products, in the order that `frame.compile_for` expects."""
     formats: list[str] = []
     for field in weights:
         parts = field if isinstance(field, Layers) else (field,)
@@ -71,10 +71,11 @@ def formats_of(weights: frame.Weights) -> list[str]:
 
 
 def check(model: S1Model, weights: frame.Weights) -> None:
-    """Compare a compiled frame with torch's. Raises `RuntimeError` if they differ.
+    """Compare compiled frames with torch's frames. Raises `RuntimeError` if they differ.
 
-    Of several random inputs, one must give the same codes, keys and values: another result is possible where two tokens
-    are equally likely. In int8 torch also rounds the inputs of products, so only the backbone's keys and values count.
+    It is enough if one of several random inputs gives the same codes, keys and values, because codes may differ where
+    two tokens are almost equally likely. With int8 weights, torch also rounds the inputs of products, so that only the
+    keys and values of the backbone are compared, with a larger tolerance.
     """
     generator = np.random.default_rng(0)
     is_quantized = any(isinstance(module, QuantizedLinear) for module in model.network.modules())
@@ -94,7 +95,7 @@ def check(model: S1Model, weights: frame.Weights) -> None:
 
 
 def _first_frame(model: S1Model, tokens: Tensor, weights: frame.Weights | None) -> list[Tensor]:
-    """Return the frame after one position, then keys and values, computed by torch or with compiled weights."""
+    """Return the frame after one position, then keys and values; computed by torch if `weights` is None."""
     with torch.inference_mode():
         state = model.allocate(1, 1)
         parameters = torch.tensor([[1.5], [1e-5], [0.9]])
@@ -145,7 +146,7 @@ def _plain(tensor: Tensor) -> np.ndarray:
 
 
 def _product(*layers: nn.Module) -> Product:
-    """Pack linear layers, quantized or not; without arguments return an empty stack."""
+    """Pack linear layers, which may be quantized; without arguments, return an empty stack."""
     if not layers:
         empty = np.zeros((0, 0), np.float32)
         return Product(np.zeros((0, 0, 0), np.float32), empty, empty)

@@ -30,7 +30,7 @@ from s1_mini.weights.directory import find_tensors, read_json
 if TYPE_CHECKING:
     from s1_mini.layers.transformer import BlockConfig
 
-# Upstream slices the logits of residual codebooks to this number for any size of the depth transformer's head
+# The original never samples residual codes from this number on, however large the depth transformer's head is
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
 POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
@@ -38,7 +38,7 @@ POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
 
 @dataclass(frozen=True)
 class S1Config:
-    """Architecture of one dual-AR model. Build it with `from_json`."""
+    """Architecture of one model, built with `from_json`."""
 
     backbone: BlockConfig
     depth: BlockConfig
@@ -63,7 +63,7 @@ class S1Config:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> S1Config:
-        """Read `config.json`. The depth transformer inherits missing values from the backbone, as upstream.
+        """Read `config.json`. As in the original, the depth transformer inherits missing values from the backbone.
 
         Raises `CheckpointMismatchError` for a missing or invalid value.
         """
@@ -79,7 +79,7 @@ class S1Config:
 
 
 def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> BlockConfig:
-    """Read the block of one transformer, which inherits missing values from `like`."""
+    """Read the sizes of one transformer's blocks; missing values are those of `like`, if given, otherwise defaults."""
     from s1_mini.layers.transformer import BlockConfig  # imports torch, which is not needed to describe a checkpoint
 
     def entry(key: str, field: str, default: Any) -> tuple[str, Any]:
@@ -95,11 +95,11 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
         raise CheckpointMismatchError(
             f"config.json: {prefix}n_head={heads} must be a multiple of n_local_heads={kv_heads}"
         )
-    # Upstream's field is 64 when left out and dim / n_head when null.
+    # In the original, an absent head_dim is 64, and a head_dim of null is dim / n_head.
     head_dim = read_size(*entry("head_dim", "head_dim", dim // heads if "head_dim" in values else 64))
     if head_dim % 2:
         raise CheckpointMismatchError(f"config.json: {prefix}head_dim={head_dim} must be even for rotary embeddings")
-    # Two thirds of four times dim, rounded up to a multiple of 256 (LLaMA's rule, upstream's default).
+    # Two thirds of four times dim, rounded up to a multiple of 256: LLaMA's rule, which the original uses by default.
     inner = -(-int(2 * 4 * dim / 3) // 256) * 256
     eps = values.get("norm_eps")
     return BlockConfig(
@@ -116,7 +116,7 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
 
 
 def read_configs(directory: Path) -> tuple[S1Config, DacConfig]:
-    """Read both configs of a checkpoint, and no weights. Raises `CheckpointError`."""
+    """Read the configs of model and codec, but no weights. Raises `CheckpointError`."""
     return S1Config.from_json(read_json(directory / "config.json")), read_dac_config(directory)
 
 

@@ -1,4 +1,4 @@
-"""The memory and work of S1, counted from both configs with networks on the meta device."""
+"""The memory and the work of S1, computed from the configs of model and codec with networks on the meta device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from s1_mini.weights.fit import skeleton
 
 
 def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count a checkpoint, or S1-mini if none is given, with restricted heads. Raises `CheckpointError`."""
+    """Return the memory and the work of a checkpoint with restricted heads; of S1-mini if `directory` is None.
+
+    Raises `CheckpointError`.
+    """
     config, dac = read_configs(directory) if directory else (S1Config.from_json(FULL_MODEL), DacConfig())
     residual = min(config.residual_codebook_size, dac.codebook_size)
     with skeleton():
@@ -28,7 +31,8 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
     codec.to(torch.float32 if formats.codec == 4 else torch.float16)
 
     def needed_positions(reference_s: float, text_bytes: int) -> int:
-        # 200 bytes of text take about 320 frames (15 s). Per byte: three frames, for slow voices, and its own position.
+        # 200 bytes of text usually take about 320 frames (15 s). Each byte gets three positions for frames, which is
+        # enough for slow voices, and one for its own token.
         return round(reference_s * dac.sample_rate / dac.samples_per_frame) + 4 * text_bytes
 
     return measure(

@@ -1,4 +1,4 @@
-"""S1 as the registry knows it; see `families/base.py: Family`."""
+"""S1's entry in the registry of families; `families/base.py: Family` describes the methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from s1_mini.weights.directory import names_of, pick_files
 
 
 class S1:
-    """Fish-Speech / OpenAudio S1-mini and its siblings."""
+    """The family of OpenAudio S1-mini, and of related Fish-Speech models."""
 
     title = "S1-mini"
     settings = S1Settings

@@ -1,4 +1,4 @@
-"""An open S1 checkpoint: the model and its codec."""
+"""A loaded S1 checkpoint: the model and its codec."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from s1_mini.weights.files import read_tensors
 
 
 class LoadedS1(LoadedFrameModel):
-    """One checkpoint directory. The codec's encoder is loaded when it is first needed."""
+    """A loaded checkpoint directory. The codec's encoder is loaded when the first reference needs it."""
 
     def __init__(self, directory: Path, model: S1Model, codec: Dac, encodes_on: torch.device) -> None:
         super().__init__(directory, model, encodes_on)
@@ -61,14 +61,14 @@ class LoadedS1(LoadedFrameModel):
 
 
 def as_s1(loaded: LoadedModel) -> LoadedS1:
-    """Cast the type for callers that support only S1. Raises `CheckpointMismatchError` for other families."""
+    """Return `loaded`, for callers that only support S1. Raises `CheckpointMismatchError` for other families."""
     if not isinstance(loaded, LoadedS1):
         raise CheckpointMismatchError("only S1 checkpoints support this")
     return loaded
 
 
 def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
-    """Open model and codec; quantized formats apply to the backbone's layers. Raises `CheckpointError`."""
+    """Load model and codec. Only the layers of the backbone are quantized. Raises `CheckpointError`."""
     config, codec_config = read_configs(directory)
     tokenizer, path = S1Tokenizer.from_directory(directory), find_tensors(directory, "model")
     network = build_network(

@@ -1,4 +1,4 @@
-"""S1 for many sequences: its prompts, the state of its repetition penalty, and its sampling.
+"""S1 for many sequences at once: its prompts, the state of its repetition penalty, and its sampling.
 
 Shapes: B slots, K codebooks.
 """
@@ -60,7 +60,7 @@ class S1Model(FrameModel[S1State]):
         self.repetition_mode = repetition_mode
         self.end = tokenizer.control("im_end")
         self.semantic = (tokenizer.semantic_begin, tokenizer.semantic_end)
-        # The restricted head's rows are the semantic tokens in order, then <|im_end|>; the full head's are all ids.
+        # The rows of a restricted head are the semantic tokens in order, then <|im_end|>; a full head has all tokens.
         self._semantic_tokens = SemanticTokens(
             *self.semantic, self.end, restricted=heads == "restricted", num_codes=network.config.codebook_size
         )

@@ -1,6 +1,6 @@
 """The S1 network: embeddings, the backbone over frames, the depth transformer over the codebooks of a frame.
 
-Parameter names are those of the published checkpoint. Only the head rows that can be sampled are kept.
+Parameters have the names of the published checkpoint. Heads may have only the rows of tokens that can be sampled.
 Shapes: K codebooks.
 """
 
@@ -17,7 +17,7 @@ from s1_mini.layers.transformer import RMSNorm, TransformerBlock
 
 
 class S1Network(FrameNetwork):
-    """Tensors in, logits out; no sampling, and no state except weights."""
+    """Computes logits. It does not sample, and has no state except weights."""
 
     def __init__(self, config: S1Config, *, semantic_rows: int, residual_rows: int) -> None:
         super().__init__(config)
@@ -36,12 +36,12 @@ class S1Network(FrameNetwork):
 
     def prepare(self, device: torch.device) -> None:
         """Compute rotary tables and step numbers, which checkpoints do not store."""
-        # Tables are rounded to bf16 for every dtype of the model: with finer ones the audio is garbled and too long
-        # (sglang-omni README, "BF16 RoPE Precision Mismatch").
+        # Rotary tables are rounded to bf16, whatever the dtype of the model: with more precise tables, the audio is
+        # garbled and too long (sglang-omni README, "BF16 RoPE Precision Mismatch").
         self.make_tables(device, rounded_to=torch.bfloat16)
 
     def embed(self, tokens: Tensor, semantic: tuple[int, int]) -> Tensor:
-        """Embed tokens [..., K + 1], semantic token before codes: [..., dim]."""
+        """Return the embeddings [..., dim] of tokens [..., K + 1], each a semantic token and its codes."""
         return embed(tokens, self.embedding(semantic))
 
     def embedding(self, semantic: tuple[int, int]) -> Embedding:

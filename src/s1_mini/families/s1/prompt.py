@@ -1,9 +1,9 @@
-"""The S1 prompt: one flat sequence whose parts are tokenized separately.
+"""The S1 prompt: one sequence whose parts are tokenized separately. Each reference has a part in braces.
 
 `<|interleave|>` { speaker REFERENCE-TEXT codes `<|im_end|>` }* speaker TEXT
 
-The model continues with semantic tokens until `<|im_end|>`. All references are speaker 0, whose tag
-`<|speaker:0|>` is plain text in S1, not a control token (content_sequence.py and generate_long at d3df505).
+The model continues with semantic tokens until `<|im_end|>`. All references are speaker 0. In S1, the speaker's tag
+`<|speaker:0|>` is plain text, not a control token (content_sequence.py and generate_long at d3df505).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SPEAKER = "<|speaker:0|>"
 
 
 def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Sequence[Voice]) -> PromptTokens:
-    """Build the prompt for `text` with the references `voices`: items [S, K + 1], semantic token before codes.
+    """Build the prompt for `text` with the references `voices`. Its items [S, K + 1] are a token and its codes.
 
-    Raises `VoiceError` if codes do not fit the model.
+    Raises `VoiceError` if the codes of a voice do not fit the model.
     """
 
     def part(tokens: list[int]) -> np.ndarray:

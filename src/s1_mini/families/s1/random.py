@@ -1,7 +1,7 @@
-"""Make a checkpoint with random weights, in the published form or the compact one. It speaks noise.
+"""Write a checkpoint with random weights, in the published or the compact form. It generates noise.
 
-Speed and memory do not depend on the values of weights, and the published weights are gated. Shapes come from the
-modules, so a random checkpoint always fits the loader.
+Random weights are enough to measure speed and memory, and the published weights are gated. Shapes are read from the
+modules, so that a random checkpoint always fits the loader.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONTROL_TOKENS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """A random checkpoint's config files and numbers of tokens."""
+    """The config files of a random checkpoint, and the sizes of its vocabulary."""
 
     model: dict[str, Any]
     codec: dict[str, Any] = field(default_factory=dict)  # empty: the published codec
@@ -69,7 +69,7 @@ FULL_MODEL = {
     "scale_codebook_embeddings": True,
 }
 TINY_MODEL = FULL_MODEL | {
-    "vocab_size": 256 + len(CONTROL_TOKENS) + 64 + 1,  # one id above the last semantic one, as published
+    "vocab_size": 256 + len(CONTROL_TOKENS) + 64 + 1,  # as published, with one id after the last semantic token
     "dim": 32,
     "n_layer": 3,
     "n_head": 4,
@@ -107,7 +107,7 @@ RECIPES: dict[str, Recipe] = {
     "full": Recipe(FULL_MODEL, num_text_tokens=151_643),
 }
 
-# Names of the published codec's weights with weight norm, in two spellings.
+# Weights of the codec whose published form has weight norm; its tensors have different names in the two groups.
 _CONV_NORM = re.compile(r"((?:encoder|decoder)\..*\.conv)\.weight")
 _PROJECTION_NORM = re.compile(r"(.*\.(?:in|out)_proj)\.weight")
 
@@ -120,9 +120,9 @@ def write_random(directory: Path, *, size: str, form: Form, seed: int) -> None:
 def write_random_checkpoint(
     directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write a new checkpoint directory. `dtype` is the model's; a published codec is always fp32.
+    """Write a new checkpoint directory. `dtype` is that of the model; the codec is always fp32.
 
-    Raises `CheckpointFileError` if `directory` exists or cannot be written.
+    Raises `CheckpointFileError` if `directory` exists and is not empty, or cannot be written.
     """
     suffix = {"published": ".pth", "compact": ".safetensors"}[form]
     with new_directory(directory) as target:
@@ -135,7 +135,7 @@ def write_random_checkpoint(
 
 
 def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Return random tensors under every published name of `model.pth`."""
+    """Return random tensors for all names of the published `model.pth`."""
     config = S1Config.from_json(recipe.model)
     with skeleton():
         network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
@@ -146,7 +146,7 @@ def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float
 
 
 def random_codec(recipe: Recipe, seed: int = 0, *, form: Form = "compact") -> dict[str, Tensor]:
-    """Return random tensors by the names of `codec.pth`, weight norm and buffers included, or of the compact form."""
+    """Return random tensors with the names of the compact form, or of `codec.pth` with its weight norm and buffers."""
     config = DacConfig.from_json(recipe.codec)
     with skeleton():
         codec = Dac(config)
@@ -155,13 +155,13 @@ def random_codec(recipe: Recipe, seed: int = 0, *, form: Form = "compact") -> di
 
 
 def published_codec(codec: Dac, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Spell a codec's tensors as published: weight norm unfolded, buffers added."""
+    """Return a codec's tensors in the published form, with weight norm and buffers."""
     unfolded = dict(pair for name, tensor in tensors.items() for pair in _unfold(name, tensor))
     return unfolded | dict(_buffers(codec))
 
 
 def write_vocabulary(directory: Path, recipe: Recipe) -> None:
-    """Write a vocabulary of single bytes and made-up longer tokens, and the control tokens after it."""
+    """Write a vocabulary of single bytes and invented longer tokens, followed by the control tokens."""
     count = recipe.num_text_tokens
     tokens = [bytes([i]) for i in range(256)] + [b"\0" + i.to_bytes(3, "big") for i in range(256, count)]
     lines = (f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
@@ -172,7 +172,7 @@ def write_vocabulary(directory: Path, recipe: Recipe) -> None:
 
 
 def _fill(module: nn.Module, generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield random parameters, scaled so that activations are near one for any size."""
+    """Yield random parameters, scaled so that activations are near one whatever the sizes."""
     for name, parameter in module.named_parameters():
         tensor = torch.empty(parameter.shape, dtype=dtype)
         if name.endswith(("norm.weight", "alpha")):
@@ -183,13 +183,13 @@ def _fill(module: nn.Module, generator: torch.Generator, dtype: torch.dtype) -> 
             tensor.normal_(0.0, 0.02, generator=generator)
         else:
             fan_in = 1 if "embeddings" in name or "codebook" in name else parameter[0].numel()
-            gain = 0.6 if parameter.dim() > 2 else 1.0  # because outputs accumulate on skip connections
+            gain = 0.6 if parameter.dim() > 2 else 1.0  # convolutions' outputs add up on skip connections
             tensor.normal_(0.0, gain * fan_in**-0.5, generator=generator)
         yield name, tensor
 
 
 def _unfold(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Split a folded weight into scale and direction, spelled as published."""
+    """Yield the tensors of a weight's published form: scale and direction for weight norm, otherwise the weight."""
     conv, projection = _CONV_NORM.fullmatch(name), _PROJECTION_NORM.fullmatch(name)
     if conv:
         yield f"{conv[1]}.parametrizations.weight.original0", _scale(tensor)
@@ -206,7 +206,7 @@ def _scale(tensor: Tensor) -> Tensor:
 
 
 def _buffers(codec: Dac) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tables of a published codec file."""
+    """Yield the tables that a published codec file contains."""
     for name, module in codec.named_modules():
         if isinstance(module, WindowTransformer):
             steps = module.rope_shape[0]

@@ -1,4 +1,4 @@
-"""Settings and files of S1 alone. Imports no torch."""
+"""Settings that only S1 has, and its small files, without torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")  # required besides weights
+SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")  # required in addition to the weights
 STAGES = ("language_model", "codec")
 
 RepetitionMode = Literal["upstream", "fixed"]

@@ -1,7 +1,7 @@
-"""Text to token ids and back, with the checkpoint's byte-pair vocabulary.
+"""Converts text to token ids and back, with the checkpoint's byte-pair vocabulary.
 
-Text is always encoded as text: a control token in it (`<|im_end|>`) becomes the tokens of its letters. Only
-`prompt.py` adds control tokens, by id.
+Text never becomes control tokens: if it contains the name of one, such as `<|im_end|>`, the name is encoded like other
+text. Only `prompt.py` adds control tokens, by their ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.codec_lm.vocabulary import check_ids, encode_slices, token_ends
 from s1_mini.weights.directory import read_json, read_whole
 
-# The published split pattern, with its `(\?!\S)`: upstream's typo for a look-ahead, kept because the model was
+# The published split pattern. `(\?!\S)` is a typo of the original for a look-ahead; it must stay, because the model was
 # trained with it.
 SPLIT_PATTERN = "|".join(
     (
@@ -34,22 +34,22 @@ SPLIT_PATTERN = "|".join(
     )
 )
 _SEMANTIC = re.compile(r"<\|semantic:([0-9]{1,9})\|>")
-_MAX_VOCABULARY_BYTES = 8 * 2**20  # S1-mini's has 2.4 MB
+_MAX_VOCABULARY_BYTES = 8 * 2**20  # S1-mini's vocabulary has 2.4 MB
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Content of both files: ranks of text tokens by bytes, ids of control tokens by name, and limits."""
+    """The content of `tokenizer.tiktoken` and `special_tokens.json`."""
 
-    ranks: dict[bytes, int]
-    special_tokens: dict[str, int]
+    ranks: dict[bytes, int]  # ids of text tokens, by their bytes
+    special_tokens: dict[str, int]  # ids of control tokens, by name
     highest_id: int
     semantic_begin: int
     semantic_end: int
 
 
 class S1Tokenizer:
-    """Vocabulary of one checkpoint: `tokenizer.tiktoken` for text, `special_tokens.json` for control tokens."""
+    """The tokenizer of one checkpoint."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.special_tokens = vocabulary.special_tokens
@@ -61,7 +61,7 @@ class S1Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path) -> S1Tokenizer:
-        """Read both files. Raises `CheckpointFileError` or `CheckpointMismatchError`."""
+        """Read a checkpoint's vocabulary. Raises `CheckpointFileError` or `CheckpointMismatchError`."""
         vocabulary = read_vocabulary(directory)
         try:
             return cls(vocabulary)
@@ -71,15 +71,15 @@ class S1Tokenizer:
             ) from None
 
     def encode(self, text: str) -> list[int]:
-        """Encode text; the spelling of a control token is encoded letter by letter."""
+        """Return the ids of a text; names of control tokens are encoded like other text."""
         return encode_slices(self._encoding, text)
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text of token ids, with control tokens spelled out."""
+        """Return the text of token ids; control tokens become their names."""
         return self._encoding.decode(tokens)
 
     def token_ends(self, text: str) -> np.ndarray:
-        """Return the end of each token of a text in bytes of UTF-8."""
+        """Return where each token of a text ends, in bytes of UTF-8."""
         return token_ends(self._encoding, self.encode(text))
 
     def control(self, name: str) -> int:
@@ -91,7 +91,7 @@ class S1Tokenizer:
 
 
 def read_vocabulary(directory: Path) -> Vocabulary:
-    """Read and check both files, without building a tiktoken encoding.
+    """Read and check `tokenizer.tiktoken` and `special_tokens.json`, without building a tiktoken encoding.
 
     Raises `CheckpointFileError` or `CheckpointMismatchError`.
     """
@@ -111,7 +111,7 @@ def read_vocabulary(directory: Path) -> Vocabulary:
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    """Read lines of `base64 rank`; a line whose token is a bare `=` is a placeholder and is skipped."""
+    """Read lines of `base64 rank`. A line whose token is only `=` is a placeholder, and is skipped."""
     ranks: dict[bytes, int] = {}
     count = 0
     content = read_whole(path, _MAX_VOCABULARY_BYTES)

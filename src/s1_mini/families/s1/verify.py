@@ -1,8 +1,9 @@
-"""Comparison of this engine with the original implementation of S1.
+"""Compare this engine with the original implementation of S1.
 
 An oracle has the original's results for one checkpoint: prompts, hidden states and logits with teacher forcing along a
-generated sequence, greedy tokens, sampler vectors, and every stage of the codec. The engine recomputes them in fp32 by
-its own path (prefill, single steps, streamed codec), with full heads and the original's penalty.
+generated sequence, greedy tokens, examples of the sampler, and the outputs of all parts of the codec. The engine
+recomputes them in fp32 with the code that also serves requests (prefill, single steps, streamed codec), with full heads
+and the original's repetition penalty.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.settings import S1Settings
 from s1_mini.types import Voice
 
-# Origin of the oracle, not computed from the checkpoint.
+# Entries about the origin of the oracle, which cannot be computed from the checkpoint.
 _PROVENANCE = ("config", "codec_config", "preset", "seed", "torch", "upstream_commit", "sampling")
 
 
 def verify_s1(
     directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
 ) -> Iterator[Check] | None:
-    """Open a checkpoint and return its checks, computed as they are consumed; None if there is nothing to check.
+    """Load a checkpoint; return an iterator that computes one check after another, or None if nothing can be checked.
 
-    Raises `CheckpointError`; a malformed oracle may raise anything.
+    Raises `CheckpointError`. With a malformed oracle, it may raise other exceptions.
     """
     known = {"codec", "sampler"} & set(content)
     if not known and not any(isinstance(part, Mapping) and "prompt" in part for part in content.values()):
@@ -96,14 +97,14 @@ def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: f
 
 
 def _like(model: S1Model, computed: Tensor, stored: Tensor) -> Tensor:
-    """Project hidden states to the stored width: some oracles store them after `fast_project_in`."""
+    """Project hidden states with `fast_project_in` if the oracle has stored projected states."""
     if computed.shape[-1] == model.network.config.backbone.dim != stored.shape[-1] == model.network.config.depth.dim:
         return model.network.fast_project_in(computed)
     return computed
 
 
 def _rebuild_prompt(model: S1Model, prompt: Tensor) -> PromptTokens:
-    """Extract text and references from a prompt's tokens, and build the prompt from them."""
+    """Extract text and references from a prompt's tokens, and build a prompt from them again."""
     tokenizer = model.tokenizer
     tokens, end = prompt[0].tolist(), tokenizer.control("im_end")
     *references, last = _split_at(tokens[1:], end)
@@ -131,7 +132,7 @@ def _text(model: S1Model, tokens: list[int]) -> str:
 
 
 def _run_forced(model: S1Model, prompt: Tensor, sequence: Tensor) -> dict[str, Tensor]:
-    """Run along `sequence` [K + 1, T] with teacher forcing, and collect the network's outputs at every step."""
+    """Return the network's outputs at every step along `sequence` [K + 1, T], with teacher forcing."""
     start, sequence = prompt.shape[1], sequence.to(model.device)
     state = _open(model, prompt, sequence.shape[1])
     results: dict[str, list[Tensor]] = {"hidden": [], "slow_logits": [], "fast_logits": []}
@@ -155,7 +156,7 @@ def _run_forced(model: S1Model, prompt: Tensor, sequence: Tensor) -> dict[str, T
 
 
 def _run_greedy(model: S1Model, prompt: Tensor, num_frames: int) -> Tensor:
-    """Generate greedily, beyond any end, as in the original's oracle: [K + 1, frames]."""
+    """Return greedily generated frames [K + 1, frames]. As in the oracle, an end token does not end generation."""
     start = prompt.shape[1]
     state = _open(model, prompt, start + num_frames)
 

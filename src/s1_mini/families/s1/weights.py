@@ -1,8 +1,9 @@
-"""Tensors of an S1 checkpoint: their published names translated and fitted strictly, and their compact form.
+"""Load the tensors of an S1 checkpoint strictly, and write its compact form.
 
-The compact form folds weight norm and drops unused buffers. The model keeps its stored precision. Large kernels of the
-codec become float16; small tensors and those that determine codes do so only if that is lossless. S1-mini's codec
-shrinks from 1.87 GB to 0.8 GB. With `int8`, large tables and kernels are quantized with one scale per row.
+The compact form has plain weights instead of weight norm, and no unused buffers. By default, the model keeps its stored
+precision, and large kernels of the codec become float16; small tensors, and tensors that determine codes, become
+float16 only if that changes no number. S1-mini's codec shrinks from 1.87 GB to 0.8 GB. With `int8`, large tables and
+kernels are quantized with one scale per row.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _LEGACY = re.compile(r"\.w[qkv]\.")
 
 
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by the network's names: wrapper prefixes removed, `audio_*` dropped, legacy wq/wk/wv joined.
+    """Return tensors with the network's names: wrapper prefixes removed, `audio_*` dropped, legacy wq/wk/wv joined.
 
-    Idempotent. Prefixes of related models (`text_model.model.`, `audio_decoder.`) are translated as in upstream's S2
-    loader.
+    Translated tensors are returned unchanged. Prefixes of related models (`text_model.model.`, `audio_decoder.`) are
+    translated like in the original's loader of S2.
     """
     named = strip_prefix(strip_prefix(tensors, "text_model.model."), "model.")
     if not any(name.startswith("fast_") for name in named):
@@ -54,7 +55,7 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def joined_name(name: str) -> str:
-    """Return the name of the joined tensor for legacy wq, wk and wv; any other name unchanged."""
+    """Return the name of the joined tensor for legacy wq, wk and wv. Other names are returned unchanged."""
     return _LEGACY.sub(".wqkv.", name)
 
 
@@ -79,7 +80,7 @@ def _sibling_name(name: str) -> str:
 
 
 def _tie(config: S1Config, named: dict[str, Tensor], source: str) -> None:
-    """Use the embeddings as the head if they are tied. Raise if the file has a different head."""
+    """If head and embeddings are tied, use the embeddings as the head. Raise if the file has a different head."""
     if not config.tie_word_embeddings or "embeddings.weight" not in named:
         return
     if "output.weight" not in named and "embeddings.weight" + SUFFIX in named:
@@ -104,8 +105,8 @@ def build_network(
 ) -> S1Network:
     """Build the network, with restricted heads unless `heads` is full.
 
-    `residual_codes` is the size of the codec's residual codebooks, if smaller than the model's.
-    Raises `CheckpointMismatchError` where config, vocabulary and weights contradict each other.
+    `residual_codes` is the size of the codec's residual codebooks; the model's may be larger.
+    Raises `CheckpointMismatchError` if config, vocabulary and weights contradict each other.
     """
     _check_vocabulary(config, tokenizer)
     named = translate(tensors)
@@ -123,7 +124,7 @@ def build_network(
 
 
 def check(directory: Path, translated: Mapping[str, Tensor]) -> None:
-    """Raise `CheckpointError` unless translated tensors fit the directory's config and vocabulary."""
+    """Raise `CheckpointError` unless the tensors from `translate` fit the directory's config and vocabulary."""
     config = S1Config.from_json(read_json(directory / "config.json"))
     _check_vocabulary(config, read_vocabulary(directory))
     named = dict(translated)
@@ -152,9 +153,9 @@ def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> 
 
 
 def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | list[int], source: str) -> None:
-    """Keep some rows of a head. Raise unless it has the `stored` rows of the config."""
+    """Reduce a head to `rows`. Raise unless it has the number of rows that the config says, `stored`."""
     if name not in named:
-        return  # `fit` names it as missing
+        return  # `fit` will raise an error that names the missing head
     if named[name].dim() != 2 or len(named[name]) != stored:
         raise CheckpointMismatchError(
             f"{source} does not match its config: {name} {tuple(named[name].shape)} must have {stored} rows"
@@ -165,7 +166,10 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files except voices; weights are read when their chunks are consumed. Raises `CheckpointError`."""
+    """Return all files of the compact form except voices. Weights are read while files are written.
+
+    Raises `CheckpointError`.
+    """
     codec = read_dac_config(checkpoint)
     return [
         *(copied(checkpoint / name, name) for name in SMALL_FILES),
@@ -196,7 +200,7 @@ def _model(checkpoint: Path, precision: ModelPrecision) -> ConvertedFile:
 
 
 def _with_dequantization(file: TensorFile, translate: Translate) -> Translate:
-    """Return `translate` for a file that may have int8 weights."""
+    """Return a function that dequantizes a file's int8 weights, if any, and then calls `translate`."""
     return lambda tensors: translate(all_dequantized(tensors, file.path.name))
 
 
@@ -205,12 +209,12 @@ def _is_int8(target: Target) -> bool:
 
 
 def _can_quantize(target: Target) -> bool:
-    """Return whether a tensor is large enough for int8; with their scales, rows of one or two numbers would grow."""
+    """Return whether int8 makes a tensor smaller. Rows of one or two numbers would grow, because each gets a scale."""
     return len(target.shape) > 1 and target.num_elements >= max(_MIN_QUANTIZED, 3 * target.shape[0])
 
 
 def _check_tied(checkpoint: Path, targets: list[Target], named: dict[str, Tensor]) -> None:
-    """Raise if a stored head differs from the embeddings that it is tied to; otherwise tie it in `named`."""
+    """If head and embeddings are tied, raise if the stored head differs; otherwise tie them in `named`."""
     both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
     if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
         return
@@ -242,7 +246,7 @@ def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, de
 
 
 def _may_round(target: Target) -> bool:
-    """Return whether float16 is lossless for a codec tensor, or the tensor is large and determines no codes."""
+    """Return whether a codec tensor may become float16: no number changes, or it is large and determines no codes."""
     if not _determines_codes(target.name) and target.is_large:
         largest = torch.finfo(torch.float16).max
         if all(bool(piece.abs().max() < largest) for piece in target.pieces()):

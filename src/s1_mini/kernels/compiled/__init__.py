@@ -1,4 +1,4 @@
-"""Kernels for a CPU, compiled by numba, because torch's overhead dominates many small operations.
+"""CPU kernels compiled by numba. With torch, overhead would take most of the time of these many small operations.
 
-The order of a row's sums does not depend on the number of rows. No module here imports torch.
+The order of a row's sums does not depend on the number of rows. No module in this package imports torch.
 """

@@ -1,4 +1,4 @@
-"""Compile in a separate process, for other processes to load. Imports numba only to compile."""
+"""Entry point of a separate process that compiles for other processes. numba is imported only if there is work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from filelock import FileLock
 
 
 def main(parts: Sequence[tuple[str, Sequence[str], str]]) -> int:
-    """Compile parts that no other process has compiled, at low priority, and create their markers.
+    """Compile the parts that no other process has compiled, at low priority, and create their marker files.
 
-    Each part is a module with `compile_for(formats)`, the formats of its weights, and the path of its marker.
+    Each part consists of a module with `compile_for(formats)`, the formats of its weights, and the path of the marker
+    file that says that it is compiled.
     """
     if hasattr(os, "nice"):
         os.nice(19)

@@ -1,6 +1,6 @@
 """Compile functions with numba, and manage the cache of compiled code.
 
-This module imports numba, which takes half a second, so it should be imported late.
+Importing this module imports numba, which takes half a second, so import it only when needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REMEDY = "set S1_MINI_COMPILE_CACHE_PATH to a folder that only this user can wri
 
 
 def in_order(function: Any) -> Any:
-    """Compile a function whose sums keep the order of the source; products and sums may be fused."""
+    """Compile a function whose sums keep the order of the source; a product and a sum may be fused."""
     return _compile(function, {"contract"})
 
 
@@ -56,19 +56,19 @@ def _compile(function: Any, freedoms: set[str]) -> Any:
 
 
 def cache_folder(source: Path) -> Path:
-    """Return the cache folder of a source file, by hashes of its content, the kernels it calls, and the processor.
+    """Return the cache folder of a source file. Its name is a hash of everything that the compiled code depends on.
 
-    numba checks only the file of a function, not the files of functions that it calls. Raises `OSError` if no folder
-    is configured and the user has no home.
+    The hash is needed because numba only checks the file of a function, not the files of the functions that it calls.
+    Raises `OSError` if no folder is configured and the user has no home.
     """
     sources = hashlib.sha256(source.read_bytes() + _shared())
     return root() / f"s1-mini-{sources.hexdigest()[:16]}"
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder of `cache_folder` that only this user can write to, because its content is executed.
+    """Create a cache folder that only this user can write to, because its content is executed.
 
-    Raises `OSError`, with the remedy, if that is impossible or another user may have written to it.
+    Raises `OSError`, with the remedy, if the folder cannot be created or another user may have written to it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,9 +81,10 @@ def make_folder(folder: Path) -> None:
 
 
 def marker(module: str, formats: Sequence[str]) -> Path:
-    """Return the path of the marker file of a module's compiled function for these formats of weights.
+    """Return the path of the file that marks a module as compiled for these formats of weights.
 
-    It depends on path and time of the module's file, as numba's cache does. Raises `OSError` without a cache.
+    Like numba's cache, the file's name depends on the path and the modification time of the module's file. Raises
+    `OSError` if no cache folder can be used.
     """
     spec = importlib.util.find_spec(module)
     assert spec is not None, f"module {module} does not exist"
@@ -96,9 +97,9 @@ def marker(module: str, formats: Sequence[str]) -> Path:
 
 
 def remove_unused() -> None:
-    """Remove this user's cache folders that were unused for a month.
+    """Remove this user's cache folders that were unused for 30 days.
 
-    Several processes may do so at once; a process that starts to use such a folder at that moment compiles again.
+    Several processes may call this at once. A process that begins to use a folder while it is removed compiles again.
     """
     folders: list[Path] = []
     with suppress(OSError):
@@ -108,13 +109,13 @@ def remove_unused() -> None:
             found = folder.stat()
             is_own = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
             if is_own and time.time() - found.st_mtime > UNUSED_S:
-                shutil.rmtree(folder, ignore_errors=True)  # ignores files
+                shutil.rmtree(folder, ignore_errors=True)  # does nothing if the path is a file
 
 
 def root() -> Path:
-    """Return the configured folder, or one in the user's cache directory.
+    """Return the configured folder, or `s1_mini` in the user's cache directory.
 
-    Raises `OSError` if neither exists.
+    Raises `OSError` if no folder is configured and the user has no home.
     """
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named)
@@ -137,7 +138,7 @@ def _user_cache() -> Path:
 
 @lru_cache
 def _shared() -> bytes:
-    """Return everything that compiled code depends on, except the family's file."""
+    """Return bytes that depend on this package's files, numba, Python and the processor, like all compiled code."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     processor = f"{llvmlite.binding.get_host_cpu_name()} {llvmlite.binding.get_host_cpu_features().flatten()}"
     return b"".join(file.read_bytes() for file in files) + f"{numba.__version__} {sys.version} {processor}".encode()

@@ -1,6 +1,6 @@
-"""A stack of transformer layers for one token per row in one call; and Snake, the codec's activation.
+"""`step_layers`, a stack of transformer layers for one token per row, and `snake`, the codec's activation.
 
-Many outputs are summed at once, each in the order of its inputs (`product.py`).
+A matrix product sums many outputs at once, each in the order of its inputs; `product.py` has the layout for this.
 Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S positions;
 C channels, T steps.
 """
@@ -27,10 +27,10 @@ class Layers(NamedTuple):
 
     attention_norm: np.ndarray  # [L, W]
     qkv: Product
-    head_norms: np.ndarray  # [L, 2, D] of queries and keys; [0, 2, D] if there are none
+    head_norms: np.ndarray  # [L, 2, D], weights for queries and for keys; [0, 2, D] if the model has none
     out: Product
     ffn_norm: np.ndarray  # [L, W]
-    both: Product  # gate and gated branch, concatenated
+    both: Product  # the outputs of the gate, then those of the gated branch
     down: Product
     num_heads: int
     eps: float
@@ -39,7 +39,7 @@ class Layers(NamedTuple):
 
 
 def dequantize(_weight):
-    """Return a weight in float32; compiled code calls `_dequantize`."""
+    """Return a weight in float32. Only a name for numba, which compiles `_dequantize` in its place."""
 
 
 @overload(dequantize, inline="always")
@@ -51,7 +51,7 @@ def _dequantize(weight):
 
 @in_order
 def exp(x):
-    """Return e to the x within two units in the last place; it vectorizes without a library."""
+    """Return e to the x, accurate to two units in the last place. LLVM vectorizes it without a math library."""
     inside = min(max(x, f32(-87.3)), f32(88.3))
     rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
     whole = (inside * f32(1.4426950408889634) + rounder) - rounder
@@ -69,7 +69,7 @@ def exp(x):
 
 @in_order
 def product(x, weight, scale, bias, out):  # noqa: C901 - nested loops are one kernel
-    """Put x [R, K] times `weight` [K, N] times `scale` [N] plus `bias` [N] into `out` [R, N]."""
+    """Put x @ `weight` * `scale` + `bias` into `out` [R, N]; x is [R, K], `weight` [K, N], the others [N]."""
     rows, inputs = x.shape
     outputs = weight.shape[1]
     fours = inputs // 4 * 4
@@ -115,7 +115,7 @@ def rms_norm(x, weight, eps, out):
 
 @in_order
 def add(x, branch):
-    """Add `branch` to x, [R, W] both."""
+    """Add `branch` [R, W] to x [R, W], in place."""
     for row in range(x.shape[0]):
         for k in range(x.shape[1]):
             x[row, k] += branch[row, k]
@@ -123,7 +123,7 @@ def add(x, branch):
 
 @in_order
 def swiglu(both, out):
-    """Put silu(a) * b into `out` [R, N], where `both` [R, 2 N] is a, then b."""
+    """Put silu(a) * b into `out` [R, N], where each row of `both` [R, 2 N] holds a, then b."""
     size = out.shape[1]
     for row in range(out.shape[0]):
         for n in range(size):
@@ -150,7 +150,7 @@ def layer_norm(x, weight, bias, eps, out):
 
 @in_order
 def gelu(x):
-    """Put the exact GELU of x [R, N] into x. The error function is that of Abramowitz and Stegun, 7.1.26."""
+    """Apply GELU to x [R, N] in place, with the error function of Abramowitz and Stegun, formula 7.1.26."""
     for row in range(x.shape[0]):
         for n in range(x.shape[1]):
             value = abs(x[row, n]) * f32(0.7071067811865476)
@@ -193,7 +193,7 @@ def sum_of(x):
 
 @in_order
 def attend(query, keys, values, length, scores, out):  # noqa: C901 - nested loops are one kernel
-    """Put attention of `query` [H, D] to the first `length` positions of keys and values [G, S, D] into `out` [H D].
+    """Attend from `query` [H, D] to the first `length` positions of keys and values [G, S, D]; put it into `out` [H D].
 
     `scores` [H, at least `length`] is scratch space.
     """
@@ -231,10 +231,10 @@ def attend(query, keys, values, length, scores, out):  # noqa: C901 - nested loo
 def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
     """Run one token of each row, x [R, W], through the layers, in place.
 
-    Its keys and values are stored at `positions` [R] of `slots` [R] in `keys` and `values` [L, slots, G, S, D]; it
-    attends to the first `lengths` [R] positions, including its own. Rows may share a slot. `rope` [R, D / 2, 2] has the
-    rows' cos and sin. The attention weights of `kept_head`, not normalized, are stored in the slots' rows of `kept`
-    [slots, S].
+    The token's keys and values are stored at `positions` [R] of `slots` [R] in `keys` and `values` [L, slots, G, S, D].
+    The token attends to the slot's first `lengths` [R] positions, including its own. Rows may share a slot. `rope`
+    [R, D / 2, 2] has the cos and sin of each row. If `layers.kept_layer` is not -1, the attention weights of
+    `layers.kept_head` in that layer, not normalized, are stored in each slot's row of `kept` [slots, S].
     """
     rows = x.shape[0]
     num_layers, _, groups, _, size = keys.shape
@@ -282,7 +282,7 @@ def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
 
 @in_order
 def snake(x, alpha, beta, out):
-    """Put Snake, x + sin²(αx) / β, of x [C, T] with `alpha` and `beta` [C] into `out` [C, T], in one pass."""
+    """Put Snake, x + sin²(αx) / β, of x [C, T] into `out` [C, T]; `alpha` and `beta` are [C]."""
     rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
     for channel in range(x.shape[0]):
         factor = alpha[channel]
@@ -302,6 +302,6 @@ def snake(x, alpha, beta, out):
 
 
 def compile_for(formats: Sequence[str]) -> None:  # noqa: ARG001 - snake has no weights
-    """Compile `snake` and cache it; the other functions are compiled with their callers."""
+    """Compile `snake` and cache it. The other functions of this module are compiled with their callers."""
     x, alpha = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
     snake.compile(tuple(numba.typeof(each) for each in (x, alpha, alpha, x)))

@@ -1,4 +1,4 @@
-"""Weights in the layout of compiled kernels: inputs first, so that many outputs are summed at once."""
+"""Weights in the layout of the compiled kernels: inputs before outputs, so that many outputs are summed at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 
 class Product(NamedTuple):
-    """Weights of one linear layer in L blocks, N outputs of K inputs: `weight` * `scale`, then `bias`."""
+    """One linear layer of each of L blocks, with N outputs of K inputs: x @ `weight` * `scale` + `bias`."""
 
-    weight: np.ndarray  # [L, K, N] float32, int8, or uint16 that holds bfloat16
+    weight: np.ndarray  # [L, K, N] float32, int8, or uint16 with the bits of bfloat16
     scale: np.ndarray  # [L, N] float32
     bias: np.ndarray  # [L, N] float32

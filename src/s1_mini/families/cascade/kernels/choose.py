@@ -1,9 +1,10 @@
-"""Sample a token of each row with its request's temperature, top-k, top-p and random number.
+"""Sample a token for each row with the temperature, top-k, top-p and random number of its request.
 
 The order is that of transformers: temperature, then top-k, then top-p of the remaining tokens. Probabilities are
-integers, whose sums are the same in any order and on any device. The kernel needs no sort. Every id has its own key, in
-the order of ranks. The lowest key of the top k, the lowest key of the nucleus, and the key of the sampled token are
-each the highest key for which the mass of keys at and above it exceeds a bound; a bitwise search finds them.
+integers, whose sums are the same in any order and on any device. The kernel needs no sort: it gives every id a key of
+its own, in the order of the logits. Three keys are needed: the lowest key of the top k, the lowest key of the nucleus,
+and the key of the sampled token. Each is the highest key from which upwards the sum of probabilities (or of ids)
+exceeds a bound; a bitwise search (`ranking.edge`) finds it.
 Shapes: B rows, V ids.
 """
 
@@ -19,21 +20,21 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-MAX_IDS = 16_384  # ids that fit in the registers of one program
-MIN_TEMPERATURE = 1e-5  # up to it, sampling is greedy; among equal logits the first id wins
-SCALE = 1 << 31  # integer that stands for a probability of 1
+MAX_IDS = 16_384  # as many ids fit in the registers of one program
+MIN_TEMPERATURE = 1e-5  # up to this temperature, sampling is greedy; among equal logits, the first id wins
+SCALE = 1 << 31  # the integer for a probability of 1
 _BITS = 24  # bits of a random number
 
 
 def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    """Sample an id [B] from `logits` [B, V] with `temperature`, `top_k` (0: all), `top_p` and `uniform`, all [B]."""
+    """Sample ids [B] from `logits` [B, V] with `temperature`, `top_k` (0: all), `top_p` and `uniform`, all [B]."""
     if fits_kernel(logits):
         return _choose_triton(logits, temperature, top_k, top_p, uniform)
     ranked, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     shares = _shares(ranked, temperature)
     ranks = torch.arange(ranked.shape[-1], device=ranked.device)
     most = torch.where(top_k > 0, top_k, ranked.shape[-1])
-    most = torch.where(temperature > MIN_TEMPERATURE, most, 1)  # the first of equal logits
+    most = torch.where(temperature > MIN_TEMPERATURE, most, 1)  # greedy: the first of equal logits
     shares = shares.where(ranks < most.unsqueeze(-1), 0)
     before = shares.cumsum(-1) - shares
     total = shares.sum(-1, keepdim=True)
@@ -43,14 +44,14 @@ def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, un
 
 
 def choose_plain(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
-    """Sample an id [...] from `logits` [..., V] with `temperature` and `uniform`, both [...]."""
+    """Sample ids [...] from `logits` [..., V] with `temperature` and `uniform`, both [...]."""
     logits = logits.float()
     shares = _shares(logits, temperature)
     return torch.where(temperature > MIN_TEMPERATURE, _invert(shares, uniform), logits.argmax(-1))
 
 
 def end_early(logits: Tensor, choice: Tensor, end: int, min_eos_p: float) -> Tensor:
-    """Replace a choice [B] by `end` where its probability from `logits` [B, V] is above `min_eos_p`."""
+    """Replace chosen ids [B] by the id `end` where its probability, from `logits` [B, V], is above `min_eos_p`."""
     if not min_eos_p:
         return choice
     return torch.where(logits.float().softmax(-1)[:, end] > min_eos_p, end, choice)
@@ -67,7 +68,7 @@ def _invert(shares: Tensor, uniform: Tensor) -> Tensor:
     cumulative = shares.cumsum(-1)
     total = cumulative[..., -1]
     goal = (((uniform * (1 << _BITS)).long() * total) >> _BITS).minimum(total - 1)
-    return (cumulative <= goal.unsqueeze(-1)).sum(-1).clamp_max(shares.shape[-1] - 1)  # NaN: none
+    return (cumulative <= goal.unsqueeze(-1)).sum(-1).clamp_max(shares.shape[-1] - 1)  # clamped in case of NaN
 
 
 def fits_kernel(logits: Tensor) -> bool:
@@ -130,13 +131,13 @@ def _choose_kernel(
     weight = tl.exp((value - tl.max(value, axis=0)) / clamped)
     weight = ((weight / tl.sum(weight, axis=0)) * SCALE).to(tl.int64)
     likeliest = key == tl.max(key, axis=0)
-    weight = tl.where(likeliest | (clamped > min_temperature), weight, 0)  # the first of equal logits
+    weight = tl.where(likeliest | (clamped > min_temperature), weight, 0)  # greedy: the first of equal logits
     ones = tl.where(inside, 1, 0)
     if most > 0:
         edge_key = edge(key, ones, most - 1, BITS + ID_BITS)
         weight = tl.where(key >= edge_key, weight, 0)
     total = tl.sum(weight, axis=0)
-    # Excludes ids for which the mass of more likely ones already reaches the nucleus.
+    # Exclude an id if the likelier ids alone already have the probability of the nucleus.
     needed = tl.math.ceil(share * total.to(tl.float64)).to(tl.int64)
     edge_key = edge(key, weight, needed - 1, BITS + ID_BITS)
     weight = tl.where((key >= edge_key) | likeliest, weight, 0)

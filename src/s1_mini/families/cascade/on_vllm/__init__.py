@@ -1,4 +1,4 @@
-"""The semantic and the coarse model on vLLM, each in a worker process with its own environment (docs/vllm.md).
+"""The semantic and the coarse model on vLLM, each in a worker process in vLLM's own environment (docs/vllm.md).
 
-`stage` runs in this process, `worker` and `model` in the worker, `packing` in both.
+The module `stage` runs in the engine's process, `worker` and `model` in the worker process, `packing` in both.
 """

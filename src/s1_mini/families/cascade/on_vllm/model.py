@@ -1,7 +1,7 @@
 """A causal model of the cascade built from vLLM's layers, and the plugin that registers it.
 
-vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). Parameters have
-our names, so that our code reads them.
+vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). Parameters have the names of
+`network.py`, so that the engine's own code can read the weights.
 Shapes: N tokens of all requests, W width, V ids that can be sampled.
 """
 
@@ -34,7 +34,7 @@ NEVER = float("-inf")
 
 
 class StageConfig(PretrainedConfig):
-    """The fields that vLLM needs; the model reads the other fields from the `checkpoint` itself."""
+    """The config that vLLM needs. The model reads all other values from the directory `checkpoint`."""
 
     model_type = MODEL_TYPE
 
@@ -44,7 +44,7 @@ class StageConfig(PretrainedConfig):
 
 
 class SelfAttention(nn.Module):
-    """Attention with one product for queries, keys and values of all heads."""
+    """Attention whose projection computes the queries, keys and values of all heads in one product."""
 
     def __init__(self, config: GPTConfig, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer."""
+    """A pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: GPTConfig, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class CascadeStage(nn.Module):
-    """The semantic or the coarse model, with its rules for ids that may be sampled."""
+    """The semantic or the coarse model. Its logits allow only ids that may be sampled next."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class CascadeStage(nn.Module):
         config: GPTConfig = getattr(self._config, self.stage)
         count = num_sampled_ids(self._config, self.stage)
         self.input_embeds_layer = nn.Embedding(config.input_size, config.width)
-        # vLLM also counts the last token of a request, which is never an input.
+        # One row more than the model has: vLLM also counts the last token of a request, which is never an input.
         self.position_embeds_layer = nn.Embedding(config.block_size + 1, config.width)
         names = (f"{prefix}.layers.{number}".lstrip(".") for number in range(config.num_layers))
         self.layers = nn.ModuleList(Block(config, vllm_config, name) for name in names)
@@ -110,7 +110,7 @@ class CascadeStage(nn.Module):
         self._logits = LogitsProcessor(count)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """Embed packed ids [N] to x [N, W]."""
+        """Return embeddings [N, W] of packed ids [N]."""
         if self.stage == "coarse":
             out: Tensor = self.input_embeds_layer(unpack_coarse(self._config, input_ids))
             return out
@@ -125,9 +125,9 @@ class CascadeStage(nn.Module):
         inputs_embeds: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Return the last layer's x [N, W].
+        """Return the last layer's output [N, W].
 
-        In the coarse model it is [N, W + 1], whose last channel is 1 if the next token belongs to codebook 2.
+        The coarse model's output is [N, W + 1]: its last channel is 1 if the next token belongs to the second codebook.
         """
         assert input_ids is not None, "prompts are ids"
         if inputs_embeds is None:
@@ -138,12 +138,12 @@ class CascadeStage(nn.Module):
         x = self.layernorm_final(x)
         if self.stage == "semantic":
             return x
-        # `compute_logits` gets neither ids nor positions, so x has another channel for the next codebook.
+        # vLLM passes neither ids nor positions to `compute_logits`, so x gets a channel that names the next codebook.
         is_second = next_is_second(self._config, input_ids)
         return torch.cat([x, is_second.to(x.dtype).unsqueeze(-1)], dim=-1)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Return logits [N, V + 1]; rows whose logits are not finite allow only the last id."""
+        """Return logits [N, V + 1]. A row whose logits are not finite allows only the last id, which means an error."""
         x = hidden_states if self.stage == "semantic" else hidden_states[:, :-1].contiguous()
         logits = self._logits(self.lm_head, x)
         if logits is None:
@@ -161,7 +161,7 @@ class CascadeStage(nn.Module):
         return torch.cat([logits.masked_fill(is_bad, NEVER), bad], dim=-1)
 
     def load_checkpoint(self) -> None:
-        """Read the parameters with the engine's own code. Raises `CheckpointError`."""
+        """Load the parameters with the engine's own code. Raises `CheckpointError`."""
         named = translate(read_models(self._path), self._config)[self.stage]
         table = named["position_embeds_layer.weight"]
         named["position_embeds_layer.weight"] = torch.cat([table, table[-1:]])
@@ -170,7 +170,7 @@ class CascadeStage(nn.Module):
 
 
 class CheckpointLoader(BaseModelLoader):
-    """Reads a checkpoint in any form that the engine supports."""
+    """Loads a checkpoint of any form that the engine supports."""
 
     def download_model(self, model_config: ModelConfig) -> None:
         """Do nothing, because the checkpoint is on disk."""
@@ -184,6 +184,6 @@ def register() -> None:
     """Register the model and its weight loader with vLLM."""
     AutoConfig.register(MODEL_TYPE, StageConfig, exist_ok=True)
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
-        # With the class's name instead of the class, vLLM would start a process to inspect it, which takes seconds.
+        # Given the class's name instead of the class, vLLM would start a process to inspect it, which takes seconds.
         ModelRegistry.register_model(ARCHITECTURE, CascadeStage)
         register_model_loader(LOAD_FORMAT)(CheckpointLoader)

@@ -1,4 +1,4 @@
-"""Stages whose tokens a vLLM worker generates: a prompt is sent when a unit begins; tokens stream back."""
+"""Stages whose tokens a vLLM worker generates: a unit's prompt is sent when it begins, and its tokens stream back."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.version import __version__
 
 WORKER = ("-P", "-m", "s1_mini.families.cascade.on_vllm.worker")  # -P: nothing is imported from the working directory
-START_S = 600.0  # start timeout of vLLM, which took 14 to 28 s on two cores
-SILENT_S = 120.0  # timeout for a token while there is work
-WAIT_S = 0.05  # wait for a token between checks for new and cancelled requests
-PROBE_S = 60.0  # timeout of the probe of an environment
+START_S = 600.0  # timeout for the start of vLLM, which took 14 to 28 s on two cores
+SILENT_S = 120.0  # timeout for the next token while a worker has work
+WAIT_S = 0.05  # how long a step waits for tokens before new and cancelled requests are handled
+PROBE_S = 60.0  # timeout for `PROBE`
 PROBE = """
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -44,7 +44,7 @@ if entry_points(group="vllm.general_plugins", name="s1_mini_cascade"):
 
 
 def check_vllm(config: CascadeConfig, placement: Placement, settings: CascadeSettings) -> None:
-    """Raise `ConfigurationError` if stages cannot run on vLLM, with the install command for a missing package."""
+    """Raise `ConfigurationError` if stages cannot run on vLLM; the message has the command for a missing package."""
     for name, dtype in (("weights_dtype", placement.weights_dtype), ("kv_dtype", placement.kv_dtype)):
         if dtype is not None:
             value = str(dtype).removeprefix("torch.")
@@ -91,7 +91,7 @@ def start_workers(
     positions: Mapping[str, int],
     min_eos_p: float,
 ) -> dict[str, TokenWorker]:
-    """Start the workers of all vLLM stages at once, for `slots` sequences of up to `positions` each.
+    """Start the workers of all vLLM stages at the same time, for `slots` sequences of up to `positions` positions each.
 
     Raises the error of a worker that rejects its configuration or exits.
     """
@@ -126,28 +126,28 @@ def start_workers(
 
 
 class WorkedStage(Stage):
-    """A stage in a worker process. A step takes one token of each slot; slots without a token are late."""
+    """A stage in a worker process. A step takes the next token of each slot; a slot without a new token is late."""
 
-    device = torch.device("cpu")  # device of its arrays
+    device = torch.device("cpu")  # where this stage's inputs and outputs are
     is_overlapped = False
     number: int  # index of the stage in its chain
     shape: tuple[int, ...]  # shape of an item
 
     def __init__(self, worker: TokenWorker, config: CascadeConfig) -> None:
         self.worker, self._config = worker, config
-        self._sequences: dict[int, int] = {}  # worker's sequence number of each slot
-        self._tokens: dict[int, list[int]] = {}  # tokens of each slot's unit
+        self._sequences: dict[int, int] = {}  # by slot: the worker's number for the sequence
+        self._tokens: dict[int, list[int]] = {}  # by slot: the tokens of the unit so far
 
     @abstractmethod
     def _prompt(self, begin: Begin) -> np.ndarray:
-        """Return the packed prompt of a unit: ids [S]."""
+        """Return the packed ids [S] of a unit's prompt."""
 
     @abstractmethod
     def _item(self, tokens: Sequence[int]) -> tuple[np.ndarray | None, bool]:
         """Return the item that the last token completes, if any, and whether the unit ends."""
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        messages = [self._message(begin) for begin in begins]  # all prompts are valid before any is sent
+        messages = [self._message(begin) for begin in begins]  # an invalid prompt raises before any prompt is sent
         for begin, message in zip(begins, messages, strict=True):
             self.drop([begin.slot])
             self._sequences[begin.slot] = self.worker.begin(message)
@@ -199,7 +199,7 @@ class WorkedStage(Stage):
 
 
 class WorkedSemantic(WorkedStage):
-    """Text and a voice's semantic tokens to semantic tokens."""
+    """The semantic model on vLLM: from text and a voice's semantic tokens to semantic tokens."""
 
     number, shape = 0, ()
 
@@ -212,7 +212,7 @@ class WorkedSemantic(WorkedStage):
 
 
 class WorkedCoarse(WorkedStage):
-    """Semantic tokens to frames of two codes."""
+    """The coarse model on vLLM: from semantic tokens to frames of two codes."""
 
     number, shape = 1, (NUM_COARSE,)
 

@@ -1,6 +1,6 @@
-"""The worker: `python -m s1_mini.families.cascade.on_vllm.worker`, in the environment that has vLLM.
+"""The worker process: `python -m s1_mini.families.cascade.on_vllm.worker`, in the environment that has vLLM.
 
-One stage, one vLLM engine, one process. vLLM starts no child processes that could outlive the worker.
+The worker runs one stage on one vLLM engine. vLLM starts no child processes, which could outlive the worker.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # otherwise one core would be idle
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # by default, vLLM leaves one core idle
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",  # leave waiting cores to other processes
+    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads leave their cores to other processes
 }
-BLOCK = 128  # maximum positions of vLLM's cache blocks on any device
+BLOCK = 128  # positions of a vLLM cache block, at most, on any device
 
 
 class VllmGenerator:
@@ -65,7 +65,7 @@ class VllmGenerator:
 
 
 def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmGenerator, Mapping[str, Any]]:
-    """Start vLLM. Raises `ConfigurationError` if it does not support the stage, or `CheckpointError`."""
+    """Start vLLM. Raises `ConfigurationError` if vLLM does not support the stage, or `CheckpointError`."""
     import vllm
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
@@ -106,7 +106,7 @@ def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmGenerator, Mapping[str, A
     }
     item = {"float32": 4}.get(opening["dtype"], 2)
     length = min(opening["positions"], config.block_size) + 1  # vLLM counts the last token, which is never an input
-    blocks = opening["slots"] * -(-length // BLOCK) + 1  # vLLM reserves one
+    blocks = opening["slots"] * -(-length // BLOCK) + 1  # vLLM reserves one block for itself
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(stage_config))
         engine = LLMEngine.from_engine_args(

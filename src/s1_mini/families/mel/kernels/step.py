@@ -1,6 +1,6 @@
 """A step of a mel decoder in one compiled call: prenet, layers, heads.
 
-The results match those of the network in torch, except for the last bits.
+The results equal those of the torch network except for rounding.
 Shapes: R rows, B slots, L layers, W width, M mel bins, U prenet units, P prenet layers, H heads, D head size, S steps,
 T tokens, F frames per step.
 """
@@ -19,7 +19,7 @@ from s1_mini.kernels.compiled.product import Product
 
 
 class Layers(NamedTuple):
-    """Decoder layers; each part is followed by a norm."""
+    """Decoder layers: self-attention, attention to the text, feed-forward, each followed by a norm."""
 
     qkv: Product
     out: Product
@@ -33,24 +33,24 @@ class Layers(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """All weights of a step; a product outside the layers is a stack of one."""
+    """All weights of a step. Each product outside the layers has a single block, except `others`."""
 
     first: Product  # first prenet layer, M inputs
     others: Product  # the other P - 1 prenet layers
     last: Product  # final prenet layer
-    joined: Product  # layer that joins the prenet's output with the speaker
+    joined: Product  # part of the layer that adds the speaker: the weights of the prenet's output
     layers: Layers
     frames: Product
     ends: Product
-    positions: np.ndarray  # float32 [S, W], already scaled
+    positions: np.ndarray  # float32 [S, W] position vectors, already scaled
     eps: float
     num_heads: int
-    kept_scale: float  # dropout factor of kept units
-    threshold: float
+    kept_scale: float  # factor of units that dropout keeps
+    threshold: float  # of the summed stop probability
 
 
 class State(NamedTuple):
-    """The state of B slots, as in `model.MelState`; changed in place."""
+    """The tensors of `model.MelState` as arrays, which a step changes in place."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -67,7 +67,7 @@ class State(NamedTuple):
 
 @in_order
 def _activate(x, slots, state, number, kept_scale):
-    """Apply ReLU and dropout to the output x [R, U] of a prenet layer."""
+    """Apply ReLU and dropout, in place, to the output x [R, U] of prenet layer `number`."""
     size = x.shape[1]
     for row in range(x.shape[0]):
         slot = slots[row]
@@ -112,7 +112,7 @@ def _embed(slots, state, weights, x):
 def make_step(slots, state, weights, output):  # noqa: C901 - nested loops are one kernel
     """Compute the next frames of each slot of `slots` int64 [R] into `output` float32 [R, F M + 2].
 
-    The last two numbers of a row are whether the utterance ends and whether all numbers were finite.
+    The last two numbers of a row say whether the utterance ends, and whether all numbers were finite.
     """
     rows, layers = slots.shape[0], weights.layers
     x = np.empty((rows, weights.positions.shape[1]), np.float32)

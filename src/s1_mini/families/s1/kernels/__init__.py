@@ -1,1 +1,1 @@
-"""Kernels of S1 alone: embedding, sampling and storing the tokens of a position."""
+"""Kernels that only S1 uses: sampling with its repetition penalty, and a whole frame for CPUs."""

@@ -1,6 +1,6 @@
 """Generate a frame of S1 in one compiled call: embedding, both transformers, and sampling of all tokens.
 
-The results match those of `positions`, `sampling` and the network in torch, except for the last bits.
+The results equal those of torch (`kernels/positions.py`, `sampling.py` and the network) except for rounding.
 Shapes: R rows, B slots, K codebooks, W width, F width of the depth transformer, V codes of a codebook, D head size,
 S positions.
 """
@@ -16,14 +16,14 @@ from s1_mini.kernels.compiled.build import in_order
 from s1_mini.kernels.compiled.layers import Layers, exp, f32, product, rms_norm, step_layers, sum_of
 from s1_mini.kernels.compiled.product import Product
 
-# Constants of `sampling`, which imports torch.
+# Copies of constants in `ranking` and `sampling`, which this module does not import because they import torch.
 SCALE = 1 << 31
 MIN_TEMPERATURE = 1e-5
 WINDOW = 16
 
 
 class Weights(NamedTuple):
-    """All weights of a checkpoint; a product outside the layers is a stack of one."""
+    """All weights of a checkpoint. Each product outside the layers has a single block."""
 
     token_table: np.ndarray  # float32 [tokens, W]
     code_table: np.ndarray  # float32 [K V, W]
@@ -31,7 +31,7 @@ class Weights(NamedTuple):
     backbone: Layers
     norm: np.ndarray  # [W]
     output: Product
-    project_in: Product  # an empty stack if both transformers have the same width
+    project_in: Product  # no blocks if both transformers have the same width
     depth_embeddings: np.ndarray  # float32 [V, F]
     depth_rope: np.ndarray  # float32 [K, D / 2, 2]
     depth: Layers
@@ -44,7 +44,7 @@ class Weights(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state of B slots, as in `model.S1State`; changed in place."""
+    """The tensors of `model.S1State` and of the slots' sampling parameters as arrays, changed in place."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -58,14 +58,14 @@ class State(NamedTuple):
     temperature: np.ndarray
     top_p: np.ndarray
     uniforms: np.ndarray
-    kept: np.ndarray  # float32 [B, S] weights of the alignment head
+    kept: np.ndarray  # float32 [B, S] attention weights of the alignment head
 
 
 class Rules(NamedTuple):
-    """Vocabulary and penalty mode."""
+    """Vocabulary and penalty mode; see `sampling.SemanticTokens` and `sampling.RepetitionWindow`."""
 
-    first: int  # semantic token of code 0
-    last: int  # semantic token
+    first: int  # the semantic token of code 0
+    last: int  # the last semantic token
     end: int
     num_codes: int
     restricted: bool
@@ -74,7 +74,7 @@ class Rules(NamedTuple):
 
 @in_order
 def _softmax(logits, top, inverse_temperature, kept, masses, shares):
-    """Put the softmax of kept logits, (logits - top) * inverse_temperature, as whole numbers into `masses` [V]."""
+    """Put the softmax of (logits - top) * inverse_temperature of kept tokens, as integers, into `masses` [V]."""
     for token in range(logits.shape[0]):
         share = exp((logits[token] - top) * inverse_temperature)
         shares[token] = share if kept[token] else f32(0)
@@ -93,7 +93,7 @@ def _mass_from(keys, masses, least):
 
 @in_order
 def _order(logits, keys):
-    """Store integers in the order of the logits in `keys` [V]."""
+    """Put integers with the order of the logits into `keys` [V]."""
     for token in range(logits.shape[0]):
         bits = np.float32(logits[token] + f32(0)).view(np.uint32)  # turns -0 into 0
         keys[token] = ~bits if bits >> np.uint32(31) else bits | np.uint32(0x80000000)
@@ -109,9 +109,9 @@ def _likeliest(keys):
 
 @in_order
 def sample(logits, temperature, top_p, uniform):
-    """Sample a token from `logits` [V] as `sampling.probabilities` and `sampling.sample` do, without a sort.
+    """Sample a token from `logits` [V] without sorting; same result as `probabilities` and `ranking.sample`.
 
-    The result is an arbitrary token if a penalty has made logits infinite.
+    If a penalty has made logits infinite, the result is an arbitrary token.
     """
     size = logits.shape[0]
     keys, masses = np.empty(size, np.uint32), np.empty(size, np.uint32)
@@ -123,7 +123,7 @@ def sample(logits, temperature, top_p, uniform):
     top = logits[likeliest]
     _softmax(logits, top, f32(1), kept, masses, shares)
     bound = np.uint32(np.int64(top_p * f32(SCALE)))
-    edge = np.uint32(0)  # highest key at and above which the mass exceeds the nucleus
+    edge = np.uint32(0)  # the highest key from which upwards the mass exceeds the nucleus
     for bit in range(31, -1, -1):
         higher = edge | np.uint32(1 << bit)
         if _mass_from(keys, masses, higher) > bound:
@@ -153,7 +153,7 @@ def sample(logits, temperature, top_p, uniform):
 
 @in_order
 def _penalise(logits, token, penalty, hit):
-    """Penalise a token once."""
+    """Penalise a token, unless `hit` says that it has been penalised already."""
     if 0 <= token < logits.shape[0] and not hit[token]:
         hit[token] = True
         logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
@@ -169,10 +169,10 @@ def _is_finite(x):
 
 @in_order
 def _penalise_all(logits, past, count, index, first, last, restricted, is_fixed, penalty):
-    """Penalise the tokens in `past` [WINDOW, K + 1] as `sampling.RepetitionWindow` describes.
+    """Penalise the tokens in `past` [WINDOW, K + 1] by the rules of `sampling.RepetitionWindow`.
 
     `index` is 0 for the semantic token and 1 … K for codes. If the head is `restricted`, only semantic tokens from
-    `first` to `last` are penalised.
+    `first` to `last` have logits to penalise.
     """
     hit = np.zeros(logits.shape[0], np.bool_)
     if index == 0 and not is_fixed:
@@ -195,7 +195,7 @@ def _penalise_all(logits, past, count, index, first, last, restricted, is_fixed,
 
 @in_order
 def _sample_token(logits, state, slot, codebook, first, last, restricted, is_fixed):
-    """Sample a token of a slot's frame from `logits` [V], which are overwritten; -1 if they are not finite."""
+    """Return a token of a slot's frame, sampled from `logits` [V], which are overwritten; -1 if they are not finite."""
     if not _is_finite(logits):
         return -1
     count = state.counts[slot]
@@ -208,7 +208,7 @@ def _sample_token(logits, state, slot, codebook, first, last, restricted, is_fix
 
 @in_order
 def _embed(tokens, token_table, code_table, first, last, scale, out):
-    """Embed the tokens of a position [K + 1], semantic token before codes."""
+    """Put the embedding of a position into `out` [W]; `tokens` [K + 1] are the semantic token and the codes."""
     size = code_table.shape[0] // (tokens.shape[0] - 1)
     for k in range(out.shape[0]):
         out[k] = token_table[tokens[0], k]
@@ -223,7 +223,7 @@ def _embed(tokens, token_table, code_table, first, last, scale, out):
 
 @in_order
 def _copy(table, indices, out):
-    """Copy rows `indices` [R] of a table into `out` [R, …]; both have rows [N] or [N, 2]."""
+    """Copy the rows `indices` [R] of a table into `out` [R, …]."""
     flat, to = table.reshape((table.shape[0], -1)), out.reshape((out.shape[0], -1))
     for row in range(out.shape[0]):
         for k in range(to.shape[1]):
@@ -232,9 +232,9 @@ def _copy(table, indices, out):
 
 @in_order
 def make_frame(slots, state, weights, rules, frames):  # noqa: C901, PLR0912 - each call would cost time
-    """Generate one frame of each slot of `slots` int64 [R] into `frames` int64 [R, K + 3].
+    """Generate one frame for each of `slots` int64 [R] into `frames` int64 [R, K + 3].
 
-    A row has the semantic token, the codes, whether it is the end, and whether the logits were finite.
+    A row has the semantic token, the codes, whether the utterance ends, and whether the logits were finite.
     """
     rows, books = slots.shape[0], frames.shape[1] - 3
     hidden = np.empty((rows, weights.token_table.shape[1]), np.float32)
@@ -266,7 +266,7 @@ def make_frame(slots, state, weights, rules, frames):  # noqa: C901, PLR0912 - e
         frames[row, 0], frames[row, books + 1], frames[row, books + 2] = choice, stops, valid
         frames[row, 1] = min(max(choice - rules.first, 0), rules.num_codes - 1)
 
-    # Positions 0 (the backbone's output) and 1 (the first code) are one pass; each later position is another.
+    # Positions 0 (the backbone's output) and 1 (the first code) share one pass; each later position has its own pass.
     width = weights.depth_embeddings.shape[1]
     start = normed if weights.norms_depth_input else hidden
     if weights.project_in.weight.shape[0] > 0:

@@ -1,8 +1,9 @@
-"""Sample one token of each row: penalty, nucleus, temperature and sampling in one kernel, without a sort.
+"""Sample one token for each row: penalty, nucleus, temperature and sampling in one kernel, without sorting.
 
-Probabilities are integers in units of 1 / `SCALE`, so their sums are the same in any order. Two bitwise searches find
-the lowest logit of the nucleus, where the sum from the top exceeds `top_p`, and the sampled token, where the cumulative
-sum exceeds the random number. Among equal logits the lower token ranks first.
+Probabilities are integers in units of 1 / `SCALE`, so that their sums are the same in any order. Two bitwise searches
+replace sorting. The first finds the logit from which upwards the probabilities add up to more than `top_p`; the nucleus
+lies above it. The second finds the token at which the cumulative sum exceeds the random number. Among equal logits, the
+lower token ranks first.
 Shapes: B rows, V vocabulary, N penalised tokens, K codebooks, W window, D channels.
 """
 
@@ -24,30 +25,30 @@ if HAS_TRITON:
     import triton.language as tl
 
 WINDOW = 16  # frames, about 0.74 s
-MIN_TEMPERATURE = 1e-5  # upstream's minimum, which amounts to the arg max
-MAX_VOCABULARY = 8192  # tokens that fit in the registers of one program
+MIN_TEMPERATURE = 1e-5  # the original's minimum; at this temperature, the most likely token is sampled
+MAX_VOCABULARY = 8192  # as many tokens fit in the registers of one program
 
 
 class RepetitionWindow(NamedTuple):
-    """The tokens that the repetition penalty applies to: a ring of the last frames of every row.
+    """The tokens that the repetition penalty applies to: a ring buffer of the last frames of every row.
 
-    `upstream` reproduces the original (decode_n_tokens at d3df505) with its two faults: the semantic token is penalised
-    only by the token exactly 16 frames ago (a column is read instead of a row), and code 0 is penalised during the
-    first 16 frames (unwritten history reads as zeros), and the first frame is never recorded. `fixed` penalises the
-    last 16 frames and nothing else. `count` [n] is always the number of frames that each of the first n rows has
-    generated.
+    The mode `upstream` reproduces the original (decode_n_tokens at d3df505) with its faults. The semantic token is
+    penalised only by the tokens of a single frame, 16 frames ago, because the original reads its buffer along the wrong
+    axis. Code 0 is penalised during the first 16 frames, because unwritten parts of the buffer are zeros. The first
+    frame is never recorded. The mode `fixed` penalises exactly the last 16 frames. In all methods, `count` [n] is the
+    number of frames that each of the first n rows has generated.
     """
 
     history: Tensor  # int64 [B, W, K + 1], zeros before the first frame
-    is_fixed: bool  # mode `fixed`, not `upstream`
+    is_fixed: bool  # whether the mode is `fixed`
 
     @property
     def skipped(self) -> int:
-        """Number of frames at the start that are not recorded."""
+        """Number of first frames that are not recorded."""
         return 0 if self.is_fixed else 1
 
     def semantic_tokens(self, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ids that penalise the semantic token, and which of them are valid: [n, N] each."""
+        """Return the tokens [n, N] to penalise in the semantic token's logits, and which of them are valid [n, N]."""
         rows = len(count)
         if self.is_fixed:
             return self.history[:rows, :, 0], self.recorded_frames(count)
@@ -57,31 +58,31 @@ class RepetitionWindow(NamedTuple):
         return tokens, (recorded >= 0).unsqueeze(1).expand_as(tokens)
 
     def codes(self, codebook: int, rows: int) -> Tensor:
-        """Return the codes [rows, W] that penalise `codebook`; `recorded_frames` masks the valid ones."""
+        """Return the codes [rows, W] to penalise in `codebook`; `recorded_frames` says which of them are valid."""
         return self.history[:rows, :, codebook + 1]
 
     def recorded_frames(self, count: Tensor) -> Tensor:
-        """Return the mask [n, W] of the frames whose codes are penalised, the same for all codebooks."""
+        """Return the mask [n, W] of the frames whose codes are penalised, in all codebooks."""
         if self.is_fixed:
             return torch.arange(WINDOW, device=count.device) < count.unsqueeze(1)
         return (count >= self.skipped).unsqueeze(1).expand(-1, WINDOW)
 
 
 class SamplingInputs(NamedTuple):
-    """Inputs of sampling besides the logits, constant within a frame."""
+    """Inputs of sampling besides the logits; constant during a frame."""
 
     sampling: SamplingTensors
-    num_frames: Tensor  # [B] frames generated so far
+    num_frames: Tensor  # [B] number of frames generated so far
     window: RepetitionWindow  # has B rows or more
 
 
 class SemanticTokens(NamedTuple):
-    """Ids of the backbone's output tokens."""
+    """Ids of the tokens that the backbone predicts."""
 
-    first: int  # semantic token of code 0
-    last: int  # semantic token
-    end: int  # end of the utterance
-    restricted: bool  # logits exist for the semantic tokens and the end only, not for all tokens
+    first: int  # the semantic token of code 0
+    last: int  # the last semantic token
+    end: int  # the token that ends the utterance
+    restricted: bool  # whether logits exist only for the semantic tokens and `end`, not for all tokens
     num_codes: int  # size of the first codebook
 
 
@@ -90,8 +91,9 @@ def sample_semantic(
 ) -> Tensor:
     """Sample the semantic token of each row from `logits` [B, V], which may be overwritten.
 
-    The result is stored in `frames`, int64 [B, K + 3]: semantic token, codes, whether it is the end (never in a row's
-    first frame), whether the logits were finite. Returns the first code's rows of `embeddings` [codes, D]: [B, D].
+    The result is stored in `frames`, int64 [B, K + 3]: the semantic token, the codes, whether the utterance ends (never
+    in a row's first frame), and whether the logits were finite. Returns the embeddings [B, D] of the first codes, from
+    `embeddings` [codes, D].
     """
     if _fits_kernel(logits):
         return _sample_triton(logits, embeddings, frames, inputs, 0, tokens)
@@ -107,7 +109,7 @@ def sample_semantic(
         stop = choice == logits.shape[1] - 1
         choice = torch.where(stop, tokens.end, choice + tokens.first)
     else:
-        stop = (choice == tokens.end) & (count > 0)  # upstream ignores the end in frame 0
+        stop = (choice == tokens.end) & (count > 0)  # the original ignores the end in frame 0
     frames[:, 0], frames[:, books + 1] = choice, stop
     frames[:, 1] = (choice - tokens.first).clamp(0, tokens.num_codes - 1)
     return F.embedding(frames[:, 1], embeddings)
@@ -116,7 +118,7 @@ def sample_semantic(
 def sample_code(logits: Tensor, embeddings: Tensor, frames: Tensor, inputs: SamplingInputs, codebook: int) -> Tensor:
     """Sample the code of `codebook` (1 … K - 1) of each row from `logits` [B, V] into `frames`.
 
-    Returns the codes' rows of `embeddings`: [B, D].
+    Returns the embeddings [B, D] of the codes, from `embeddings` [codes, D].
     """
     if _fits_kernel(logits):
         return _sample_triton(logits, embeddings, frames, inputs, codebook, None)
@@ -126,10 +128,10 @@ def sample_code(logits: Tensor, embeddings: Tensor, frames: Tensor, inputs: Samp
 
 
 def penalise(logits: Tensor, tokens: Tensor, valid: Tensor, penalty: Tensor) -> Tensor:
-    """Penalise `tokens` [B, N] where `valid` [B, N], each once, however often it occurs.
+    """Return logits with a penalty for `tokens` [B, N] where `valid` [B, N]; repeated tokens are penalised only once.
 
-    Negative logits are multiplied by the row's `penalty` [B], others divided (Keskar et al. 2019, CTRL). Tokens that
-    have no logit cannot be sampled, so they need no penalty.
+    Negative logits are multiplied by the row's `penalty` [B], other logits are divided by it (Keskar et al. 2019,
+    CTRL). Tokens without a logit are ignored, because they cannot be sampled.
     """
     valid = valid & (tokens >= 0) & (tokens < logits.shape[1])
     tokens = torch.where(valid, tokens, 0)
@@ -141,8 +143,8 @@ def penalise(logits: Tensor, tokens: Tensor, valid: Tensor, penalty: Tensor) -> 
 def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
     """Return the probability of every token [B, V].
 
-    S1 cuts the nucleus before it applies the temperature. The token that crosses `top_p` [B] is excluded; the likeliest
-    token is always included.
+    S1 determines the nucleus before it applies the temperature. The token with which the sum exceeds `top_p` [B] is
+    excluded; the likeliest token is always included.
     """
     logits = logits.float()
     ranked, tokens = logits.sort(dim=-1, descending=True, stable=True)
@@ -154,7 +156,7 @@ def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _sample_penalised(logits: Tensor, tokens: Tensor, valid: Tensor, inputs: SamplingInputs, codebook: int) -> Tensor:
-    """Sample with each row's random number of `codebook`; penalised logits are rounded to their dtype."""
+    """Sample with each row's random number for `codebook`. Penalised logits are rounded to the dtype of `logits`."""
     logits = penalise(logits.float(), tokens, valid, inputs.sampling.repetition_penalty).to(logits.dtype)
     rows = torch.arange(len(logits), device=logits.device)
     uniform = inputs.sampling.uniforms[rows, inputs.num_frames, codebook]
@@ -250,7 +252,7 @@ def _sample_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
-    # Data that no kernel of this frame writes can be read before the previous kernel ends.
+    # The next loads may come before `wait_for_last`, because no kernel of this frame writes these data.
     frame = tl.load(count + row)
     factor = tl.load(penalty + row)
     inverse_factor = 1.0 / factor
@@ -260,7 +262,7 @@ def _sample_kernel(
     past = history + row * WINDOW * (BOOKS + 1)
     group = tl.arange(0, BLOCK // 32)
     hits = tl.zeros([BLOCK // 32], tl.uint32)  # one bit per token
-    # Upstream's semantic penalty reads all tokens of one frame; other penalties read one token of every frame.
+    # The original's penalty of semantic tokens reads all tokens of one frame; other penalties read one token per frame.
     ONE_FRAME: tl.constexpr = SEMANTIC and not FIXED
     if ONE_FRAME:
         recorded = frame - skipped
@@ -302,7 +304,7 @@ def _sample_kernel(
     total = tl.sum(share, axis=0).to(tl.int64)
     goal = tl.minimum(((uniform * (1 << 24)).to(tl.int64) * total) >> 24, total - 1)
     choice = find_token(at, share, goal, TOKEN_BITS).to(tl.int64)
-    choice = tl.where(choice < size, choice, 0)  # rows of NaN exceed it
+    choice = tl.where(choice < size, choice, 0)  # the choice is too large if logits are NaN
     if SEMANTIC:
         if RESTRICTED:
             stop = choice == size - 1
