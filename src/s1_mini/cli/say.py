@@ -76,7 +76,7 @@ def say(
         float | None, typer.Option(help="Nucleus sampling: share of the probability to sample from. [the model's]")
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Sample from this many most likely tokens; 0: from all. [the model's]")
+        int | None, typer.Option(help="Sample from the K most likely tokens; 0: from all tokens. [the model's]")
     ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Above 1 penalizes repeated tokens. [the model's]")
