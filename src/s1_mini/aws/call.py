@@ -1,4 +1,4 @@
-"""Invoke an endpoint with one sentence and return the audio: whole, as a stream, or from the async output location."""
+"""Invoke an endpoint with one text and return the audio: whole, as a stream, or from the async output location."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_S = 2.0  # poll interval for the output in S3
 
 @dataclass(frozen=True)
 class Invocation:
-    """A body for `/invocations`, and its target: model, component or instance."""
+    """The endpoint and the body of a request to `/invocations`; optionally the model, component or prefix id."""
 
     name: str
     body: Mapping[str, Any]
