@@ -85,7 +85,8 @@ class Streams:
     def count(self) -> int:
         """Number of real-time streams.
 
-        With more streams than slots, speech is generated ahead of playback and the slot passes to the next stream.
+        It may exceed the number of slots, because a slot generates audio faster than it is played and then serves the
+        next stream.
         """
         return int(self.audio_per_s)
 
@@ -133,7 +134,7 @@ class PlanOptions:
 
     `columns` is the number of positions of a slot (None: the engine's choice), `context` the number of those in use.
 
-    `placement` names the devices of stages that are not on the first GPU, as the setting does.
+    `placement` maps stages that are not on the first GPU to their devices, in the format of the setting `placement`.
     """
 
     columns: int | None = None
@@ -276,7 +277,7 @@ def plan_machine(
 ) -> CapacityPlan:
     """Plan for a machine with `replicas` (default: one per GPU, or a single one if `wish` places stages).
 
-    If they do not fit, raises `ParameterError` with options that do.
+    Raises `ParameterError` with options that fit if the machine has too few GPUs, and the errors of `make_plans`.
     """
     has = f"{machine.instance_type} has {machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
     if wish.num_gpus > machine.num_gpus:
