@@ -134,7 +134,7 @@ def seed_of(identity: str, seed: int) -> int:
 
 
 def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
-    """Return `base` with the parameters of an object or its JSON. Raises `ParameterError` with field `name`."""
+    """Return `base` with the parameters in `value`, a mapping or a JSON object. Raises `ParameterError` for `name`."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
