@@ -1,7 +1,7 @@
-"""The text that a checkpoint reads: words of a language or raw text, and its alphabet.
+"""The language whose words a checkpoint reads, and the checkpoint's alphabet.
 
 A checkpoint of any family declares both in its `config.json`:
-`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, it reads all text unchanged.
+`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, the checkpoint gets all text unchanged.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from s1_mini.types import Normalize, OnUnsupported
 # alarm: names, titles, quotations and single foreign words in an English text are not reported. Language models and
 # n-gram detectors are 1 to 100 MB in size and misjudge short texts.
 MAX_CHARACTERS = 2000  # enough to detect a language
-MIN_SCORE = 2.0  # function words of the language
-MIN_SHARE = 0.3  # minimum share of all words
-MAX_ENGLISH = 0.25  # English function words for each foreign one
+MIN_SCORE = 2.0  # minimum number of function words of the language
+MIN_SHARE = 0.3  # minimum share of function words in all words
+MAX_ENGLISH = 0.25  # maximum number of English function words per function word of the language
 
 LANGUAGES = table(
     "cs=Czech, da=Danish, de=German, en=English, es=Spanish, fi=Finnish, fr=French, hu=Hungarian, id=Indonesian, "
@@ -146,7 +146,7 @@ def _score(lowered: list[str], listed: frozenset[str]) -> float:
 MAX_ALPHABET = 100_000
 MAX_NAMED = 10  # characters in a warning
 
-_LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # before punctuation whose word was skipped
+_LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # white space before punctuation whose word was skipped
 _PLAIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "ł": "l", "ı": "i", "ŋ": "ng"}
 _PLAIN |= {"ẞ": "SS", "Æ": "Ae", "Œ": "Oe", "Ø": "O", "Đ": "D", "Ð": "D", "Þ": "Th", "Ł": "L", "Ŋ": "Ng"}
 _PLAIN |= {"–": "-", "—": "-", "…": "...", "’": "'", "‘": "'", "“": '"', "”": '"', "„": '"', "[": "(", "]": ")"}
@@ -196,11 +196,11 @@ class TextForm:
         on_unsupported: OnUnsupported = "error",
         continues: bool = False,
     ) -> NormalizedText:
-        """Return the spoken form of a request's `text`; if it `continues`, it is the beginning of a sentence.
+        """Return the spoken form of a request's `text`. With `continues`, it is only the beginning of a sentence.
 
         `max_length` bounds the characters of the text and of its spoken form. Raises the errors of `tidied`,
-        `TextError` for a spoken form that is too long or for an unsupported character unless those are skipped, and
-        `NothingToSpeakError` if nothing is left to speak.
+        `TextError` for a spoken form that is too long and, with `on_unsupported="error"`, for an unsupported character,
+        and `NothingToSpeakError` if nothing is left to speak.
         """
         tidy = tidied(text, max_length)
         is_read = choice != "off" and self.language is not None
@@ -239,7 +239,7 @@ class TextForm:
         return tidied(said, max_length)
 
     def _ended(self, text: str, mark: str) -> str:
-        """Add a mark: a voice trained on sentences may stop before it says a bare "Hi"."""
+        """Add a missing final mark, because a voice trained on sentences may stop before it says a bare "Hi"."""
         is_open = text[-1:].isalnum() and self.alphabet is not None and mark in self.alphabet
         return f"{text}{mark}" if is_open else text
 

@@ -1,8 +1,8 @@
 """Splits a text into pieces for one generation each: whole sentences, or clauses of a sentence that is too long.
 
-Sizes are UTF-8 bytes, because a Chinese character takes three of them and about three times as long to speak as
-a Latin letter. It uses punctuation and abbreviations, but neither the language nor tokens. The engine calls it with
-text from `tidied`.
+Sizes are UTF-8 bytes, because a Chinese character takes three bytes and about three times as long to speak as
+a Latin letter. Cuts depend on punctuation and abbreviations, but neither on the language nor on tokens. The engine
+splits text that `tidied` has returned.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _num_flag_letters(text: str) -> int:
 
 
 MAX_REST = 1000  # characters of arriving text that may wait for the end of a sentence
-MIN_CLAUSE_BYTES = 12  # of a clause that is spoken by itself: most of a second, in which the next one is generated
+MIN_CLAUSE_BYTES = 12  # shortest clause that is spoken early: it lasts most of a second, enough to generate the next
 
 _WIDE_ENDS = "。！？｡"  # end a sentence without a space after them
 _ENDS = ".!?…؟۔।॥" + _WIDE_ENDS
@@ -71,7 +71,7 @@ _ABBREVIATION = re.compile(
 _BEFORE_A_NUMBER = re.compile(
     "no|nos|nr|num|p|pp|vol|fig|art|sec|ch|abb|kap|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec"
 )
-_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # before a capital, these do end the sentence
+_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # these end the sentence if a capital follows
 
 
 def split(text: str, max_bytes: int) -> list[str]:
@@ -120,14 +120,14 @@ def split_arriving(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class EarlyStart:
-    """When the beginning of a sentence is spoken before the rest has arrived. By default never."""
+    """When to speak the beginning of a sentence before the rest has arrived. By default never."""
 
     at_clause: bool = False  # after a clause
     num_words: int = 0  # after at least this many words; 0: never
     pause_s: float = 0.0  # when no text has arrived for this long; 0: never
 
     def cut(self, text: str, *, has_paused: bool = False) -> tuple[str, str]:
-        """Cut the beginning of a sentence that is spoken now from the rest. Either part may be empty.
+        """Return the beginning of a sentence that can be spoken now, and the rest. Either part may be empty.
 
         Numbers are not cut, because how they are read depends on the words around them.
         """

@@ -78,7 +78,7 @@ def read_symbols(text: str) -> str:
     return _SILENT.sub(" ", _UNDERSCORE.sub(" ", text))
 
 
-NEAR = 40  # characters on each side in which an equals sign makes an operator one of an equation
+NEAR = 40  # an operator belongs to an equation if an equals sign is within this many characters
 
 _EXPONENT = re.compile(r"(?<![\w.,])(\d{1,3}(?:\.\d{1,30})?)[eE]([+-]?)0{0,2}(\d{1,3})(?!\w)")  # 1.5e-3
 _COMPARISON = re.compile(r"(?<=[\w)\]]) ?(!=|==)=? ?(?=[\w(\"'-])")
@@ -162,7 +162,7 @@ def _letters(found: re.Match[str]) -> str:
 
 
 def _squared(found: re.Match[str]) -> str:
-    """Separate mc in mc² (but not a unit) by a silent dot; with a space, "m" might be taken for a unit."""
+    """Put a silent dot between the letters of mc², unless they are a unit; after a space, "c²" might be read as one."""
     is_unit = found[1] in UNITS or found[1] + found[2] in UNITS
     return found[1] if is_unit else "·".join(found[1])
 
