@@ -88,9 +88,9 @@ class LoadSettings(BaseSettings):
     )
     codec_dtype: Precision = Field("auto", description="number format of the codec's decoder; auto: float16 on a GPU")
     weights_dtype: WeightFormat = Field(
-        "full", description="number format of the weights in large matrix products; full: as `S1_MINI_PRECISION`"
+        "full", description="number format of the weights in large matrix products; full: `S1_MINI_PRECISION`"
     )
-    kv_dtype: KVFormat = Field("full", description="number format of the KV cache; full: as `S1_MINI_PRECISION`")
+    kv_dtype: KVFormat = Field("full", description="number format of the KV cache; full: `S1_MINI_PRECISION`")
 
     @field_validator("precision", "codec_dtype", mode="before")
     @classmethod
@@ -103,7 +103,7 @@ class LoadSettings(BaseSettings):
         return _FORMAT_SPELLINGS.get(str(value).lower(), str(value).lower())
 
 
-class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # each family has its own
+class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # each family adds its settings
     """Settings of `ProductionTTSEngine`, by keyword or by `S1_MINI_*` variable, including those of all families.
 
     Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the keyword or the variable that
@@ -119,8 +119,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     compile_backend: CompileBackend = Field("auto", description="eager (alias off): no compilation")
     compile_cache_path: Folder = Field(
         None,
-        description="folder that keeps compiled kernels for the next start; the first engine of a process "
-        "sets it for all",
+        description="folder that keeps compiled kernels for the next start; all engines of a process use the folder of "
+        "the first one",
     )
 
     # Batching: requests join and leave at every frame (core/scheduler.py).
@@ -242,13 +242,13 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
 
 
 def set_variable(name: str) -> str | None:
-    """Return the variable that sets a field unless a keyword does, or None."""
+    """Return the name of the environment variable that is set for a field, or None."""
     given = {variable.upper() for variable, value in os.environ.items() if value}
     return next((variable for variable in variables_of(EngineConfig, name) if variable in given), None)
 
 
 def _as_given(name: str, keywords: Container[str]) -> str:
-    """Return the keyword or the variable that was set; pydantic names the field or its first variable."""
+    """Return the keyword or the variable that was set, given the field or variable that pydantic names."""
     fields = EngineConfig.model_fields
     field = next((field for field in fields if name in (field, *variables_of(EngineConfig, field))), None)
     if field is None:

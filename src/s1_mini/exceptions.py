@@ -14,7 +14,7 @@ class S1MiniError(Exception):
     code = "s1_mini_error"
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle arguments and attributes: the constructors of subclasses take other arguments."""
+        """Pickle `args` and attributes, because the constructors of subclasses take different arguments."""
         return _without_init, (type(self), self.args), self.__dict__
 
 
@@ -41,7 +41,7 @@ class CheckpointNotFoundError(CheckpointError):
 
 
 class CheckpointFileError(CheckpointError):
-    """A file of the checkpoint is missing, truncated, foreign or unreadable."""
+    """A file of the checkpoint is missing, truncated, unreadable or of the wrong kind."""
 
     code = "checkpoint_file_invalid"
 

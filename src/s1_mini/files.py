@@ -1,7 +1,7 @@
 """Open regular files only; rename and delete files that other processes may have open.
 
-Windows refuses to rename and delete a file while a reader, a virus scanner or an indexer has it open, usually only
-briefly, so both are retried there for one second.
+Windows refuses to rename or delete a file while a reader, a virus scanner or an indexer has it open, which is usually
+brief. On Windows, both operations are therefore retried for about one second.
 """
 
 from __future__ import annotations
