@@ -82,7 +82,7 @@ class NoiseRows:
             conditions = Conditions(SamplingParams(temperature), row, 0, steps, {})
             stage.begin([Begin(slot, 0, items, None, 0, steps, 1, 0, len(items), conditions)])
         state.active.fill_(True)
-        if captured and not model.batch_invariant:  # captured prefill rounds differently; the frames are compared
+        if captured and not model.batch_invariant:  # captured prefill rounds differently, but only steps are compared
             for slot, prompt in enumerate(prompts):
                 model.prefill(state, slot, prompt[:, :-1])
         else:

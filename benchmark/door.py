@@ -35,7 +35,7 @@ from s1_mini.server.connections import open_more_files, openable
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.settings import ServerSettings
 
-CHUNK_BYTES = 17_640  # a fifth of a second
+CHUNK_BYTES = 17_640  # 0.2 s of pcm at 44.1 kHz
 STAMP = struct.Struct(">8sd")
 MARK = b"S1CHUNK!"
 START_S = 10.0

@@ -91,7 +91,7 @@ class FrameBench:
             self.stage.load(slot, saved[slot % len(saved)])
 
     def _time(self, work: Callable[[], object]) -> float:
-        """Return the milliseconds of one call of many."""
+        """Return the mean milliseconds per call."""
         for _ in range(WARM_UP):
             work()
         if self._device.type != "cuda":
@@ -119,7 +119,7 @@ def measure_frames(
     voices: int = 0,
     prepare: Callable[[LanguageModel], object] = lambda _: None,
 ) -> list[FrameTime]:
-    """Measure each number of rows, from `context` positions to `frames` more.
+    """Measure `frames` frames, after `context` positions, for each number of rows.
 
     All rows share `voices` voices; with 0 voices, each has its own. A CPU uses as many threads as the engine would.
     `prepare` is called with the stage before each measurement.

@@ -50,7 +50,7 @@ def policies(rows: int) -> tuple[StagePolicy, ...]:
 
 
 class NullStage(Stage):
-    """A stage whose steps return the same zeros again: `item` [items of a unit of size 1, *shape]."""
+    """A stage whose steps always return the same zeros, `item` [items of a unit of size 1, *shape]."""
 
     device, is_overlapped = torch.device("cpu"), False
 
@@ -104,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     took = {rows: measure_scheduler(rows, options.turns) for rows in options.rows}
     facts = describe_machine("cpu") | {"turns": options.turns, "scheduler_ms": took}
-    report(["rows", "ms a turn"], [[str(rows), ms] for rows, ms in took.items()], facts)
+    report(["rows", "ms per turn"], [[str(rows), ms] for rows, ms in took.items()], facts)
 
 
 if __name__ == "__main__":

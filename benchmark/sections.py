@@ -32,7 +32,7 @@ class Section:
 
     @property
     def use(self) -> float | None:
-        """Share of its time that the device computes."""
+        """Share of the section's time in which the device computes."""
         return None if self.busy_s is None or not self.seconds else min(1.0, self.busy_s / self.seconds)
 
     def row(self) -> list[float | None]:
