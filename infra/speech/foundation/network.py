@@ -75,7 +75,7 @@ class Network(Construct):
         return group
 
     def _log_flows(self, stage: Stage, key: kms.IKey) -> None:
-        """Log rejected connections, which show wrong rules. Accepted ones would cost more than they show."""
+        """Log rejected connections, which show wrong rules. Accepted connections are not logged, to save costs."""
         group = logs.CfnLogGroup(
             self,
             "Flows",
