@@ -1,7 +1,8 @@
 """Share of tokens that are unchanged when a step is captured, run alone, run after a cached prefix, or run by torch.
 
-The first variant generates freely. The others are teacher-forced with its frames and sample at each step, so that one
-difference does not propagate. Shapes: F frames, B rows, K codebooks.
+The eager and the captured variant generate freely. All others are teacher-forced with the frames of the variant that
+they are compared with, and sample at each step, so that one difference does not propagate. Shapes: F frames, B rows, K
+codebooks.
 
 python -m benchmark.agreement --checkpoint full-size --rows 64
 """

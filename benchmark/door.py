@@ -144,7 +144,7 @@ def _serve(path: str, work: Work) -> None:
         server = await asyncio.start_unix_server(  # type: ignore[attr-defined,unused-ignore] # Windows has none
             answer,
             path,
-            backlog=2048,  # connections beyond it fail at their first use
+            backlog=2048,  # connections beyond this backlog fail at their first use
         )
         await server.serve_forever()
 

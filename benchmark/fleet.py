@@ -31,7 +31,7 @@ STEP_S = 0.02  # step of the simulation
 WARM_S, SEEN_S = 15.0, 20.0  # simulated seconds: warm-up, measurement
 LOADS = (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.96)
 WAITING = 1e-3
-SIMULATED = 2000  # engines at a time: many small fleets, or one large
+SIMULATED = 2000  # engines in one simulation, of many small fleets or of one large fleet
 SHARD = 256  # texts
 PCM_BYTES_A_S, OPUS_BYTES_A_S = 88_200, 4_000
 

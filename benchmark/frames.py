@@ -55,7 +55,7 @@ class FrameTime:
 class FrameBench:
     """A language model whose slots have `context` positions each and generate `frames` frames at a time.
 
-    Slots share the prefixes of `voices` voices; with 0 voices, each has its own prefix.
+    Slots share the prefixes of `voices` voices; with 0 voices, each slot has its own prefix.
     """
 
     def __init__(self, model: FrameModel[Any], *, slots: int, context: int, frames: int, voices: int = 0) -> None:
@@ -121,7 +121,7 @@ def measure_frames(
 ) -> list[FrameTime]:
     """Measure `frames` frames, after `context` positions, for each number of rows.
 
-    All rows share `voices` voices; with 0 voices, each has its own. A CPU uses as many threads as the engine would.
+    All rows share `voices` voices; with 0 voices, each row has its own. A CPU uses as many threads as the engine would.
     `prepare` is called with the stage before each measurement.
     """
     model, threads = getattr(loaded, "model", None), torch.get_num_threads()

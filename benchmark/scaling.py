@@ -89,7 +89,7 @@ class Server:
         members: list[int] = []
         proxies: list[int] = []
         for child in psutil.Process(self._process.pid).children():
-            with suppress(psutil.Error):  # it has just ended
+            with suppress(psutil.Error):  # the process has just ended
                 if words := child.cmdline():  # a zombie has none
                     (members if PROCESS in words else proxies).append(child.pid)
         return sorted(members), sorted(proxies)

@@ -2,8 +2,8 @@
 
 python -m benchmark.scheduler --rows 1,16,64,128
 
-A turn is a plan, its launch and its report at each stage; all requests stream. Each line is the median over blocks of
-turns, which reduces the effect of other load on the machine.
+In a turn, the next step of each stage is planned, launched and reported; all requests stream. Each line is the median
+over blocks of turns, which reduces the effect of other load on the machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Load on a server over HTTP: half of the streaming clients disconnect early; counts failures of the others.
 
-Every response to a client that stays must be complete, and responses to the same text and seed must be byte-identical.
+Every response to a client that stays connected must be complete, and responses to the same text and seed must be
+byte-identical.
 Memory is read from /proc, so it needs Linux. Prints a table per minute, then one line of JSON; the exit code is 1 if a
 response failed.
 

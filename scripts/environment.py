@@ -137,7 +137,7 @@ def run_main(main: "Callable[[list[str]], int]") -> int:
     """Run a script's `main` and return its exit code; expected errors print one sentence instead of a traceback."""
     try:
         require_python(sys.version_info[:3])
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the children too, as Ctrl-C does
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the child processes, like Ctrl-C
         return main(sys.argv[1:])
     except SetupError as error:
         say(str(error))
@@ -214,7 +214,7 @@ class Environment:
         if not self.is_ready(wanted):
             self.venv.mkdir(exist_ok=True)
             with only_one(self.venv / LOCK_NAME):
-                if not self.is_ready(wanted):  # the previous holder of the lock may have done it
+                if not self.is_ready(wanted):  # the previous holder of the lock may have installed everything
                     self._build(wanted)
         return self.python
 
@@ -250,7 +250,7 @@ class Environment:
         test = f"import sys, pip; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
         try:
             return self._run([str(self.python), "-c", test], None) == 0
-        except OSError:  # not there, or not a program of this machine
+        except OSError:  # missing, or a program for another system
             return False
 
     def _build(self, wanted: "Mapping[str, str]") -> None:

@@ -71,7 +71,7 @@ def stack_options(stage: Stage, contents: str) -> dict[str, Any]:
     """Return region, account, tags and description of a stack. Synthesis works offline without an account."""
     return {
         "env": {"region": stage.region, "account": stage.account or None},
-        "tags": {"project": "s1-mini", "stage": stage.name},  # CloudFormation passes them to the resources
+        "tags": {"project": "s1-mini", "stage": stage.name},  # CloudFormation adds these tags to the resources
         "description": f"s1-mini {stage.name}: {contents}",
     }
 

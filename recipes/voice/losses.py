@@ -78,7 +78,7 @@ class _Judge(nn.Module):
     def __init__(self, layers: list[nn.Conv2d]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(weight_norm(layer) for layer in layers)
-        self._convolutions = layers  # the same, with their type
+        self._convolutions = layers  # the same layers, as a list with a type
 
     @abstractmethod
     def prepare(self, wave: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Many distinct speakers from the teacher's style tables: mixtures, moved away from the mean, shifted in pitch.
 
 A style row contains timbre (the decoder's half) and prosody (the predictor's half). Each half of a speaker is a
-separate mixture, moved away from the mean of all voices, and its audio is resampled by its own factor.
+separate mixture, moved away from the mean of all voices. The audio is resampled by a factor that each speaker has.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ MAX_PLANS = 16  # of cuFFT
 class Text(NamedTuple):
     """A text as American and as British phonemes."""
 
-    number: int  # its place in the phonemes' file
+    number: int  # position in the phonemes' file
     american: str
     british: str
 

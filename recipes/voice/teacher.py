@@ -37,7 +37,7 @@ class Spoken(NamedTuple):
     durations: Tensor  # [P] frames of each phoneme, their sum a multiple of SHELF
     style: Tensor  # [256]
     num_frames: int  # before the last phoneme was lengthened
-    num_sounding: int  # of these, until the end of the last phoneme that is not a mark
+    num_sounding: int  # number of these frames up to the end of the last phoneme that is not a mark
 
 
 def last_sounds(is_silent: Tensor) -> Tensor:

@@ -160,7 +160,9 @@ class Corpus:
         starts, lengths = starts.gather(1, order), lengths.gather(1, order)
         ends = lengths.cumsum(-1)
         position = torch.arange(columns - 1, device=ends.device)
-        segment = (position.view(1, -1, 1) >= ends.unsqueeze(1)).sum(-1)  # segments that end at or before it
+        segment = (position.view(1, -1, 1) >= ends.unsqueeze(1)).sum(
+            -1
+        )  # number of segments that end at or before the position
         there = segment < PER_GROUP
         segment = segment.clamp_max(PER_GROUP - 1)
         index = starts.gather(1, segment) + position - (ends - lengths).gather(1, segment)

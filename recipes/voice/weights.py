@@ -1,7 +1,7 @@
 """Load the teacher's weights from its eight-bit ONNX graph into the modules of the package `kokoro`.
 
-Every quantized node of the graph has the path of its module as its name, so its name identifies the parameter and its
-inputs are the values. Float initializers have the name of their parameter.
+The name of every quantized node of the graph is the path of a module, which identifies the parameter; the inputs of the
+node are the parameter's values. Float initializers have the name of their parameter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Entry point of Ray Serve: `serve run s1_mini.cluster:app` (docs/cluster.md).
 
 It deploys the stages of a family, each with its own replicas and machines, and an ingress, which is the server of
-`s1-mini serve`. Of the modules that run stages, only this one imports Ray.
+`s1-mini serve`. No other module that runs stages imports Ray.
 """
 
 from __future__ import annotations

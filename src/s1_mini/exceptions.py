@@ -2,7 +2,8 @@
 
 Each error has a stable `code` for programs and a message for people: the given value, the allowed values, the setting
 to change. `RequestError` and its subclasses name the `field` at fault and are the caller's mistakes, except
-`VoiceFileError`; the others concern the installation or its state, except `CapacityError`, which a request can cause.
+`VoiceFileError`. All other errors concern the installation or its state, except `CapacityError`, which a request can
+cause.
 """
 
 from __future__ import annotations

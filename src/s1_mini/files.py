@@ -84,9 +84,9 @@ class Files:
         self._insist(path.unlink)
 
     def publish(self, path: Path, content: bytes, *, replace: bool = True) -> None:
-        """Write a temporary file and rename it, so that readers see the old file, none, or the complete new one.
+        """Write a temporary file and rename it, so that readers see the old file, no file, or the complete new file.
 
-        That also holds after a crash. Raises `OSError`, and without `replace` `FileExistsError`.
+        The same holds after a crash. Raises `OSError`, and for an existing file `FileExistsError` unless `replace`.
         """
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".tmp", dir=path.parent)
         unfinished = Path(name)

@@ -167,7 +167,7 @@ class SpeechOptions(SharedOptions, total=False):
     """All options of a request as keywords, described in `TTSRequest` and `SamplingParams`."""
 
     reference_audio: Audio | None  # a recording of the voice to clone, instead of `voice`
-    reference_text: str | None  # its transcript, word for word
+    reference_text: str | None  # transcript of the recording, word for word
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Word:
 class SpokenMark:
     """A `<mark>` of a request's SSML, and when it is reached."""
 
-    name: str  # its attribute `name`
+    name: str  # attribute `name` of the element
     start: int  # position of the element's first character in the request's text
     stop: int  # position after its last character
     time_s: float  # seconds from the start of the request's audio

@@ -130,7 +130,9 @@ def test_a_changed_input_or_setting_is_refused_with_the_difference_and_changes_n
     before = tree(tmp_path)
     other = {"input": {"lines": 7}, "columns": {"text": "text"}, "layout": "parquet"}
 
-    with pytest.raises(CorpusError, match=r"input\.lines was 4 and is 7; layout was not there and is \"parquet\"; restore"):
+    with pytest.raises(
+        CorpusError, match=r"input\.lines was 4 and is 7; layout was not there and is \"parquet\"; restore"
+    ):
         open_manifest(FolderOutput(tmp_path), other)
 
     assert tree(tmp_path) == before

@@ -30,7 +30,7 @@ class Network(Construct):
         self.vpc: ec2.IVpc
         self.subnet_ids: list[str]
         interfaces: ec2.SecurityGroup | None = None
-        if stage.vpc is not None:  # its routes, endpoints and flow logs are not changed
+        if stage.vpc is not None:  # an existing network: routes, endpoints and flow logs are not changed
             self.vpc = ec2.Vpc.from_vpc_attributes(self, "Vpc", vpc_id=stage.vpc.id, availability_zones=["unknown"])
             self.subnet_ids = list(stage.vpc.subnets)
         else:

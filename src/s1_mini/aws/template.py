@@ -40,7 +40,7 @@ def build_template(deployment: Deployment) -> dict[str, Any]:
     resources = {"Model": _model(deployment), "Config": _config(deployment), **_rollback_alarms(deployment)}
     resources["Endpoint"] = _endpoint(deployment)
     if deployment.endpoint is not None:
-        del resources["Config"], resources["Endpoint"]  # belong to the other deployment
+        del resources["Config"], resources["Endpoint"]  # the other deployment creates them
     if deployment.form == "components":
         resources["Component"] = _component(deployment)
     if deployment.scaling is not None:

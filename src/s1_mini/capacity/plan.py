@@ -2,7 +2,7 @@
 
 A step reads every weight once, and the used keys and values of every row. The lower bound ("floor") of a stage that
 generates step by step is these bytes divided by the bandwidth; that of the codec is its operations divided by the
-computing rate. One GPU does both in turn. Stages on several GPUs work at the same time, and the slowest GPU counts.
+computing rate. A GPU runs its stages in turn. Several GPUs work at the same time, and the slowest one counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from s1_mini.exceptions import ParameterError
 
 COPY_SHARE = 4.29 / 4.80  # measured share of the data sheet's bandwidth in a copy (H200, 2026-11)
 ROWS = (1, 16, 64, 128)
-# Throughput of each of several replicas relative to a single server: two H200s gave 1.75 times one
+# Throughput of each of several replicas relative to a single server: two H200s had 1.75 times the throughput of one
 # (docs/internals/scale_measured.md).
 REPLICA_SHARE = 0.875
 

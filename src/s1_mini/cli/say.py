@@ -249,7 +249,7 @@ def _for_one(words: str, config: EngineConfig) -> EngineConfig:
     if set_variable("request_timeout_s") is None:
         values["request_timeout_s"] = float("inf")
     if len(words.encode()) <= ONE_PIECE_BYTES and set_variable("max_batch_size") is None:
-        values["max_batch_size"] = 1  # one row is faster than four
+        values["max_batch_size"] = 1  # a frame of one slot is computed faster than one of four slots
     return config.model_copy(update=values)
 
 

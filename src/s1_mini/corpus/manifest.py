@@ -165,7 +165,7 @@ def _parquet(spoken: Sequence[Spoken]) -> bytes:
     )
     table = pa.Table.from_pylist([{**result.describe(), "audio": result.sound} for result in spoken], schema)
     buffer = io.BytesIO()
-    # Encoded audio does not compress further, and a dictionary of it would double the work.
+    # Compression and a dictionary would cost time without making audio files smaller.
     parquet.write_table(table, buffer, compression={"audio": "NONE"}, use_dictionary=False, row_group_size=_GROUP_ROWS)
     return buffer.getvalue()
 

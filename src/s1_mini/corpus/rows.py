@@ -42,7 +42,7 @@ class CorpusColumns:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Values for lines without their own; `seed` is mixed into the seeds derived from ids."""
+    """Values for lines that do not set them; `seed` is mixed into the seeds derived from ids."""
 
     voice: str | None = None
     seed: int = 0

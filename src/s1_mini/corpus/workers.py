@@ -27,10 +27,10 @@ from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
 from s1_mini.types import SharedOptions
 
 TRIES = 2  # attempts per text; a failure may be caused by the memory use of other texts
-SPARE_SHARDS = 6  # additional shards, because some are being written or wait for one long text
-RESTARTS = 20  # limit per actor, in case it always fails
+SPARE_SHARDS = 6  # additional shards, because some shards are being written or wait for one long text
+RESTARTS = 20  # limit per actor, because an actor may fail every time
 RETRIES = 3  # attempts per shard after its actor was lost
-MAX_SHARDS = 64  # per actor, which has a thread for each
+MAX_SHARDS = 64  # concurrent shards of an actor, each in its own thread
 MAX_REASON = 300  # characters of an error of Ray; such errors may be pages long
 AGAIN = "run the same command again to continue"
 

@@ -103,7 +103,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Manifest:
-        """Parse a manifest. Raises `PackageError` if it is not one, has another format, or contradicts itself."""
+        """Parse a manifest. Raises `PackageError` if it is invalid, has another format, or contradicts itself."""
         try:
             value = json.loads(text)
             manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]), read_origin(value))
@@ -126,7 +126,7 @@ def _read_files(value: Mapping[str, Any]) -> dict[str, Content]:
 
 
 def check_names(names: Mapping[str, Any] | list[str]) -> None:
-    """Raise `PackageError` for too many paths, or one that is unsafe, repeated, or both a file and a folder."""
+    """Raise `PackageError` for too many paths, or for a path that is unsafe, repeated, or both a file and a folder."""
     if len(names) > MAX_FILES:
         raise PackageError(f"there are more than {MAX_FILES:,} files")
     seen: dict[str, str] = {}
@@ -164,7 +164,7 @@ def check_name(name: str) -> None:
 def open_checkpoint(config: EngineConfig, *, with_weights: bool = True) -> Checkpoint:
     """Find the checkpoint of the settings; verify it if it is an unpacked artifact, otherwise check its files.
 
-    Without weights, only its small files are downloaded, and nothing is checked. Raises `CheckpointError` or
+    With `with_weights=False`, only small files are downloaded, and nothing is checked. Raises `CheckpointError` or
     `ConfigurationError`.
     """
     checkpoint = find_checkpoint(config.checkpoint_path, with_weights=with_weights)

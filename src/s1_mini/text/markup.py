@@ -19,7 +19,7 @@ from s1_mini.text.xml_reader import error_at, read_xml
 from s1_mini.types import JOINT_S, MIN_GAIN_DB
 
 MAX_PAUSE_S = 10.0  # Polly's limit
-MAX_TOTAL_PAUSE_S = 300.0  # of one request; silence also costs memory
+MAX_TOTAL_PAUSE_S = 300.0  # per request, because silence also takes memory
 MAX_SEGMENTS = 500  # also the maximum number of marks
 
 STRENGTHS = {"none": 0.0, "x-weak": 0.0, "weak": 0.1, "medium": 0.25, "strong": 0.5, "x-strong": 0.8}

@@ -109,7 +109,7 @@ def cut_arriving(text: str) -> tuple[str, str]:
 def split_arriving(text: str) -> tuple[str, str]:
     """Cut text that is still arriving into the sentences that are certainly complete, and the rest.
 
-    A sentence is certain once something follows it. Either part may be empty.
+    A sentence is certainly complete once text follows it. Either part may be empty.
     """
     sentences = _sentences_of(text)
     if not sentences:
@@ -148,13 +148,13 @@ class EarlyStart:
 
 
 def ends_sentence(text: str) -> bool:
-    """Return whether a text ends with the end of a sentence, as far as it is certain without the text after it."""
+    """Return whether a text certainly ends with the end of a sentence, whatever text may follow."""
     line = " ".join(text.split()) + " "
     return any(found.end() == len(line) and _is_sentence_end(line, found) for found in _SENTENCE_END.finditer(line))
 
 
 def _may_cut(text: str, cut: int) -> bool:
-    """Return whether an unfinished sentence may be cut here: after a word or its clause mark, but not at a number."""
+    """Return whether an unfinished sentence may be cut at `cut`: after a word or a clause mark, not at a number."""
     word, following = text[:cut].rstrip(_CLAUSE_MARKS + _CLOSERS + " "), text[cut:].lstrip()
     is_known = bool(following) or text[cut:].isspace()  # a mark at the very end may go on
     return is_known and word[-1:].isalpha() and not following[:1].isdigit() and not would_tear(text, cut)

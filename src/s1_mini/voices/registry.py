@@ -1,9 +1,10 @@
 """Named voices of an engine: the checkpoint's, which are read-only, and those that were added at run time.
 
 Added voices are kept in memory, or in a directory, where they outlast the process and other processes see them. The
-directory is listed at the start; a voice's file is opened when the voice is used, and again only when it has changed. A
-broken file causes a warning when voices are listed and an error for requests that name it. Safe to use from several
-threads: a returned voice never changes, so deleting or replacing it does not affect requests in progress.
+directory is listed at the start; a voice's file is opened when the voice is used, and again only when the file has
+changed. A broken file causes a warning when voices are listed, and an error for requests that name the voice. Safe to
+use from several threads: a returned voice never changes, so deleting or replacing a voice does not affect requests in
+progress.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class AddedVoices:
 
 
 class VoiceDirectory(AddedVoices):
-    """Added voices in a directory that several processes may share. All voices are of the same encoder."""
+    """Added voices in a directory that several processes may share; all voices are from the same encoder."""
 
     def __init__(self, folder: Path, form: VoiceFormat) -> None:
         super().__init__(form)
@@ -330,7 +331,7 @@ class VoiceRegistry:
             try:
                 infos.append(self.info(name))
             except VoiceNotFoundError:
-                continue  # it has just been deleted
+                continue  # the voice has just been deleted
             except VoiceFileError as error:
                 self._warn(name, str(error).removeprefix(f"{error.field}: "))
         return infos

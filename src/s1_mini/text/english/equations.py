@@ -30,7 +30,8 @@ _GREEK |= {letter.upper(): name.capitalize() for letter, name in _GREEK.items()}
 _ARROW = r"(?:→|(?<![-=–—])[-=–—]++>)"
 _TO = re.compile(rf"(?<=[\w)\"'%°])[ \t]*{_ARROW}[ \t]*(?=[\w(\"'$£€¥#@+-])")
 _PAUSE = re.compile(f"<?{_ARROW}")
-# A dash between words, read as a comma: voices read "-" as part of a word. Without spaces, it is — or --.
+# A dash between words is read as a comma, because voices read "-" as part of a word. Without spaces around the dash,
+# only — and -- are matched.
 _DASH = re.compile(r"(?<=[\w.!?)\"”'’%])(?:[ \t]++[-–—]++[ \t]++|[ \t]*+(?:—++|--++)[ \t]*+)(?=[\w(“‘]|[\"']\w)")
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
@@ -146,7 +147,7 @@ def _is_in_equation(found: re.Match[str]) -> bool:
 
 
 def _is_division(found: re.Match[str]) -> bool:
-    """Return whether a slash means division, as opposed to one in a fraction, in a path or between two words."""
+    """Return whether a slash means division, and is not part of a fraction or a path or between two words."""
     start, end = found.span()
     before, after = found.string[max(0, start - 12) : start], found.string[end : end + 12]
     above, below = re.search(r"(?<![\w.])\d+$", before), re.match(r"(\d+)(?!\w)( ?=)?", after)
