@@ -137,7 +137,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         ge=0,
         le=60_000,
         validation_alias=_variables("BATCH_TIMEOUT_MS", "BATCH_TIMEOUT"),
-        description="how long a piece waits for others to form a batch",
+        description="how long a sentence piece waits for other pieces to form a batch",
     )
     batch_grouping: bool = Field(True, description="start pieces with the same voice together")
     max_queue_size: int = Field(1024, ge=1, description="maximum number of requests in the queue")
@@ -168,7 +168,9 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         None, description="folder of encoded recordings, kept for the next start and shared by processes"
     )
     reference_cache_disk_mb: float = Field(
-        1000.0, gt=0, description="maximum size of that folder; the least recently used recordings are deleted first"
+        1000.0,
+        gt=0,
+        description="maximum size of the folder of encoded recordings; the least recently used ones are deleted first",
     )
 
     # Named voices in addition to the checkpoint's own (voices/registry.py).
@@ -215,7 +217,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     stuck_after_s: float = Field(
         120.0, gt=0, description="how long one operation, such as a frame, may take before the engine counts as hung"
     )
-    vram_clear_on_oom: bool = Field(True, description="release unused memory to the GPU when it runs out")
+    vram_clear_on_oom: bool = Field(True, description="release unused memory if the GPU runs out of memory")
     metrics_enabled: bool = Field(True, description="publish the engine's metrics")
 
     def __init__(self, **values: Any) -> None:

@@ -456,6 +456,6 @@ def _matched(name: str, values: Any, count: int) -> list[Any]:
     listed = _listed(name, values)
     if len(listed) != count:
         raise ParameterError(
-            name, f"has {len(listed)} items for {count} texts; give one for each text, with None where there is none"
+            name, f"has {len(listed)} items for {count} texts; give one item per text, None for a text without one"
         )
     return listed

@@ -45,7 +45,7 @@ def converse(clients: Clients, invocation: Invocation, lines: Iterable[str]) -> 
         )
     if invocation.target_model or invocation.component or invocation.prefix_id:
         raise DeploymentError(
-            "SageMaker's bidirectional stream takes no --target-model, --component or --prefix-id; use --mode stream"
+            "--mode bidirectional does not support --target-model, --component or --prefix-id; use --mode stream"
         )
     with explained_call(clients, invocation), asyncio.Runner() as runner:
         parts = _parts(_connect(clients, invocation.name), config, lines, is_wav=audio_format == "wav")
@@ -81,7 +81,7 @@ async def _parts(
                     is_first = False
                     if is_wav:
                         yield wav_header(event["sample_rate"])
-            raise DeploymentError("the stream broke off before session.done")
+            raise DeploymentError("the stream ended before session.done")
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)

@@ -61,7 +61,7 @@ def stream(clients: Clients, invocation: Invocation) -> Iterator[bytes]:
         for event in body:
             part = event.get("PayloadPart")
             if part is None:
-                raise DeploymentError(f"invoke {invocation.name}: the stream broke off: {event}")
+                raise DeploymentError(f"invoke {invocation.name}: the stream was interrupted: {event}")
             yield bytes(part["Bytes"])
 
 
@@ -82,7 +82,7 @@ def invoke_async(clients: Clients, invocation: Invocation, *, limit_s: float) ->
                 raise DeploymentError(f"invoke {invocation.name}: {failure.decode(errors='replace')[:1000]}")
             time.sleep(POLL_S)
     raise DeploymentError(
-        f"invoke {invocation.name}: no response after {limit_s:.0f} s; it will be at {answer.get('OutputLocation')}"
+        f"invoke {invocation.name}: no response after {limit_s:.0f} s; it will appear at {answer.get('OutputLocation')}"
     )
 
 

@@ -196,9 +196,9 @@ class Deployment(Described):
     strategy: Literal["rolling", "canary", "linear", "all-at-once"] | None = Field(
         None, description="update: how instances are replaced. [one instance: all-at-once; otherwise rolling]"
     )
-    step_percent: int = Field(50, description="update: share of the instances per step.")
+    step_percent: int = Field(50, description="update: percentage of the instances per step.")
     step_wait_s: int = Field(
-        300, ge=0, le=3600, description="update: seconds between steps, in which an alarm can roll back."
+        300, ge=0, le=3600, description="update: seconds between steps, during which an alarm can roll back."
     )
     keep_old_s: int = Field(300, ge=0, le=3600)  # how long old instances are kept after an update
     limit_s: int = Field(7200, ge=600, le=28800)  # maximum duration of an update
@@ -212,7 +212,9 @@ class Deployment(Described):
     failures: Place | None = Field(None, description="async: s3://… for failures.")
     success_topic: str | None = Field(None, description="async: ARN of an SNS topic for successes.")
     error_topic: str | None = Field(None, description="async: ARN of an SNS topic for errors.")
-    concurrent: int | None = Field(None, ge=1, description="async, batch: requests per instance. [4 per engine]")
+    concurrent: int | None = Field(
+        None, ge=1, description="async, batch: concurrent requests per instance. [4 per engine]"
+    )
     source: Place | None = Field(None, description="batch: s3://… with lines of JSON.")
     endpoint: str | None = None  # components: endpoint of another deployment, whose instances this one shares
     copies: int = Field(1, ge=0, description="components: initial number of copies.")
@@ -222,7 +224,7 @@ class Deployment(Described):
     min_instances: int = Field(0, ge=0, description="components: minimum number of instances.")
     max_instances: int = Field(2, ge=1, description="components: maximum number of instances.")
     spread: bool = Field(False, description="components: spread copies across instances and zones.")
-    accelerator_partition: str | None = Field(None, description="Not supported: CloudFormation lacks partitions.")
+    accelerator_partition: str | None = Field(None, description="Not supported: CloudFormation cannot divide a GPU.")
     scaling: Scaling | None = None
 
     @model_validator(mode="after")

@@ -174,12 +174,12 @@ class Stacks:
                 raise _busy(name, stack)
             raise DeploymentError(
                 f"endpoint {name} exists already ({stack['StackStatus']}): change it with `s1-mini endpoint update "
-                f"{name} …`, or first `s1-mini endpoint delete {name}`"
+                f"{name} …`, or delete it first with `s1-mini endpoint delete {name}`"
             )
         if deployment.form != "batch" and legacy.find_endpoint(self.clients, name):
             raise DeploymentError(
-                f"endpoint {name} exists already, without a stack: choose another name, or first `s1-mini endpoint "
-                f"delete {name}`"
+                f"endpoint {name} exists already, without a stack: choose another name, or delete it first with "
+                f"`s1-mini endpoint delete {name}`"
             )
 
     def _changeable(self, name: str) -> tuple[dict[str, Any], Deployment]:
@@ -327,8 +327,8 @@ def _check_change(before: Deployment, after: Deployment) -> None:
     name = before.name
     if after.form != before.form:
         raise DeploymentError(
-            f"form={after.form!r}: endpoint {name} is {before.form}, which is fixed: create another endpoint with "
-            f"another name, or first `s1-mini endpoint delete {name}`"
+            f"form={after.form!r}: endpoint {name} is {before.form}, which cannot change: create an endpoint with "
+            f"another name, or delete this one first with `s1-mini endpoint delete {name}`"
         )
     if before.scaling and before.form != "components" and after.instance_type != before.instance_type:
         given, current = " ".join(after.instance_type), " ".join(before.instance_type)

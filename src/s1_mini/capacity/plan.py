@@ -154,7 +154,7 @@ class PlanOptions:
         """Return the number of the GPU of a stage. Raises `ParameterError` for another device."""
         device = self.placement.get(stage, "auto")
         if device != "auto" and not device.startswith("cuda"):
-            raise ParameterError("placement", f"{stage}={device}: only GPUs are planned: cuda:0, cuda:1 and so on")
+            raise ParameterError("placement", f"{stage}={device}: a plan supports only GPUs: cuda:0, cuda:1 and so on")
         return int(device.partition(":")[2] or 0)
 
     @property

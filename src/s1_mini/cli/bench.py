@@ -33,7 +33,9 @@ def bench(
         Literal["cold", "cached", "none"],
         typer.Option(help="cold: a new recording per request; cached: a cached voice; none: no voice."),
     ] = "cached",
-    chunk_profile: Annotated[ChunkProfile, typer.Option("--profile", help="How audio is cut into chunks.")] = "ttfa",
+    chunk_profile: Annotated[
+        ChunkProfile, typer.Option("--profile", help="Size of the audio chunks (docs/http.md).")
+    ] = "ttfa",
     baseline: Annotated[
         Literal["none", "sequential"], typer.Option(help="Also run the same requests one at a time.")
     ] = "none",
@@ -80,7 +82,7 @@ def bench(
     facts, loads = result.facts, result.all_loads
     typer.echo(
         f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}, "
-        f"load average {facts['load_average']} before"
+        f"load average {facts['load_average']} before the run"
     )
     typer.echo(
         f"{requests} requests per load, at most {max_new_tokens} frames each, voice {voice_state}, "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Source = Annotated[Path, typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.")]
 Precision = Annotated[ModelPrecision, typer.Option(help="Number format of the model.")]
-Codec = Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")]
+Codec = Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large weights.")]
 SHOWN_HEADS = 5
 DecodeOnly = Annotated[bool, typer.Option("--decode-only", help="Omit the encoder, which only cloning needs.")]
 
@@ -137,7 +137,8 @@ def align(
         typer.Option(metavar="FOLDER", help="New folder for the audio files, and words.csv with the times."),
     ] = None,
     words: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Reference times to compare with, a table like words.csv.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Table like words.csv with times to compare with and to fit the shifts to."),
     ] = None,
     device: DeviceName = "auto",
 ) -> None:
@@ -272,7 +273,7 @@ def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any
         manifest = write(members, output, origin=origin, progress=progress)
     for name, content in manifest.files.items():
         typer.echo(f"{content.size:>14,}  {name}", err=True)
-    typer.echo(f"wrote {output}; content {manifest.content_sha256}", err=True)
+    typer.echo(f"wrote {output}; SHA-256 of the content: {manifest.content_sha256}", err=True)
 
 
 def _check(artifact: Path, device: str | None) -> None:

@@ -25,9 +25,9 @@ Values = dict[str, Any]
 PREFIX = "S1_MINI_AWS_"
 SHORT = {"minimum": ("--min",), "maximum": ("--max",)}  # names of options that differ from the field
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the endpoint or batch.")]
-Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="[AWS_DEFAULT_REGION]")]
-Profile = Annotated[str | None, typer.Option(help="[AWS_PROFILE]")]
-Limit = Annotated[float, typer.Option("--wait-s", min=0, help="How long to wait for AWS.")]
+Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="AWS region. [AWS_DEFAULT_REGION]")]
+Profile = Annotated[str | None, typer.Option(help="AWS profile. [AWS_PROFILE]")]
+Limit = Annotated[float, typer.Option("--wait-s", min=0, help="Maximum seconds to wait for AWS.")]
 
 
 def variables() -> list[str]:
@@ -98,7 +98,7 @@ def _parameter(name: str, field: FieldInfo, *, is_needed: bool) -> inspect.Param
 
 commands = typer.Typer(rich_markup_mode=None)  # commands of the group in `app`, which imports this module on first use
 No_wait = Annotated[
-    bool, typer.Option("--no-wait", help="Return once AWS has accepted the change, without waiting for it.")
+    bool, typer.Option("--no-wait", help="Return once AWS has accepted the change, before it is complete.")
 ]
 
 

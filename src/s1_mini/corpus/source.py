@@ -93,7 +93,7 @@ def open_source(place: str, columns: Mapping[str, str | None], defaults: Default
         files = tuple(InputFile(path.name, path, sha256_of(path), _stamp(path)) for path in paths)
         source = _check_lines(Source(files, _choose(columns, files), defaults, shard_size))
         if not source.num_lines:
-            raise CorpusError(f"{place} holds no text: all of it is blank")
+            raise CorpusError(f"{place} has no text: all lines are blank")
         yield source
 
 
@@ -103,7 +103,7 @@ def _find(path: Path) -> list[Path]:
     found = sorted(one for one in path.iterdir() if _is_read(one.name) and one.is_file()) if path.is_dir() else [path]
     if not found or not all(_is_read(one.name) for one in found):
         raise CorpusError(
-            f"{path} is not a supported file or a folder of such files; it must end in {', '.join(SUFFIXES)}"
+            f"{path} is not a supported file or a folder of such files; names must end in {', '.join(SUFFIXES)}"
         )
     return found
 
