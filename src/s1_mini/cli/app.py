@@ -107,7 +107,7 @@ def run() -> int:
 
 
 def _escape_unencodable(stream: object) -> None:
-    """Configure a stream to write an unencodable character as an escape, such as `\\u2026`, instead of failing."""
+    r"""Configure a stream to write an unencodable character as an escape, such as `\u2026`, instead of failing."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 
