@@ -126,7 +126,7 @@ class Way:
         return _in_order(itertools.chain(*results))
 
     def _call(self, files: Arrays) -> Arrays:
-        """Compute a batch, padded to its longest."""
+        """Compute a batch, padded to its longest file."""
         longest, direction = max(file.shape[-1] for file in files), self._direction
         rows = np.zeros((len(files), *files[0].shape[:-1], longest), files[0].dtype)
         for row, file in zip(rows, files, strict=True):

@@ -317,7 +317,6 @@ class Environment:
         return f"Installing {count} packages ({size}) …"
 
     def _pip_install(self, arguments: "Sequence[str]", state: State, gained: "Mapping[str, str]") -> State:
-        """Run one `pip install` and return the new state."""
         self._write_state(state._replace(step="install"))
         self._perform([str(self.python), "-m", "pip", "install", *PIP_OPTIONS, *arguments])
         state = State(state.root, "", {**state.installed, **gained})

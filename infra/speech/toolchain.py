@@ -44,7 +44,7 @@ def compose(app: App, stage: Stage) -> None:
 
 
 def _voices(app: App, stage: Stage) -> Stack:
-    """Return a stack with the component of each voice, deployed after the components."""
+    """Return the stack with the parameter that maps each voice to its component."""
     table = {
         voice: {
             "endpoint": each.deployment.endpoint or each.deployment.name,

@@ -171,7 +171,7 @@ class ModelTraining(TimedTraining):
 
     @staticmethod
     def _keep(block: BlockConfig) -> KVStore:
-        """Attend to the given keys and values alone, one copy for every query head."""
+        """Return a store without memory: it returns only the given keys and values, copied for every query head."""
         copies = block.num_heads // block.num_kv_heads
 
         def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ def _leaky_forward(x, bias, y, count, C: tl.constexpr, SIZE: tl.constexpr, SLOPE
 
 @jit
 def _leaky_backward(dy, y, dx, shares, count, C: tl.constexpr, TALL: tl.constexpr, SLOPE: tl.constexpr):
-    """The share of a program: the bias's gradient. C is a power of two."""
+    """Each program writes its part of the bias's gradient to `shares`. C is a power of two."""
     c = tl.arange(0, C)
     of_bias = tl.zeros([C], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(count, TALL), tl.num_programs(0)):
@@ -52,7 +52,7 @@ def _leaky_backward(dy, y, dx, shares, count, C: tl.constexpr, TALL: tl.constexp
 
 @jit
 def _distance_forward(mine, real, shares, count, SPAN: tl.constexpr):
-    """The share of a program: sums of differences and of amplitudes."""
+    """Each program writes its part of the sums of differences and of amplitudes to `shares`."""
     apart, loud = tl.zeros([SPAN], tl.float32), tl.zeros([SPAN], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(count, SPAN), tl.num_programs(0)):
         at = tl.arange(0, SPAN).to(tl.int64) + tile * SPAN

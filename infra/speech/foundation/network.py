@@ -55,7 +55,6 @@ class Network(Construct):
         return vpc
 
     def _interfaces(self, stage: Stage, vpc: ec2.Vpc) -> ec2.SecurityGroup:
-        """Add the interface endpoints and return their security group."""
         group = ec2.SecurityGroup(
             self, "Interfaces", vpc=vpc, description="Interface endpoints: HTTPS from inside", allow_all_outbound=False
         )

@@ -192,8 +192,6 @@ def _check_length(num_samples: int, rate: int, max_s: float) -> None:
 
 
 class _Level:
-    """Length and level of a recording, block by block."""
-
     def __init__(self, rate: int, max_s: float) -> None:
         self._rate, self._max_s = rate, max_s
         self.num_samples, self._peak = 0, 0.0

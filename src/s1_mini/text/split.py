@@ -220,7 +220,6 @@ def _shorten(sentence: str, max_bytes: int) -> list[str]:
 
 
 def _cut_of(sentence: str, max_bytes: int) -> int:
-    """Return the character index at which to cut a sentence that is too long."""
     crumb = max_bytes // 4
     limit = _num_characters(sentence, max_bytes)
     near = _num_characters(sentence, min(max_bytes, _num_bytes(sentence) - crumb))
