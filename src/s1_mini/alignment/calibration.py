@@ -31,8 +31,8 @@ MIN_CORRELATION = 0.2  # of sonorant letters and energy; the built-in voice's he
 class Measures(NamedTuple):
     """How well a head follows the text, each from 0 to 1."""
 
-    # Mean share of the head's attention on its best monotonic path over the text, in the frames after the whole text was
-    # read. Before, a head that attends to the newest position also follows such a path, but not what is spoken.
+    # Mean share of the head's attention on its best monotonic path over the text, in the frames after the whole text
+    # was read. Before, a head that attends to the newest position also follows such a path, but not what is spoken.
     share: float
     coverage: float  # share of the words that have the strongest token of at least one frame
     monotony: float  # share of frames whose strongest token is not before that of the previous frame

@@ -125,7 +125,7 @@ def tone(sample_rate: int, seconds: float = 2.0) -> np.ndarray:
 @contextmanager
 def without_voices(checkpoint: Path) -> Iterator[Path]:
     """Yield the same checkpoint without named voices, and therefore without a default voice."""
-    from s1_mini.voices.library import FOLDER  # imports torch
+    from s1_mini.voices.library import FOLDER
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows cannot delete mapped files
         bare = Path(folder) / checkpoint.name
