@@ -1,7 +1,8 @@
 """Share of tokens that are unchanged when a step is captured, run alone, run after a cached prefix, or run by torch.
 
-The first variant generates freely. The others are teacher-forced with its frames and sample at each step, so that one
-difference does not propagate. Shapes: F frames, B rows, K codebooks.
+The eager and the captured variant generate freely. All others are teacher-forced with the frames of the variant that
+they are compared with, and sample at each step, so that one difference does not propagate. Shapes: F frames, B rows, K
+codebooks.
 
 python -m benchmark.agreement --checkpoint full-size --rows 64
 """
@@ -82,7 +83,7 @@ class NoiseRows:
             conditions = Conditions(SamplingParams(temperature), row, 0, steps, {})
             stage.begin([Begin(slot, 0, items, None, 0, steps, 1, 0, len(items), conditions)])
         state.active.fill_(True)
-        if captured and not model.batch_invariant:  # captured prefill rounds differently; the frames are compared
+        if captured and not model.batch_invariant:  # captured prefill rounds differently, but only steps are compared
             for slot, prompt in enumerate(prompts):
                 model.prefill(state, slot, prompt[:, :-1])
         else:

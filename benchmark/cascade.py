@@ -116,7 +116,7 @@ def random_checkpoint(size: str) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Measure: a table, then one line of JSON."""
+    """Measure, and print tables and a line of JSON."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--size", default="small", help="size of the random model: tiny, small, large")
     parser.add_argument("--device", default="auto")

@@ -1,4 +1,4 @@
-"""The cost of writing a corpus with a saturated engine: the same texts with the audio discarded, and written.
+"""The cost of writing a corpus: throughput of a saturated engine if the audio is written, and if it is discarded.
 
 Runs one process per device, all concurrently, with the same texts for each mode; the modes alternate, and the figures
 are means. Texts are 0.5 to 1.5 times `--frames` long, so that they do not end together. Throughput is measured between
@@ -128,7 +128,7 @@ def looks(worker: Worker) -> Iterator[list[Look]]:
 
 
 def speed(seen: list[Look]) -> tuple[float, float]:
-    """Return seconds of audio per second and cores while the engine was full; of a very short run, for all of it."""
+    """Return seconds of audio per second, and cores, while the engine was full; a very short run is taken whole."""
     total = seen[-1].audio_s
     first, last = (next(look for look in seen if look.audio_s >= share * total) for share in (FIRST, LAST))
     if first is last:
@@ -221,7 +221,7 @@ def main() -> None:
                     for config in (apart if way == "apart" else configs)
                 ]
             )
-            for facts, outcome in found:  # noqa: B007 - the same of all
+            for facts, outcome in found:  # noqa: B007 - all have the same facts
                 outcomes.append(outcome)
                 print(outcome, file=sys.stderr, flush=True)
     sums = sums_by_way(outcomes, given.rounds)

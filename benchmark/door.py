@@ -35,7 +35,7 @@ from s1_mini.server.connections import open_more_files, openable
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.settings import ServerSettings
 
-CHUNK_BYTES = 17_640  # a fifth of a second
+CHUNK_BYTES = 17_640  # 0.2 s of pcm at 44.1 kHz
 STAMP = struct.Struct(">8sd")
 MARK = b"S1CHUNK!"
 START_S = 10.0
@@ -144,7 +144,7 @@ def _serve(path: str, work: Work) -> None:
         server = await asyncio.start_unix_server(  # type: ignore[attr-defined,unused-ignore] # Windows has none
             answer,
             path,
-            backlog=2048,  # connections beyond it fail at their first use
+            backlog=2048,  # connections beyond this backlog fail at their first use
         )
         await server.serve_forever()
 

@@ -39,7 +39,7 @@ from s1_mini.runtime.loader import choose_device
 # Files by length: the count of each bin, from the shortest on.
 HISTOGRAM, SHORTEST_S, BIN_S = (970, 800, 375, 230, 125, 70, 30, 15, 8, 5), 1.3, 3.37
 SIZES = {"published": EncodecConfig(), "tiny": TINY}
-SOUND_S = 60  # of audio, of which every file is a piece
+SOUND_S = 60  # length of the audio from which all files are cut
 WARM_UP = 2  # calls of each way before its time is taken
 WAYS = ("single", "padded", "sorted", "lanes", "longest first")
 HEADS = {
@@ -48,11 +48,11 @@ HEADS = {
     "files": "files",
     "seconds": "seconds",
     "audio_per_s": "audio s/s",
-    "useful": "useful work",  # share of the computed frames that are the files'
-    "peak_mb": "peak MB",  # beyond the weights; on a CPU with the results
+    "useful": "useful work",  # share of the computed frames that are not padding
+    "peak_mb": "peak MB",  # in addition to the weights; on a CPU, includes the results
     "allocations": "allocations",  # of device memory after the warm-up; None on a CPU
-    "agreement": "agreement",  # encoding: share of codes that are those of one by one
-    "max_difference": "max. diff.",  # decoding: of a sample
+    "agreement": "agreement",  # encoding: share of codes that equal those of "single"
+    "max_difference": "max. diff.",  # decoding: largest difference between a sample and that of "single"
 }
 
 Arrays = list[np.ndarray]
@@ -70,7 +70,7 @@ class Direction:
     lanes: type[EncodeLanes | DecodeLanes]
 
     def frames(self, file: np.ndarray) -> int:
-        """Return the frames of a file, the last filled up."""
+        """Return the number of frames of a file; the last one may be incomplete."""
         return -(-file.shape[-1] // self.steps_of_frame)
 
 
@@ -113,7 +113,7 @@ class Way:
         """Return the results of files in their order."""
         if self._lanes is not None:
             before = self._lanes.frames_computed
-            # "longest first" knows all files beforehand; the other way takes them as they come
+            # "longest first" knows all files beforehand; "lanes" takes them in their order
             made = self._lanes.all(files) if self._name == "longest first" else _in_order(self._lanes.run(files))
             self.frames += self._lanes.frames_computed - before
             return made
@@ -126,7 +126,7 @@ class Way:
         return _in_order(itertools.chain(*results))
 
     def _call(self, files: Arrays) -> Arrays:
-        """Compute a batch, padded to its longest."""
+        """Compute a batch, padded to its longest file."""
         longest, direction = max(file.shape[-1] for file in files), self._direction
         rows = np.zeros((len(files), *files[0].shape[:-1], longest), files[0].dtype)
         for row, file in zip(rows, files, strict=True):
@@ -152,7 +152,7 @@ class Memory:
             torch.cuda.reset_peak_memory_stats()
         elif sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)  # otherwise memory freed by one way would hide the use of the next
-            with suppress(OSError):  # a kernel without it reports the peak since the start
+            with suppress(OSError):  # kernels without this file report the peak since the start
                 Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         self._before = torch.cuda.memory_reserved() if self._is_gpu else resident_bytes()
 
@@ -177,7 +177,7 @@ def peak_resident_bytes() -> int:
 
 @torch.inference_mode()
 def measure(codec: Encodec, direction: Direction, name: str, options: Namespace) -> tuple[dict[str, Any], Arrays]:
-    """Run one way ("one by one" only on every `options.step`-th file); return its figures and results."""
+    """Run one way ("single" only on every `options.step`-th file); return its figures and results."""
     memory, is_gpu = Memory(codec.device), codec.device.type == "cuda"
     files = list(direction.files[:: options.step if name == "single" else 1])
     way = Way(name, direction, options, codec)
@@ -207,7 +207,7 @@ def measure(codec: Encodec, direction: Direction, name: str, options: Namespace)
 
 
 def compare(direction: str, results: Arrays, single: Arrays, step: int) -> dict[str, float]:
-    """Return the agreement with one-by-one results of every `step`-th file."""
+    """Compare results with those of "single", which has every `step`-th file."""
     pairs = list(zip(results if len(results) == len(single) else results[::step], single, strict=True))
     if direction == "encode":
         return {"agreement": sum(int((a == b).sum()) for a, b in pairs) / sum(b.size for _, b in pairs)}

@@ -31,7 +31,7 @@ STEP_S = 0.02  # step of the simulation
 WARM_S, SEEN_S = 15.0, 20.0  # simulated seconds: warm-up, measurement
 LOADS = (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.96)
 WAITING = 1e-3
-SIMULATED = 2000  # engines at a time: many small fleets, or one large
+SIMULATED = 2000  # engines in one simulation, of many small fleets or of one large fleet
 SHARD = 256  # texts
 PCM_BYTES_A_S, OPUS_BYTES_A_S = 88_200, 4_000
 
@@ -73,11 +73,11 @@ class Part:
 
 
 PARTS = (
-    Part("a driver's core that reads a corpus, texts a second", lambda e: e.texts_per_s, 62_000, "16 us a line here"),
-    Part("writes to one prefix of S3, a second", lambda e: 2 * e.texts_per_s / SHARD, 3_500, "AWS"),
-    Part("100 Gbit/s, audio as pcm", lambda e: e.audio_per_s * PCM_BYTES_A_S, 12.5e9, "88 kB a second of audio"),
-    Part("100 Gbit/s, audio as opus", lambda e: e.audio_per_s * OPUS_BYTES_A_S, 12.5e9, "4 kB a second of audio"),
-    Part("a core of HAProxy before all", lambda e: 5 * e.audio_per_s * 35e-6, 1, "35 us/chunk, scale_measured.md"),
+    Part("core that reads a corpus, texts per second", lambda e: e.texts_per_s, 62_000, "measured, 16 us per line"),
+    Part("writes to one S3 prefix per second", lambda e: 2 * e.texts_per_s / SHARD, 3_500, "AWS"),
+    Part("100 Gbit/s, audio as pcm", lambda e: e.audio_per_s * PCM_BYTES_A_S, 12.5e9, "88 kB per second of audio"),
+    Part("100 Gbit/s, audio as opus", lambda e: e.audio_per_s * OPUS_BYTES_A_S, 12.5e9, "4 kB per second of audio"),
+    Part("a core of a shared HAProxy", lambda e: 5 * e.audio_per_s * 35e-6, 1, "35 us/chunk, scale_measured.md"),
     Part("a core of Ray Serve's own proxy", lambda e: 5 * e.audio_per_s * 920e-6, 1, "920 us/chunk, scale_measured.md"),
 )
 
@@ -88,7 +88,7 @@ def by_chance(waiting: Counts, arrivals: Counts, chance: np.random.Generator) ->
     return waiting + chance.multinomial(arrivals, np.full(engines, 1 / engines))
 
 
-def by_least(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> Counts:  # noqa: ARG001 - as the other
+def by_least(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> Counts:  # noqa: ARG001 - same parameters as by_chance
     """Return the requests per engine after assigning each new one to the least loaded engine."""
     order = np.argsort(waiting, axis=1)
     level = np.take_along_axis(waiting, order, axis=1)
@@ -139,7 +139,7 @@ def most_load(engine: Engine, engines: int, choose: Callable[..., Counts]) -> tu
 
 
 def main() -> None:
-    """Simulate: two tables, then one line of JSON."""
+    """Simulate, and print two tables and a line of JSON."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--sound", type=float, default=5.0, help="mean length of a request in seconds of audio [5]")
@@ -166,7 +166,7 @@ def main() -> None:
         f"{plan.card.title}: {engine.slots} slots, {engine.audio_per_s:.0f} seconds of audio per second, requests of "
         f"{options.sound:g} s; one in {1 / WAITING:.0f} finds no free slot"
     )
-    heads = ("engines", "by chance: load", "slots taken", "to the freest: load", "slots taken", "streams", "1 h costs")
+    heads = ("engines", "random: load", "slots in use", "least loaded: load", "slots in use", "streams", "cost of 1 h")
     print(table(heads[: len(rows[0])], [list(row.values()) for row in rows]))
     shared = [dict(zip(("what", "each", "engines", "by"), row, strict=True)) for row in scarce]
     result = {"gpu": options.gpu, "engine": asdict(engine), "fleets": rows, "shared": shared}

@@ -55,7 +55,7 @@ class FrameTime:
 class FrameBench:
     """A language model whose slots have `context` positions each and generate `frames` frames at a time.
 
-    Slots share the prefixes of `voices` voices; with 0 voices, each has its own prefix.
+    Slots share the prefixes of `voices` voices; with 0 voices, each slot has its own prefix.
     """
 
     def __init__(self, model: FrameModel[Any], *, slots: int, context: int, frames: int, voices: int = 0) -> None:
@@ -91,7 +91,7 @@ class FrameBench:
             self.stage.load(slot, saved[slot % len(saved)])
 
     def _time(self, work: Callable[[], object]) -> float:
-        """Return the milliseconds of one call of many."""
+        """Return the mean milliseconds per call."""
         for _ in range(WARM_UP):
             work()
         if self._device.type != "cuda":
@@ -119,9 +119,9 @@ def measure_frames(
     voices: int = 0,
     prepare: Callable[[LanguageModel], object] = lambda _: None,
 ) -> list[FrameTime]:
-    """Measure each number of rows, from `context` positions to `frames` more.
+    """Measure `frames` frames, after `context` positions, for each number of rows.
 
-    All rows share `voices` voices; with 0 voices, each has its own. A CPU uses as many threads as the engine would.
+    All rows share `voices` voices; with 0 voices, each row has its own. A CPU uses as many threads as the engine would.
     `prepare` is called with the stage before each measurement.
     """
     model, threads = getattr(loaded, "model", None), torch.get_num_threads()

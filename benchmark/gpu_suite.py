@@ -1,7 +1,7 @@
 """All performance figures with one command: frame time, throughput, time to first audio, streams, startup time.
 
-On a GPU, it uses the size of S1-mini and targets for one H200 in bfloat16; elsewhere it runs the same parts on a small
-scale, as a smoke test. Each part has a time limit.
+On a GPU, the figures are compared with targets, which are for a checkpoint of S1-mini's size in bfloat16 on one H200.
+On a CPU, the same parts run on a small scale, as a smoke test.
 
 python -m benchmark.gpu_suite --checkpoint full-size --output suite.json
 """
@@ -65,21 +65,21 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    "frame_1": Target("ms a frame, 1 row", 1.5, 0.65),
-    "frame_64": Target("ms a frame, 64 rows", 2.5, 1.4),
-    "frame_128": Target("ms a frame, 128 rows", 3.5, 2.2),
+    "frame_1": Target("ms per frame, 1 row", 1.5, 0.65),
+    "frame_64": Target("ms per frame, 64 rows", 2.5, 1.4),
+    "frame_128": Target("ms per frame, 128 rows", 3.5, 2.2),
     "audio_per_s": Target("seconds of audio per second, saturated", 600, 1500, less_is_better=False),
     "first_idle": Target("first audio, idle, voice cached, p50, ms", 20, 8),
     "first_busy": Target("first audio under load, p95, ms", 50, 20),
     "underruns_busy": Target("underruns under that load", 0, 0),
     "streams": Target("real-time streams without underruns (100 ms)", 300, 1000, less_is_better=False),
-    "same_captured": Target("same tokens, captured as eager", 0.99, 1.0, less_is_better=False),
-    "same_alone": Target("same tokens, alone as among 64", 0.999, 1.0, less_is_better=False),
-    "same_cached": Target("same tokens, prefix cached as read", 0.999, 1.0, less_is_better=False),
-    "same_torch": Target("same likeliest tokens, by kernels as by torch", 0.9, 1.0, less_is_better=False),
+    "same_captured": Target("share of equal tokens, captured and eager", 0.99, 1.0, less_is_better=False),
+    "same_alone": Target("share of equal tokens, alone and among 64", 0.999, 1.0, less_is_better=False),
+    "same_cached": Target("share of equal tokens, cached and computed prefix", 0.999, 1.0, less_is_better=False),
+    "same_torch": Target("share of equal greedy tokens, kernels and torch", 0.9, 1.0, less_is_better=False),
     "start": Target("start to ready, caches warm, s", 40, 15),
 }
-SAME = {  # figures of agreement, and their names there
+SAME = {  # figure: its name in `measure_agreement`
     "same_captured": "captured as eager",
     "same_alone": "alone as in company",
     "same_cached": "prefix cached as read, in other company",
@@ -90,7 +90,7 @@ SAME = {  # figures of agreement, and their names there
 def judge(name: str, value: float | None, *, is_full: bool) -> dict[str, Any]:
     """Return a figure for the JSON output, with target and verdict (aim, must, missed) if `is_full`."""
     target = TARGETS.get(name)
-    title = target.title if target else f"ms a frame, {name.removeprefix('frame_')} rows"
+    title = target.title if target else f"ms per frame, {name.removeprefix('frame_')} rows"
     figure = {"name": name, "title": title, "value": value}
     if target is None or not is_full:
         return figure
@@ -176,7 +176,7 @@ def run_suite(config: EngineConfig, scale: Scale, seed: int, progress: Callable[
     card = card_in(torch.cuda.get_device_name()) if model.device.type == "cuda" else None
     floors = None if card is None else Floors(speaker.sizes(0), card, scale.context + scale.frames // 2)
     details["floor_ms"] = {} if floors is None else {rows: floors.time(rows).model_ms for rows in scale.rows}
-    progress("the same tokens every way")
+    progress("agreement of tokens")
     same = details["agreement"] = measure_agreement(
         model, rows=scale.company, context=scale.context, frames=scale.compared, alone=scale.alone
     )
@@ -335,7 +335,7 @@ def _start_once(settings: str) -> float:
 
 
 def main() -> None:
-    """Measure all figures: a table, then one line of JSON; the same into a file if one is named."""
+    """Measure all figures, print a table and a line of JSON, and write the JSON to `--output` if given."""
     parser = make_parser(__doc__)
     parser.add_argument("--slots", type=int, help="concurrent sentences [chosen by the engine]")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sentences and arrival times")

@@ -189,7 +189,6 @@ def _run_in_process(pipe: Connection, load: Traffic) -> None:
 
 
 async def _run(load: Traffic) -> Heard:
-    """Run the clients of one process."""
     heard, counts = Heard(), time.monotonic() + load.ramp_s
     ends = counts + load.seconds
 

@@ -2,8 +2,8 @@
 
 A client writes texts word by word and plays the audio as it arrives. `first audio` counts from the moment when the
 first word is sent; `silent` is how long the player had nothing to play between the first audio and the end. For
-interruptions, a client clears a long text up to a second after its first audio; times count from the moment when that
-message is sent.
+interruptions, a client clears a long text up to a second after its first audio; times count from the moment when the
+clearing message is sent.
 Prints a table of each, then one line of JSON.
 
 python -m benchmark.live --turns 20 --modes sentence,clause,words

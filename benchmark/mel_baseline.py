@@ -70,7 +70,7 @@ ENGINE_SECTIONS = {
     "decoder: prefill": "encode_text",
     "decoder: step": "decode_mel",
     "vocoder: step": "vocoder_inference",
-}  # its copies to the host, and the waits for them, are in steps
+}  # the engine's copies to the host, and its waits for them, are part of the steps
 MAX_CHARACTERS = 20_000
 WARM_UP_STEPS = 8
 NEVER = 9.0  # stop threshold that no probability reaches
@@ -140,7 +140,7 @@ class Original:
         model: Any = SpeechT5ForTextToSpeech.from_pretrained(directory)
         vocoder: Any = SpeechT5HifiGan.from_pretrained(directory / "vocoder")
         self._model, self._vocoder = model.to(self._device).eval(), vocoder.to(self._device).eval()
-        self._model.speecht5.decoder.prenet._consistent_dropout = lambda x, _: x  # it has no switch
+        self._model.speecht5.decoder.prenet._consistent_dropout = lambda x, _: x  # transformers has no option for this
 
     @staticmethod
     def obstacle(directory: Path | None) -> str | None:
@@ -156,14 +156,14 @@ class Original:
         """Generate `steps` steps; return the samples [T]."""
         tokens = torch.tensor([self._loaded.tokenizer.encode(tidied(text, MAX_CHARACTERS))], device=self._device)
         frames = steps * self._loaded.model.config.frames_per_step
-        ratio = (frames + 0.01) / tokens.shape[1]  # it rounds down
+        ratio = (frames + 0.01) / tokens.shape[1]  # transformers rounds down
         spoken = {"threshold": NEVER, "maxlenratio": ratio, "vocoder": self._vocoder}
         wave = self._model.generate_speech(tokens, vector.view(1, -1), **spoken).float().cpu().numpy()
         return faded(wave, self._loaded)
 
 
 def faded(wave: np.ndarray, loaded: LoadedMel) -> np.ndarray:
-    """Return a wave with both ends faded, as by the engine."""
+    """Return a wave with both ends faded like those of the engine."""
     joiner = Joiner(sample_rate=loaded.vocoder.config.sample_rate)
     return np.concatenate((joiner.push(wave), joiner.finish()))
 
@@ -248,11 +248,15 @@ def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float
     earlier ones: L (12 d² S²/2 + d S³/3 · 2 + d S² T + 2 d² S T), and P S²/2.
     """
     width, layers = config.width, config.decoder_layers
-    matrices = 6 * width**2 + 2 * width * config.decoder_ffn  # of a step: all but the text's keys and values
+    matrices = (
+        6 * width**2 + 2 * width * config.decoder_ffn
+    )  # of one step, without those for the text's keys and values
     sizes = [config.num_bins, *[config.prenet_units] * config.prenet_layers, width]
     prenet = sum(a * b for a, b in pairwise(sizes)) + width * width
-    computed = steps if cached else steps * (steps + 1) / 2  # steps, recomputed ones included
-    met = steps * (steps + 1) if cached else 2 * steps * (steps + 1) * (2 * steps + 1) / 6  # their keys and values
+    computed = steps if cached else steps * (steps + 1) / 2  # number of steps, including repeated ones
+    met = (
+        steps * (steps + 1) if cached else 2 * steps * (steps + 1) * (2 * steps + 1) / 6
+    )  # keys and values that they read
     text = 2 * width * computed * tokens + 2 * width**2 * tokens * (1 if cached else steps)
     return layers * (matrices * computed + width * met + text) + prenet * computed
 
@@ -303,7 +307,7 @@ class Comparison:
         return steps_of(text, self.plain, self.most)
 
     def latencies(self, texts: Sequence[str], repeats: int) -> tuple[list[dict[str, Any]], dict[str, Section]]:
-        """Measure all texts one after the other, `repeats` times; the engine whole and streamed.
+        """Measure all texts one after the other, `repeats` times; the engine's responses both whole and streamed.
 
         Also return the baseline's sections of the last text.
         """
@@ -341,7 +345,7 @@ class Comparison:
     def batches(self, requests: Sequence[int], repeats: int) -> list[dict[str, Any]]:
         """Measure requests of fifty characters that arrive at once: the engine `repeats` times, the baseline once.
 
-        The baseline generates one after the other, so the first N of its longest queue are also its queue of N.
+        The baseline generates one request after the other, so that the first N of its longest run count as a run of N.
         """
         text, steps, found = FIFTY, self.steps(FIFTY), []
         begun, ends = time.perf_counter(), []

@@ -1,8 +1,8 @@
 """Quality of a mel model in narrow number formats, teacher-forced: distance of the mel, MCD and PESQ.
 
 Every format is fed, step by step, the frames that float32 generated, so that differences do not accumulate. The same
-vocoder in float32 converts both mels to audio. PESQ needs the package `pesq`, and an utterance that it finds
-in the wave; a mean opinion score (DNSMOS, DistillMOS) would need trained weights.
+vocoder in float32 converts both mels to audio. PESQ needs the package `pesq`, and audio in which it detects speech; a
+mean opinion score (DNSMOS, DistillMOS) would need trained weights.
 
 python -m benchmark.mel_formats --checkpoint speecht5
 """
@@ -92,7 +92,7 @@ def pesq_of(reference: np.ndarray, wave: np.ndarray, rate: int) -> float | None:
 
 
 def open_format(directory: Path, device: torch.device, chosen: Format) -> LoadedMel:
-    """Open a checkpoint in a format, without dropout and end."""
+    """Open a checkpoint in a format, without dropout and without a stop threshold that can be reached."""
     placement = Placement(device, chosen.dtype, torch.float32, chosen.weights, chosen.kv)
     return open_mel(
         directory, placement, MelSettings(prenet_dropout="off", stop_threshold=NEVER, max_length_ratio=100.0)

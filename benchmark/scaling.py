@@ -47,12 +47,12 @@ HEADS = {
     "first_ms_p95": "p95 ms",
     "listeners": "listeners",
     "ran_dry": "dry",
-    "failed": "failed",  # of all of these loads
+    "failed": "failed",  # failed requests of these three loads
     "cores": "cores",  # of a replica, under the first load
     "cores_proxy": "proxy",
     "gb": "GB each",  # host memory of a replica
-    "lost": "lost",  # requests, when one replica is killed under the first load; None if there is but one
-    "back_s": "back s",  # until all are ready again
+    "lost": "lost",  # failed requests when one of several replicas is killed under the first load
+    "back_s": "back s",  # from then until all are ready again
 }
 PLAN = ("streams", "rate", "listeners", "frames", "seconds", "ramp_s", "listen_s")  # options in the JSON
 
@@ -65,7 +65,7 @@ class Server:
         self.client = httpx2.Client(base_url=f"http://{place.host}:{place.port}", timeout=10, trust_env=False)
 
     def wait(self, starts: int = 0) -> None:
-        """Wait until every replica is ready, after at least `starts` starts of all together.
+        """Wait until every replica is ready and all replicas together have started at least `starts` times.
 
         Raises `EngineNotReadyError` if the server ends, or takes too long.
         """
@@ -89,7 +89,7 @@ class Server:
         members: list[int] = []
         proxies: list[int] = []
         for child in psutil.Process(self._process.pid).children():
-            with suppress(psutil.Error):  # it has just ended
+            with suppress(psutil.Error):  # the process has just ended
                 if words := child.cmdline():  # a zombie has none
                     (members if PROCESS in words else proxies).append(child.pid)
         return sorted(members), sorted(proxies)

@@ -2,8 +2,8 @@
 
 python -m benchmark.scheduler --rows 1,16,64,128
 
-A turn is a plan, its launch and its report at each stage; all requests stream. Each line is the median over blocks of
-turns, which reduces the effect of other load on the machine.
+In a turn, the next step of each stage is planned, launched and reported; all requests stream. Each line is the median
+over blocks of turns, which reduces the effect of other load on the machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def policies(rows: int) -> tuple[StagePolicy, ...]:
 
 
 class NullStage(Stage):
-    """A stage whose steps return the same zeros again: `item` [items of a unit of size 1, *shape]."""
+    """A stage whose steps always return the same zeros, `item` [items of a unit of size 1, *shape]."""
 
     device, is_overlapped = torch.device("cpu"), False
 
@@ -104,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     took = {rows: measure_scheduler(rows, options.turns) for rows in options.rows}
     facts = describe_machine("cpu") | {"turns": options.turns, "scheduler_ms": took}
-    report(["rows", "ms a turn"], [[str(rows), ms] for rows, ms in took.items()], facts)
+    report(["rows", "ms per turn"], [[str(rows), ms] for rows, ms in took.items()], facts)
 
 
 if __name__ == "__main__":

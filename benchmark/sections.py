@@ -22,7 +22,7 @@ class Section:
 
     seconds: float = 0.0
     memory_mb: float = 0.0  # growth of the memory in use: to its peak on a GPU, to its end on a CPU
-    num_bytes: float = 0.0  # of weights, keys and values that it must read
+    num_bytes: float = 0.0  # bytes of weights, keys and values that the section must read
     busy_s: float | None = None  # seconds that the device computes: a GPU's kernels, a CPU's cores on average
 
     @property
@@ -32,7 +32,7 @@ class Section:
 
     @property
     def use(self) -> float | None:
-        """Share of its time that the device computes."""
+        """Share of the section's time in which the device computes."""
         return None if self.busy_s is None or not self.seconds else min(1.0, self.busy_s / self.seconds)
 
     def row(self) -> list[float | None]:

@@ -1,6 +1,7 @@
 """Load on a server over HTTP: half of the streaming clients disconnect early; counts failures of the others.
 
-Every response to a client that stays must be complete, and responses to the same text and seed must be byte-identical.
+Every response to a client that stays connected must be complete, and responses to the same text and seed must be
+byte-identical.
 Memory is read from /proc, so it needs Linux. Prints a table per minute, then one line of JSON; the exit code is 1 if a
 response failed.
 
@@ -45,7 +46,7 @@ class Minute:
     memory: list[int] = field(default_factory=list)  # bytes
 
     def row(self) -> list[float]:
-        """Return the figures of a row of the table, without its number."""
+        """Return a row of the table, without the number of the minute."""
         pings = [quantile_ms(self.pings_s, share) for share in (0.5, 0.99)]
         mib = round(sum(self.memory) / len(self.memory) / 2**20, 1) if self.memory else 0.0
         return [self.whole, self.vanished, quantile_ms(self.first_s, 0.5), *pings, mib]
@@ -100,7 +101,7 @@ async def listen(place: Place, tally: Tally, number: int, chance: random.Random 
     if not length:
         tally.failed["empty"] += 1
     elif name != f"load-{number}" or name in tally.answered:
-        tally.failed["answered twice or to another"] += 1
+        tally.failed["answered twice, or with the id of another request"] += 1
     else:
         tally.answered.add(name)
         tally.digests.setdefault(number % SEEDS, set()).add(f"{length} {digest.hexdigest()}")

@@ -1,8 +1,8 @@
 """The cascade's semantic and coarse stages, ours and vLLM's: the same random weights, prompts and lengths.
 
 For each number of concurrent sequences, it measures the seconds until each has its first token, then tokens per second,
-and the same in CPU seconds. Both alternate, and the best run of each counts, because other load on the machine can only
-slow it down. Linux only.
+and the same in CPU seconds. Runs of ours and of vLLM's alternate, and the best run of each counts, because other load
+on the machine can only slow a run down. Linux only.
 
 python -m benchmark.vllm_stages --size small --vllm-python /opt/vllm/bin/python
 """
@@ -93,7 +93,7 @@ def clocks(stage: Stage) -> np.ndarray:
 
 
 def main() -> None:
-    """Measure: a table, then one line of JSON."""
+    """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--size", default="small", help="size of the random model: tiny, small, large [small]")
     parser.add_argument("--vllm-python", type=Path, required=True, help="Python of the environment with vLLM")
@@ -119,7 +119,7 @@ def main() -> None:
             for each in chains["vLLM"].stages:
                 each.close()
     best = {name: _best(found) for name, found in figures.items()}
-    heads = ["stage, sequences", "first tokens s", "of cores", "tokens a second", "of a core"]
+    heads = ["stage, sequences", "first tokens s", "in CPU s", "tokens per second", "per CPU second"]
     result = {"size": options.size, "load": load_average(), "figures": best, "all": figures}
     report(heads, [[name, *found] for name, found in best.items()], result)
 

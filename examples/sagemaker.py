@@ -1,4 +1,4 @@
-"""Invoke a SageMaker endpoint: the local one, or with another URL and your credentials one on AWS.
+"""Invoke a SageMaker endpoint: a local one or, without the four marked lines, one on AWS with your credentials.
 
 Needs `pip install boto3` and `s1-mini serve --local-endpoint speech`.
 """

@@ -1,4 +1,4 @@
-"""Speak a sentence: set up `.venv`, serve the voice as a local endpoint, and invoke it as on AWS.
+"""Speak a sentence: set up `.venv`, serve the voice as a local SageMaker endpoint, and invoke the endpoint.
 
 Example: python scripts/demo.py "Any sentence." -o demo.wav
 
@@ -92,7 +92,7 @@ def parse(arguments: "Sequence[str]") -> "tuple[argparse.Namespace, list[str]]":
     """Return our options, and the others for `s1-mini endpoint invoke`."""
     parser = argparse.ArgumentParser(
         description="Set up .venv and speak TEXT into a sound file.",
-        epilog="All others go to `s1-mini endpoint invoke`, after TEXT: python scripts/demo.py 'Hello.' --voice anna",
+        epilog="Options of `s1-mini endpoint invoke` may follow TEXT: python scripts/demo.py 'Hello.' --voice clara",
         allow_abbrev=False,
     )
     parser.add_argument("text", metavar="TEXT", help="the sentence to speak")

@@ -18,7 +18,7 @@ class Names(griffe.Extension):
     """Takes comments as docstrings and links the public names."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Take the description of a setting, or else the comment behind an attribute or the comments above it."""
+        """Take the description of a setting, otherwise the comment after an attribute or the comments above it."""
         keywords = {getattr(each, "name", ""): each for each in getattr(attr.value, "arguments", ())}
         if "description" in keywords:
             text = str(ast.literal_eval(str(keywords["description"].value)))

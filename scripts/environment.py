@@ -121,7 +121,7 @@ class SetupError(Exception):
 
 
 class State(NamedTuple):
-    """Installed parts of `.venv`, and the unfinished step; empty once it has ended."""
+    """Installed parts of `.venv`, and the unfinished step (empty if none)."""
 
     root: str
     step: str
@@ -137,7 +137,7 @@ def run_main(main: "Callable[[list[str]], int]") -> int:
     """Run a script's `main` and return its exit code; expected errors print one sentence instead of a traceback."""
     try:
         require_python(sys.version_info[:3])
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the children too, as Ctrl-C does
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the child processes, like Ctrl-C
         return main(sys.argv[1:])
     except SetupError as error:
         say(str(error))
@@ -214,7 +214,7 @@ class Environment:
         if not self.is_ready(wanted):
             self.venv.mkdir(exist_ok=True)
             with only_one(self.venv / LOCK_NAME):
-                if not self.is_ready(wanted):  # the previous holder of the lock may have done it
+                if not self.is_ready(wanted):  # the previous holder of the lock may have installed everything
                     self._build(wanted)
         return self.python
 
@@ -235,7 +235,7 @@ class Environment:
         return all(state.installed.get(part) == wanted[part] for part in wanted) and not self._fault(state)
 
     def _fault(self, state: State) -> str:
-        """Return why the environment must be rebuilt, or an empty string. A working one made by hand is kept."""
+        """Return why the environment must be rebuilt, or an empty string. A working venv made by hand is kept."""
         if not (self.venv / "pyvenv.cfg").exists():
             return "it is not a virtual environment"
         if state.step == "create" or (state.step == "install" and PIP_HAS_BEGUN in self._last_step()):
@@ -250,13 +250,13 @@ class Environment:
         test = f"import sys, pip; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
         try:
             return self._run([str(self.python), "-c", test], None) == 0
-        except OSError:  # not there, or not a program of this machine
+        except OSError:  # missing, or a program for another system
             return False
 
     def _build(self, wanted: "Mapping[str, str]") -> None:
         state = self._read_state()
         fault = self._fault(state)
-        self.log.write_text("", encoding="utf-8")  # only now: the fault is read from the old one
+        self.log.write_text("", encoding="utf-8")  # after `_fault`, which reads the old log
         if fault:
             state = State(str(self.root), "create", {})
             self._write_state(state)
@@ -283,7 +283,7 @@ class Environment:
                 f"free some, or make {name} a link to a folder on a larger disk."
             )
         say(f"Creating {name} with Python {_dotted(sys.version_info[:3])} …")
-        # Outside any venv: the Python that runs this may be the one that was just removed.
+        # The base Python, because this script may run in the Python of the venv that was just removed.
         python = getattr(sys, "_base_executable", None) or sys.executable
         self._perform([python, "-m", "venv", str(self.venv)])
         pip = ["--require-hashes", f"--requirement={self.root / PIP_LOCK}"]
@@ -299,7 +299,7 @@ class Environment:
             gained = {part: wanted[part] for part in stale_pins}
             unhashed = self.recipe.unhashed if next(iter(self.recipe.parts)) in stale_pins else ""
             state = self._pip_install(["--require-hashes", *locks], state, {} if unhashed else gained)
-            if unhashed:  # only now: nothing that it needs is left to be found without a hash
+            if unhashed:  # last, because its dependencies are then installed, with hashes
                 state = self._pip_install([f"--requirement={self.root / unhashed}"], state, gained)
         if CHECKOUT in stale:
             say("Installing s1_mini from this checkout …")
@@ -317,7 +317,6 @@ class Environment:
         return f"Installing {count} packages ({size}) …"
 
     def _pip_install(self, arguments: "Sequence[str]", state: State, gained: "Mapping[str, str]") -> State:
-        """Run one `pip install` and return the new state."""
         self._write_state(state._replace(step="install"))
         self._perform([str(self.python), "-m", "pip", "install", *PIP_OPTIONS, *arguments])
         state = State(state.root, "", {**state.installed, **gained})
@@ -371,7 +370,8 @@ def only_one(path: Path, max_wait_s: float = 3600.0, sleep: "Callable[[float], N
             if waited_s >= max_wait_s:
                 minutes = f"{waited_s / 60:.0f} minutes"
                 raise SetupError(
-                    f"Another run has set up {path.parent.name} for {minutes}: end it or let it finish (lock: {path})."
+                    f"Another run has been setting up {path.parent.name} for {minutes}: end that run or let it finish "
+                    f"(lock: {path})."
                 )
             sleep(0.25)
             waited_s += 0.25
@@ -394,7 +394,7 @@ def _try_lock(file: "IO[str]") -> bool:
 def _run_logged(command: "Sequence[str]", log: "Path | None") -> int:
     """Run a command with its output appended to `log`, or dropped, and return its exit code."""
     env = child_env(os.environ, is_terminal=False)
-    env["PIP_USER"] = "0"  # a person's pip settings may say otherwise, and a venv cannot
+    env["PIP_USER"] = "0"  # the user's pip settings may enable --user, which fails in a venv
     with open(str(log or os.devnull), "ab") as output:
         return subprocess.call(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env)
 

@@ -26,11 +26,11 @@ COMMAND = (
 )
 # Dependencies of CUDA builds of torch, which pin them; other builds do not have these packages.
 WITH_TORCH = re.compile(r"torch|triton|(cuda|nvidia)-.*")
-BROWSER = "sys_platform == 'emscripten'"  # a Python in which no torch runs
+BROWSER = "sys_platform == 'emscripten'"  # Python in a browser, where torch does not run
 
 
 class Lock(NamedTuple):
-    """A lock file: its inputs and the locks whose versions it keeps; `above` also leaves out their pins."""
+    """A lock file, its inputs, and other locks whose versions it must have; `above`: it omits packages in those."""
 
     name: str
     inputs: "Sequence[str]"
@@ -67,8 +67,10 @@ LOCKS = (
 def main(arguments: "list[str]") -> int:
     """Write or check every lock file; return 0 if each pin says which requirements file names it."""
     parser = argparse.ArgumentParser(description="Update the lock files, with hashes.", allow_abbrev=False)
-    parser.add_argument("--upgrade", metavar="PACKAGE", action="append", default=[], help="take its newest version")
-    parser.add_argument("--check", action="store_true", help="only check that each requirement is marked as one")
+    parser.add_argument("--upgrade", metavar="PACKAGE", action="append", default=[], help="upgrade PACKAGE; repeatable")
+    parser.add_argument(
+        "--check", action="store_true", help="only check that each requirement is pinned and its pin names the file"
+    )
     options = parser.parse_args(arguments)
     if not options.check:
         write(options.upgrade)

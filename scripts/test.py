@@ -31,7 +31,8 @@ EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 # debugger. Tests with a GPU run in one process.
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
-# Without it, each process compiles all imported modules at the same time, 20 s of CPU time. pytest reports the errors.
+# Without this step, each process compiles all imported modules at the same time, which takes 20 s of CPU time. The run
+# of pytest that follows reports errors.
 COMPILE_IMPORTS = """
 import contextlib, os, pytest
 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
@@ -129,7 +130,7 @@ def run_beside(wanted: "Sequence[tuple[str, list[str]]]") -> "list[Result]":
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=str(ROOT), env=env)
             waiting[name] = process, output
             stack.callback(process.wait)
-            stack.callback(process.kill)  # which does nothing once it has ended
+            stack.callback(process.kill)  # does nothing if the process has ended
         while waiting:
             for name in [name for name, (process, _) in waiting.items() if process.poll() is not None]:
                 process, output = waiting.pop(name)

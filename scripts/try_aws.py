@@ -3,7 +3,8 @@
 Example: python scripts/try_aws.py --image … --role … --artifact s3://my-bucket/1/model.tar.gz
 
 Needs `pip install -e ".[server,aws]"`, the image, role and artifact of docs/deploy.md, and costs a few cents: an
-instance runs for about ten minutes. It is also deleted after a failure or Ctrl+C. Nothing in S3, ECR and IAM changes.
+instance runs for about ten minutes. The endpoint is also deleted after a failure or Ctrl+C. The script changes nothing
+in S3, ECR and IAM.
 The default instance has no GPU and needs the image with VARIANT=cpu.
 """
 
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     cost = "unknown" if price is None else f"at most {hours * price:.2f} USD"
     print(f"cost of the instance: {cost} ({hours * 60:.0f} minutes)")
     if not is_deleted:
-        print(f"It may still cost money: run `s1-mini endpoint delete {name}`", file=sys.stderr)
+        print(f"The endpoint may still cost money: run `s1-mini endpoint delete {name}`", file=sys.stderr)
     return int(report.has_failed)
 
 
@@ -126,7 +127,7 @@ def measure(parts: Iterable[bytes]) -> str:
 
 
 def delete(stacks: Stacks, name: str, *, is_created: bool) -> str | None:
-    """Delete the endpoint. A creation that failed may have left nothing."""
+    """Delete the endpoint. After a failed creation, there may be nothing to delete."""
     try:
         stacks.delete(name)
     except DeploymentError as error:

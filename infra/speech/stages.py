@@ -78,13 +78,13 @@ class Stage(Described):
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of its stacks, endpoints and alarms."""
+        """The beginning of the names of the stage's stacks, endpoints and alarms."""
         return f"s1-mini-{self.name}"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.vpc and self.interface_endpoints:
-            raise ValueError("interface_endpoints=true: the stage adds none to an existing network; set it to false")
+            raise ValueError("interface_endpoints=true is not possible with an existing network; set it to false")
         owners = {each.deployment.name for each in self.endpoints if each.deployment.form == "components"}
         for each in self.endpoints:
             if each.deployment.endpoint not in {None, *owners} - {each.deployment.name}:
@@ -137,7 +137,7 @@ def _build_endpoint(prefix: str, key: str, table: dict[str, Any]) -> Endpoint:
         **(ASYNC_PLACEHOLDERS if form == "async" else {}),
         "name": f"{prefix}-{key}",
         "artifact": f"{BUCKET}{artifact}",
-        "tag": {OWNER_TAG: "infra"},  # so that `s1-mini endpoint delete` refuses it
+        "tag": {OWNER_TAG: "infra"},  # so that `s1-mini endpoint delete` refuses to delete the endpoint
         "prefix_requests": slots,
     }
     if given := sorted(set(own) & set(table)):

@@ -44,7 +44,7 @@ def compose(app: App, stage: Stage) -> None:
 
 
 def _voices(app: App, stage: Stage) -> Stack:
-    """Return a stack with the component of each voice, deployed after the components."""
+    """Return the stack with the parameter that maps each voice to its component."""
     table = {
         voice: {
             "endpoint": each.deployment.endpoint or each.deployment.name,
@@ -71,13 +71,13 @@ def stack_options(stage: Stage, contents: str) -> dict[str, Any]:
     """Return region, account, tags and description of a stack. Synthesis works offline without an account."""
     return {
         "env": {"region": stage.region, "account": stage.account or None},
-        "tags": {"project": "s1-mini", "stage": stage.name},  # CloudFormation passes them to the resources
+        "tags": {"project": "s1-mini", "stage": stage.name},  # CloudFormation adds these tags to the resources
         "description": f"s1-mini {stage.name}: {contents}",
     }
 
 
 def explain(scope: IConstruct, resources: Sequence[str], *, reason: str) -> None:
-    """Acknowledge the wildcards among a statement's resources, each by itself, so that others remain findings."""
+    """Acknowledge each wildcard among a statement's resources separately, so that all other wildcards are findings."""
     for resource in map(_as_finding, map(Stack.of(scope).resolve, resources)):
         if "*" in resource:
             rule = f"AwsSolutions::AwsSolutions-IAM5[Resource::{resource}]"

@@ -35,7 +35,7 @@ PIECE = 2048  # steps per product that computes a part of a weight's gradient
 def _of_weight(x: Tensor, gradient: Tensor) -> Tensor:
     """Return the gradient [I, O] of a weight from x [N, I] and the gradient [N, O] of their product.
 
-    It is summed over many pieces, because one product over all steps would keep few multiprocessors busy.
+    The gradient is summed over pieces, because a single product over all steps would keep few multiprocessors busy.
     """
     pieces = _pieces(len(x))
     if pieces == 1:
@@ -45,7 +45,7 @@ def _of_weight(x: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _pieces(length: int) -> int:
-    """The fewest equal pieces of at most `PIECE` steps; 1 if there are none."""
+    """Return the smallest number of equal pieces of at most `PIECE` steps; 1 if `length` cannot be divided so."""
     for pieces in range(-(-length // PIECE), min(length, 8 * (length // PIECE + 1)) + 1):
         if length % pieces == 0:
             return pieces
@@ -75,7 +75,7 @@ class _Strided(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         outputs, inputs, taps = weight.shape
         blocks = x.contiguous().view(len(x), -1, taps // 2 * inputs)
-        # [S I, 2 O]: what a block adds to the next output, and to its own.
+        # [S I, 2 O]: the contributions of a block to the next output, and to its own.
         flat = weight.permute(2, 1, 0).reshape(2, -1, outputs).transpose(0, 1).flatten(1).to(x.dtype)
         ctx.save_for_backward(blocks, flat)
         ctx.shape = weight.shape
@@ -137,7 +137,7 @@ class _ToOne(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (x, flat), gradient, taps = ctx.saved_tensors, gradients[0], ctx.taps
         later = F.pad(gradient.to(x.dtype), (0, flat.shape[1] - 1)).unfold(1, flat.shape[1], 1)
-        reached = later[:, :, :taps].flip(2)  # what a step reached by each of its taps
+        reached = later[:, :, :taps].flip(2)  # gradients of the outputs that a step contributed to, by tap
         reached = F.pad(reached, (0, flat.shape[1] - taps)).flatten(0, 1)
         of_weight = _of_weight(x.flatten(0, 1), reached)[:, :taps].unsqueeze(0)
         return (reached @ flat.t()).view_as(x), of_weight, gradient.sum().view(1)
@@ -246,7 +246,7 @@ def apply(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
 
 
 class ChannelsLast:
-    """Both halves of a codec that is trained."""
+    """Encoder and decoder of a codec in training."""
 
     def __init__(self, codec: Dac, *, compiles: bool) -> None:
         self._quantizer = codec.quantizer

@@ -34,7 +34,7 @@ class Stage:
     is_adversarial: bool = True
     keeps_codes: bool = False
     breadth: int = 1  # of the discriminators
-    patience: int = 0  # steps that new discriminators have before the codec learns from them
+    patience: int = 0  # steps in which new discriminators learn before the codec does
 
 
 STAGES = {
@@ -84,12 +84,12 @@ class SpeechPool:
 
 
 class Books:
-    """All codebooks of a codec, of one size, the semantic one first; and what has been used of them."""
+    """All codebooks of a codec, the semantic one first, and how often their entries were used. Sizes are equal."""
 
     def __init__(self, quantizer: Quantizer, device: torch.device, *, compiles: bool = False) -> None:
         self._books: list[VectorQuantizer] = [*quantizer.semantic_quantizer.books, *quantizer.quantizer.books]
         self._used = torch.zeros(len(self._books), len(self._books[0].codebook.weight), device=device)
-        self._projected: list[Tensor] = []  # what the books saw last, [B, F, D] each
+        self._projected: list[Tensor] = []  # the last inputs of the books, [B, F, D] each
         self._residual: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, list[Tensor]]] = self._sum
         if compiles:
             self._residual = torch.compile(self._sum, dynamic=False, fullgraph=True)
@@ -209,7 +209,7 @@ class CodecTraining(TimedTraining):
         self.adversary = Adversary(stage.breadth).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._judges = [parameter for parameter in self.adversary.parameters() if parameter.requires_grad]
         self._judges_optimiser = self.adam([{"params": self._judges, "weight_decay": 1e-3}], betas=(0.8, 0.99))
-        self._judges_rate = torch.tensor(0.0, device=device)  # the codec's own waits until new judges have learnt
+        self._judges_rate = torch.tensor(0.0, device=device)  # separate, because the codec's rate is 0 at first
         self._let_judges_follow()
         self._patience = stage.patience if stage.is_adversarial else 0
         self.samples_per_row = config.q_window * self.codec.samples_per_frame

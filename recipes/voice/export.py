@@ -29,15 +29,14 @@ from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, write_voice
 
-# Logits are multiplied by these, of the backbone and of the depth transformer
-# (docs/internals/voice_measured.md).
+# Factors of the logits of the backbone and of the depth transformer (docs/internals/voice_measured.md).
 SLOW_COLDER, COLDER = 1.25, 1.6
 LOUDER_DB = 0.2  # gain relative to the trained codec
 # With these (`DacConfig`) all voices are at -16.0 to -16.7 LUFS, and no sample is beyond -1.1 dB.
 BOUND = {"drive": 1.25, "ceiling": 0.88}
 
-# Reference sentence and description of each voice: of five sentences, the one whose clone had the best DistillMOS
-# (three sentences, 3.7 to 4.3). `emily` is left out (2.9 at best). The first voice is the default.
+# Reference sentence and description of each voice. The sentence is the one of five whose clone had the best DistillMOS
+# (mean of three sentences, 3.7 to 4.3). `emily` is left out (2.9 at best). The first voice is the default.
 REFERENCES = {
     "julia": ("Yesterday evening, the whole family sat together and played cards.", "a woman, American, even"),
     "clara": ("She bought two apples, a loaf of bread, and a very small cake.", "a woman, British, clear"),

@@ -5,7 +5,8 @@ python -m recipes.voice.judge --packages DIR --checkpoint DIR [--checkpoint DIR 
 
 Every checkpoint synthesizes the same held-out sentences on the CPU, with the engine's defaults: in its default voice,
 in all of its voices in turn, or as the held-out speakers that `gate.py speak` wrote to `--speech`, compared with the
-teacher's own audio. These are cloned from another utterance of the speaker, or several of a given total length.
+teacher's own audio. A held-out speaker is cloned from other utterances of the same speaker that last at least
+`--recording-s`.
 `--packages` is the output of `packages.py`. Needs this folder's `requirements.txt`.
 """
 
@@ -36,7 +37,7 @@ from recipes.voice.words import compare
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.codecs.dac.config import read_dac_config
 
-KINDS = ("plain", "numbers", "plain", "names", "plain", "short", "plain", "long")  # kinds of each eight sentences
+KINDS = ("plain", "numbers", "plain", "names", "plain", "short", "plain", "long")  # of the sentences, repeated
 LOUDNESS, MARGIN, PEAK = -16.0, 1.0, -1.0  # target of exported voices: LUFS, LU, dBTP
 MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # a longer generation counts as not stopping
 # Figures of a table: heading and format.
@@ -145,7 +146,7 @@ def recording(one: Held, held: Sequence[Held], seconds: float) -> Held | None:
 
 
 def judge(said: Iterable[Said], ears: Ears) -> dict[str, float]:
-    """Return figures of utterances: means (except `lowest` and `peak`), and counts and errors in percent."""
+    """Return figures of utterances: means (except `lowest` and `true_peak`), and shares in percent."""
     natural, quality, alike, loud, peaks, wrong, words, late = [], [], [], [], [], 0, 0, 0
     took_s = seconds = 0.0
     before: dict[str, Wave] = {}
@@ -182,7 +183,7 @@ def true_peak(wave: Wave, rate: int) -> float:
 
 
 def _resampled(wave: Wave, rate: int, wanted: int) -> Wave:
-    import soxr  # is not where speech is made
+    import soxr  # not installed on machines that only generate speech
 
     return np.asarray(soxr.resample(wave, rate, wanted), np.float32)
 

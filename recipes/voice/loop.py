@@ -1,12 +1,13 @@
 """The training loop of the codec and of the dual-AR model: a captured step, replayed for a given time, on all GPUs.
 
 `DIR/NAME.pt` is the state from which the next call resumes; `DIR/NAME.safetensors` holds the exponential mean of the
-weights. With the latter alone, training starts from those weights with a fresh optimiser.
+weights. If only the second file exists, training starts from its weights with a fresh optimiser.
 
 A step is two CUDA graphs, because launching thousands of small kernels one by one makes small models slow to train.
 Between them, gradients are averaged over the processes of a `Group`, each with its own GPU and data. Processes are
 started by `python -m torch.distributed.run --nproc-per-node N -m MODULE …`, or with `RANK` and the other variables that
-it sets, or as a single process. All take the same steps at the same rates, by the clock of the first.
+it sets, or as a single process. They all use the clock of the first process, so that all take the same steps at the
+same learning rates.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def capture(first: Step, between: Step, last: Step, device: torch.device, *, war
     torch.cuda.synchronize()
     graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     for graph, part in zip(graphs, (first, last), strict=True):
-        # Only this thread is watched: NCCL's own may ask for its events meanwhile.
+        # "thread_local", because NCCL's thread may query its events during the capture.
         captures = torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
         with no_collections(), captures:
             part()
@@ -234,11 +235,11 @@ def capture(first: Step, between: Step, last: Step, device: torch.device, *, war
     return replay
 
 
-CLOCK_EVERY = 16  # readings; between them time stands still
+CLOCK_EVERY = 16  # readings of the group's clock that return the same time
 
 
 class Group:
-    """The processes; a single one needs no start."""
+    """The processes of a training, or a single process."""
 
     def __init__(self, size: int = 1, rank: int = 0) -> None:
         self.size, self.rank = size, rank
@@ -252,8 +253,8 @@ class Group:
             torch.cuda.set_stream(torch.cuda.Stream())  # nothing can be captured from the default stream
         if "RANK" not in os.environ:
             return cls(), device
-        # Its functions keep the group that exists when they are imported (as by dynamo); the group's threads then
-        # outlive it, and one of them may abort the process at its end.
+        # Imported before the group exists. Otherwise dynamo imports it later, its functions keep the group, and the
+        # group's threads outlive `leave`; one of them may abort the process at exit.
         importlib.import_module("torch.distributed.nn")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         group = cls(distributed.get_world_size(), distributed.get_rank())

@@ -23,7 +23,7 @@ Scale = tuple[int, int, float]  # window length in samples, mel bands and weight
 class MelLoss(nn.Module):
     """Mean absolute difference of log10 mel amplitudes, weighted and summed over `scales`; waves are [B, 1, T].
 
-    Amplitudes below `floor`, where nothing is heard, count as `floor`.
+    Amplitudes below `floor`, which are inaudible, count as `floor`.
     """
 
     def __init__(self, sample_rate: int, scales: Sequence[Scale], floor: float, *, compiles: bool = False) -> None:
@@ -78,7 +78,7 @@ class _Judge(nn.Module):
     def __init__(self, layers: list[nn.Conv2d]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(weight_norm(layer) for layer in layers)
-        self._convolutions = layers  # the same, with their type
+        self._convolutions = layers  # the same layers, as a list with a type
 
     @abstractmethod
     def prepare(self, wave: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class PeriodJudge(_Judge):
 
 
 class Adversary(nn.Module):
-    """All judges; `breadth` times as many channels as the smallest."""
+    """All judges; `breadth` multiplies the numbers of channels."""
 
     def __init__(self, breadth: int = 1) -> None:
         super().__init__()

@@ -49,8 +49,10 @@ class Batch:
     frames: int = 8192  # of each step, drawn at random, on which the depth transformer is trained
     dropout: float = 0.0  # of the backbone; 0.1 was worse on held-out data, also by the recogniser
     weight_decay: float = 0.05
-    noise: float = 0.0  # share of the residual codes that the backbone reads wrong: all of a frame's name it
-    epochs: float = math.inf  # maximum, of the tokens at the beginning; then no others are read
+    # Share of the residual codes that are random in the backbone's input, because all exact codes of a frame identify
+    # the frame, which helps memorizing.
+    noise: float = 0.0
+    epochs: float = math.inf  # maximum number of epochs; if set, tokens that appear after the start are not read
 
 
 Half = Literal["both", "slow", "fast"]  # layers that are trained, or whose loss chooses the best weights
@@ -117,7 +119,7 @@ class ModelTraining(TimedTraining):
             if parameter.dim() <= 1:
                 nn.init.ones_(parameter)
             else:
-                closing = name.endswith(("wo.weight", "w2.weight"))  # what is added to the skip starts small
+                closing = name.endswith(("wo.weight", "w2.weight"))  # outputs that are added to the skip start small
                 nn.init.normal_(parameter, 0.0, 0.01 if closing else 0.03)
 
     def _add_dropout(self) -> None:
@@ -169,7 +171,7 @@ class ModelTraining(TimedTraining):
 
     @staticmethod
     def _keep(block: BlockConfig) -> KVStore:
-        """Attend to the given keys and values alone, one copy for every query head."""
+        """Return a store without memory: it returns only the given keys and values, copied for every query head."""
         copies = block.num_heads // block.num_kv_heads
 
         def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ def _leaky_forward(x, bias, y, count, C: tl.constexpr, SIZE: tl.constexpr, SLOPE
 
 @jit
 def _leaky_backward(dy, y, dx, shares, count, C: tl.constexpr, TALL: tl.constexpr, SLOPE: tl.constexpr):
-    """The share of a program: the bias's gradient. C is a power of two."""
+    """Each program writes its part of the bias's gradient to `shares`. C is a power of two."""
     c = tl.arange(0, C)
     of_bias = tl.zeros([C], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(count, TALL), tl.num_programs(0)):
@@ -52,7 +52,7 @@ def _leaky_backward(dy, y, dx, shares, count, C: tl.constexpr, TALL: tl.constexp
 
 @jit
 def _distance_forward(mine, real, shares, count, SPAN: tl.constexpr):
-    """The share of a program: sums of differences and of amplitudes."""
+    """Each program writes its part of the sums of differences and of amplitudes to `shares`."""
     apart, loud = tl.zeros([SPAN], tl.float32), tl.zeros([SPAN], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(count, SPAN), tl.num_programs(0)):
         at = tl.arange(0, SPAN).to(tl.int64) + tile * SPAN
@@ -131,7 +131,7 @@ class _Distance(torch.autograd.Function):
 
 
 def squares(values: Sequence[Tensor], targets: Sequence[float]) -> Tensor:
-    """Mean squared distance of each values' equal parts along rows to `targets`, one after another, summed."""
+    """Divide the rows of each value into one equal part per target; sum the parts' mean squared distances to these."""
     flat = torch.cat([value.flatten(1) for value in values], dim=1)
     shares = _shares(tuple(value[0].numel() for value in values), flat.device)
     goal = _goal(tuple(targets), len(flat), flat.device)
@@ -169,7 +169,7 @@ def leaky(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def distance(mine: Sequence[Tensor], real: Sequence[Tensor]) -> Tensor:
-    """Return the distance of features from others, each by the others' mean amplitude, summed; layouts are equal."""
+    """Return the sum over features of mean |mine - real| / mean |real|; layouts must be equal."""
     if runs_triton(mine[0]):
         given: Tensor = _Distance.apply(*mine, *real)
         return given
@@ -183,11 +183,11 @@ def distance(mine: Sequence[Tensor], real: Sequence[Tensor]) -> Tensor:
 # gathers sums over time (and adds the residual), one normalizes and applies Snake. x is [B, C, 1, T], channels last.
 
 EPS = 1e-5
-STEPS, ROUNDS = 32, 16  # of time: one load, and loads of one program
+STEPS, ROUNDS = 32, 16  # time steps per load, and loads per program
 
 
 def norm_snake(x: Tensor, style: Tensor, alpha: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Norm x over time, scale and shift it by style [B, 2 C], apply Snake; x keeps x + residual if one is given."""
+    """Norm x over time, scale and shift it by style [B, 2 C], apply Snake. A residual is first added to x in place."""
     if runs_triton(x):
         return _norm_snake_fused(x, style, alpha, residual)
     if residual is not None:

@@ -21,9 +21,9 @@ from recipes.voice.sizes import ALPHABET, LANGUAGE
 from recipes.voice.texts import held_out_sentences, load, utterances
 from s1_mini.text.form import TextForm
 
-# The letter A, which hibari reads as the article: next to another single letter, or a capital within a sentence.
+# hibari always reads A as the article. This matches A as a letter: next to a single letter, or a capital in a sentence.
 LETTER_A = re.compile(r"\bA\b(?= [A-Z]\b)|(?<=\b[A-Z] )A\b|(?<=[a-z,;:] )A\b")
-LIKE_THE_LETTER = "eh"  # what hibari says as the letter
+LIKE_THE_LETTER = "eh"  # hibari reads this like the letter
 
 
 def write(texts: Iterable[str], output: Path, *, num_british: int | None = None) -> int:

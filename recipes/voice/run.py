@@ -64,7 +64,7 @@ def train(stage: str, seconds: float, options: argparse.Namespace, num_gpus: int
 def environments(num_gpus: int) -> list[dict[str, str]]:
     """Return the environment of each process of a training.
 
-    Each process sees only its own GPU, as number 0, so that all can use what torch's compiler made for one of them.
+    Each process sees only its own GPU, as number 0, so that all can use the kernels that torch compiles for one GPU.
     """
     if num_gpus < 2:
         return [{}]

@@ -53,7 +53,7 @@ def write_shard(path: Path, **arrays: Any) -> None:
 
 
 class NewShards:
-    """The shards of a directory that `accepts` their names, each once; more may appear at any time."""
+    """Reads each shard of a directory once, if `accepts` accepts its name; more may appear at any time."""
 
     def __init__(self, directory: Path, accepts: Callable[[str], bool]) -> None:
         self.directory, self._accepts = directory, accepts

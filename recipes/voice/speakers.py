@@ -1,7 +1,7 @@
 """Many distinct speakers from the teacher's style tables: mixtures, moved away from the mean, shifted in pitch.
 
 A style row contains timbre (the decoder's half) and prosody (the predictor's half). Each half of a speaker is a
-separate mixture, moved away from the mean of all voices, and its audio is resampled by its own factor.
+separate mixture, moved away from the mean of all voices. The audio is resampled by a factor that each speaker has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recipes.voice.weights import STYLE
 
 # Voices that are not used for training speakers: a woman and a man of each accent.
 HELD_OUT = ("af_sarah", "am_eric", "bf_isabella", "bm_daniel")
-# Alone, they have a DistillMOS of 3.8 to 4.0; the others have 4.4 to 4.7. af_nicole whispers.
+# Voices that are also left out: their DistillMOS is 3.8 to 4.0, that of the others 4.4 to 4.7. af_nicole whispers.
 POOR = ("af_nicole", "am_puck", "bf_alice", "bm_lewis")
 PITCHES = (0.92, 0.96, 1.0, 1.0, 1.0, 1.04, 1.09)  # resampling: pitch and formants together; 1 three times as often
 # The voices of the built-in checkpoint by their names there, and their speaking rates in the training data.
@@ -52,7 +52,7 @@ class Speaker:
 
     @property
     def is_british(self) -> bool:
-        """Whether its prosody is mostly British, so that it needs British phonemes."""
+        """Whether the prosody is mostly British, so that the speaker needs British phonemes."""
         return sum(w for v, w in zip(self.talk.voices, self.talk.weights, strict=True) if v[0] == "b") > 0.5
 
 

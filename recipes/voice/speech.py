@@ -32,7 +32,8 @@ GROUP = 8 * CHUNK  # texts that are sorted by length
 MAX_PHONEMES = 240
 MAX_S = 16.0
 KEPT_LEAD_S = 0.05  # part of the teacher's initial silence of a third to half a second that is kept
-# Kept after the last phoneme, or the last audio if earlier, and faded out: the teacher may breathe for 0.8 s.
+# Kept after the last phoneme, or after the last audio if that is earlier, and faded out. The teacher may breathe for
+# 0.8 s at the end.
 KEPT_TAIL_S = 0.25
 KEPT_FRAMES = round(KEPT_TAIL_S * RATE / SAMPLES_PER_FRAME)
 LOUD = 300  # of 32,768
@@ -43,7 +44,7 @@ MAX_PLANS = 16  # of cuFFT
 class Text(NamedTuple):
     """A text as American and as British phonemes."""
 
-    number: int  # its place in the phonemes' file
+    number: int  # position in the phonemes' file
     american: str
     british: str
 
@@ -100,7 +101,7 @@ class Studio:
         """Generate as many at once as fit into memory, which other processes may have taken."""
         try:
             yield from list(self._spoken(waiting, num_frames))
-        except RuntimeError as error:  # of torch, or of cuFFT, which does not know torch's own
+        except RuntimeError as error:  # cuFFT raises a plain RuntimeError if it lacks memory
             lacks_memory = isinstance(error, torch.OutOfMemoryError) or "cuFFT" in str(error)
             if len(waiting) == 1 or not lacks_memory:
                 raise

@@ -1,11 +1,11 @@
 """Generate speech with the teacher in batches: phonemes to durations, then rows of equal length to audio at 24 kHz.
 
-The first half uses padded batches, because masks and packed LSTMs are exact. The second uses rows with the same number
-of frames, which need no mask; the last phoneme is lengthened to a multiple of `SHELF` frames, so that only about 40
-numbers occur.
+The first half (`prepare`) uses padded batches, because its masks and packed LSTMs are exact. The second half (`speak`)
+uses rows with the same number of frames, which need no mask; the last phoneme is lengthened to a multiple of `SHELF`
+frames, so that only about 40 different numbers occur.
 
-The generator works channels last in half precision, with fused norms: the same sums as the package's own, with phases
-and spectra in float32. Shapes: B rows, C channels, T steps.
+The generator computes the same as that of the package, but channels last and in half precision, with fused norms;
+phases and spectra are in float32. Shapes: B rows, C channels, T steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from recipes.voice.weights import STYLE, load_teacher
 RATE = 24_000
 SAMPLES_PER_FRAME = 600  # 25 ms
 SHELF = 8  # frames; the first use of each count costs a tenth of a second
-SHORT, LAST_FRAMES = 20, 8  # in texts of up to 20 phonemes, a last phoneme over 8 frames is drawled or breathed out
+SHORT, LAST_FRAMES = 20, 8  # the last phoneme of texts of up to 20 phonemes has at most 8 frames; longer ones drawl
 MARKS = frozenset(' .,!?;:…—"()“”')  # characters among phonemes without audio of their own
 
 
@@ -37,7 +37,7 @@ class Spoken(NamedTuple):
     durations: Tensor  # [P] frames of each phoneme, their sum a multiple of SHELF
     style: Tensor  # [256]
     num_frames: int  # before the last phoneme was lengthened
-    num_sounding: int  # of these, until the end of the last phoneme that is not a mark
+    num_sounding: int  # number of these frames up to the end of the last phoneme that is not a mark
 
 
 def last_sounds(is_silent: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Teacher:
             row[: len(given)] = torch.tensor(given)
         table = table.to(self.device)
         absent = torch.arange(table.shape[1], device=self.device) >= lengths.to(self.device).unsqueeze(1)
-        # In float32: half precision moves durations and pitch.
+        # In float32, because half precision changes durations and pitch.
         context = modules["bert_encoder"](modules["bert"](table, attention_mask=(~absent).int()))
         predictor = modules["predictor"]
         features = predictor.text_encoder(context.transpose(1, 2), styles[:, STYLE:], lengths, absent)
@@ -144,7 +144,7 @@ class Block:
         ]
 
     def __call__(self, x: Tensor, style: Tensor) -> Tensor:
-        residual = None  # is added where the next norm reads x anyway
+        residual = None  # added by the next norm, which reads x anyway
         for first, second, before, between, alpha, other_alpha in self._layers:
             y = first(norm_snake(x, before(style), alpha, residual))
             x, residual = second(norm_snake(y, between(style), other_alpha)), x

@@ -5,9 +5,9 @@ python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds
 
 `DIR` contains the finished codec. `--phonemes` is a file written by `phonemes.py` or a folder of such files, of which
 each part uses its share; `--held-out` has held-out sentences, which part 0 synthesizes first. `--again` is the number
-of earlier runs of this part, so that it uses new texts; `--beside` is the number of processes that share its GPU. A
-speaker has eight texts, synthesized in any order and then written consecutively to `DIR/tokens`. The model gets
-normalized text, as from the engine.
+of earlier runs of this part, so that it uses other speakers and another order of texts; `--beside` is the number of
+processes that share its GPU. A speaker has eight texts, synthesized in any order and then written consecutively to
+`DIR/tokens`. The texts are normalized, like those that the engine passes to the model.
 
 The vocabulary consists of single bytes, the pieces of the speaker tag, S1's control tokens and semantic tokens. Bytes
 are enough for a language that is only read aloud; the tag is merged so that it costs five tokens.
@@ -49,7 +49,7 @@ TENS = re.compile(
     r"\b(twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)-(one|two|three|four|five|six|seven|eight|nine)\b", re.I
 )
 ROWS = 32  # utterances encoded at once, sorted by length so that little is padding
-STEP = 16  # frames; keeps the number of lengths small, because each new one costs a GPU a tenth of a second
+STEP = 16  # frames; lengths are multiples of it, because each new length costs a GPU a tenth of a second
 PER_GROUP = 8  # utterances of one speaker in a prompt
 NUM_SEMANTIC = 1024
 MERGED = ("<|", "|>", "sp", "spe", "spea", "speak", "speake", "speaker")
@@ -160,7 +160,9 @@ class Corpus:
         starts, lengths = starts.gather(1, order), lengths.gather(1, order)
         ends = lengths.cumsum(-1)
         position = torch.arange(columns - 1, device=ends.device)
-        segment = (position.view(1, -1, 1) >= ends.unsqueeze(1)).sum(-1)  # segments that end at or before it
+        segment = (position.view(1, -1, 1) >= ends.unsqueeze(1)).sum(
+            -1
+        )  # number of segments that end at or before the position
         there = segment < PER_GROUP
         segment = segment.clamp_max(PER_GROUP - 1)
         index = starts.gather(1, segment) + position - (ends - lengths).gather(1, segment)

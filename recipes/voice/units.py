@@ -86,7 +86,10 @@ def _backward_outer(
     dy, inner, a2, w2, d_inner, shares, steps, tiles_a_row, tiles,
     C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Through W2 and the second Snake; the shares of a program: W2's gradient, then b2's, b1's and a2's."""
+    """Backward through W2 and the second Snake.
+
+    Each program writes its parts of the gradients of W2, b2, b1 and a2 to `shares`, in this order.
+    """
     c = tl.arange(0, WIDE)
     there = c < C
     square = there[:, None] & there[None, :]
@@ -121,7 +124,7 @@ def _backward_inner(
     dy, d_inner, x, a1, w1, dx, shares, steps, tiles_a_row, tiles, dilation,
     C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Through W1 and the first Snake; the share of a program: a1's gradient."""
+    """Backward through W1 and the first Snake; each program writes its part of a1's gradient to `shares`."""
     c = tl.arange(0, WIDE)
     there = c < C
     square = there[:, None] & there[None, :]
@@ -154,7 +157,7 @@ def _backward_taps(
     d_inner, x, a1, shares, steps, tiles_a_row, tiles, dilation,
     C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one tap of W1: the share of a program."""
+    """Each program writes its part of the gradient of one tap of W1 to `shares`."""
     tap = tl.program_id(0)
     c = tl.arange(0, WIDE)
     there = c < C
@@ -187,7 +190,7 @@ def _snake_backward(
     dy, x, alpha, dx, shares, count,
     C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The share of a program: alpha's gradient. `count` is of steps of all rows."""
+    """Each program writes its part of alpha's gradient to `shares`. `count` is the number of steps of all rows."""
     c = tl.arange(0, WIDE)
     there = c < C
     factor = tl.load(alpha + c, mask=there, other=1.0)[None, :]
@@ -204,7 +207,6 @@ def _snake_backward(
 
 
 def _sizes(channels: int) -> dict[str, int]:
-    """Tile sizes of a kernel by its channels."""
     wide = max(16, triton.next_power_of_2(channels))
     tall, warps = {16: (128, 4), 32: (128, 4), 64: (128, 8)}.get(wide, (64, 8))
     return {"C": channels, "WIDE": wide, "TALL": tall, "num_warps": warps, "num_stages": 2}

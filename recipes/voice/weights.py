@@ -1,7 +1,7 @@
 """Load the teacher's weights from its eight-bit ONNX graph into the modules of the package `kokoro`.
 
-Every quantized node of the graph has the path of its module as its name, so its name identifies the parameter and its
-inputs are the values. Float initializers have the name of their parameter.
+The name of every quantized node of the graph is the path of a module, which identifies the parameter; the inputs of the
+node are the parameter's values. Float initializers have the name of their parameter.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read_graph(path: Path) -> dict[str, Floats]:
     named: dict[str, Floats] = {}
     for name, array in arrays.items():
         if name.startswith(("encoder.", "decoder.")) and array.dtype == np.float32 and not name.endswith("_scale"):
-            named[name.split(".", 1)[1]] = array  # the first word is the exporter's own
+            named[name.split(".", 1)[1]] = array  # the exporter has added the first word
     dequantised = {node.input[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
     for node in graph.node:
         named.update(_weights_of(node, arrays, dequantised))

@@ -22,7 +22,7 @@ _ABBREVIATIONS = {
     "jan": "january", "feb": "february", "mar": "march", "apr": "april", "jun": "june", "jul": "july",
     "aug": "august", "sep": "september", "sept": "september", "oct": "october", "nov": "november", "dec": "december",
 }  # fmt: skip
-# What the recogniser's dictionary writes in two ways, or as one word or two.
+# Words that the recogniser writes in several ways.
 _VARIANTS: dict[str, tuple[Words, ...]] = {
     "goodbye": (("good", "bye"),),
     "okay": (("ok",), ("o", "k")),
@@ -104,7 +104,7 @@ def _align(places: Sequence[Sequence[Words]], heard: Words) -> tuple[int, Words]
                 end = _advance(end, word, heard)
             ends.append(end)
         row = [min(column, key=lambda cell: cell[0]) for column in zip(*ends, strict=True)]
-        # A spelling may now be followed by additions that were cheaper from another one.
+        # Additions after this position may be cheaper with a different spelling.
         for j in range(1, len(row)):
             row[j] = min(row[j], (row[j - 1][0] + 1, row[j - 1][1]), key=lambda cell: cell[0])
     return row[-1]

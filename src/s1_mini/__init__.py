@@ -1,4 +1,4 @@
-"""s1_mini: a text-to-speech engine for codec-language-model voices.
+"""s1_mini: a text-to-speech engine for codec language models and SpeechT5.
 
 The engine, its settings and its responses are imported on first use, so that `import s1_mini` loads neither torch nor
 pydantic.

@@ -27,7 +27,7 @@ class CacheStats:
 
 
 class ByteCache(Generic[Value]):
-    """Values by key, together at most `max_bytes` bytes, and at most `max_entries` of them."""
+    """Values by key: at most `max_entries` values, and at most `max_bytes` bytes in total."""
 
     def __init__(self, max_bytes: int, max_entries: int | None = None) -> None:
         self.max_bytes, self.max_entries = max_bytes, max_entries
@@ -74,7 +74,7 @@ class ByteCache(Generic[Value]):
             self._move(key)
 
     def is_pinned(self, key: str) -> bool:
-        """Whether `key` is exempt from eviction."""
+        """Return whether `key` is exempt from eviction."""
         return key in self._pinned
 
     def remove(self, key: str) -> None:

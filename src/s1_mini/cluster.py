@@ -1,7 +1,7 @@
 """Entry point of Ray Serve: `serve run s1_mini.cluster:app` (docs/cluster.md).
 
 It deploys the stages of a family, each with its own replicas and machines, and an ingress, which is the server of
-`s1-mini serve`. Of the modules that run stages, only this one imports Ray.
+`s1-mini serve`. No other module that runs stages imports Ray.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from s1_mini.remote.work import Call, Facts, Piece, Work
 
 CPUS = 0.2  # default for a replica of a stage, small enough that all stages fit a laptop
-SLOTS_ON_GPU, SLOTS_ON_CPU = 64, 4  # defaults for the utterances that Ray sends to a replica of the first stage
-MANY = 1024  # utterances at a replica of a later stage; most of them wait for the previous stages
+SLOTS_ON_GPU, SLOTS_ON_CPU = 64, 4  # default limits of utterances at a replica of the first stage
+MANY = 1024  # default limit of utterances at a replica of a later stage; most of them wait for the previous stages
 LOAD = 0.75  # another replica is started above this mean share of the utterances that a replica can have
 HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
 LOOK_S = 2.0  # interval of the replica count in `/health`
@@ -59,7 +59,7 @@ def app(args: dict[str, Any]) -> Application:
     config, cluster = settings_of(args)
     family = open_checkpoint(config, with_weights=False).family
     check(config, cluster, family)
-    if ray.is_initialized():  # otherwise the ingress checks
+    if ray.is_initialized():  # otherwise the ingress checks the resources when it starts
         check_resources(config, cluster, family.stage_names, _nodes())
     previous: Application | None = None
     stages: dict[str, Application] = {}
@@ -70,7 +70,8 @@ def app(args: dict[str, Any]) -> Application:
         previous = stages[name] = bound
     server = ServerSettings()
     options = options_of(INGRESS, config, cluster, is_first=False) | {
-        "max_ongoing_requests": 2 * server.max_requests,  # the server refuses more itself, and must answer `/ping`
+        # Above the server's own limit, so that the server itself refuses requests, and still answers `/ping`.
+        "max_ongoing_requests": 2 * server.max_requests,
         "graceful_shutdown_timeout_s": server.drain_timeout_s,
     }
     ingress = serve.deployment(serve.ingress(_started_app)(Ingress)).options(**options)
@@ -78,7 +79,7 @@ def app(args: dict[str, Any]) -> Application:
 
 
 def settings_of(args: Mapping[str, Any]) -> tuple[EngineConfig, ClusterSettings]:
-    """Return engine and cluster settings from keywords. Raises `ConfigurationError` for an unknown one."""
+    """Return engine and cluster settings from keywords. Raises `ConfigurationError` for an unknown keyword."""
     ours = {name: value for name, value in args.items() if name in ClusterSettings.model_fields}
     config = EngineConfig(**{name: value for name, value in args.items() if name not in ours})
     if config.checkpoint_path is not None and config.checkpoint_path.is_dir():
@@ -123,7 +124,7 @@ def _count_of(name: str, cluster: ClusterSettings) -> Count:
 def needs_of(name: str, config: EngineConfig, cluster: ClusterSettings) -> dict[str, float]:
     """Return the CPUs and GPUs of one replica."""
     gpus = cluster.gpus.get(name, float(name != INGRESS and config.device.startswith("cuda")))
-    # The ingress needs none, so that it can start and report missing resources.
+    # By default, the ingress reserves no CPU, so that it can start and report missing resources.
     cpus = cluster.cpus.get(name, 0.0 if name == INGRESS else CPUS)
     return {"num_cpus": cpus, "num_gpus": gpus}
 

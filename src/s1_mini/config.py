@@ -88,9 +88,9 @@ class LoadSettings(BaseSettings):
     )
     codec_dtype: Precision = Field("auto", description="number format of the codec's decoder; auto: float16 on a GPU")
     weights_dtype: WeightFormat = Field(
-        "full", description="number format of the weights in large matrix products; full: as `S1_MINI_PRECISION`"
+        "full", description="number format of the weights in large matrix products; full: `S1_MINI_PRECISION`"
     )
-    kv_dtype: KVFormat = Field("full", description="number format of the KV cache; full: as `S1_MINI_PRECISION`")
+    kv_dtype: KVFormat = Field("full", description="number format of the KV cache; full: `S1_MINI_PRECISION`")
 
     @field_validator("precision", "codec_dtype", mode="before")
     @classmethod
@@ -103,7 +103,7 @@ class LoadSettings(BaseSettings):
         return _FORMAT_SPELLINGS.get(str(value).lower(), str(value).lower())
 
 
-class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # each family has its own
+class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # each family adds its settings
     """Settings of `ProductionTTSEngine`, by keyword or by `S1_MINI_*` variable, including those of all families.
 
     Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the keyword or the variable that
@@ -119,8 +119,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     compile_backend: CompileBackend = Field("auto", description="eager (alias off): no compilation")
     compile_cache_path: Folder = Field(
         None,
-        description="folder that keeps compiled kernels for the next start; the first engine of a process "
-        "sets it for all",
+        description="folder that keeps compiled kernels for the next start; all engines of a process use the folder of "
+        "the first one",
     )
 
     # Batching: requests join and leave at every frame (core/scheduler.py).
@@ -137,7 +137,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         ge=0,
         le=60_000,
         validation_alias=_variables("BATCH_TIMEOUT_MS", "BATCH_TIMEOUT"),
-        description="how long a piece waits for others to form a batch",
+        description="how long a sentence piece waits for other pieces to form a batch",
     )
     batch_grouping: bool = Field(True, description="start pieces with the same voice together")
     max_queue_size: int = Field(1024, ge=1, description="maximum number of requests in the queue")
@@ -168,7 +168,9 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         None, description="folder of encoded recordings, kept for the next start and shared by processes"
     )
     reference_cache_disk_mb: float = Field(
-        1000.0, gt=0, description="maximum size of that folder; the least recently used recordings are deleted first"
+        1000.0,
+        gt=0,
+        description="maximum size of the folder of encoded recordings; the least recently used ones are deleted first",
     )
 
     # Named voices in addition to the checkpoint's own (voices/registry.py).
@@ -215,7 +217,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     stuck_after_s: float = Field(
         120.0, gt=0, description="how long one operation, such as a frame, may take before the engine counts as hung"
     )
-    vram_clear_on_oom: bool = Field(True, description="release unused memory to the GPU when it runs out")
+    vram_clear_on_oom: bool = Field(True, description="release unused memory if the GPU runs out of memory")
     metrics_enabled: bool = Field(True, description="publish the engine's metrics")
 
     def __init__(self, **values: Any) -> None:
@@ -242,13 +244,13 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
 
 
 def set_variable(name: str) -> str | None:
-    """Return the variable that sets a field unless a keyword does, or None."""
+    """Return the name of the environment variable that is set for a field, or None."""
     given = {variable.upper() for variable, value in os.environ.items() if value}
     return next((variable for variable in variables_of(EngineConfig, name) if variable in given), None)
 
 
 def _as_given(name: str, keywords: Container[str]) -> str:
-    """Return the keyword or the variable that was set; pydantic names the field or its first variable."""
+    """Return the keyword or the variable that was set, given the field or variable that pydantic names."""
     fields = EngineConfig.model_fields
     field = next((field for field in fields if name in (field, *variables_of(EngineConfig, field))), None)
     if field is None:

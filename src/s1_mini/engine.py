@@ -74,11 +74,11 @@ class _Lifecycle:
     def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
         """Load another checkpoint, or the same one again, while requests continue.
 
-        The old checkpoint finishes its accepted requests; the new one gets all later requests. Until the old one has
-        finished, both are in memory, so a GPU needs room for a second one (`kv_cache_gb` limits each). If the new one
-        cannot be loaded, the old one stays loaded and the method raises `CheckpointError`, `ConfigurationError` or
-        `CapacityError`. After `timeout_s`, the remaining requests of the old one end with `EngineNotReadyError`. Voices
-        added to memory and pins are kept if the codec is the same.
+        The old checkpoint finishes its accepted requests; the new checkpoint gets all later requests. Meanwhile, both
+        are in memory (`kv_cache_gb` limits the KV cache of each). If the new checkpoint cannot be loaded, the old one
+        stays loaded and the method raises `CheckpointError`, `ConfigurationError` or `CapacityError`. After
+        `timeout_s`, the remaining requests of the old checkpoint end with `EngineNotReadyError`. Pins, and voices that
+        were added in memory, are kept if the codec is the same.
         """
         with self._lifecycle:
             old = self._ready()
@@ -132,7 +132,7 @@ class _Lifecycle:
         try:
             await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
-            await asyncio.to_thread(self.stop)  # waits until it has started
+            await asyncio.to_thread(self.stop)  # `stop` waits until `start` has finished
             raise
         return self
 
@@ -231,9 +231,9 @@ class _Voices(_Lifecycle):
         replace: bool = False,
         client: str = "",
     ) -> VoiceInfo:
-        """Add a voice as `add_voice` does, without blocking the event loop; cancelling it changes no voice.
+        """Add a voice as `add_voice` does, without blocking the event loop; a cancelled call adds no voice.
 
-        Recordings of one `client` take turns with those of others.
+        Waiting recordings are encoded for one `client` after another in turn.
         """
         reference = Reference(reference_audio, reference_text)
         adding = self._add_voice(name, reference, description, replace=replace, client=client)
@@ -254,7 +254,7 @@ class _Voices(_Lifecycle):
     ) -> None:
         """Encode a reference now, so that later requests with it do not wait.
 
-        Recordings of one `client` take turns with those of others.
+        Waiting recordings are encoded for one `client` after another in turn.
 
         Raises `ReferenceAudioError`, `TextError` or `EngineError`.
         """
@@ -270,7 +270,7 @@ class _Voices(_Lifecycle):
         self._ready().voices.delete(name)
 
     def pin_voice(self, name: str) -> VoiceInfo:
-        """Keep a voice in the caches until `unpin_voice` or `stop`, and prefill it soon.
+        """Keep a voice in the caches until `unpin_voice` or `stop`, and prefill it in the background.
 
         Raises the errors of `describe_voice`, and `CapacityError` if it does not fit with the other pinned voices.
         """
@@ -323,8 +323,9 @@ class ProductionTTSEngine(_Voices):
     ) -> GenerationResponse:
         """Return the whole audio of `text`.
 
-        Its `audio_bytes` are a file of `audio_format`, encoded when they are first read, or already here with
-        `return_bytes`. Raises the errors of `stream`, and `ParameterError` for an unknown format.
+        The response's `audio_bytes` are a file in `audio_format`. They are encoded when they are first read or, with
+        `return_bytes`, before this method returns. Raises the errors of `stream`, and `ParameterError` for an unknown
+        format.
         """
         request = TTSRequest.of(text, **options)
         chosen, started = check_format(audio_format), time.perf_counter()
@@ -412,7 +413,7 @@ class ProductionTTSEngine(_Voices):
                 prepared = running.prepare(request)
                 return running.begin(request, prepared, prepared.voices(deadline), deadline, streams=streams)
             except EngineNotReadyError:
-                if self._running is running:  # otherwise `reload` has replaced it meanwhile
+                if self._running is running:  # otherwise `reload` has replaced `running`, so try again
                     raise
 
     async def _begin_async(self, request: TTSRequest, *, streams: bool) -> Output:
@@ -436,7 +437,7 @@ class ProductionTTSEngine(_Voices):
 
     async def _compose_async(self, request: TTSRequest, plan: Plan, deadline: float, *, streams: bool) -> Output:
         client = request.flow[0] or request.flow[1]
-        for reference in request.references:  # encoded once, before any part; the parts find it in the cache
+        for reference in request.references:  # encode each once; all parts then find it in the cache
             encoding = await in_thread(partial(self._ready().encode, reference, client), Future.cancel)
             await wait_async(encoding, deadline)
         submit = partial(self._submit, deadline=deadline, streams=streams)
@@ -455,6 +456,6 @@ def _matched(name: str, values: Any, count: int) -> list[Any]:
     listed = _listed(name, values)
     if len(listed) != count:
         raise ParameterError(
-            name, f"has {len(listed)} items for {count} texts; give one for each text, with None where there is none"
+            name, f"has {len(listed)} items for {count} texts; give one item per text, None for a text without one"
         )
     return listed

@@ -2,7 +2,8 @@
 
 Each error has a stable `code` for programs and a message for people: the given value, the allowed values, the setting
 to change. `RequestError` and its subclasses name the `field` at fault and are the caller's mistakes, except
-`VoiceFileError`; the others concern the installation or its state, except `CapacityError`, which a request can cause.
+`VoiceFileError`. All other errors concern the installation or its state, except `CapacityError`, which a request can
+cause.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ class S1MiniError(Exception):
     code = "s1_mini_error"
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle arguments and attributes: the constructors of subclasses take other arguments."""
+        """Pickle `args` and attributes, because the constructors of subclasses take different arguments."""
         return _without_init, (type(self), self.args), self.__dict__
 
 
@@ -41,7 +42,7 @@ class CheckpointNotFoundError(CheckpointError):
 
 
 class CheckpointFileError(CheckpointError):
-    """A file of the checkpoint is missing, truncated, foreign or unreadable."""
+    """A file of the checkpoint is missing, truncated, unreadable or of the wrong kind."""
 
     code = "checkpoint_file_invalid"
 

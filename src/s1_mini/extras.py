@@ -1,6 +1,6 @@
 """Optional dependencies, and an error with the command that installs them.
 
-The Python engine and `s1-mini say` need none. Code that needs one calls `require` first.
+The Python engine and `s1-mini say` need no extra. Code that needs an extra calls `require` first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Open regular files only; rename and delete files that other processes may have open.
 
-Windows refuses to rename and delete a file while a reader, a virus scanner or an indexer has it open, usually only
-briefly, so both are retried there for one second.
+Windows refuses to rename or delete a file while a reader, a virus scanner or an indexer has it open, which is usually
+brief. On Windows, both operations are therefore retried for about one second.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class Files:
         self._insist(path.unlink)
 
     def publish(self, path: Path, content: bytes, *, replace: bool = True) -> None:
-        """Write a temporary file and rename it, so that readers see the old file, none, or the complete new one.
+        """Write a temporary file and rename it, so that readers see the old file, no file, or the complete new file.
 
-        That also holds after a crash. Raises `OSError`, and without `replace` `FileExistsError`.
+        The same holds after a crash. Raises `OSError`, and for an existing file `FileExistsError` unless `replace`.
         """
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".tmp", dir=path.parent)
         unfinished = Path(name)

@@ -29,7 +29,7 @@ class GenerationResponse:
     spoken_text: str = ""  # the normalized text, with numbers and signs in words if the checkpoint reads words
     warning: str | None = None  # skipped characters, or a text in another language
     words: tuple[Word, ...] = ()  # when each word is spoken, if `word_times` was requested
-    marks: tuple[SpokenMark, ...] = ()  # when each `<mark>` of SSML is reached, if it was
+    marks: tuple[SpokenMark, ...] = ()  # the `<mark>` elements of SSML that were reached, with their times
 
     success: ClassVar[Literal[True]] = True
     error: ClassVar[None] = None

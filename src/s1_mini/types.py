@@ -167,7 +167,7 @@ class SpeechOptions(SharedOptions, total=False):
     """All options of a request as keywords, described in `TTSRequest` and `SamplingParams`."""
 
     reference_audio: Audio | None  # a recording of the voice to clone, instead of `voice`
-    reference_text: str | None  # its transcript, word for word
+    reference_text: str | None  # transcript of the recording, word for word
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class TTSRequest:
     voice: str | None = None  # a named voice, instead of references; None: the checkpoint's default
     language: str | None = None  # name or tag, such as "english" or "en"; None: the model decides
     instructions: str = ""  # how to speak, such as "Whisper."; not supported by every checkpoint
-    sampling: SamplingOptions = field(default_factory=SamplingOptions, hash=False)  # those that were given
+    sampling: SamplingOptions = field(default_factory=SamplingOptions, hash=False)  # only options that were given
     chunk_profile: ChunkProfile | None = None  # None: balanced
     normalize: Normalize | None = None  # None: as set by S1_MINI_NORMALIZE
     on_unsupported: OnUnsupported | None = None  # None: as set by S1_MINI_ON_UNSUPPORTED
@@ -197,7 +197,7 @@ class TTSRequest:
     flow: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
-        complete_sampling(self.sampling)  # for its checks
+        complete_sampling(self.sampling)  # raises for invalid options
         if self.language is not None:
             check_string("language", self.language, MAX_LANGUAGE_LENGTH)
         check_string("instructions", self.instructions, MAX_INSTRUCTIONS_LENGTH)
@@ -247,17 +247,17 @@ class Word:
     """A word of a request's text, and when it is spoken."""
 
     text: str  # as it is written
-    start: int  # of its first character in the request's text
-    stop: int  # behind its last character
+    start: int  # position of the word's first character in the request's text
+    stop: int  # position after its last character
     start_s: float  # seconds from the start of the request's audio
-    end_s: float  # seconds, when it ends
+    end_s: float  # the same for the end of the word
 
 
 @dataclass(frozen=True)
 class SpokenMark:
     """A `<mark>` of a request's SSML, and when it is reached."""
 
-    name: str  # its attribute `name`
+    name: str  # attribute `name` of the element
     start: int  # position of the element's first character in the request's text
     stop: int  # position after its last character
     time_s: float  # seconds from the start of the request's audio

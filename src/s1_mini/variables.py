@@ -1,4 +1,4 @@
-"""The `S1_MINI_*` variables of all packages, their settings' base class, and hints for misspelt ones.
+"""The `S1_MINI_*` variables of all packages, a base class for settings, and suggestions for misspelt variables.
 
 A package that reads variables registers its settings class here by name, so that a plain engine imports none of them.
 """
@@ -55,7 +55,7 @@ def variables_of(settings: Any, field: str) -> list[str]:
 
 
 def known_variables(prefix: str) -> list[str]:
-    """Return all variables of one of `OWNERS`, which is imported."""
+    """Import the owner of `prefix` in `OWNERS` and return all of its variables."""
     owner: Any = resolve_name(OWNERS[prefix])
     if not hasattr(owner, "model_fields"):
         return list(owner())
@@ -71,7 +71,9 @@ def unknown_variables(environment: Mapping[str, str], prefix: str = ENGINE) -> I
     if prefix == ENGINE:
         unknown = [name for name in unknown if not name.startswith(SERVER)]
     known: list[str] = []
-    for owner in sorted(OWNERS, key=lambda owner: owner != prefix):  # usually its own owner suffices, so try it first
+    for owner in sorted(
+        OWNERS, key=lambda owner: owner != prefix
+    ):  # the prefix's own owner first: it is usually enough
         if unknown:
             known += known_variables(owner)
             unknown = [name for name in unknown if name.upper() not in known]

@@ -179,7 +179,7 @@ def test_a_missing_asynchronous_result_is_named_with_its_location(
     runtime.headers = {"X-Amzn-SageMaker-OutputLocation": f"s3://{BUCKET}/out/2"}
 
     assert invoke("--mode", "async", "--wait-s", "0") == (1, None)
-    assert f"it will be at s3://{BUCKET}/out/2" in capsys.readouterr().err
+    assert f"it will appear at s3://{BUCKET}/out/2" in capsys.readouterr().err
 
 
 def test_an_invalid_component_is_rejected_before_it_is_sent(

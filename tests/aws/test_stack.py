@@ -206,7 +206,7 @@ def test_an_endpoint_in_the_wrong_state_is_named_with_it(
 def test_the_form_and_the_type_of_scaling_instances_are_fixed(hello: Stacks) -> None:
     hello.autoscale("hello", Scaling())
 
-    assert "endpoint hello is real-time, which is fixed" in failure(lambda: hello.update(deployment("async")))
+    assert "endpoint hello is real-time, which cannot change" in failure(lambda: hello.update(deployment("async")))
     changed = deployment(instance_type=["ml.g6.xlarge"])
     assert "`s1-mini endpoint autoscale hello --off`" in failure(lambda: hello.update(changed))
     hello.autoscale("hello", None)

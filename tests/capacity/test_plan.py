@@ -233,7 +233,7 @@ def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
             "each replica sees one GPU; omit --replicas or --placement",
         ),
         (["--placement", "sound=cuda:1"], "unknown stage sound; available: language_model, codec"),
-        (["--placement", "codec=cpu"], "only GPUs are planned"),
+        (["--placement", "codec=cpu"], "a plan supports only GPUs"),
     ],
 )
 def test_an_impossible_plan_is_refused_by_name(run: Run, options: list[object], complaint: str) -> None:

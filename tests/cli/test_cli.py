@@ -199,7 +199,10 @@ BAD_CALLS = {
         ["say", "Hi.", "--reference", "{tmp}/none.wav"],
         " --reference: '{tmp}/none.wav': ",
     ),
-    "what is said in nothing": (["say", "Hi.", "--reference-text", "Ah."], " --reference-text: is a transcript; give"),
+    "what is said in nothing": (
+        ["say", "Hi.", "--reference-text", "Ah."],
+        " --reference-text: was given without a recording; add",
+    ),
     "two voices": (
         ["say", "Hi.", "--reference", "a.wav", "--voice", "me"],
         " --voice: cannot be combined with --reference",

@@ -158,7 +158,7 @@ def test_no_line_of_a_table_with_gaps_in_its_numbers_is_lost(tmp_path: Path) -> 
 
 REFUSED = {
     "missing.csv": (None, "does not exist; give a file that ends in .csv, .tsv, .jsonl, .ndjson, .parquet"),
-    "texts.txt": (b"One.", "is not a supported file or a folder of such files; it must end in"),
+    "texts.txt": (b"One.", "is not a supported file or a folder of such files; names must end in"),
     "sentence.csv": (
         b"id,sentence\n1,One.\n",
         "has no column 'text'; its columns are id, sentence; choose one with --text",
@@ -169,7 +169,7 @@ REFUSED = {
     ),
     "twice.csv": (b"text,text\n1,2\n", "its header repeats 'text'"),
     "empty.csv": (b"", "has no column 'text'; its columns are none"),
-    "header.csv": (b"text\n", "holds no text: all of it is blank"),
+    "header.csv": (b"text\n", "has no text: all lines are blank"),
     "broken.parquet": (b"PAR1 and no more PAR1", "broken.parquet cannot be read: "),
     "same.jsonl": (
         b'{"id": "x", "text": "1"}\n{"id": "y", "text": "2"}\n{"id": "x", "text": "3"}\n',

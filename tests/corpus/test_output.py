@@ -130,7 +130,9 @@ def test_a_changed_input_or_setting_is_refused_with_the_difference_and_changes_n
     before = tree(tmp_path)
     other = {"input": {"lines": 7}, "columns": {"text": "text"}, "layout": "parquet"}
 
-    with pytest.raises(CorpusError, match=r"input\.lines was 4 and is 7; layout was not there and is \"parquet\"; run"):
+    with pytest.raises(
+        CorpusError, match=r"input\.lines was 4 and is 7; layout was not there and is \"parquet\"; restore"
+    ):
         open_manifest(FolderOutput(tmp_path), other)
 
     assert tree(tmp_path) == before
@@ -140,7 +142,7 @@ def test_a_changed_input_or_setting_is_refused_with_the_difference_and_changes_n
     ("name", "sentence"),
     [
         ("thesis.doc", "the output is not empty and holds no corpus.json, but thesis.doc; name a new or empty place"),
-        ("corpus.json", "holds a corpus.json that is not of this program; name a new or empty place"),
+        ("corpus.json", "holds a corpus.json that `s1-mini corpus` did not write; name a new or empty place"),
     ],
 )
 def test_a_folder_with_other_files_is_refused_and_left_unchanged(name: str, sentence: str, tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_a_full_disk_is_reported_with_a_hint(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "open", lambda _, mode: original(Path("/dev/full"), mode.replace("x", "w")))
 
     with pytest.raises(
-        CorpusError, match="cannot be written: No space left on device; fix that and run the same command"
+        CorpusError, match="cannot be written: No space left on device; solve this problem and run the same command"
     ):
         FolderOutput(tmp_path).write("a", b"x")
 

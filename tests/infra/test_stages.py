@@ -71,7 +71,7 @@ def test_the_slots_of_a_stage_are_those_of_its_engines_scaling_and_routing(write
         ("region = 8 9", "stages.toml is not TOML"),
         ("[prod.vpc]\nid = 'mine'\nsubnets = []", "vpc.id='mine': "),
         ("[prod.vpc]\nid = 'vpc-01234567'\nsubnets = ['subnet-01234567']", "at least 2 items"),
-        (f"[prod.vpc]\nid = 'vpc-01234567'\nsubnets = {SUBNETS}", "interface_endpoints=true: the stage adds none"),
+        (f"[prod.vpc]\nid = 'vpc-01234567'\nsubnets = {SUBNETS}", "interface_endpoints=true is not possible with"),
     ],
 )
 def test_an_invalid_value_is_rejected_by_name(write: Any, table: str, named: str) -> None:

@@ -71,7 +71,7 @@ def test_the_command_reads_lines_from_stdin(command: Any, tmp_path: Path, monkey
     [
         (["--voice", "nobody"], "voice_not_found"),
         (["--format", "mp3"], "available: wav, pcm"),
-        (["--component", "hello"], "takes no --target-model, --component or --prefix-id; use --mode stream"),
+        (["--component", "hello"], "does not support --target-model, --component or --prefix-id; use --mode stream"),
     ],
 )
 def test_a_failed_conversation_leaves_no_file(

@@ -30,7 +30,7 @@ class Network(Construct):
         self.vpc: ec2.IVpc
         self.subnet_ids: list[str]
         interfaces: ec2.SecurityGroup | None = None
-        if stage.vpc is not None:  # its routes, endpoints and flow logs are not changed
+        if stage.vpc is not None:  # an existing network: routes, endpoints and flow logs are not changed
             self.vpc = ec2.Vpc.from_vpc_attributes(self, "Vpc", vpc_id=stage.vpc.id, availability_zones=["unknown"])
             self.subnet_ids = list(stage.vpc.subnets)
         else:
@@ -55,7 +55,6 @@ class Network(Construct):
         return vpc
 
     def _interfaces(self, stage: Stage, vpc: ec2.Vpc) -> ec2.SecurityGroup:
-        """Add the interface endpoints and return their security group."""
         group = ec2.SecurityGroup(
             self, "Interfaces", vpc=vpc, description="Interface endpoints: HTTPS from inside", allow_all_outbound=False
         )
@@ -75,7 +74,7 @@ class Network(Construct):
         return group
 
     def _log_flows(self, stage: Stage, key: kms.IKey) -> None:
-        """Log rejected connections, which show wrong rules. Accepted ones would cost more than they show."""
+        """Log rejected connections, which show wrong rules. Accepted connections are not logged, to save costs."""
         group = logs.CfnLogGroup(
             self,
             "Flows",

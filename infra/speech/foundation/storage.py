@@ -33,7 +33,7 @@ class Storage(Construct):
         self.repository = self._repository(stage)
 
     def _allow_services(self) -> None:
-        """Allow encrypted log groups, and alarms that publish to an encrypted topic."""
+        """Allow use of the key for encrypted log groups, and by alarms that publish to an encrypted topic."""
         logs = iam.PolicyStatement(
             sid="Logs",
             principals=[iam.ServicePrincipal(f"logs.{Aws.REGION}.amazonaws.com")],

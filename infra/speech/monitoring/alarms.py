@@ -18,7 +18,7 @@ from speech.stages import Endpoint, Stage
 
 
 class Watch(NamedTuple):
-    """An alarm: the metric exceeds a limit in `points` of `out_of` periods; `per` makes it a percentage."""
+    """An alarm: the metric, in percent of `per` if given, exceeds a limit in `points` of `out_of` periods."""
 
     name: str
     meaning: str
@@ -94,7 +94,7 @@ def add_alarm(scope: Construct, source: Source, watch: Watch, topic: sns.ITopic)
         threshold=watch.limit,
         datapoints_to_alarm=watch.points,
         evaluation_periods=watch.out_of,
-        treat_missing_data="notBreaching",  # no requests
+        treat_missing_data="notBreaching",  # no data means no requests
         alarm_actions=[topic.topic_arn],
         ok_actions=[topic.topic_arn],
         metrics=queries,

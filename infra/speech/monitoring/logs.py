@@ -19,7 +19,7 @@ FILTERS = {
 
 
 def add_logs(scope: Construct, stage: Stage, source: Source, key: kms.IKey) -> logs.CfnLogGroup:
-    """Return the log group. One that SageMaker creates has no encryption and keeps its lines forever."""
+    """Add and return the log group. If SageMaker created it, it would be unencrypted and keep its lines forever."""
     group = logs.CfnLogGroup(
         scope,
         "LogGroup",

@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric with a statistic of CloudWatch, such as Sum or p95. Without a namespace it comes from the log."""
+    """A metric with a statistic of CloudWatch, such as Sum or p95. A metric without a namespace comes from the log."""
 
     name: str
     statistic: str

@@ -236,8 +236,8 @@ def sentence_of(text: str) -> str:
 
 MAX_CHARACTERS = 220
 
-# Kinds in every block of forty utterances. The prototype overfitted 28,000 sentences and needed word salads for
-# spelling, so there are some; a third are natural sentences; the rest covers texts that people type.
+# Number of utterances of each kind in every block of forty. A third are natural sentences. Word salads teach spelling,
+# which the prototype lacked because it overfitted 28,000 sentences. The rest covers texts that people type.
 WEIGHTS = {
     "natural": 14,  # sentences of the corpus; each is used once before any is repeated
     "salad": 6,  # arbitrary word pairs, to learn spelling

@@ -21,9 +21,9 @@ LAST_S = 0.5  # end of an utterance, in which a head must have reached the last 
 NEAR_PAUSE_S = 0.3  # a word before a punctuation mark ends in the silence that begins within this time of it
 LAGS_S = np.arange(-0.2, 0.6, HOP_S)
 SONORANTS = frozenset("aeiouylmnrw")
-# Delay of sonorants' energy after the times of their letters without the shift: 41, 50 and 39 ms for heads 2, 0 and 6
-# of the built-in voice's layer 3, whose shifts are known; within 6 ms of that in any eight of 24 utterances
-# (2026-11-26).
+# Delay from a sonorant letter's time, corrected by the head's shift, to the energy of its sound. Measured with heads 2,
+# 0 and 6 of the built-in voice's layer 3, whose shifts are known: 41, 50 and 39 ms; any eight of 24 utterances give the
+# same within 6 ms (2026-11-26).
 SONORANT_LAG_S = 0.043
 MIN_CORRELATION = 0.2  # of sonorant letters and energy; the built-in voice's heads have 0.4 to 0.5
 
@@ -31,12 +31,12 @@ MIN_CORRELATION = 0.2  # of sonorant letters and energy; the built-in voice's he
 class Measures(NamedTuple):
     """How well a head follows the text, each from 0 to 1."""
 
-    # Mean share of its attention that is on its best monotonic path over the text, in the frames after the whole text
-    # was read. Before, a head that attends to the newest position is on such a path as well, but not at what is spoken.
+    # Mean share of the head's attention on its best monotonic path over the text, in the frames after the whole text
+    # was read. Before, a head that attends to the newest position also follows such a path, but not what is spoken.
     share: float
-    coverage: float  # share of words to which it attends most in some frame
+    coverage: float  # share of the words that have the strongest token of at least one frame
     monotony: float  # share of frames whose strongest token is not before that of the previous frame
-    ending: float  # whether, near the end, it attends most to the last word or to a later token
+    ending: float  # whether the strongest token of a frame near the end is in the last word or after it
 
     @property
     def faults(self) -> list[str]:

@@ -70,7 +70,6 @@ def format_subtitles(cues: Iterable[Cue], suffix: str) -> str:
 
 
 def _ends(text: str, first: Word, word: Word, following: Word) -> bool:
-    """Return whether a cue that begins with `first` ends after `word`."""
     if following.start_s - word.end_s > PAUSE_S or following.end_s - first.start_s > MAX_CUE_S:
         return True
     if SENTENCE_END.search(text[word.stop : following.start]) and following.start_s > word.end_s:

@@ -1,7 +1,7 @@
 """Times of the words of one utterance: live while it is generated, or afterwards from all of it.
 
-During a pause, the head already attends to the next word. A word before a pause therefore ends when the head leaves its
-last letter, and in whole utterances the edges of silences replace the boundaries near them.
+During a pause, the head already attends to the next word. A word before a pause therefore ends when the head leaves the
+word's last letter. In whole utterances, a word boundary near a silence is moved to the edges of the silence.
 """
 
 from __future__ import annotations

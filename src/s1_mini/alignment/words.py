@@ -29,8 +29,8 @@ class Aligner:
 class WordTimes:
     """Times of the words of one request, from its audio before any effect and the scores sent with that audio.
 
-    With `is_live`, times depend neither on later audio nor on how it is divided into chunks. Otherwise the words of an
-    utterance are reported at its end, with times from all of its scores and audio.
+    With `is_live`, times depend neither on later audio nor on the division of the audio into chunks. Otherwise the
+    words of an utterance are reported at its end, with times from all of its scores and audio.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Maps the words of a written text to the spoken words that they are read as.
 
-Most words are the same in both, in the same order. Between them are runs of words that are read differently, such as
-numbers. A run is divided where its two sides, read separately, give the same words as the whole run; otherwise it stays
-one group: "Dr. Smith" may be two groups, "10:05 am" is one.
+Most words are the same in both texts, in the same order. Between them are runs of words that are read differently, such
+as numbers. A run is divided where its two sides, read separately, give the same words as the whole run; otherwise the
+run stays one group: "Dr. Smith" may be two groups, "10:05 am" is one.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _ENCODINGS = {
     "mulaw": _Encoding("audio/PCMU", "RAW", "ULAW", (8000,)),
     "alaw": _Encoding("audio/PCMA", "RAW", "ALAW", (8000,)),
 }
-_BLOCK = 2**16  # samples given to an encoder at once; some keep a whole write on the stack
+_BLOCK = 2**16  # samples per write, because some encoders keep all samples of a write on the stack
 _UNKNOWN_LENGTH = 0xFFFFFFFF
 
 
@@ -131,7 +131,7 @@ def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
 def wav_header(sample_rate: int, num_samples: int | None = None) -> bytes:
     """Return the header of a wav file of 16-bit mono samples.
 
-    Without `num_samples`, or with more than the header's fields can hold, the length is left open, as for a pipe.
+    Without `num_samples`, or with more than the header's fields can hold, the length is marked as unknown.
     """
     layout = struct.pack("<HHIIHH", 1, 1, sample_rate, 2 * sample_rate, 2, 16)  # PCM, mono, rates, frame, bits
     chunk = b"fmt " + struct.pack("<I", len(layout)) + layout
@@ -183,7 +183,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def encodes_fast(audio_format: AudioFormat) -> bool:
-    """Whether encoding takes so little time that an event loop may do it."""
+    """Return whether encoding takes so little time that an event loop may do it."""
     return audio_format in ("pcm", "wav", "mulaw", "alaw")
 
 

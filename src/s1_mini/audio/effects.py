@@ -12,7 +12,7 @@ MAX_PEAK = 10 ** (-1 / 20)  # -1 dBTP, the limit of EBU R 128
 BLOCK_S = 0.005  # look-ahead of the limiter
 RELEASE = 10 ** (0.25 / 20)  # per block: 50 dB per second
 OVERSAMPLING, TAPS = 4, 12  # true-peak meter: 4 × oversampling as in ITU-R BS.1770-4; filter samples on each side
-ENDING_S = 0.05  # of silence after the beginning of a sentence; voices add about as much before the rest
+ENDING_S = 0.05  # silence kept at the end of a wave that continues; voices begin the next wave with about as much
 WINDOW_S, QUIET = 0.01, 10 ** (-38 / 20)  # windows this much below the loudest one so far are silence
 NOTHING = np.zeros(0, np.float32)
 
@@ -145,9 +145,9 @@ class Stretch:
 
 
 class Limiter:
-    """Multiplies by a gain; one above 0 dB is lowered where the true peak would exceed -1 dBTP.
+    """Multiplies by a gain. A gain above 0 dB is lowered where the true peak would exceed -1 dBTP.
 
-    The gain is linear within a block, and at both ends at most what the block allows.
+    The gain changes linearly within a block. At both ends of the block, it is at most the gain that the block allows.
     """
 
     def __init__(self, sample_rate: int, gain_db: float) -> None:

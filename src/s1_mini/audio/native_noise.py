@@ -1,4 +1,4 @@
-"""Keep the messages of C libraries out of a server's log: libmpg123 writes one to stderr for every broken frame.
+"""Keep the messages of C libraries out of a server's log: libmpg123 writes a message for every broken frame to stderr.
 
 Off by default, because it also silences other threads that write to stderr at that moment.
 """

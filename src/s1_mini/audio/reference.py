@@ -28,7 +28,7 @@ MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 384_000
 
 READABLE = "wav, flac, mp3, ogg, opus and aiff can be read"
 
-# The only containers passed to libsndfile. Its decoders of rarer ones are less tested and print to stdout.
+# The only containers passed to libsndfile. Its decoders of rarer containers are less tested and print to stdout.
 _CONTAINER = re.compile(rb"RIFF....WAVE|RF64....WAVE|FORM....AIF[FC]|fLaC|OggS|\xff[\xe0-\xff]", re.DOTALL)
 _ID3_BYTES = 10  # header of an ID3v2 tag, which libsndfile skips before it looks for a container
 _MAX_TAGS = 8
@@ -67,7 +67,7 @@ def load_reference(
 def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> bytes | np.ndarray:
     """Return an undecoded recording: the bytes of its file, or the wave itself.
 
-    Raises `ReferenceAudioError` if it is missing, empty, over `max_bytes` (files) or has an unsupported type.
+    Raises `ReferenceAudioError` if the recording is missing, empty, over `max_bytes` (files) or of an unsupported type.
     """
     with naming(audio):
         return _check_array(audio) if isinstance(audio, np.ndarray) else _read(audio, max_bytes)
@@ -192,8 +192,6 @@ def _check_length(num_samples: int, rate: int, max_s: float) -> None:
 
 
 class _Level:
-    """Length and level of a recording, block by block."""
-
     def __init__(self, rate: int, max_s: float) -> None:
         self._rate, self._max_s = rate, max_s
         self.num_samples, self._peak = 0, 0.0

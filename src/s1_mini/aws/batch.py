@@ -1,4 +1,4 @@
-"""Batches: a transform job with its model, created by API calls because CloudFormation has no transform jobs."""
+"""Batches: a transform job and its model, created by API calls because CloudFormation does not have transform jobs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from s1_mini.aws.template import model_properties, tags
 from s1_mini.exceptions import DeploymentError
 
 LINES = "application/jsonlines"
-DIGEST = 12  # digits at the end of a model's name
+DIGEST = 12  # hexadecimal digits at the end of a model's name
 POLL_S = 10.0
 
 
 def run(
     clients: Clients, deployment: Deployment, display: Display, sleep: Callable[[float], None], limit_s: float | None
 ) -> None:
-    """Start the job and, unless `limit_s` is None, wait at most that many seconds. Raises `DeploymentError`."""
+    """Start the job and wait up to `limit_s` seconds for its end (None: do not wait). Raises `DeploymentError`."""
     sagemaker, name = clients["sagemaker"], deployment.name
     content = model_properties(deployment)
     model = f"{name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGEST]}"
@@ -59,7 +59,7 @@ def job(deployment: Deployment, model: str) -> dict[str, Any]:
         output["KmsKeyId"] = deployment.kms_key
         if not has_own_disk(deployment.instance_type[0]):
             instances["VolumeKmsKeyId"] = deployment.kms_key
-    if deployment.machine_image:  # image names differ from those of endpoints, so there is no default
+    if deployment.machine_image:  # no default: the default image for endpoints does not exist for batches
         instances["TransformAmiVersion"] = deployment.machine_image
     return {
         "TransformJobName": deployment.name,
@@ -97,7 +97,7 @@ def wait_for_job(
 
 
 def wait(is_going_on: Callable[[], bool], title: str, sleep: Callable[[float], None], limit_s: float) -> None:
-    """Poll up to `limit_s` seconds. Raises `DeploymentError` after that."""
+    """Poll until `is_going_on` returns False. Raises `DeploymentError` after `limit_s` seconds."""
     begin = time.monotonic()
     while is_going_on():
         if time.monotonic() - begin >= limit_s:

@@ -1,7 +1,7 @@
 """InvokeEndpointWithBidirectionalStream: text is sent line by line while audio is received.
 
-boto3 does not have this operation, because it needs HTTP/2. AWS publishes a separate client, which is a preview and
-needs Python 3.12. For a local endpoint, the container's WebSocket route is used, with the same messages.
+boto3 does not have this operation, because the operation needs HTTP/2. AWS publishes a separate client, which is a
+preview and needs Python 3.12. A local endpoint is called by its WebSocket route, with the same messages.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from s1_mini.aws.failures import no_answer
 from s1_mini.exceptions import ConfigurationError, DeploymentError, ParameterError
 from s1_mini.extras import require
 
-FORMATS = ("wav", "pcm")  # the server encodes each sentence by itself, and other formats cannot be joined
+FORMATS = ("wav", "pcm")  # the server encodes sentences separately, and their audio in other formats cannot be joined
 PACKAGE = "aws-sdk-sagemaker-runtime-http2[awscrt]~=0.12.0"
 PORT = 8443  # of the HTTP/2 endpoint
-CLOSE_S = 5.0  # timeout for the last event of the request
+CLOSE_S = 5.0  # timeout for closing the request stream
 
 
 class Channel(Protocol):
@@ -45,7 +45,7 @@ def converse(clients: Clients, invocation: Invocation, lines: Iterable[str]) -> 
         )
     if invocation.target_model or invocation.component or invocation.prefix_id:
         raise DeploymentError(
-            "SageMaker's bidirectional stream takes no --target-model, --component or --prefix-id; use --mode stream"
+            "--mode bidirectional does not support --target-model, --component or --prefix-id; use --mode stream"
         )
     with explained_call(clients, invocation), asyncio.Runner() as runner:
         parts = _parts(_connect(clients, invocation.name), config, lines, is_wav=audio_format == "wav")
@@ -81,7 +81,7 @@ async def _parts(
                     is_first = False
                     if is_wav:
                         yield wav_header(event["sample_rate"])
-            raise DeploymentError("the stream broke off before session.done")
+            raise DeploymentError("the stream ended before session.done")
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
@@ -145,7 +145,7 @@ async def _connect_to_aws(clients: Clients, name: str, url: str) -> AsyncIterato
     from smithy_aws_core.identity import AWSCredentialsIdentity, StaticCredentialsResolver
     from smithy_http.aio.crt import AWSCRTHTTPClient
 
-    keys = clients.credentials()  # boto3's, so that profiles and sign-ins work as in the other modes
+    keys = clients.credentials()  # from boto3, so that profiles and sign-ins work in all modes
     identity = AWSCredentialsIdentity(
         access_key_id=keys.access_key, secret_access_key=keys.secret_key, session_token=keys.token
     )
@@ -162,7 +162,7 @@ async def _connect_to_aws(clients: Clients, name: str, url: str) -> AsyncIterato
         try:
             yield _AwsChannel(stream)
         finally:
-            with suppress(TimeoutError, OSError):  # after a failure, nothing reads the last event
+            with suppress(TimeoutError, OSError):  # after a failure, AWS no longer reads the request stream
                 async with asyncio.timeout(CLOSE_S):
                     await stream.input_stream.close()
 

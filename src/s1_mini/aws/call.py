@@ -1,4 +1,4 @@
-"""Invoke an endpoint with one sentence and return the audio: whole, as a stream, or from the async output location."""
+"""Invoke an endpoint with one text and return the audio: whole, as a stream, or from the async output location."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_S = 2.0  # poll interval for the output in S3
 
 @dataclass(frozen=True)
 class Invocation:
-    """A body for `/invocations`, and its target: model, component or instance."""
+    """The endpoint and the body of a request to `/invocations`; optionally the model, component or prefix id."""
 
     name: str
     body: Mapping[str, Any]
@@ -61,7 +61,7 @@ def stream(clients: Clients, invocation: Invocation) -> Iterator[bytes]:
         for event in body:
             part = event.get("PayloadPart")
             if part is None:
-                raise DeploymentError(f"invoke {invocation.name}: the stream broke off: {event}")
+                raise DeploymentError(f"invoke {invocation.name}: the stream was interrupted: {event}")
             yield bytes(part["Bytes"])
 
 
@@ -82,7 +82,7 @@ def invoke_async(clients: Clients, invocation: Invocation, *, limit_s: float) ->
                 raise DeploymentError(f"invoke {invocation.name}: {failure.decode(errors='replace')[:1000]}")
             time.sleep(POLL_S)
     raise DeploymentError(
-        f"invoke {invocation.name}: no response after {limit_s:.0f} s; it will be at {answer.get('OutputLocation')}"
+        f"invoke {invocation.name}: no response after {limit_s:.0f} s; it will appear at {answer.get('OutputLocation')}"
     )
 
 

@@ -1,4 +1,4 @@
-"""boto3's clients, created on first use, with our timeouts and retries."""
+"""boto3's clients with timeouts, retries and a user agent for this program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from s1_mini.version import __version__
 
 
 class Clients:
-    """Clients of one account and region; boto3 resolves credentials, region and endpoints as usual."""
+    """Clients of one account and region, each created on first use; boto3 finds credentials, region and endpoints."""
 
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
         require("aws", "calling AWS")

@@ -1,6 +1,6 @@
 """The description of a deployment: a frozen model that `template` turns into a CloudFormation template.
 
-The fields are also the options of `s1-mini endpoint`; their descriptions are its help texts.
+The fields with a description are also the options of `s1-mini endpoint`; the descriptions are the help texts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from s1_mini.exceptions import ConfigurationError
 
 VARIANT = "main"
 OWNER_TAG = "s1-mini:endpoint"
-MAX_NAME = 50  # characters; the names derived from it may have at most 63
+MAX_NAME = 50  # characters; SageMaker allows 63 for the longer names that are derived from an endpoint's name
 GPU_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"  # the only machine image with a driver for CUDA 13
 MAX_POOLS = 5  # instance types of a variant
-REQUESTS_PER_ENGINE = 4  # concurrent requests per engine of async endpoints and batches, if not set
+REQUESTS_PER_ENGINE = 4  # default for async endpoints and batches: concurrent requests per engine
 MAX_TRANSFORMS = 16  # concurrent transforms of 6 MB, together below SageMaker's limit of 100 MB
 PAYLOAD_MB = 6
 REPLICAS, PLACEMENT = "S1_MINI_SERVER_REPLICAS", "S1_MINI_PLACEMENT"
@@ -117,7 +117,7 @@ def _sentence(error: Any) -> str:
 
 
 class Scaling(Described):
-    """Limits and load at which instances, or copies with components, are added and removed."""
+    """The limits and the load at which instances (with components: copies) are added and removed."""
 
     minimum: int = Field(1, ge=0, description="Minimum number of instances (with components: of copies).")
     maximum: int = Field(4, ge=1, description="Maximum number of instances (with components: of copies).")
@@ -128,9 +128,9 @@ class Scaling(Described):
         "`s1-mini plan`.",
     )
     replicas: int | None = Field(None, ge=1, description="Engines per instance or copy. [one per GPU]")
-    load: float = Field(0.6, gt=0, le=1, description="Average share of the slots in use.")
-    request_s: float = Field(5.0, gt=0, description="multi-model: seconds per request.")
-    backlog: float = Field(5.0, gt=0, description="async: waiting requests per engine.")
+    load: float = Field(0.6, gt=0, le=1, description="Target: average share of the slots in use.")
+    request_s: float = Field(5.0, gt=0, description="multi-model: average seconds per request.")
+    backlog: float = Field(5.0, gt=0, description="async: target number of waiting requests per engine.")
     schedule: Annotated[tuple[tuple[str, str, int, int], ...], BeforeValidator(_schedules)] = Field(
         (), description="TITLE=MIN:MAX@EXPRESSION, such as night=0:1@cron(0 20 * * ? *); repeatable."
     )
@@ -176,7 +176,7 @@ class Deployment(Described):
         description="Security group of the private network; repeatable.",
         json_schema_extra={"variable": "SECURITY_GROUPS"},
     )
-    isolated: bool = Field(True, description="Whether the container has no network.")
+    isolated: bool = Field(True, description="Run the container without network access.")
     kms_key: str | None = Field(
         None, description="KMS key that encrypts volumes and outputs.", json_schema_extra={"variable": "KMS_KEY"}
     )
@@ -187,7 +187,7 @@ class Deployment(Described):
     download_timeout_s: int = Field(1200, ge=60, le=3600, description="Timeout for downloading the artifact.")
     startup_timeout_s: int = Field(900, ge=60, le=3600, description="Timeout until /ping returns 200.")
     routing: Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE"] = Field(
-        "LEAST_OUTSTANDING_REQUESTS", description="Which instance gets a request."
+        "LEAST_OUTSTANDING_REQUESTS", description="How SageMaker chooses the instance for a request."
     )
     # PREFIX_AWARE: concurrent requests of an instance before another one is used.
     prefix_requests: int = Field(16, ge=1, le=1024)
@@ -196,21 +196,25 @@ class Deployment(Described):
     strategy: Literal["rolling", "canary", "linear", "all-at-once"] | None = Field(
         None, description="update: how instances are replaced. [one instance: all-at-once; otherwise rolling]"
     )
-    step_percent: int = Field(50, description="update: share of the instances per step.")
+    step_percent: int = Field(50, description="update: percentage of the instances per step.")
     step_wait_s: int = Field(
-        300, ge=0, le=3600, description="update: seconds between steps, in which an alarm can roll back."
+        300, ge=0, le=3600, description="update: seconds between steps, during which an alarm can roll back."
     )
     keep_old_s: int = Field(300, ge=0, le=3600)  # how long old instances are kept after an update
     limit_s: int = Field(7200, ge=600, le=28800)  # maximum duration of an update
-    alarm: Texts = Field((), max_length=10, description="update: alarm that rolls back; repeatable. [the stack's own]")
-    latency_alarm_s: float = Field(55.0, gt=0)  # p95 that rolls an update back
+    alarm: Texts = Field(
+        (), max_length=10, description="update: alarm that rolls back; repeatable. [the stack's alarms]"
+    )
+    latency_alarm_s: float = Field(55.0, gt=0)  # an update is rolled back if p95 of the latency reaches this
     output: Place | None = Field(
         None, description="async, batch: s3://… for the responses.", json_schema_extra={"variable": "OUTPUT"}
     )
     failures: Place | None = Field(None, description="async: s3://… for failures.")
     success_topic: str | None = Field(None, description="async: ARN of an SNS topic for successes.")
     error_topic: str | None = Field(None, description="async: ARN of an SNS topic for errors.")
-    concurrent: int | None = Field(None, ge=1, description="async, batch: requests per instance. [4 per engine]")
+    concurrent: int | None = Field(
+        None, ge=1, description="async, batch: concurrent requests per instance. [4 per engine]"
+    )
     source: Place | None = Field(None, description="batch: s3://… with lines of JSON.")
     endpoint: str | None = None  # components: endpoint of another deployment, whose instances this one shares
     copies: int = Field(1, ge=0, description="components: initial number of copies.")
@@ -220,7 +224,7 @@ class Deployment(Described):
     min_instances: int = Field(0, ge=0, description="components: minimum number of instances.")
     max_instances: int = Field(2, ge=1, description="components: maximum number of instances.")
     spread: bool = Field(False, description="components: spread copies across instances and zones.")
-    accelerator_partition: str | None = Field(None, description="Not supported: CloudFormation lacks partitions.")
+    accelerator_partition: str | None = Field(None, description="Not supported: CloudFormation cannot divide a GPU.")
     scaling: Scaling | None = None
 
     @model_validator(mode="after")
@@ -331,12 +335,12 @@ class Deployment(Described):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of a container: of a copy, or of the instance."""
+        """GPUs of one container: with components those of a copy, otherwise those of the instance."""
         return self.accelerators if self.form == "components" else GPUS.get(self.instance_type[0], 1)
 
     @property
     def replicas(self) -> int:
-        """Engines of one container: one per GPU, unless its variables set another number."""
+        """Engines of one container: one per GPU, unless `env` sets their number or a placement."""
         given = self.env.get(REPLICAS, "auto")
         if given.isdecimal():
             return max(1, int(given))

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class About:
-    """The failed operation, for the message."""
+    """The operation that may fail and its resources, as the message names them."""
 
     name: str = "NAME"
     region: str | None = None
@@ -129,7 +129,8 @@ def _no_permission(message: str, about: About) -> str:
     )
 
 
-# Advice by a pattern for `code: message`; the first match counts. `clause` is the message without its full stop.
+# Pairs of a pattern and the advice. The first pattern that matches AWS's `code: message` determines the advice.
+# `clause` is the message without its full stop.
 _REFUSALS = (
     (r"^(PreconditionFailed|412):", "the object exists already and is never overwritten: upload to a new prefix"),
     (
@@ -221,7 +222,7 @@ _REFUSALS = (
     ),
 )
 
-# Advice by a pattern for the reason that AWS states for a failed resource.
+# Pairs of a pattern and the advice. The first pattern that matches AWS's reason for a failed resource counts.
 _REASONS = (
     (
         r"service limit|quota|LimitExceeded",

@@ -59,7 +59,7 @@ def list_all(clients: Clients, known: set[str]) -> list[dict[str, Any]]:
 
 
 def is_ours(clients: Clients, endpoint: dict[str, Any]) -> bool:
-    """Return whether the endpoint has our tag with its own name."""
+    """Return whether the endpoint has the tag `OWNER_TAG` with its own name as the value."""
     answer = clients["sagemaker"].list_tags(ResourceArn=endpoint["EndpointArn"])
     return {"Key": OWNER_TAG, "Value": endpoint["EndpointName"]} in answer["Tags"]
 

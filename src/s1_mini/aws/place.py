@@ -35,6 +35,6 @@ class S3Place:
 
 
 def split_location(location: str) -> tuple[str, str]:
-    """Return bucket and key of an `s3://` location, unchecked: AWS returned it or checks it."""
+    """Return the bucket and key of an `s3://` location without a check, for locations that AWS returned or checks."""
     bucket, _, key = location.removeprefix("s3://").partition("/")
     return bucket, key

@@ -1,4 +1,4 @@
-"""Checks of credentials, buckets and artifact before anything is created; CloudFormation would fail minutes later."""
+"""Checks of instance types, buckets and artifact, whose errors CloudFormation would report only minutes later."""
 
 from __future__ import annotations
 

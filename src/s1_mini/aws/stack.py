@@ -18,7 +18,7 @@ from s1_mini.aws.template import build_template, read_template, tags
 from s1_mini.exceptions import ConfigurationError, DeploymentError
 
 POLL_S = 10.0
-# Without CREATE_FAILED, because with OnFailure=DELETE the deletion follows.
+# CREATE_FAILED is not final: CloudFormation deletes the stack after it, because of OnFailure=DELETE.
 FINAL = ("CREATE_COMPLETE", "ROLLBACK_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "DELETE_COMPLETE")
 BROKEN = ("ROLLBACK_FAILED", "UPDATE_ROLLBACK_FAILED", "DELETE_FAILED", "UPDATE_FAILED")
 NO_CHANGES = r"didn't contain changes|No updates are to be performed"
@@ -45,7 +45,7 @@ class Stacks:
     def create(self, deployment: Deployment, *, wait: bool = True) -> None:
         """Create the endpoint, or run the batch.
 
-        If a resource fails, CloudFormation deletes the others. If the wait ends early, AWS continues.
+        If a resource cannot be created, CloudFormation deletes the others. If this method stops waiting, AWS continues.
         """
         name = deployment.name
         preflight.check_instance_types(deployment)
@@ -79,7 +79,7 @@ class Stacks:
         return self._change(stack, deployment.changed(scaling=before.scaling), wait=wait)
 
     def autoscale(self, name: str, scaling: Scaling | None) -> bool:
-        """Change only the scaling, or remove it; return False if there is nothing to change."""
+        """Change only the scaling (None: remove it); return False if there is nothing to change."""
         with self._explained(name, "autoscale"):
             stack, before = self._changeable(name)
         return self._change(stack, before.changed(scaling=scaling), wait=True)
@@ -154,7 +154,7 @@ class Stacks:
         return explained(About(name, self.clients.region, f"{verb} {name}"))
 
     def _find(self, name: str) -> dict[str, Any] | None:
-        """Return the stack of `name`. Raises `DeploymentError` if it belongs to someone else."""
+        """Return the stack of `name`, or None. Raises `DeploymentError` if another program created the stack."""
         found = find(self._cloudformation.describe_stacks, StackName=stack_name(check_name(name)))
         if found is None:
             return None
@@ -174,12 +174,12 @@ class Stacks:
                 raise _busy(name, stack)
             raise DeploymentError(
                 f"endpoint {name} exists already ({stack['StackStatus']}): change it with `s1-mini endpoint update "
-                f"{name} …`, or first `s1-mini endpoint delete {name}`"
+                f"{name} …`, or delete it first with `s1-mini endpoint delete {name}`"
             )
         if deployment.form != "batch" and legacy.find_endpoint(self.clients, name):
             raise DeploymentError(
-                f"endpoint {name} exists already, without a stack: choose another name, or first `s1-mini endpoint "
-                f"delete {name}`"
+                f"endpoint {name} exists already, without a stack: choose another name, or delete it first with "
+                f"`s1-mini endpoint delete {name}`"
             )
 
     def _changeable(self, name: str) -> tuple[dict[str, Any], Deployment]:
@@ -327,8 +327,8 @@ def _check_change(before: Deployment, after: Deployment) -> None:
     name = before.name
     if after.form != before.form:
         raise DeploymentError(
-            f"form={after.form!r}: endpoint {name} is {before.form}, which is fixed: create another endpoint with "
-            f"another name, or first `s1-mini endpoint delete {name}`"
+            f"form={after.form!r}: endpoint {name} is {before.form}, which cannot change: create an endpoint with "
+            f"another name, or delete this one first with `s1-mini endpoint delete {name}`"
         )
     if before.scaling and before.form != "components" and after.instance_type != before.instance_type:
         given, current = " ".join(after.instance_type), " ".join(before.instance_type)

@@ -22,10 +22,10 @@ from s1_mini.exceptions import ConfigurationError
 
 METADATA = "S1Mini"  # holds the deployment, so that `autoscale` can change only the scaling
 NAMESPACE = "AWS/SageMaker"
-ROLLBACK = "Rolls an update back. Outside an update, see docs/operations.md."
+ROLLBACK = "Rolls back an update. If it fires outside an update, see docs/operations.md."
 FROM_ZERO = "Starts the first instance or copy when a request arrives at zero capacity."
 SCALE_OUT_S, SCALE_IN_S = 60, 300  # cooldowns
-PREFIX_BYTES = 1024  # of the body, compared by PREFIX_AWARE
+PREFIX_BYTES = 1024  # PREFIX_AWARE compares this much of the start of the body
 PROVISION_TIMEOUT_S = 900  # per instance pool
 
 Resource = dict[str, Any]
@@ -40,7 +40,7 @@ def build_template(deployment: Deployment) -> dict[str, Any]:
     resources = {"Model": _model(deployment), "Config": _config(deployment), **_rollback_alarms(deployment)}
     resources["Endpoint"] = _endpoint(deployment)
     if deployment.endpoint is not None:
-        del resources["Config"], resources["Endpoint"]  # belong to the other deployment
+        del resources["Config"], resources["Endpoint"]  # the other deployment creates them
     if deployment.form == "components":
         resources["Component"] = _component(deployment)
     if deployment.scaling is not None:
@@ -54,9 +54,10 @@ def build_template(deployment: Deployment) -> dict[str, Any]:
 
 
 def build_with_parameters(deployment: Deployment, *fields: str) -> dict[str, Any]:
-    """Return the template with a parameter for each of the given fields that is set; `kms_key` becomes `KmsKey`.
+    """Return the template with a CloudFormation parameter for each of `fields` that is set (`kms_key`: `KmsKey`).
 
-    The values of these fields are placeholders and must differ from each other. The result has no metadata.
+    The deployment's values of these fields are placeholders and must differ from each other. The result has no
+    metadata.
     """
     given = {field.title().replace("_", ""): value for field in fields if (value := getattr(deployment, field))}
 
@@ -104,7 +105,7 @@ def model_properties(deployment: Deployment) -> dict[str, Any]:
         container["Environment"] = dict(sorted(environment.items()))
     network = (
         {} if deployment.form == "components" else _network(deployment)
-    )  # components have it in the endpoint config
+    )  # with components, the network is set in the endpoint configuration
     return {
         "PrimaryContainer": container,
         "ExecutionRoleArn": deployment.role,

@@ -121,7 +121,7 @@ class Listener:
 def resident_bytes(pid: int | None = None) -> int:
     """Return the resident memory of a process (default: this one); 0 if the system does not report it.
 
-    On systems without /proc, it is the peak of this process.
+    On systems without /proc, the result is the peak of this process.
     """
     if sys.platform == "win32":
         return 0

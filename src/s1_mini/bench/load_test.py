@@ -67,7 +67,7 @@ class LoadResult:
         return [load.data(self.idle) for load in self.all_loads]
 
     def tables(self) -> str:
-        """Return a table with one line per load, and one with a line for each of its measures."""
+        """Return a table with one line per load, and a second table with one line per load and measure."""
         head = ["load", "requests", "failed", "audio s/s", "underruns", "100 ms buffer", "first p95 ratio", "memory MB"]
         keys = ("name", "requests", "failed", "audio_per_s", "underruns", "underruns_100ms", "first_p95_ratio")
         whole = [[*(each[key] for key in keys), each["memory_mb"]["growth"]] for each in self.data()]

@@ -135,7 +135,7 @@ class Profiler:
     ) -> None:
         """Build the stages and their graphs, and set the threads of this process as the engine does.
 
-        With a `config`, steps are compiled for a CPU according to its settings, before the first request.
+        With a `config`, the steps for a CPU are compiled before the first request, if the config enables compilation.
 
         Raises `ParameterError` or `CapacityError` for an unsupported text.
         """

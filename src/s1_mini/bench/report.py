@@ -42,7 +42,7 @@ def load_average() -> list[float] | None:
 
 def describe_machine(device: str) -> dict[str, Any]:
     """Return machine, torch version and commit."""
-    import torch  # takes seconds, and clients of a server do not need it
+    import torch  # importing torch takes seconds, and clients of a server do not need it
 
     where = torch.cuda.get_device_name() if device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
     return {"machine": f"{platform.machine()}, {where}", "torch": torch.__version__, "commit": _commit()}

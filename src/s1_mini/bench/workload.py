@@ -92,10 +92,10 @@ def planned_arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 
 def choose_voice(state: VoiceState, engine: ProductionTTSEngine, seed: int) -> VoiceChoice:
-    """Return a function that returns the voice options for a request's number.
+    """Return a function from the number of a request to the request's voice options.
 
-    `cold` uses a new recording for every number; `cached` the default voice, otherwise the first one, otherwise a tone;
-    `none` no voice (see `without_voices`).
+    `cold` uses a new recording for every number; `cached` uses the default voice, otherwise the first voice, otherwise
+    a tone; `none` uses no voice (see `without_voices`).
     """
     names = [info.name for info in sorted(engine.voices(), key=lambda info: not info.is_default)]
     if state == "none":
@@ -125,7 +125,7 @@ def tone(sample_rate: int, seconds: float = 2.0) -> np.ndarray:
 @contextmanager
 def without_voices(checkpoint: Path) -> Iterator[Path]:
     """Yield the same checkpoint without named voices, and therefore without a default voice."""
-    from s1_mini.voices.library import FOLDER  # imports torch
+    from s1_mini.voices.library import FOLDER
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows cannot delete mapped files
         bare = Path(folder) / checkpoint.name

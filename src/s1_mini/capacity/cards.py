@@ -81,7 +81,7 @@ def find_card(name: str) -> Gpu:
     """Return the GPU with this name, ignoring case. Raises `ParameterError` if it is unknown."""
     card = CARDS.get(name.lower())
     if card is None:
-        raise ParameterError("gpu", f"{name!r} is not a known card; allowed are {', '.join(CARDS)}")
+        raise ParameterError("gpu", f"{name!r} is not a known GPU; allowed are {', '.join(CARDS)}")
     return card
 
 

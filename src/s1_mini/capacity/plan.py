@@ -2,7 +2,7 @@
 
 A step reads every weight once, and the used keys and values of every row. The lower bound ("floor") of a stage that
 generates step by step is these bytes divided by the bandwidth; that of the codec is its operations divided by the
-computing rate. One GPU does both in turn. Stages on several GPUs work at the same time, and the slowest GPU counts.
+computing rate. A GPU runs its stages in turn. Several GPUs work at the same time, and the slowest one counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from s1_mini.exceptions import ParameterError
 
 COPY_SHARE = 4.29 / 4.80  # measured share of the data sheet's bandwidth in a copy (H200, 2026-11)
 ROWS = (1, 16, 64, 128)
-# Throughput of each of several replicas relative to a single server: two H200s gave 1.75 times one
+# Throughput of each of several replicas relative to a single server: two H200s had 1.75 times the throughput of one
 # (docs/internals/scale_measured.md).
 REPLICA_SHARE = 0.875
 
@@ -85,7 +85,8 @@ class Streams:
     def count(self) -> int:
         """Number of real-time streams.
 
-        With more streams than slots, speech is generated ahead of playback and the slot passes to the next stream.
+        It may exceed the number of slots, because a slot generates audio faster than it is played and then serves the
+        next stream.
         """
         return int(self.audio_per_s)
 
@@ -133,7 +134,7 @@ class PlanOptions:
 
     `columns` is the number of positions of a slot (None: the engine's choice), `context` the number of those in use.
 
-    `placement` names the devices of stages that are not on the first GPU, as the setting does.
+    `placement` maps stages that are not on the first GPU to their devices, in the format of the setting `placement`.
     """
 
     columns: int | None = None
@@ -153,7 +154,7 @@ class PlanOptions:
         """Return the number of the GPU of a stage. Raises `ParameterError` for another device."""
         device = self.placement.get(stage, "auto")
         if device != "auto" and not device.startswith("cuda"):
-            raise ParameterError("placement", f"{stage}={device}: only GPUs are planned: cuda:0, cuda:1 and so on")
+            raise ParameterError("placement", f"{stage}={device}: a plan supports only GPUs: cuda:0, cuda:1 and so on")
         return int(device.partition(":")[2] or 0)
 
     @property
@@ -276,7 +277,7 @@ def plan_machine(
 ) -> CapacityPlan:
     """Plan for a machine with `replicas` (default: one per GPU, or a single one if `wish` places stages).
 
-    If they do not fit, raises `ParameterError` with options that do.
+    Raises `ParameterError` with options that fit if the machine has too few GPUs, and the errors of `make_plans`.
     """
     has = f"{machine.instance_type} has {machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
     if wish.num_gpus > machine.num_gpus:

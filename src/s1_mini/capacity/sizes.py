@@ -16,7 +16,7 @@ GIB = 2**30
 SPAN = 64  # the number of positions of a slot is a multiple of this
 MAX_SLOTS = 4096  # per engine
 AUTO_SLOTS = 256  # default limit: the largest batch size of the captured steps
-STREAM_ROWS = 2  # codec rows per slot: an utterance may still be decoded when its slot has a new one
+STREAM_ROWS = 2  # codec rows per slot: an utterance may still be decoded while its slot generates the next one
 DECODED_FRAMES = 2  # frames decoded at once, per slot
 SPARE_FRAMES = 32  # additional frames, for all slots together
 CONTEXT_BYTES = GIB  # the driver's context and all kernels' code, before the first allocation
@@ -93,8 +93,8 @@ def fit_slots(rooms: Sequence[DeviceMemory], *, requested: int, positions: int, 
     """Choose the number of slots and their positions: `requested` slots with all `positions` if they fit.
 
     Otherwise slots get only the `needed` positions of an utterance, rounded up to a multiple of `SPAN`, and there are
-    as many as fit, at most `requested`. If not even one fits, there is one slot with the largest multiple of `SPAN`
-    that fits, which may be 0.
+    as many as fit, at most `requested`. If not even one slot fits, there is one slot with the largest number of
+    positions that fits: a multiple of `SPAN`, possibly 0.
     """
     if count_slots(rooms, positions) >= requested:
         return requested, positions

@@ -1,1 +1,1 @@
-"""The command line, one module per command. It parses options, calls other packages and prints."""
+"""The command line. Each module parses the options of its commands, calls other packages and prints the results."""

@@ -1,4 +1,4 @@
-"""The commands of `s1-mini`. A failure is one sentence on stderr and an exit code other than 0."""
+"""The commands of `s1-mini`. A failed command prints its error to stderr and exits with a code other than 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP_DEFAULTS: dict[str, object] = {"help": False, "install_completion": False,
 
 
 class EndpointGroup(Group):
-    """Imports the endpoint commands only when needed, because their options are the fields of a pydantic model."""
+    """Imports the endpoint commands on first use, because their options need pydantic, which is slow to import."""
 
     @property
     def commands(self) -> Any:
@@ -89,8 +89,9 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 def run() -> int:
     """Run the command line on `sys.argv`; return the exit code."""
-    # Set before torch is loaded, because threads that spin while waiting take cores from other processes: two `say` at
-    # once on two cores took 26 s each, and 0.75 s with sleeping threads. A single `say` takes the same time (2026-11).
+    # torch reads this variable when it is loaded. PASSIVE makes waiting threads sleep, so that they leave the cores to
+    # other processes: two `say` at once on two cores took 0.75 s each, and 26 s with the default, where waiting threads
+    # spin. A single `say` takes the same time in both cases (2026-11).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.showwarning = _print_warning
     for stream in (sys.stdout, sys.stderr):
@@ -106,7 +107,7 @@ def run() -> int:
 
 
 def _escape_unencodable(stream: object) -> None:
-    """Set a stream to write characters that it cannot encode as escapes."""
+    r"""Configure a stream to write an unencodable character as an escape, such as `\u2026`, instead of failing."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 

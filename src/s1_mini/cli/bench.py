@@ -31,9 +31,11 @@ def bench(
     requests: Annotated[int, typer.Option(min=1, help="Requests per load.")] = 64,
     voice_state: Annotated[
         Literal["cold", "cached", "none"],
-        typer.Option(help="A new recording per request, a cached voice, or no voice."),
+        typer.Option(help="cold: a new recording per request; cached: a cached voice; none: no voice."),
     ] = "cached",
-    chunk_profile: Annotated[ChunkProfile, typer.Option("--profile", help="How audio is cut into chunks.")] = "ttfa",
+    chunk_profile: Annotated[
+        ChunkProfile, typer.Option("--profile", help="Size of the audio chunks (docs/http.md).")
+    ] = "ttfa",
     baseline: Annotated[
         Literal["none", "sequential"], typer.Option(help="Also run the same requests one at a time.")
     ] = "none",
@@ -45,7 +47,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="The same seed gives the same sentences and arrivals.")] = 0,
     path: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.")] = None,
 ) -> None:
-    """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md explains them).
+    """Measure the engine on this machine; print tables, then one line of JSON (docs/benchmark.md explains the figures).
 
     Example: s1-mini bench --concurrency 1,4,8 --baseline sequential
     """
@@ -80,7 +82,7 @@ def bench(
     facts, loads = result.facts, result.all_loads
     typer.echo(
         f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}, "
-        f"load average {facts['load_average']} before"
+        f"load average {facts['load_average']} before the run"
     )
     typer.echo(
         f"{requests} requests per load, at most {max_new_tokens} frames each, voice {voice_state}, "
@@ -121,7 +123,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
     except ValueError:
         raise ParameterError(name, f"{text!r} is not a number or a comma-separated list of numbers") from None
     if not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise ParameterError(name, f"{text!r} has a number that is not above 0")
+        raise ParameterError(name, f"{text!r}: every number must be finite and above 0")
     return numbers
 
 
@@ -142,7 +144,7 @@ def profile(
     max_frames: Annotated[int, typer.Option(min=1, help="Maximum frames.")] = 150,
     audio_format: FormatName = "wav",
 ) -> None:
-    """Measure the sections of an utterance on this machine: a table, then one line of JSON.
+    """Measure the time of each section of an utterance on this machine; print a table, then one line of JSON.
 
     Example: s1-mini profile --repeats 10 --rows 4
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Source = Annotated[Path, typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.")]
 Precision = Annotated[ModelPrecision, typer.Option(help="Number format of the model.")]
-Codec = Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")]
+Codec = Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large weights.")]
 SHOWN_HEADS = 5
 DecodeOnly = Annotated[bool, typer.Option("--decode-only", help="Omit the encoder, which only cloning needs.")]
 
@@ -65,13 +65,13 @@ def verify(
     oracle: Annotated[
         Path,
         typer.Option(
-            help="Reference tensors for this checkpoint, a .pt or .safetensors file; docs/ lists them by family."
+            help="Reference tensors of this checkpoint: a .pt or .safetensors file; docs/ lists the tensors by family."
         ),
     ],
     tolerance: Annotated[float, typer.Option(help="Largest absolute difference allowed.")] = 1e-4,
     device: DeviceName = "cpu",
 ) -> None:
-    """Compare a checkpoint with reference tensors (an oracle); exit code 0 only if all are within tolerance.
+    """Compare a checkpoint with reference tensors (an oracle); exit with code 0 only if all checks pass.
 
     Example: s1-mini verify --checkpoint s1_tiny --oracle s1_tiny/oracle.pt
     """
@@ -126,23 +126,23 @@ def random_checkpoint(
 
 def align(
     checkpoint: Checkpoint = None,
-    writes: Annotated[
-        bool, typer.Option("--write", help="Write the head to config.json, if one is good enough.")
-    ] = False,
+    writes: Annotated[bool, typer.Option("--write", help="Write the head that was found to config.json.")] = False,
     text: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="A sentence to speak; may be repeated. [eight English sentences]"),
     ] = None,
     voice: Annotated[str | None, typer.Option(help="Voice that speaks. [the default one]")] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="New folder for the audio, and words.csv with the times.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="New folder for the audio files, and words.csv with the times."),
     ] = None,
     words: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Reference times to compare with, a table like words.csv.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Table like words.csv with times to compare with and to fit the shifts to."),
     ] = None,
     device: DeviceName = "auto",
 ) -> None:
-    """Find the attention head that gives the times of words; exit code 0 only if one follows the text.
+    """Find the attention head that gives the times of words; exit with code 0 only if a head follows the text.
 
     Example: s1-mini align --checkpoint my-voice --write
     """
@@ -155,7 +155,7 @@ def align(
 
     directory = named_checkpoint(checkpoint).directory
     if writes:
-        find_own_config(directory)  # before the work
+        find_own_config(directory)  # fails before the slow calibration
     sentences = text or SENTENCES
 
     def progress(number: int, seconds: float) -> None:
@@ -273,7 +273,7 @@ def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any
         manifest = write(members, output, origin=origin, progress=progress)
     for name, content in manifest.files.items():
         typer.echo(f"{content.size:>14,}  {name}", err=True)
-    typer.echo(f"wrote {output}; content {manifest.content_sha256}", err=True)
+    typer.echo(f"wrote {output}; SHA-256 of the content: {manifest.content_sha256}", err=True)
 
 
 def _check(artifact: Path, device: str | None) -> None:

@@ -1,4 +1,4 @@
-"""`s1-mini corpus`: synthesize a file of texts into shards, with one engine or several; a later run resumes."""
+"""`s1-mini corpus`: synthesize texts into shards, with one engine or several; an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -123,14 +123,16 @@ def corpus(
     parameters_column: Annotated[
         str | None, typer.Option(help='Column of objects such as {"temperature": 0.7}. [parameters, if present]')
     ] = None,
-    voice: Annotated[str | None, typer.Option(metavar="NAME", help="Voice of texts that name none.")] = None,
+    voice: Annotated[str | None, typer.Option(metavar="NAME", help="Voice of texts without a voice.")] = None,
     parameters: Annotated[
         str | None,
         typer.Option(
             metavar="JSON", help="JSON object of parameters for all texts, in the format of --parameters-column."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Combined with a text's id to form its seed.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Combined with the id of a text to derive the text's seed.")
+    ] = 0,
     checkpoint_path: Checkpoint = None,
     voices_path: VoicesPath = None,
     device: Device = None,
@@ -197,7 +199,7 @@ def corpus(
 def _speak(
     job: Job, texts: Source, entries: dict[int, Entry], tally: CorpusTally, *, actors: int | None
 ) -> Iterator[Entry]:
-    """Speak the missing shards, with a progress bar; `actors` is None without Ray and 0 for as many as fit."""
+    """Speak the missing shards, with a progress bar; `actors` is None without Ray, 0 for the default number."""
     from s1_mini.corpus.workers import work_here, work_on_ray
 
     missing = (shard for shard in texts.shards() if shard.number not in entries)
@@ -212,7 +214,10 @@ def _speak(
 
 @contextmanager
 def _shown(tally: CorpusTally) -> Iterator[tuple[Show, Say]]:
-    """Yield functions that show the tally and a message: a progress bar on a terminal, otherwise a line per minute."""
+    """Yield two functions: the first updates the display of the tally, the second prints a message.
+
+    The display is a progress bar on a terminal, otherwise one line per minute.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -249,7 +254,7 @@ def _report(tally: CorpusTally, output: str) -> None:
 
 
 def _check(tally: CorpusTally, output: str, *, fail_on_error: bool) -> None:
-    """Raise `CorpusError` if all lines failed or, with `fail_on_error`, any."""
+    """Raise `CorpusError` if all lines failed, or with `fail_on_error` if any line failed."""
     from s1_mini.corpus.manifest import ERRORS
     from s1_mini.corpus.rows import CorpusError
 

@@ -25,9 +25,9 @@ Values = dict[str, Any]
 PREFIX = "S1_MINI_AWS_"
 SHORT = {"minimum": ("--min",), "maximum": ("--max",)}  # names of options that differ from the field
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the endpoint or batch.")]
-Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="[AWS_DEFAULT_REGION]")]
-Profile = Annotated[str | None, typer.Option(help="[AWS_PROFILE]")]
-Limit = Annotated[float, typer.Option("--wait-s", min=0, help="How long to wait for AWS.")]
+Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="AWS region. [AWS_DEFAULT_REGION]")]
+Profile = Annotated[str | None, typer.Option(help="AWS profile. [AWS_PROFILE]")]
+Limit = Annotated[float, typer.Option("--wait-s", min=0, help="Maximum seconds to wait for AWS.")]
 
 
 def variables() -> list[str]:
@@ -39,9 +39,9 @@ def variables() -> list[str]:
 def takes(
     *, are_required: bool = True, **groups: type[Described]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the fields of `groups` to a command's options; the command gets each group's values as a dict, by name.
+    """Add the fields of each group to a command's options, and pass their values as a dict in the group's parameter.
 
-    Without `are_required`, fields without a default are None unless given.
+    With `are_required=False`, options of fields without a default may be omitted, and their value is then None.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +98,7 @@ def _parameter(name: str, field: FieldInfo, *, is_needed: bool) -> inspect.Param
 
 commands = typer.Typer(rich_markup_mode=None)  # commands of the group in `app`, which imports this module on first use
 No_wait = Annotated[
-    bool, typer.Option("--no-wait", help="Return once AWS has accepted the change, without waiting for it.")
+    bool, typer.Option("--no-wait", help="Return once AWS has accepted the change, before it is complete.")
 ]
 
 
@@ -114,8 +114,9 @@ def plan(
 ) -> None:
     """Print the CloudFormation template of ACTION as JSON; for a batch, the transform job.
 
-    create and update need no credentials; update is printed without the endpoint's scaling. Unless --image, --role and
-    --artifact are all given, autoscale reads the stack from AWS and applies only the scaling options to it.
+    `plan create` and `plan update` need no credentials; the template of `plan update` omits the endpoint's scaling.
+    `plan autoscale` reads the stack from AWS and prints its template with the new scaling; if --image, --role and
+    --artifact are all given, it uses these instead of the stack.
     Example: s1-mini endpoint plan create hello --image … --role … --artifact s3://…/model.tar.gz
     """
     from s1_mini.aws.batch import job
@@ -149,7 +150,8 @@ def create(
 ) -> None:
     """Create an endpoint and wait until it serves, or run a batch.
 
-    If a resource fails, AWS deletes the others; the error says what is left. If the wait ends early, AWS continues.
+    If AWS cannot create a resource, it deletes the others, and the error says whether any are left. If this command
+    stops waiting, AWS continues.
     Example: s1-mini endpoint create hello --image … --role … --artifact s3://…/model.tar.gz
     """
     deployment = Deployment.of(name=name, **fields)
@@ -202,7 +204,7 @@ def describe(name: Name, region: Region = None, profile: Profile = None) -> None
 @commands.command("invoke", cls=Verb)
 def invoke(
     name: Name,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="In quotes; - for stdin, with --mode bidirectional.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="In quotes; - reads stdin (only --mode bidirectional).")],
     path: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="File for the audio; - for stdout.")
     ] = Path("out.wav"),
@@ -211,9 +213,12 @@ def invoke(
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     mode: Annotated[
         Literal["whole", "stream", "bidirectional", "async"],
-        typer.Option(help="bidirectional: send text line by line; async: for async endpoints."),
+        typer.Option(
+            help="stream: write audio as it arrives; bidirectional: also send the text line by line; async: for async "
+            "endpoints."
+        ),
     ] = "whole",
-    target_model: Annotated[str | None, typer.Option(help="multi-model: the .tar.gz to use.")] = None,
+    target_model: Annotated[str | None, typer.Option(help="multi-model: name of the .tar.gz to use.")] = None,
     component: Annotated[str | None, typer.Option(help="components: name of the component.")] = None,
     prefix_id: Annotated[
         str | None, typer.Option(help="Requests with the same id go to the same instance (--routing PREFIX_AWARE).")
@@ -263,7 +268,7 @@ def autoscale(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Scale the number of instances (with components: of copies) with the load, within limits.
+    """Scale the number of instances (with components: of copies) with the load, between --min and --max.
 
     Example: s1-mini endpoint autoscale hello --min 1 --max 4 --slots 8
     """

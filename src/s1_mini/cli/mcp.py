@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 TIMEOUT_S = 300.0  # timeout of a request to a server
-INSTRUCTIONS = "Speaks text aloud, as a file or as audio, in a voice of list_voices or one cloned from a recording."
+INSTRUCTIONS = (
+    "Speaks text and returns the audio or writes it to a file. The voice is one that list_voices returns, or one that "
+    "clone_voice made from a recording."
+)
 
 
 def mcp(
@@ -134,7 +137,7 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
     server = MCPServer("s1_mini", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
 
     async def work(function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a function in a thread; its errors are messages for the model."""
+        """Run a function in a thread. Raises its errors as `ToolError`, whose message the model reads."""
         try:
             return await asyncio.to_thread(function, *arguments)
         except (S1MiniError, OSError) as error:

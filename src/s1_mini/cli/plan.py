@@ -35,13 +35,13 @@ def plan(
     max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Maximum number of slots.")] = 256,
     weights: Annotated[
         Literal["half", "int8", "fp8"],
-        typer.Option(help="Format of large weight matrices (as S1_MINI_WEIGHTS_DTYPE, where half is called full)."),
+        typer.Option(help='Format of large weight matrices. S1_MINI_WEIGHTS_DTYPE calls half "full".'),
     ] = "half",
     kv: Annotated[
-        Literal["half", "fp8"], typer.Option(help="Format of the KV cache (as S1_MINI_KV_DTYPE, where half is full).")
+        Literal["half", "fp8"], typer.Option(help='Format of the KV cache. S1_MINI_KV_DTYPE calls half "full".')
     ] = "half",
     codec: Annotated[Literal["half", "float32"], typer.Option(help="Format of the codec.")] = "half",
-    fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Fixed time per frame. [measured]")] = None,
+    fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Fixed time per frame in ms. [measured]")] = None,
     memory_share: Annotated[
         float | None, typer.Option(min=0.01, max=1.0, help="Achieved share of the memory bandwidth. [measured]")
     ] = None,
@@ -53,14 +53,12 @@ def plan(
         float | None,
         typer.Option(min=0.01, max=1.0, help="Share of the computed streams that the engine sustains. [measured]"),
     ] = None,
-    price: Annotated[bool, typer.Option("--price", help="Only print the cost of instance types per hour.")] = False,
+    price: Annotated[bool, typer.Option("--price", help="Only print the prices of instance types.")] = False,
     only_json: Annotated[bool, typer.Option("--json", help="Print only the line of JSON.")] = False,
 ) -> None:
     """Compute the memory, slots, real-time streams and minimum times of a checkpoint on a GPU.
 
-    The output is a table, then one line of JSON.
-
-    With --price, print only the prices of instance types per hour and month.
+    The output is a table, then one line of JSON. With --price, it is only a table of prices per hour and month.
 
     Example: s1-mini plan --gpu l4, or s1-mini plan --machine ml.g6.12xlarge
     """
@@ -112,8 +110,8 @@ def plan(
         )
         console.print(_table(plans))
         typer.echo(
-            f"expected time per frame = {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}; expected "
-            f"time of the codec = floor / {efficiency.compute_share:g}; expected streams = "
+            f"floor: the minimum by the data sheet. Expected time per frame: {efficiency.fixed_ms:g} ms + floor / "
+            f"{efficiency.memory_share:g}, and for the codec floor / {efficiency.compute_share:g}. Expected streams: "
             f"{efficiency.engine_share:g} × the number that these times allow ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
@@ -199,7 +197,7 @@ def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
 
 
 def _where(fits: list[bool], figures: list[str]) -> list[str]:
-    """Return figures, empty where a GPU has fewer slots than rows."""
+    """Return the figures; those of GPUs with too few slots for the number of rows are empty."""
     return [figure if fit else "" for fit, figure in zip(fits, figures, strict=True)]
 
 

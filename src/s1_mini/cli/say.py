@@ -38,7 +38,7 @@ ONE_PIECE_BYTES = 200  # a text of at most this size is not split
 
 
 def say(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to speak, in quotes; - reads it from stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to speak, in quotes; - reads stdin.")],
     path: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help="File to write; - is stdout. [out.wav; none with --play]"),
@@ -76,7 +76,7 @@ def say(
         float | None, typer.Option(help="Nucleus sampling: share of the probability to sample from. [the model's]")
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Sample from this many most likely tokens; 0: from all. [the model's]")
+        int | None, typer.Option(help="Sample from the K most likely tokens; 0: from all tokens. [the model's]")
     ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Above 1 penalizes repeated tokens. [the model's]")
@@ -101,7 +101,7 @@ def say(
     text_type: Annotated[
         str,
         typer.Option(
-            help="text: no markup; ssml; marked: with [pause 0.5s] and [name of a voice].",
+            help="text: no markup; ssml: SSML; marked: with [pause 0.5s] and [name of a voice].",
             autocompletion=completing("text", "ssml", "marked"),
         ),
     ] = "text",
@@ -236,7 +236,7 @@ def _report(output: str | None, said_s: float, took_s: float | None, loaded_s: f
 
 def _check_voice(voice: str | None, reference: Path | None, transcript: str | None) -> None:
     if reference is None and transcript:
-        raise ParameterError("reference_text", "is a transcript; give its recording with --reference")
+        raise ParameterError("reference_text", "was given without a recording; add --reference")
     if reference is not None and voice is not None:
         raise ParameterError("voice", "cannot be combined with --reference")
 
@@ -249,7 +249,7 @@ def _for_one(words: str, config: EngineConfig) -> EngineConfig:
     if set_variable("request_timeout_s") is None:
         values["request_timeout_s"] = float("inf")
     if len(words.encode()) <= ONE_PIECE_BYTES and set_variable("max_batch_size") is None:
-        values["max_batch_size"] = 1  # one row is faster than four
+        values["max_batch_size"] = 1  # a frame of one slot is computed faster than one of four slots
     return config.model_copy(update=values)
 
 

@@ -1,4 +1,4 @@
-"""`s1-mini serve`: run the HTTP server until a signal."""
+"""`s1-mini serve`: run the HTTP server until a signal stops it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def serve(
     ] = None,
     async_store: Annotated[
         str | None,
-        typer.Option(help="Folder or s3://bucket/prefix for the endpoint's asynchronous responses. [a new folder]"),
+        typer.Option(help="Where --local-endpoint stores asynchronous responses: folder or s3://… [a new folder]"),
     ] = None,
 ) -> None:
     """Serve over HTTP. All other settings are S1_MINI_* and S1_MINI_SERVER_* variables (docs/settings_server.md).
@@ -78,14 +78,14 @@ def serve(
     if settings.wyoming_port is not None:
         require("wyoming", "`s1-mini serve --wyoming`")
         check_address(settings.wyoming_host, settings.wyoming_port, "--wyoming", "S1_MINI_SERVER_WYOMING_HOST")
-    checkpoint = named_checkpoint(config.checkpoint_path, checks=False).directory  # the engine checks it
+    checkpoint = named_checkpoint(config.checkpoint_path, checks=False).directory  # the engine checks its files
     if settings.replicas != 1:
         plan = _plan_replicas(settings, config, checkpoint, local_endpoint, async_store)
         if plan is not None:
             from s1_mini.remote.supervisor import run_replicas
 
             raise typer.Exit(run_replicas(plan))
-    if config.checkpoint_path is not None:  # by now, a hub name may resolve to another directory
+    if config.checkpoint_path is not None:  # a hub name, resolved a second time, might be a different directory
         config = config.model_copy(update={"checkpoint_path": checkpoint})
 
     from s1_mini.engine import ProductionTTSEngine
@@ -136,7 +136,7 @@ def _plan_replicas(
 
 
 def _log_format(settings: ServerSettings) -> str:
-    """Return the log format; replicas write to the same stream, so "auto" is resolved once."""
+    """Return the log format for all replicas, with "auto" replaced by the format for this process's stderr."""
     if settings.log_format != "auto":
         return settings.log_format
     return "text" if sys.stderr.isatty() else "json"

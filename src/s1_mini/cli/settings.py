@@ -20,20 +20,22 @@ LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 class Setting(NamedTuple):
     """One line of the table."""
 
-    variables: tuple[str, ...]  # each of them sets this setting
+    variables: tuple[str, ...]  # names of the variables; each of them sets this setting
     value: str  # current value
     default: str
     meaning: str
 
     @property
     def is_set(self) -> bool:
-        """Whether its value differs from the default."""
+        """Whether the value differs from the default."""
         return self.value != self.default
 
 
 def settings(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print defaults only, as tables in Markdown.")] = False,
-    changed: Annotated[bool, typer.Option("--changed", help="Show only settings that a variable changes.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Show only settings whose value is not the default.")
+    ] = False,
 ) -> None:
     """Show every setting: its variable, its value in this environment, its default and its meaning.
 

@@ -1,6 +1,6 @@
 """Shared parts of all commands: options, tables, untruncated summaries, and errors that name the option or variable.
 
-The parameters of a command have the engine's names; errors use the names of the options.
+The engine's errors name its own parameters; `Verb` replaces these names by those of the command's options.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def check_pipe() -> None:
 
 
 def _hint(error: Exception) -> str:
-    """Return how to write a text that the shell or the parser misread."""
+    """Return a hint for a text that the shell has split or the parser has taken for an option, otherwise ""."""
     option = getattr(error, "option_name", None)
     if option is not None and (" " in option or not option.startswith("--")):
         return 'a text that begins with a dash goes last, after --: s1-mini say -- "-5 degrees."'

@@ -66,7 +66,7 @@ def add_voice(
 
     Example: s1-mini voices add me me.wav --text "What I say there." --voices-path my-voices
     """
-    # One slot is enough to make a voice, and no other voice is preloaded.
+    # Making a voice needs one slot and no preloaded voices.
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, warm_voices="", max_batch_size=1)
     if config.voices_path is None:
         raise _no_directory()
@@ -86,7 +86,7 @@ def add_voice(
 
 @app.command("delete", cls=Verb)
 def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: VoicesPath = None) -> None:
-    """Delete an added voice, and its recording if it came from one.
+    """Delete an added voice with its recording, transcript and lexicon, if it has any.
 
     Example: s1-mini voices delete me --voices-path my-voices
     """

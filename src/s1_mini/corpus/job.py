@@ -29,7 +29,7 @@ ANY_NUMBER = 2**30  # no queue limit, because the number of texts in flight is l
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to speak and to write; it is sent to other machines unchanged."""
+    """The task of a worker: what to speak with, and where to write. The same object is sent to all machines."""
 
     config: EngineConfig
     output: str
@@ -38,7 +38,7 @@ class Job:
     header: Mapping[str, Any]
     voice: str | None = None  # for texts without a voice
     voices: frozenset[str] = frozenset()  # allowed in texts
-    in_flight: int | None = None  # texts that the engine has at a time; None: twice its slots
+    in_flight: int | None = None  # concurrent texts of an engine; None: twice its slots
     shard_size: int = 256
 
 

@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spoken:
-    """A spoken text: `sound` is a file in the corpus's format."""
+    """A spoken text; `sound` is the content of its audio file."""
 
     row: CorpusRow
     sound: bytes
@@ -118,7 +118,7 @@ def close_manifest(output: CorpusOutput, entries: Mapping[int, Entry], num_shard
 def write_shard(
     output: CorpusOutput, shard: Shard, results: Sequence[Spoken | BadLine], layout: Layout, audio_format: AudioFormat
 ) -> Entry:
-    """Write the results of a shard's lines, then its entry, which makes it count. Raises `CorpusError`."""
+    """Write the results of a shard, then its entry, without which the shard is incomplete. Raises `CorpusError`."""
     spoken = [result for result in results if isinstance(result, Spoken)]
     folder = f"{SHARDS}/{shard.number:06}"
     if layout == "parquet":
@@ -165,7 +165,7 @@ def _parquet(spoken: Sequence[Spoken]) -> bytes:
     )
     table = pa.Table.from_pylist([{**result.describe(), "audio": result.sound} for result in spoken], schema)
     buffer = io.BytesIO()
-    # Encoded audio does not compress further, and a dictionary of it would double the work.
+    # Compression and a dictionary would cost time without making audio files smaller.
     parquet.write_table(table, buffer, compression={"audio": "NONE"}, use_dictionary=False, row_group_size=_GROUP_ROWS)
     return buffer.getvalue()
 
@@ -200,7 +200,7 @@ def _is_ours(found: bytes) -> bool:
 
 def _difference(found: bytes, header: Mapping[str, Any]) -> str:
     if not _is_ours(found):
-        return f"the output holds a {HEADER} that is not of this program; name a new or empty place"
+        return f"the output holds a {HEADER} that `s1-mini corpus` did not write; name a new or empty place"
     before = json.loads(found)
     del before["format"]
     old, new = dict(_flat(before)), dict(_flat(json.loads(json.dumps(header))))
@@ -209,7 +209,7 @@ def _difference(found: bytes, header: Mapping[str, Any]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return (
         f"the output holds a corpus of another input or other settings: {'; '.join(changes)}{more}; "
-        "run this as it was, or name a new output"
+        "restore the old values, or name a new output"
     )
 
 

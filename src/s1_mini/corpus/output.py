@@ -27,7 +27,7 @@ _DELETED_AT_ONCE = 1000  # limit of S3
 
 
 class CorpusOutput(Protocol):
-    """Files by names with slashes. All methods raise `CorpusError`."""
+    """Files by their names relative to the output, with slashes. All methods raise `CorpusError`."""
 
     def names(self, folder: str) -> set[str]:
         """List the names directly in a folder, which may be missing."""
@@ -36,10 +36,10 @@ class CorpusOutput(Protocol):
         """Return a file's content, or None if it does not exist."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a complete file or none; an existing one is replaced."""
+        """Write or replace a file; an interruption leaves no partial file."""
 
     def write_folder(self, name: str, contents: Mapping[str, bytes]) -> None:
-        """Write a folder of files; an existing one is replaced."""
+        """Write or replace a folder of files."""
 
     def remove(self, name: str) -> None:
         """Delete a file, or a folder with its content, if it exists."""
@@ -87,7 +87,7 @@ class FolderOutput:
             files.sync_folder(temporary)
 
     def remove(self, name: str) -> None:
-        with self._explained("tidied"):
+        with self._explained("cleaned up"):
             path = self._folder / name
             if path.is_dir():
                 shutil.rmtree(path)
@@ -114,8 +114,8 @@ class FolderOutput:
         except OSError as error:
             reason = f"{error.strerror or error} ({error.filename})" if error.filename else error.strerror or error
             raise CorpusError(
-                f"{self._folder} cannot be {what}: {reason}; fix that and run the same "
-                "command again, which resumes from there"
+                f"{self._folder} cannot be {what}: {reason}; solve this problem and run the same command again, which "
+                "resumes the corpus"
             ) from None
 
 
@@ -150,7 +150,7 @@ class S3Output:
             self._client.upload_fileobj(io.BytesIO(content), self._place.bucket, self._place.join(name))
 
     def write_folder(self, name: str, contents: Mapping[str, bytes]) -> None:
-        # objects of an earlier try were deleted or have the same names
+        # nothing to delete first: objects of an earlier attempt were deleted or have the same names
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(lambda each: self.write(f"{name}/{each}", contents[each]), contents))
 

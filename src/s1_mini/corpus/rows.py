@@ -42,7 +42,7 @@ class CorpusColumns:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Values for lines without their own; `seed` is mixed into the seeds derived from ids."""
+    """Values for lines that do not set them; `seed` is mixed into the seeds derived from ids."""
 
     voice: str | None = None
     seed: int = 0
@@ -134,7 +134,7 @@ def seed_of(identity: str, seed: int) -> int:
 
 
 def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
-    """Return `base` with the parameters of an object or its JSON. Raises `ParameterError` with field `name`."""
+    """Return `base` with the parameters in `value`, a mapping or a JSON object. Raises `ParameterError` for `name`."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -77,7 +77,7 @@ class Source:
             yield Shard(number, lines)
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the texts: content rather than location, so moved files are the same input."""
+        """Return what identifies the texts: names and hashes of the files, but not their folder, which may change."""
         return {"files": {file.name: file.sha256 for file in self.files}, "lines": self.num_lines}
 
 
@@ -85,15 +85,15 @@ class Source:
 def open_source(place: str, columns: Mapping[str, str | None], defaults: Defaults, shard_size: int) -> Iterator[Source]:
     """Open and check a file, a folder, or an object or a prefix of S3.
 
-    `columns` maps `PURPOSES` to columns: None is the default name if there is such a column, "" means no column. Raises
-    `CorpusError` for an unreadable file, a missing column or a repeated id.
+    `columns` maps each of `PURPOSES` to a column; None is the column of the same name, if it exists, and "" is none.
+    Raises `CorpusError` for an unreadable file, a missing column or a repeated id.
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-corpus-") as folder:
         paths = _download(S3Place.parse(place), Path(folder)) if place.startswith("s3://") else _find(Path(place))
         files = tuple(InputFile(path.name, path, sha256_of(path), _stamp(path)) for path in paths)
         source = _check_lines(Source(files, _choose(columns, files), defaults, shard_size))
         if not source.num_lines:
-            raise CorpusError(f"{place} holds no text: all of it is blank")
+            raise CorpusError(f"{place} has no text: all lines are blank")
         yield source
 
 
@@ -103,7 +103,7 @@ def _find(path: Path) -> list[Path]:
     found = sorted(one for one in path.iterdir() if _is_read(one.name) and one.is_file()) if path.is_dir() else [path]
     if not found or not all(_is_read(one.name) for one in found):
         raise CorpusError(
-            f"{path} is not a supported file or a folder of such files; it must end in {', '.join(SUFFIXES)}"
+            f"{path} is not a supported file or a folder of such files; names must end in {', '.join(SUFFIXES)}"
         )
     return found
 
@@ -158,7 +158,7 @@ def _check_lines(source: Source) -> Source:
     """Count the lines and collect the voices that they name. Raises `CorpusError` for a repeated id."""
     seen, num_lines = set[bytes](), 0
     voices = {source.defaults.voice} if source.defaults.voice else set[str]()
-    for num_lines, row in enumerate(source.rows(), 1):  # noqa: B007 - the last one counts
+    for num_lines, row in enumerate(source.rows(), 1):  # noqa: B007 - the last value is used
         if isinstance(row, CorpusRow) and row.voice is not None:
             voices.add(row.voice)
         if source.columns.id is not None and row.id is not None:
@@ -186,7 +186,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def read_lines(path: Path, columns: Iterable[str]) -> Iterator[Line]:
-    """Yield all lines of a file except blank ones; of Parquet only these columns.
+    """Yield all lines of a file except blank ones; rows of Parquet have only these columns.
 
     Raises `CorpusError` if the file as a whole cannot be read.
     """

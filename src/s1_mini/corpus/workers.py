@@ -27,10 +27,10 @@ from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
 from s1_mini.types import SharedOptions
 
 TRIES = 2  # attempts per text; a failure may be caused by the memory use of other texts
-SPARE_SHARDS = 6  # additional shards, because some are being written or wait for one long text
-RESTARTS = 20  # limit per actor, in case it always fails
+SPARE_SHARDS = 6  # additional shards, because some shards are being written or wait for one long text
+RESTARTS = 20  # limit per actor, because an actor may fail every time
 RETRIES = 3  # attempts per shard after its actor was lost
-MAX_SHARDS = 64  # per actor, which has a thread for each
+MAX_SHARDS = 64  # concurrent shards of an actor, each in its own thread
 MAX_REASON = 300  # characters of an error of Ray; such errors may be pages long
 AGAIN = "run the same command again to continue"
 
@@ -62,7 +62,7 @@ class Worker:
 
         A text that cannot be spoken becomes a bad line.
         """
-        with self._in_line:  # one shard at a time: mixed shards would all end together and leave slots empty
+        with self._in_line:  # otherwise the shards' texts would mix, and all shards would end together
             begun = self._pool.map(self._speak, shard.lines)
         results = list(begun)
         return write_shard(self._output, shard, results, self._job.layout, self._job.audio_format)
@@ -108,7 +108,7 @@ class Member:
     starting: Future[Any]  # (number of concurrent shards, node)
     begin: Callable[[Shard], Future[Entry | S1MiniError]]
     num_shards: int = 0
-    num_free: int = 0  # number of further shards that it can take
+    num_free: int = 0  # number of further shards that the worker can take
 
 
 class Team:
@@ -131,7 +131,7 @@ class Team:
         """Send each shard to the worker with the most free capacity; yield its entry when it is complete."""
         while self._hand_out(shards) or self._running or self._again:
             if not self._starting and not self._members:
-                raise CorpusError(f"no actor is left: {self._why}; fix that and run the same command again")
+                raise CorpusError(f"no actor is left: {self._why}; solve this problem and run the same command again")
             done, _ = wait([*self._starting, *self._running], return_when=FIRST_COMPLETED)
             for future in done:
                 if future in self._starting:
@@ -153,7 +153,10 @@ class Team:
         return True
 
     def _num_free(self, member: Member) -> int:
-        """Return the free capacity, half of it while others start, so that they get a part of a small corpus."""
+        """Return how many more shards to send to a worker.
+
+        While other workers start, half of its capacity stays free, so that they also get a part of a small corpus.
+        """
         return member.num_free - (member.num_shards // 2 if self._starting else 0)
 
     def _greet(self, future: Future[Any]) -> None:
@@ -197,7 +200,7 @@ def _result(future: Future[Any]) -> Any:
 
 
 def _short(error: Exception) -> str:
-    """Return an error's message in one line without colours; of Ray's errors only the end, which has the cause."""
+    """Return an error's message in one line without colours; only the end of Ray's messages, which has the cause."""
     if isinstance(error, S1MiniError):
         return str(error)
     message = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
@@ -228,7 +231,7 @@ def work_by(worker: Worker, shards: Iterator[Shard]) -> Iterator[Entry]:
 
 
 class Actor:
-    """A worker in a Ray process. Errors are returned: Ray would wrap them."""
+    """A worker in a Ray process. Methods return errors instead of raising them, because Ray would wrap them."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -244,7 +247,7 @@ class Actor:
 
     def work(self, shard: Shard) -> Entry | CorpusError:
         try:
-            return self._start().work(shard)  # a restarted actor has not been started
+            return self._start().work(shard)  # Ray restarts an actor without calling `start`
         except EngineNotReadyError:
             os._exit(1)  # the engine is dead; Ray starts a new process
         except S1MiniError as error:
@@ -309,7 +312,7 @@ def work_on_ray(
 def actors_for(there: dict[str, float], device: str, requested: int | None) -> tuple[int, dict[str, int]]:
     """Return the number of actors (default: one per GPU, or a single one without GPUs) and the resources of each.
 
-    Raises `CorpusError` for more than Ray has.
+    Raises `CorpusError` if Ray has too few GPUs or CPUs.
     """
     has_gpu = there.get("GPU", 0) >= 1 and device != "cpu"
     kind = "GPU" if has_gpu or device.startswith("cuda") else "CPU"

@@ -2,10 +2,10 @@
 
 A manifest has the SHA-256 and size of every file, and the versions that wrote it.
 
-Refused, each by name: a file that is changed, missing or not listed; a link, a device or anything else that is not a
-plain file; a path that is absolute or leads out of the artifact; a name that is both a file and a folder. An archive is
-read member by member in bounded memory. Each header is checked before its content is unpacked, because a few kilobytes
-of gzip may unpack to gigabytes. The bytes before a member are limited for the same reason.
+An error names the first file that is refused: a file that is changed, missing or not listed; a link, a device or
+anything else that is not a plain file; a path that is absolute or leads out of the artifact; a name that is both a file
+and a folder. An archive is read member by member in bounded memory. A few kilobytes of gzip may unpack to gigabytes, so
+each header is checked before the content after it is unpacked, and the size of the headers is limited.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ _MAX_NAME = 255  # bytes of one part of a path; limit of file systems
 _MAX_PATH = 1024  # bytes; limit of a key of S3
 
 _SHA256 = re.compile("[0-9a-f]{64}")
-_NO_LETTERS = re.compile("[\x00-\x1f\ud800-\udfff]")  # controls, and invalid UTF-8
+_NO_LETTERS = re.compile("[\x00-\x1f\ud800-\udfff]")  # control characters, and surrogates (invalid UTF-8)
 _FOREIGN = re.compile(r'[<>:"|?*]')  # invalid on Windows; a colon opens an alternate data stream
 _DEVICE = re.compile(r"con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]", re.IGNORECASE)
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4
 _JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python defines on Windows only
-_IGNORED = {"lost+found", "__pycache__"}  # created by mounted volumes and by the toolkits' Python
-# Compression shrinks weights only a little; text and compiled kernels shrink more, but are small.
+_IGNORED = {"lost+found", "__pycache__"}  # created by file systems of volumes, and by Python when it imports code/
+# The limit for all unpacked bytes is _MOST_PER_PACKED_BYTE times the size of the archive plus _MOST_BESIDE: weights
+# compress little; text and compiled kernels compress more, but are small.
 _MOST_PER_PACKED_BYTE = 4
 _MOST_BESIDE = 256 * 2**20
 _HEADER_BYTES = 16 * 2**10  # limit for the headers of one member; a path of 1,024 bytes takes 3 KiB
-_BLOCK_BYTES = 64 * 2**10  # read by tarfile at once
+_BLOCK_BYTES = 64 * 2**10  # tarfile reads blocks of this size
 _KINDS = {
     tarfile.SYMTYPE: "a link",
     tarfile.LNKTYPE: "a hard link",
@@ -102,7 +103,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Manifest:
-        """Parse a manifest. Raises `PackageError` if it is not one, has another format, or contradicts itself."""
+        """Parse a manifest. Raises `PackageError` if it is invalid, has another format, or contradicts itself."""
         try:
             value = json.loads(text)
             manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]), read_origin(value))
@@ -125,7 +126,7 @@ def _read_files(value: Mapping[str, Any]) -> dict[str, Content]:
 
 
 def check_names(names: Mapping[str, Any] | list[str]) -> None:
-    """Raise `PackageError` for too many paths, or one that is unsafe, repeated, or both a file and a folder."""
+    """Raise `PackageError` for too many paths, or for a path that is unsafe, repeated, or both a file and a folder."""
     if len(names) > MAX_FILES:
         raise PackageError(f"there are more than {MAX_FILES:,} files")
     seen: dict[str, str] = {}
@@ -163,7 +164,7 @@ def check_name(name: str) -> None:
 def open_checkpoint(config: EngineConfig, *, with_weights: bool = True) -> Checkpoint:
     """Find the checkpoint of the settings; verify it if it is an unpacked artifact, otherwise check its files.
 
-    Without weights, only its small files are downloaded, and nothing is checked. Raises `CheckpointError` or
+    With `with_weights=False`, only small files are downloaded, and nothing is checked. Raises `CheckpointError` or
     `ConfigurationError`.
     """
     checkpoint = find_checkpoint(config.checkpoint_path, with_weights=with_weights)
@@ -222,7 +223,7 @@ def _refuse_unreadable(error: OSError) -> None:
 
 
 def check_kind(name: str, status: os.stat_result) -> None:
-    """Raise `PackageError` for anything but a plain file or folder; `lstat` reports a Windows junction as a folder."""
+    """Raise `PackageError` for anything but a plain file or folder, and for a Windows junction."""
     if getattr(status, "st_reparse_tag", 0) == _JUNCTION:
         raise PackageError(f"{name!r} is a link; only plain files may be in an artifact")
     kinds = {stat.S_IFLNK: "a link", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe"}
@@ -248,7 +249,7 @@ def verify_archive(archive: Path) -> Manifest:
             if member.name == MANIFEST:
                 text = file.read(MAX_MANIFEST_BYTES + 1)
                 if len(text) > MAX_MANIFEST_BYTES:
-                    break  # `read_members` would refuse to skip the rest of it
+                    break  # `_parse_manifest` raises the error
             else:
                 contents[member.name] = Content(hashlib.file_digest(file, "sha256").hexdigest(), member.size)
     manifest = _parse_manifest(text, archive)
@@ -289,7 +290,7 @@ def _some(names: list[str]) -> str:
 
 
 class _Unpacked:
-    """The bytes of a tar up to a limit. tarfile reads whole blocks, so a read may go a little beyond what is needed."""
+    """The unpacked bytes of a .tar.gz, up to a limit plus one block, because tarfile reads whole blocks."""
 
     def __init__(self, file: gzip.GzipFile) -> None:
         self._file, self._left = file, 0
@@ -329,7 +330,7 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedRe
                 if total > most:
                     raise PackageError(
                         f"the unpacked files exceed the limit of {most:,} bytes for an archive of "
-                        f"{archive.stat().st_size:,}: {member.name!r} has {member.size:,}"
+                        f"{archive.stat().st_size:,} bytes: {member.name!r} has {member.size:,} bytes"
                     )
                 source.allow(member.size + tarfile.BLOCKSIZE)
                 content = tar.extractfile(member)

@@ -47,7 +47,7 @@ from s1_mini.weights.directory import DEFAULT_MODEL, read_json
 from s1_mini.weights.hub import ORIGIN_FILE, ORIGIN_KEY, Origin, origin_of
 from s1_mini.weights.write import ArchiveEntry, Chunk, copied, new_directory, write_json, write_member, written
 
-Progress = Callable[[int], None]  # called with the number of bytes written since the last call
+Progress = Callable[[int], None]  # receives the number of bytes written since the previous call
 
 # sagemaker/code/inference.py, for an installation without a checkout
 INFERENCE = '''\
@@ -208,7 +208,7 @@ def convert_checkpoint(
 
 
 def find_own_config(directory: Path) -> Path:
-    """Return the `config.json` of a checkpoint that is not managed elsewhere. Raises `CheckpointFileError`."""
+    """Return the `config.json` of a checkpoint if it may be changed. Raises `CheckpointFileError` otherwise."""
     path = directory / "config.json"
     if directory == DEFAULT_MODEL or path.is_symlink() or (directory / MANIFEST).exists():
         raise CheckpointFileError(
@@ -219,7 +219,7 @@ def find_own_config(directory: Path) -> Path:
 
 
 def write_alignment(directory: Path, head: AlignmentHead) -> None:
-    """Name the attention head that follows the text in a checkpoint's config. Raises `CheckpointFileError`."""
+    """Write the attention head that follows the text into a checkpoint's config. Raises `CheckpointFileError`."""
     path = find_own_config(directory)
     config = read_json(path) | {KEY: asdict(head)}
     try:

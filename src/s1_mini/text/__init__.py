@@ -1,4 +1,4 @@
-"""Text normalization: `tidied` tidies, `form` fits a text to a checkpoint, `split` cuts it into sentences.
+"""Text normalization: Unicode and white space (`tidy`), language and alphabet (`form`), pieces (`split`).
 
 `spoken` turns numbers, dates and signs into words; it does not depend on a checkpoint.
 """

@@ -1,8 +1,8 @@
-"""The text that a checkpoint reads: words of a language or raw text, and its alphabet.
+"""The language whose words a checkpoint reads, and the checkpoint's alphabet.
 
 A checkpoint of any family declares both in its `config.json`:
-`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, it reads all text unchanged, unless the
-model has a choice of languages: then each request has one, and numbers become words where they are certain.
+`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, the checkpoint gets all text unchanged,
+unless the model has a choice of languages: then each request has one, and numbers become words where they are certain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from s1_mini.types import Normalize, OnUnsupported
 MAX_ALPHABET = 100_000
 MAX_NAMED = 10  # characters in a warning
 
-_LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # before punctuation whose word was skipped
+_LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # white space before punctuation whose word was skipped
 _PLAIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "ł": "l", "ı": "i", "ŋ": "ng"}
 _PLAIN |= {"ẞ": "SS", "Æ": "Ae", "Œ": "Oe", "Ø": "O", "Đ": "D", "Ð": "D", "Þ": "Th", "Ł": "L", "Ŋ": "Ng"}
 _PLAIN |= {"–": "-", "—": "-", "…": "...", "’": "'", "‘": "'", "“": '"', "”": '"', "„": '"', "[": "(", "]": ")"}
@@ -74,11 +74,11 @@ class TextForm:
         on_unsupported: OnUnsupported = "error",
         continues: bool = False,
     ) -> NormalizedText:
-        """Return the spoken form of a request's `text`; if it `continues`, it is the beginning of a sentence.
+        """Return the spoken form of a request's `text`. With `continues`, it is only the beginning of a sentence.
 
         `max_length` bounds the characters of the text and of its spoken form. Raises the errors of `tidied`,
-        `TextError` for a spoken form that is too long or for an unsupported character unless those are skipped, and
-        `NothingToSpeakError` if nothing is left to speak.
+        `TextError` for a spoken form that is too long and, with `on_unsupported="error"`, for an unsupported character,
+        and `NothingToSpeakError` if nothing is left to speak.
         """
         tidy = tidied(text, max_length)
         is_read = choice != "off" and (self.language is not None or self.is_chosen)
@@ -120,7 +120,7 @@ class TextForm:
         return tidied(said, max_length)
 
     def _ended(self, text: str, mark: str) -> str:
-        """Add a mark: a voice trained on sentences may stop before it says a bare "Hi"."""
+        """Add a missing final mark, because a voice trained on sentences may stop before it says a bare "Hi"."""
         is_open = text[-1:].isalnum() and self.alphabet is not None and mark in self.alphabet
         return f"{text}{mark}" if is_open else text
 

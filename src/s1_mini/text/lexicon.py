@@ -85,9 +85,9 @@ class Lexicons:
             self._voices[None] = self._voices[default_voice]
 
     def of(self, voice: str | None) -> Lexicon:
-        """Return the lexicon of a voice; None is the default voice, and an empty name a recording.
+        """Return the lexicon for a voice; None is the default voice, and an empty name is a cloned recording.
 
-        A lexicon whose file was deleted, as it is with its voice, is no longer used.
+        A lexicon is no longer used after its file was deleted, for example together with its voice.
         """
         if voice in self._voices and voice in self._files and not self._files[voice].exists():
             self._voices.pop(voice, None)

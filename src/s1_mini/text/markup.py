@@ -19,8 +19,8 @@ from s1_mini.text.xml_reader import error_at, read_xml
 from s1_mini.types import JOINT_S, MIN_GAIN_DB
 
 MAX_PAUSE_S = 10.0  # Polly's limit
-MAX_TOTAL_PAUSE_S = 300.0  # of one request; silence also costs memory
-MAX_SEGMENTS = 500  # also of marks
+MAX_TOTAL_PAUSE_S = 300.0  # per request, because silence also takes memory
+MAX_SEGMENTS = 500  # also the maximum number of marks
 
 STRENGTHS = {"none": 0.0, "x-weak": 0.0, "weak": 0.1, "medium": 0.25, "strong": 0.5, "x-strong": 0.8}
 RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.5}
@@ -44,11 +44,11 @@ _LEFTOVER = re.compile(
 )  # punctuation of a sentence whose words are in the previous segment
 
 
-LexiconOf = Callable[[str | None], Lexicon]  # by the voice that the markup names; None: that of the request
+LexiconOf = Callable[[str | None], Lexicon]  # lexicon by the voice that the markup names; None: the request's voice
 
 
 class Mark(NamedTuple):
-    """A named place in the text of a segment, of an element that is characters start … stop of the source."""
+    """A named position in the text of a segment. Its element is characters start … stop of the source."""
 
     name: str
     position: int
@@ -115,7 +115,7 @@ def cut_documents(text: str) -> tuple[list[str], str]:
 
 
 def last_voice(text: str, voices: Container[str]) -> str | None:
-    """Return the name in the last mark of a voice, in a text with marks in brackets."""
+    """Return the name in the last `[voice]` of a text that names one of `voices`, or None."""
     names = [found[2].lower() for found in _BRACKETS.finditer(text) if found[2]]
     return next((name for name in reversed(names) if name in voices), None)
 
@@ -214,11 +214,11 @@ class _Builder:
         return Markup(tuple(self._segments), warning)
 
     def _placed(self, mark: Mark, position: int) -> Mark:
-        """Return a mark of the segment that ends now; its `pause_s` was minus the pause before it."""
+        """Return a mark with its position; `pause_s`, so far minus the pause before the mark, becomes that after it."""
         return mark._replace(position=position, pause_s=mark.pause_s + (self._pause_s or 0.0))
 
     def _flush(self) -> None:
-        """End the segment; one with only punctuation and white space is dropped."""
+        """End the segment; a segment with only punctuation and white space is dropped."""
         spelt, lexicon, marks = _Run(), self._lexicon_of(self._run_style.voice), []
         for run in self._runs:
             if isinstance(run, Mark):
@@ -320,7 +320,7 @@ class _SsmlReader:
         elif name == "p":
             self.builder.paragraph()
         elif name == "mark":
-            is_one_tag = self._source.endswith("/>", 0, offset)  # then this is its end, otherwise its closing tag
+            is_one_tag = self._source.endswith("/>", 0, offset)  # `offset` is after <mark/>, or before </mark>
             stop = offset if is_one_tag else self._source.index(">", offset) + 1
             self.builder.mark(self._required(element, "name"), element.offset, stop)
         self.builder.style = element.outer

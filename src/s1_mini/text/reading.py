@@ -1,8 +1,8 @@
 """Text normalization: `spoken` turns a written text into words and sentence marks.
 
 English is normalized as a whole, by the rules in `english`. In other languages numbers are spelt out by CLDR's rules,
-and elongated letters are shortened. Markdown, HTML and code marks are removed in all of them, and emoji are replaced by
-their names. Normalization does not depend on the voice; `form` handles the characters that a voice does not support.
+and elongated letters are shortened. In all languages, Markdown, HTML and code marks are removed, and emoji are replaced
+by their names. Normalization does not depend on the voice; `form` handles characters that a voice does not support.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def read_markup(text: str) -> str:
 
 
 def _item(found: re.Match[str]) -> str:
-    """End a list item with a comma before another item, with a full stop before other text; leave the last one."""
+    """End a list item with a comma before another item, with a full stop before other text; add nothing at the end."""
     after = found.string[found.end() : found.end() + 16]
     return _sentence(found[1], "" if not after.strip() else "," if _ITEM_BEGINS.match(after) else ".")
 

@@ -1,8 +1,8 @@
 """Splits a text into pieces for one generation each: whole sentences, or clauses of a sentence that is too long.
 
-Sizes are UTF-8 bytes, because a Chinese character takes three of them and about three times as long to speak as
-a Latin letter. It uses punctuation and abbreviations, but neither the language nor tokens. The engine calls it with
-text from `tidied`.
+Sizes are UTF-8 bytes, because a Chinese character takes three bytes and about three times as long to speak as
+a Latin letter. Cuts depend on punctuation and abbreviations, but neither on the language nor on tokens. The engine
+splits text that `tidied` has returned.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _num_flag_letters(text: str) -> int:
 
 
 MAX_REST = 1000  # characters of arriving text that may wait for the end of a sentence
-MIN_CLAUSE_BYTES = 12  # of a clause that is spoken by itself: most of a second, in which the next one is generated
+MIN_CLAUSE_BYTES = 12  # shortest clause that is spoken early: it lasts most of a second, enough to generate the next
 
 _WIDE_ENDS = "。！？｡"  # end a sentence without a space after them
 _ENDS = ".!?…؟۔।॥" + _WIDE_ENDS
@@ -71,7 +71,7 @@ _ABBREVIATION = re.compile(
 _BEFORE_A_NUMBER = re.compile(
     "no|nos|nr|num|p|pp|vol|fig|art|sec|ch|abb|kap|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec"
 )
-_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # before a capital, these do end the sentence
+_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # these end the sentence if a capital follows
 
 
 def split(text: str, max_bytes: int) -> list[str]:
@@ -109,7 +109,7 @@ def cut_arriving(text: str) -> tuple[str, str]:
 def split_arriving(text: str) -> tuple[str, str]:
     """Cut text that is still arriving into the sentences that are certainly complete, and the rest.
 
-    A sentence is certain once something follows it. Either part may be empty.
+    A sentence is certainly complete once text follows it. Either part may be empty.
     """
     sentences = _sentences_of(text)
     if not sentences:
@@ -120,14 +120,14 @@ def split_arriving(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class EarlyStart:
-    """When the beginning of a sentence is spoken before the rest has arrived. By default never."""
+    """When to speak the beginning of a sentence before the rest has arrived. By default never."""
 
     at_clause: bool = False  # after a clause
     num_words: int = 0  # after at least this many words; 0: never
     pause_s: float = 0.0  # when no text has arrived for this long; 0: never
 
     def cut(self, text: str, *, has_paused: bool = False) -> tuple[str, str]:
-        """Cut the beginning of a sentence that is spoken now from the rest. Either part may be empty.
+        """Return the beginning of a sentence that can be spoken now, and the rest. Either part may be empty.
 
         Numbers are not cut, because how they are read depends on the words around them.
         """
@@ -148,13 +148,13 @@ class EarlyStart:
 
 
 def ends_sentence(text: str) -> bool:
-    """Return whether a text ends with the end of a sentence, as far as it is certain without the text after it."""
+    """Return whether a text certainly ends with the end of a sentence, whatever text may follow."""
     line = " ".join(text.split()) + " "
     return any(found.end() == len(line) and _is_sentence_end(line, found) for found in _SENTENCE_END.finditer(line))
 
 
 def _may_cut(text: str, cut: int) -> bool:
-    """Return whether an unfinished sentence may be cut here: after a word or its clause mark, but not at a number."""
+    """Return whether an unfinished sentence may be cut at `cut`: after a word or a clause mark, not at a number."""
     word, following = text[:cut].rstrip(_CLAUSE_MARKS + _CLOSERS + " "), text[cut:].lstrip()
     is_known = bool(following) or text[cut:].isspace()  # a mark at the very end may go on
     return is_known and word[-1:].isalpha() and not following[:1].isdigit() and not would_tear(text, cut)
@@ -220,7 +220,6 @@ def _shorten(sentence: str, max_bytes: int) -> list[str]:
 
 
 def _cut_of(sentence: str, max_bytes: int) -> int:
-    """Return the character index at which to cut a sentence that is too long."""
     crumb = max_bytes // 4
     limit = _num_characters(sentence, max_bytes)
     near = _num_characters(sentence, min(max_bytes, _num_bytes(sentence) - crumb))

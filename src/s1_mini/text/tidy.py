@@ -11,7 +11,7 @@ import unicodedata
 
 from s1_mini.exceptions import TextError, TextTooLongError
 
-MAX_MARKS = 30  # on one letter, as in Unicode's stream-safe text (UAX #15); sorting more of them takes seconds
+MAX_MARKS = 30  # on one letter, as in Unicode's stream-safe text (UAX #15); sorting many more marks takes seconds
 PARAGRAPH_BREAK = "\n\n"
 
 _REFUSED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls except \t \n \v \f \r; surrogates

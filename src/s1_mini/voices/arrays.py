@@ -54,7 +54,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
             f"it uses compression method {member.compress_type}; save it with numpy.savez or savez_compressed"
         )
     with archive.open(member) as file:
-        return file.read(member.file_size)  # unpacks no more than that, unlike archive.read
+        return file.read(member.file_size)  # unpacks at most `file_size` bytes, unlike `archive.read`
 
 
 def _read(data: bytes) -> np.ndarray:

@@ -57,7 +57,7 @@ class VoiceBeside:
 
     shapes: Callable[[], Shapes]  # returns the tensors' shapes
     read: Callable[[], Tensors]
-    is_default: bool = False  # used by requests without a voice, unless a file is the default
+    is_default: bool = False  # the voice of requests without a voice, unless a voice file is the default
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class VoiceFormat:
     seconds: Callable[[Shapes], float]  # duration of the recording; 0 if unknown
     fault: Callable[[Tensors], str] = lambda _: (
         ""
-    )  # why values are invalid, to follow a file name; empty if they are valid
+    )  # returns why values are invalid, as the predicate of a sentence; empty if they are valid
     clones: bool = True  # whether recordings can become voices; otherwise new ones come from `from_arrays`
     from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # reads a numpy file; raises `ValueError`
     beside: Callable[[Path], Mapping[str, VoiceBeside]] = (
@@ -151,7 +151,7 @@ def _smallest(tensor: Tensor) -> Tensor:
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Return a hash that identifies a codec, from the sizes and ends of its files; hashing all would take seconds."""
+    """Return a hash of the name, size, first and last MiB of a codec's files; hashing all bytes would take seconds."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(paths):
         size = path.stat().st_size

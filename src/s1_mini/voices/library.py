@@ -2,7 +2,6 @@
 
 A file holds the tensors that the family defines (`format`) and, as metadata, `text` (the transcript), `description`,
 `codec` (the fingerprint of the encoder) for added voices, and `default` for at most one of the checkpoint's voices.
-Unknown names are errors; similar names are not tried.
 
 Only reading and writing tensors loads torch; listing voices does not.
 """
@@ -61,7 +60,7 @@ class NamedVoice:
 
 
 class CheckpointVoices:
-    """The voices of one checkpoint. A damaged voice fails the requests that name it, and no others."""
+    """The voices of one checkpoint. A damaged voice causes errors only in requests that use it."""
 
     def __init__(
         self, checkpoint: Path, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside]
@@ -103,7 +102,7 @@ class CheckpointVoices:
 
     @property
     def default_name(self) -> str | None:
-        """The name of the default voice, if its file is readable; a file precedes a voice in the publisher's format."""
+        """The name of the default voice, if its file is readable. Voice files precede the publisher's files."""
         defaults = [name for name, summary in self._summaries.items() if summary.is_default]
         return min(defaults, key=lambda name: name in self._beside, default=None)
 
@@ -187,14 +186,14 @@ def is_name(name: object) -> bool:
 
 
 def read_voice(path: Path, form: VoiceFormat) -> NamedVoice:
-    """Read one voice file. Raises `CheckpointFileError` if it is not one."""
+    """Read one voice file. Raises `CheckpointFileError` if it is not valid."""
     tensors, metadata = _read(path, form.read)
     summary = _summary(path.stem, form.seconds(shapes_of(tensors)), metadata)
     return NamedVoice(path.stem, Voice(tensors, summary.text), summary.description, summary.is_default, summary.encoder)
 
 
 def read_summary(path: Path, form: VoiceFormat) -> VoiceSummary:
-    """Read the metadata of a voice file, not its tensors. Raises `CheckpointFileError` if it is not one."""
+    """Read the metadata of a voice file, not its tensors. Raises `CheckpointFileError` if it is not valid."""
     shapes, metadata = _read(path, form.read_shapes)
     return _summary(path.stem, form.seconds(shapes), metadata)
 
@@ -220,8 +219,8 @@ def write_voice(
 ) -> Path:
     """Write one voice file into `folder`, whole or not at all.
 
-    Raises `VoiceError` for a name that is not a valid file name on every system and, unless it may `replace`,
-    `FileExistsError`.
+    Raises `VoiceError` for a name that is not a valid file name on every system, and `FileExistsError` for an existing
+    file unless `replace` is true.
     """
     from safetensors.torch import save
 

@@ -55,7 +55,7 @@ class ReferenceReader:
     max_text_length: int
 
     def check(self, reference: Reference) -> None:
-        """Raise the errors of `ReferenceEncoder.encode` for a reference that do not need the encoder."""
+        """Raise those errors of `ReferenceEncoder.encode` that can be found without encoding."""
         self._tidied(reference)
         recording = self._read(reference)
         if self._voice_file(recording) is None:

@@ -39,7 +39,7 @@ SCAN_EVERY = 1 / 64  # scan after writing this share of the limit, so that eight
 _OWN_FILES = re.compile(
     r"[0-9a-f]{32}\.safetensors|\.[0-9a-f]{32}-\w+\.tmp"
 )  # other files are neither counted nor deleted
-JOIN_S = 10.0  # reading one entry takes milliseconds
+JOIN_S = 10.0  # timeout for the loading thread to end; reading one entry takes milliseconds
 
 
 class ReferenceCache:
@@ -184,7 +184,7 @@ class ReferenceStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.publish(path, content)
-        except OSError as error:  # a full disk costs time, not requests
+        except OSError as error:  # such as a full disk: requests go on, only without the store
             if error.errno not in self._warned:
                 self._warned.add(error.errno)
                 logger.warning("cannot write the reference cache: %s: %s", path, error.strerror)
@@ -228,7 +228,7 @@ class ReferenceStore:
     def _scan(self) -> Iterator[_Entry]:
         try:
             folders = [entry.path for entry in os.scandir(self._root) if entry.is_dir(follow_symlinks=False)]
-        except OSError:  # not created yet, or not readable: writing reports it
+        except OSError:  # not created yet, or not readable, which `write` reports
             return
         for folder in folders:
             yield from self._scan_folder(Path(folder))

@@ -1,9 +1,10 @@
 """Named voices of an engine: the checkpoint's, which are read-only, and those that were added at run time.
 
 Added voices are kept in memory, or in a directory, where they outlast the process and other processes see them. The
-directory is listed at the start; a voice's file is opened when the voice is used, and again only when it has changed. A
-broken file causes a warning when voices are listed and an error for requests that name it. Safe to use from several
-threads: a returned voice never changes, so deleting or replacing it does not affect requests in progress.
+directory is listed at the start; a voice's file is opened when the voice is used, and again only when the file has
+changed. A broken file causes a warning when voices are listed, and an error for requests that name the voice. Safe to
+use from several threads: a returned voice never changes, so deleting or replacing a voice does not affect requests in
+progress.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class AddedVoices:
 
 
 class VoiceDirectory(AddedVoices):
-    """Added voices in a directory, which several processes may share; all have the same encoder."""
+    """Added voices in a directory that several processes may share; all voices are from the same encoder."""
 
     def __init__(self, folder: Path, form: VoiceFormat) -> None:
         super().__init__(form)
@@ -188,7 +189,7 @@ class VoiceDirectory(AddedVoices):
         self._note(named.name, is_there=True)
 
     def remove(self, name: str) -> bool:
-        """Delete a voice, and its recording, from which it would be made again; return whether there was one."""
+        """Delete a voice with its recording, from which it would be made again; return whether either existed."""
         was_there = False
         for suffix in (SUFFIX, TRANSCRIPT, LEXICON, *RECORDINGS):
             try:
@@ -223,7 +224,7 @@ class VoiceDirectory(AddedVoices):
         read: Callable[[Path, VoiceFormat], Content],
         size: Callable[[Content], int],
     ) -> Content | None:
-        if not is_name(name):  # never build a path from it
+        if not is_name(name):  # an invalid name must not become part of a path
             return None
         path = self._path(name, SUFFIX)
         try:
@@ -306,7 +307,7 @@ class VoiceRegistry:
     def find(self, name: str) -> NamedVoice:
         """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it exists but cannot be used.
 
-        An unknown name with capitals means the voice with small letters: clients write presets such as Ryan.
+        A name that is not found is tried again in lower case, because clients use names such as Ryan.
         """
         for each in (name, name.lower()):
             named = self.library.describe(each) if each in self.library else self.added.get(each)
@@ -330,13 +331,13 @@ class VoiceRegistry:
             try:
                 infos.append(self.info(name))
             except VoiceNotFoundError:
-                continue  # it has just been deleted
+                continue  # the voice has just been deleted
             except VoiceFileError as error:
                 self._warn(name, str(error).removeprefix(f"{error.field}: "))
         return infos
 
     def lexicons(self, path: Path | None) -> Lexicons:
-        """Open a lexicon for all requests and those of the voices. Raises `ConfigurationError`."""
+        """Open the lexicon in `path`, for all requests, and the lexicons of voices. Raises `ConfigurationError`."""
         folders = filter(None, (self.library.folder, self.added.folder))
         return Lexicons(path, folders, self.library.default_name)
 
@@ -347,7 +348,7 @@ class VoiceRegistry:
 
     @contextmanager
     def adding(self, name: str, *, replace: bool) -> Iterator[None]:
-        """Reserve a name while its voice is encoded: a second request for it fails before any work is done.
+        """Reserve a name while its voice is encoded; a second request for the same name fails immediately.
 
         Raises `VoiceError` for an invalid name, `VoiceExistsError` or `VoiceReadOnlyError`.
         """

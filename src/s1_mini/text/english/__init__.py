@@ -1,4 +1,4 @@
-"""English normalization: each module spells out one kind of notation, in the order of `read`.
+"""English normalization: each module spells out a few kinds of notation, and `read` applies their functions in order.
 
 Each function returns the text with its own notation replaced and everything else unchanged. Patterns are bounded or
 possessive, so that time grows linearly with the length of the text.

@@ -27,7 +27,7 @@ def _minutes(minute: int) -> str:
 
 
 def _dash(found: re.Match[str]) -> str:
-    """Read a dash between two times as `to`; one of them must be clearly a time."""
+    """Read a dash between two numbers as `to` if it is clear that they are times."""
     is_time = found[2] or found[4] or (":" in found[1] and ":" in found[3])
     return f"{found[1]}{found[2] or ''} to " if is_time else found.group()
 

@@ -30,7 +30,8 @@ _GREEK |= {letter.upper(): name.capitalize() for letter, name in _GREEK.items()}
 _ARROW = r"(?:→|(?<![-=–—])[-=–—]++>)"
 _TO = re.compile(rf"(?<=[\w)\"'%°])[ \t]*{_ARROW}[ \t]*(?=[\w(\"'$£€¥#@+-])")
 _PAUSE = re.compile(f"<?{_ARROW}")
-# A dash between words, read as a comma: voices read "-" as part of a word. Without spaces, it is — or --.
+# A dash between words is read as a comma, because voices read "-" as part of a word. Without spaces around the dash,
+# only — and -- are matched.
 _DASH = re.compile(r"(?<=[\w.!?)\"”'’%])(?:[ \t]++[-–—]++[ \t]++|[ \t]*+(?:—++|--++)[ \t]*+)(?=[\w(“‘]|[\"']\w)")
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
@@ -78,7 +79,7 @@ def read_symbols(text: str) -> str:
     return _SILENT.sub(" ", _UNDERSCORE.sub(" ", text))
 
 
-NEAR = 40  # characters on each side in which an equals sign makes an operator one of an equation
+NEAR = 40  # an operator belongs to an equation if an equals sign is within this many characters
 
 _EXPONENT = re.compile(r"(?<![\w.,])(\d{1,3}(?:\.\d{1,30})?)[eE]([+-]?)0{0,2}(\d{1,3})(?!\w)")  # 1.5e-3
 _COMPARISON = re.compile(r"(?<=[\w)\]]) ?(!=|==)=? ?(?=[\w(\"'-])")
@@ -146,7 +147,7 @@ def _is_in_equation(found: re.Match[str]) -> bool:
 
 
 def _is_division(found: re.Match[str]) -> bool:
-    """Return whether a slash means division, as opposed to one in a fraction, in a path or between two words."""
+    """Return whether a slash means division, and is not part of a fraction or a path or between two words."""
     start, end = found.span()
     before, after = found.string[max(0, start - 12) : start], found.string[end : end + 12]
     above, below = re.search(r"(?<![\w.])\d+$", before), re.match(r"(\d+)(?!\w)( ?=)?", after)
@@ -162,7 +163,7 @@ def _letters(found: re.Match[str]) -> str:
 
 
 def _squared(found: re.Match[str]) -> str:
-    """Separate mc in mc² (but not a unit) by a silent dot; with a space, "m" might be taken for a unit."""
+    """Put a silent dot between the letters of mc², unless they are a unit; after a space, "c²" might be read as one."""
     is_unit = found[1] in UNITS or found[1] + found[2] in UNITS
     return found[1] if is_unit else "·".join(found[1])
 

@@ -102,7 +102,7 @@ def _is_product(found: re.Match[str]) -> bool:
 def _fraction(found: re.Match[str]) -> str:
     whole, above, below, unit, quote = found[1], int(found[2]), int(found[3]), found[4], found[5] or ""
     if quote and found.string.count('"', 0, found.end()) % 2:
-        unit, quote = "in", ""  # it closes no quotation
+        unit, quote = "in", ""  # the mark does not close a quotation, so it means inches
     said = None if whole or unit else _score(found, above, below)
     if said is None and (below < 2 or below > 1000 or not 1 <= above <= 19):
         said = f"{written(whole) + ' ' if whole else ''}{written(found[2])} over {written(found[3])}"
@@ -183,7 +183,7 @@ def _percent(found: re.Match[str]) -> str:
 
 def _inches(found: re.Match[str]) -> str:
     if '"' in found.group() and found.string.count('"', 0, found.start()) % 2:
-        return found.group()  # it closes a quotation
+        return found.group()  # the mark closes a quotation
     is_one = found[1] == "1" or _NOUN.match(text_after(found, 12))
     return f"{written(found[1])} {'inch' if is_one else 'inches'}"
 

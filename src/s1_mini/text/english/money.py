@@ -49,7 +49,7 @@ _MONEY_BEFORE = re.compile(rf"(?<!\w)({_CODE})\.?\s?({NUMBER}){SCALE}(?!\w)")
 _MONEY_AFTER = re.compile(
     rf"{_MINUS}(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
 )
-# Numbers as continental Europe writes them, next to its currencies: 1.000,50 and 1 000,50 and 1'000.50, 12,50 and 99,-.
+# Numbers in continental European notation, next to a currency: 1.000,50 and 1 000,50 and 1'000.50, 12,50 and 99,-.
 _FOREIGN = "|".join(map(re.escape, [*"€₺₽₴円", *(code for code in _CODES if len(code) == 3), *_NAMED]))
 _GROUPED = r"\d{1,3}(?:[.' ]\d{3}){1,5}(?:,\d{1,2}|\.\d\d)?(?!,?\d|\.\d)|\d{1,9},(?:\d{1,2}(?!\d|,\d)|[-–](?!\d))"
 _FOREIGN_SUM = re.compile(
@@ -80,7 +80,7 @@ def _amount(number: str, scale: str | None, names: tuple[str, ...], *, is_adject
 
 
 def _foreign(found: re.Match[str]) -> str:
-    """Write a sum as English does: 1000.50."""
+    """Rewrite a sum in English notation: 1000.50."""
     number = found[2] or found[3]
     whole, decimals = number, ""
     if last := re.search(r"(?:,(\d{1,2}|[-–])|\.(\d\d))$", number):
@@ -94,7 +94,7 @@ def _per(unit: str | None) -> str:
 
 
 def is_adjective(found: re.Match[str]) -> bool:
-    """Return whether an amount is an adjective, as in "a five dollar bill": by the words around it."""
+    """Return whether the words around an amount make it an adjective, as in "a five dollar bill"."""
     if re.match(r" (?:bills?|notes?|coins?|vouchers?|tips?)\b", text_after(found, 12)):
         return True
     follows_article = re.search(r"(?:^|\W)an? $", text_before(found, 4).lower()) is not None

@@ -69,7 +69,11 @@ def digits(text: str) -> str:
 
 
 def written(text: str) -> str:
-    """Spell out a number that `NUMBER` matches; 007 and numbers over `MAX_SAID` digits are read digit by digit."""
+    """Spell out a number that `NUMBER` matches.
+
+    Read digit by digit: numbers with a leading zero such as 007, numbers over `MAX_SAID` digits, and numbers of ten or
+    more digits without commas that are not whole millions.
+    """
     whole, point, decimals = text.replace(",", "").partition(".")
     is_code = len(whole) > 1 and whole[0] == "0"
     is_code = is_code or (len(whole) >= 10 and "," not in text and not whole.endswith("000000"))

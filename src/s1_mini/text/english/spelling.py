@@ -13,7 +13,7 @@ from s1_mini.text.english.measures import UNITS, plural
 from s1_mini.text.english.numerals import cardinal, digits, paired, written
 from s1_mini.text.tables import signs, table, text_before, words
 
-# Exceptions to the rules: capitals that are a word, an abbreviation, or only shouting.
+# Exceptions to the rules for words in capitals. Acronyms that are pronounced as words:
 SAID = frozenset(
     words(
         "NASA NATO UNESCO UNICEF OPEC AIDS COVID RAM ROM PIN SIM GIF ASCII IKEA NAFTA ASEAN SWAT FIFA UEFA LEGO "
@@ -22,6 +22,7 @@ SAID = frozenset(
         "IMAX ICANN NIMBY MOMA CAD MAC DOS LAN WAN VIN COP GNU"
     )
 )
+# Acronyms that are spelled out:
 SPELT = frozenset(
     words(
         "FBI CIA USA UK EU UN US UAE NSA IRS CEO CFO CTO COO IBM BBC CNN NBC ABC CBS ESPN HTML CSS HTTP HTTPS URL "
@@ -34,7 +35,8 @@ SPELT = frozenset(
         "CE IOU LLC PLC PLO IRA UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
     )
 )
-# Read as words even in capitals; longer ones are if they have a vowel and are in neither list above.
+# Words that are read as words even in capitals. The same applies to other words of at least four capitals that are
+# pronounceable or too long for an acronym.
 SHORT = frozenset(
     words(
         "JSON YAML NVIDIA CMAKE REPL A I AN AS AT BE BY DO GO HE IF IN IS ME MY NO OF OH ON OR SO TO UP WE HI YO YES "
@@ -213,7 +215,7 @@ _SERIAL = re.compile(r"#(\d{1,12}(?:-\d{1,12}){1,4})(?![\w-])")
 _TAG = re.compile(r"(?<![\w&#/])#(\w{1,100})")
 _NAME = re.compile(r"(?<![\w@.])@(\w[\w.]{0,50}\w|\w)(?![@\w])")
 _LINK_PARTS = re.compile(r"[A-Za-z]++|\d++|[^A-Za-z0-9]")
-# Acronyms before a small letter, as in AIforAll; others might be a word: AMillion, IDo.
+# Acronyms that may be followed by a small letter, as in AIforAll. Other capitals there might be words: AMillion, IDo.
 _GLUED = words("AI DJ EU EV HR ML PC PR QA TV UI UK UN US UX VR") + [each for each in SPELT if len(each) > 2]
 _CAMEL = re.compile(
     rf"PhD|iOS|(?:{'|'.join(sorted(_GLUED, key=len, reverse=True))})(?=[a-z]{{2}})|\d++[A-Z](?![a-z])|"
