@@ -131,6 +131,11 @@ class Qwen3Config:
     def takes_instructions(self) -> bool:
         return self.kind == "voice_design" or (self.kind == "custom_voice" and not self.is_small)
 
+    @property
+    def has_voices(self) -> bool:
+        """Whether requests have a preset or a clone; otherwise each prompt is spoken in another voice."""
+        return self.kind == "base" or (self.kind == "custom_voice" and bool(self.speakers))
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Qwen3Config:
         """Read `config.json`. Raises `CheckpointMismatchError` for a missing or invalid value."""

@@ -19,7 +19,7 @@ from s1_mini.weights.fit import skeleton
 
 TEXT_BYTES = 8  # bytes of the id of a text token that a position reads
 FRAMES_A_BYTE = 2  # for slow voices: 200 bytes of English take about 190 frames (15 s)
-WHOLE_TEXT_BYTES = 2000  # of a VoiceDesign text, which is not split; more if S1_MINI_MAX_COLUMNS allows it
+WHOLE_TEXT_BYTES = 2000  # of a text of VoiceDesign, which is not split; more if S1_MINI_MAX_COLUMNS allows it
 TOKENS_A_SECOND = 6  # of a reference's transcript
 
 
@@ -37,7 +37,7 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
 
     def needed_positions(reference_s: float, text_bytes: int) -> int:
         reference = reference_s * (rate + TOKENS_A_SECOND) if config.kind == "base" else 0
-        if config.kind == "voice_design":
+        if not config.has_voices:
             text_bytes = max(text_bytes, WHOLE_TEXT_BYTES)
         return round(reference) + (1 + FRAMES_A_BYTE) * text_bytes
 
