@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from s1_mini import EngineConfig, ProductionTTSEngine, TTSRequest
 from s1_mini.checkpoint.requests import check_request
+from s1_mini.cli.app import app
 from s1_mini.exceptions import MarkupError
 from s1_mini.families.find import Checkpoint
-from tests.families.qwen3_room import config, written
+from s1_mini.voices.library import write_voice
+from tests.families.qwen3_room import clone, config, opened, written
 from tests.server.conftest import Door, serving
 from tests.server.test_websocket import hear, say, session
 
@@ -99,3 +102,29 @@ def test_a_model_without_speakers_is_like_one_of_designed_voices(tmp_path: Path)
     (custom / "config.json").write_text(json.dumps(values))
 
     assert not Checkpoint(custom).description.splits
+
+
+@pytest.mark.parametrize("has_voice", [True, False])
+def test_the_check_of_a_package_speaks_with_its_first_voice_or_tells_how_to_add_one(
+    tmp_path: Path, has_voice: bool
+) -> None:
+    base, artifact = written(tmp_path / "base", "base"), tmp_path / "model.tar.gz"
+    (base / "voices").mkdir()
+    if has_voice:
+        write_voice(base / "voices", "mine", clone(opened(base)))
+
+    package("--checkpoint", base, "-o", artifact)
+    checked = package("--check", artifact, "--device", "cpu", fails=not has_voice)
+
+    if has_voice:
+        assert checked.count("    ok  ") == 8
+    else:
+        assert checked.count("    ok  ") == 6
+        assert "voice: is needed, because this model has no voice of its own; add one, or send a reference" in checked
+        assert "`s1-mini package --voices DIR` adds voices" in checked
+
+
+def package(*arguments: object, fails: bool = False) -> str:
+    result = CliRunner().invoke(app, ["package", *map(str, arguments)])
+    assert bool(result.exit_code) == fails, result.output
+    return result.output
