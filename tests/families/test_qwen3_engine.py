@@ -21,6 +21,7 @@ from s1_mini.capacity.sizes import Formats
 from s1_mini.checkpoint.requests import check_request
 from s1_mini.cli.app import app
 from s1_mini.exceptions import (
+    CapacityError,
     CheckpointMismatchError,
     ParameterError,
     VoiceError,
@@ -176,6 +177,17 @@ def test_instructions_change_the_speech_of_a_large_model_and_a_small_one_refuses
         pytest.raises(ParameterError, match="takes no instructions"),
     ):
         engine.generate("Hello.", instructions="Whisper.")
+
+
+def test_a_request_without_room_for_speech_names_its_longest_part_and_the_limit(tmp_path: Path) -> None:
+    long = "Speak as slowly as you can. " * 25
+
+    with ProductionTTSEngine(config(written(tmp_path / "design", "voice_design"), device="cpu")) as engine:
+        with pytest.raises(CapacityError, match=r"^instructions: .*\(instructions \d{3}, text .*but a slot has 512"):
+            engine.generate("Hello.", instructions=long)
+        with pytest.raises(CapacityError, match=r"^text: .*\(instructions \d\d, text \d{3}, .*but a slot has 512"):
+            engine.generate(long, instructions="Slowly.")
+        assert engine.generate("Hello.", instructions=long[:300], **ASKED).audio.size
 
 
 def test_a_designed_voice_speaks_a_long_text_in_one_piece(tmp_path: Path) -> None:
