@@ -253,6 +253,15 @@ def test_sampling_has_the_checkpoints_defaults(custom: Path, tmp_path: Path) -> 
     assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("key", ["do_sample", "subtalker_dosample"])
+def test_a_flag_of_the_sampling_must_be_true_or_false(custom: Path, tmp_path: Path, key: str) -> None:
+    other = copytree(custom, tmp_path / "other")
+    (other / "generation_config.json").write_text(json.dumps({key: "false"}))
+
+    with pytest.raises(CheckpointMismatchError, match=f"generation_config.json: {key}='false' must be true or false"):
+        Checkpoint(other).description  # noqa: B018
+
+
 def test_the_predictors_sampling_is_a_setting(custom: Path) -> None:
     heard = []
     for options in ({}, {"predictor_temperature": 0.1}, {"predictor_top_k": 2}):
@@ -268,6 +277,8 @@ def test_the_predictors_sampling_is_a_setting(custom: Path) -> None:
     [
         ({"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "25 Hz models are not supported"),
         ({"tts_model_type": "voice_editing"}, "must be one of base, custom_voice, voice_design"),
+        ({"tts_model_size": 0.6}, r"tts_model_size=0\.6 must be a string"),
+        ({"talker_config": {"attention_bias": "false"}}, "attention_bias='false' must be true or false"),
         ({"talker_config": None}, "talker_config=None must be an object"),
         ({"talker_config": {"head_dim": None}}, "head_dim=None must be a positive integer"),
         ({"talker_config": {"vocab_size": 1089}}, "must be 1024 above"),
@@ -343,6 +354,18 @@ def test_a_checkpoint_is_converted_packaged_and_planned(custom: Path, base: Path
     names |= {*load_file(tmp_path / "decodes" / "speech_tokenizer" / "model.safetensors")}
     assert not any(name.startswith(("speaker_encoder.", "encoder.")) for name in names)
     assert np.abs(speak(tmp_path / "decodes", voice="vector") - speak(base, voice="vector")).max() < 0.05
+
+
+@pytest.mark.parametrize("command", ["convert", "package"])
+def test_a_conversion_to_float16_is_refused_because_the_model_overflows(
+    custom: Path, tmp_path: Path, command: str
+) -> None:
+    arguments = [command, "--checkpoint", str(custom), "-o", str(tmp_path / "half"), "--precision", "float16"]
+
+    result = CliRunner().invoke(app, arguments)
+
+    assert "'float16' is not available for Qwen3-TTS, which overflows in float16" in str(result.exception)
+    assert not (tmp_path / "half").exists()
 
 
 def test_a_designed_voice_has_slots_for_a_text_that_is_not_split(custom: Path, tmp_path: Path) -> None:
