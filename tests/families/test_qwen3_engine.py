@@ -35,6 +35,7 @@ from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.text.form import TextForm
 from s1_mini.voices.library import write_voice
 from tests.families.qwen3_room import clone, config, opened, written
+from waiting import wait_until
 
 SAMPLES = 1920  # per frame
 TEXTS = ["One.", "Two of them, here.", "And three, with some more of it.", "Four"]
@@ -214,6 +215,26 @@ def test_a_recording_is_cloned_by_its_vector_and_continued_if_it_has_a_transcrip
 
     assert differ(plain, continued)
     assert np.array_equal(continued, named)
+
+
+def test_a_voice_may_have_no_transcript_and_then_is_only_its_vector(
+    base: Path, tmp_path: Path, recording: bytes
+) -> None:
+    folder, file = tmp_path / "voices", tmp_path / "me.wav"
+    folder.mkdir()
+    for path in (file, folder / "found.wav"):
+        path.write_bytes(recording)
+    run("voices", "add", "added", file, "--checkpoint", base, "--voices-path", folder)
+
+    with ProductionTTSEngine(config(base, device="cpu", voices_path=folder)) as engine:
+        engine.add_voice("mine", recording)
+        wait_until(lambda: "found" in engine.voice_names())
+        names = ("added", "mine", "found")
+        heard = [engine.generate("Hello.", voice=name, **ASKED).audio for name in names]
+        plain = engine.generate("Hello.", reference_audio=recording, **ASKED).audio
+
+    for wave in heard:
+        assert np.array_equal(wave, plain)
 
 
 def test_a_base_model_needs_a_voice_and_other_models_cannot_clone(
