@@ -398,6 +398,21 @@ def test_a_designed_voice_has_slots_for_a_text_that_is_not_split(custom: Path, t
     assert (preset, design) == (600, 6000)
 
 
+def test_the_memory_that_only_clones_need_is_counted(custom: Path, base: Path) -> None:
+    single = Formats(weights=4, large=4, kv=4, codec=4)
+    preset, clone = (Qwen3().sizes(path, single, 0).demands for path in (custom, base))
+    encoder, speaker = opened(base).encoders()
+    cache = opened(base).model.allocate(1, 64).depth_cache
+
+    assert (preset["codec"].reference_states, clone["codec"].reference_states) == (0, 2**28)
+    assert clone["codec"].fixed - preset["codec"].fixed == 2**28
+    weights = [sum(each.nbytes for each in part.parameters()) for part in (encoder, speaker)]
+    assert preset["language_model"].encoding == 0
+    expected = 2 * weights[0] + weights[1]
+    assert clone["language_model"].encoding == pytest.approx(expected, rel=0.05)  # files have a few more tensors
+    assert preset["language_model"].fixed_slot == cache.keys.nbytes + cache.values.nbytes
+
+
 def test_the_published_sizes_are_counted_without_a_checkpoint() -> None:
     large = Qwen3().sizes(None, Formats(), 0)
 
