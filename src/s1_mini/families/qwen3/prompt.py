@@ -143,11 +143,9 @@ class PromptBuilder:
         digest = hashlib.blake2b(items[:num_shared].tobytes(), digest_size=16)
         digest.update(b"" if VECTOR not in conditions else conditions[VECTOR].tobytes())
         text_span = first + len(reference), first + len(spoken)  # in each layout, also of tokens read with later frames
-        lengths["text"] = len(body) if whole_text else 0  # else beside the reference, or after the prompt
+        lengths["text"] = len(body) if whole_text else 0  # otherwise next to the reference, or after the prompt
         lengths["reference_audio"] = len(items) - sum(lengths.values())
-        return PromptTokens(
-            items, num_shared, digest.hexdigest(), voice=conditions, text=text_span, lengths=lengths
-        )
+        return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions, text=text_span, lengths=lengths)
 
     def token_ends(self, text: str) -> np.ndarray:
         """Return the end of each token of a text and of the end that follows it, in bytes of UTF-8."""
