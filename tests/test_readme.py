@@ -23,6 +23,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.audio.container import to_int16
 from s1_mini.cli.app import run
 from s1_mini.codecs.dac.config import read_dac_config
+from s1_mini.families.qwen3.random import write_random
 from s1_mini.weights.directory import DEFAULT_MODEL
 
 ROOT = Path(__file__).parents[1]
@@ -44,8 +45,10 @@ def section(title: str) -> str:
 
 @pytest.fixture
 def desk(tiny: Path, tone: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the files that the README assumes: a checkpoint and a recording."""
+    """A directory with the files that the README and its pages assume: checkpoints and a recording."""
     shutil.copytree(tiny, tmp_path / "openaudio-s1-mini")
+    (tmp_path / "Qwen").mkdir()
+    write_random(tmp_path / "Qwen" / "Qwen3-TTS-12Hz-0.6B-CustomVoice", size="tiny", form="published", seed=0)
     soundfile.write(tmp_path / "me.wav", tone, 44_100)
     shutil.copytree(ROOT / "tests" / "assets", tmp_path / "tests" / "assets")
     monkeypatch.setenv("S1_MINI_MAX_COLUMNS", "256")  # ends random models, which would not stop
@@ -90,7 +93,7 @@ def follow(
 
 
 SOUNDS = {
-    "README.md": ["morning.wav", "clara.wav", "mine.mp3", "again.wav", "another.wav"],
+    "README.md": ["morning.wav", "clara.wav", "mine.mp3", "again.wav", "german.wav"],
     "docs/checkpoints.md": ["noise.wav"],
     "docs/voices.md": ["morning.wav"],
 }

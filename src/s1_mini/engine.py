@@ -211,9 +211,15 @@ class _Voices(_Lifecycle):
         return self._ready().voices.registry.info(name)
 
     def add_voice(
-        self, name: str, reference_audio: Audio, reference_text: str, *, description: str = "", replace: bool = False
+        self,
+        name: str,
+        reference_audio: Audio,
+        reference_text: str = "",
+        *,
+        description: str = "",
+        replace: bool = False,
     ) -> VoiceInfo:
-        """Add a named voice from a recording and its transcript.
+        """Add a named voice from a recording and its transcript, which some models do not need.
 
         Raises `VoiceError` for an invalid name, `VoiceExistsError` or `VoiceReadOnlyError` for a name in use,
         `ReferenceAudioError`, `TextError` or `ParameterError` for other arguments, and `CapacityError` if the voice
@@ -225,7 +231,7 @@ class _Voices(_Lifecycle):
         self,
         name: str,
         reference_audio: Audio,
-        reference_text: str,
+        reference_text: str = "",
         *,
         description: str = "",
         replace: bool = False,

@@ -13,7 +13,9 @@ from transformers.audio_utils import mel_filter_bank, spectrogram, window_functi
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDelayNet
 
-from s1_mini.codecs.qwen12.speaker import PREFIX, SpeakerConfig, SpeakerEncoder, build_speaker_encoder, log_mel
+from s1_mini.codecs.blocks import result_of
+from s1_mini.codecs.qwen12 import speaker
+from s1_mini.codecs.qwen12.speaker import BLOCK, PREFIX, SpeakerConfig, SpeakerEncoder, build_speaker_encoder, log_mel
 from s1_mini.exceptions import CheckpointMismatchError
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -60,22 +62,38 @@ def test_the_spectrogram_is_that_of_transformers(samples: int) -> None:
     power = spectrogram(padded, window_function(1024, "hann"), 1024, 256, power=2.0, center=False)
     expected = torch.from_numpy((power + 1e-9) ** 0.5)
 
-    mel = log_mel(wave, 128)
+    mel = result_of(log_mel(wave, 128))
 
     torch.testing.assert_close(
         mel.double(), (torch.from_numpy(bank).T @ expected).clamp_min(1e-5).log(), rtol=0, atol=1e-4
     )
 
 
+@pytest.mark.parametrize("block", [BLOCK, 17])
 @pytest.mark.parametrize("samples", [12_000, 31_277])
-def test_the_vector_is_that_of_transformers(samples: int) -> None:
+def test_the_vector_is_that_of_transformers_in_blocks_of_any_size(
+    samples: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speaker, "BLOCK", block)
     wave = noise(samples)
 
     vector = ours().encode(wave)
 
     assert vector.shape == (24,)
     assert vector.std() > 0.1
-    torch.testing.assert_close(vector, theirs()(log_mel(wave, 40).T[None])[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(vector, theirs()(result_of(log_mel(wave, 40)).T[None])[0], rtol=0, atol=1e-5)
+
+
+def test_a_long_recording_is_encoded_in_blocks_of_at_most_eleven_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, encoder = [], ours()
+    for layer in encoder.modules():
+        if isinstance(layer, torch.nn.Conv1d):
+            layer.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[2]))
+
+    num_yields = sum(1 for _ in encoder.encode_by_blocks(noise(60 * 24_000)))
+
+    assert max(lengths) == BLOCK + 8, "the overlap of a convolution of 3 positions that are 4 apart"
+    assert num_yields >= sum(length > 1 for length in lengths)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from s1_mini.capacity.sizes import Formats
 from s1_mini.checkpoint.requests import check_request
 from s1_mini.cli.app import app
 from s1_mini.exceptions import (
+    CapacityError,
     CheckpointMismatchError,
     ParameterError,
     VoiceError,
@@ -34,6 +35,7 @@ from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.text.form import TextForm
 from s1_mini.voices.library import write_voice
 from tests.families.qwen3_room import clone, config, opened, written
+from waiting import wait_until
 
 SAMPLES = 1920  # per frame
 TEXTS = ["One.", "Two of them, here.", "And three, with some more of it.", "Four"]
@@ -178,6 +180,17 @@ def test_instructions_change_the_speech_of_a_large_model_and_a_small_one_refuses
         engine.generate("Hello.", instructions="Whisper.")
 
 
+def test_a_request_without_room_for_speech_names_its_longest_part_and_the_limit(tmp_path: Path) -> None:
+    long = "Speak as slowly as you can. " * 25
+
+    with ProductionTTSEngine(config(written(tmp_path / "design", "voice_design"), device="cpu")) as engine:
+        with pytest.raises(CapacityError, match=r"^instructions: .*\(instructions \d{3}, text .*but a slot has 512"):
+            engine.generate("Hello.", instructions=long)
+        with pytest.raises(CapacityError, match=r"^text: .*\(instructions \d\d, text \d{3}, .*but a slot has 512"):
+            engine.generate(long, instructions="Slowly.")
+        assert engine.generate("Hello.", instructions=long[:300], **ASKED).audio.size
+
+
 def test_a_designed_voice_speaks_a_long_text_in_one_piece(tmp_path: Path) -> None:
     with ProductionTTSEngine(config(written(tmp_path / "design", "voice_design"), device="cpu")) as engine:
         long = engine.generate("Many words. " * 30, instructions="An old man.", seed=1, max_new_tokens=30)
@@ -202,6 +215,26 @@ def test_a_recording_is_cloned_by_its_vector_and_continued_if_it_has_a_transcrip
 
     assert differ(plain, continued)
     assert np.array_equal(continued, named)
+
+
+def test_a_voice_may_have_no_transcript_and_then_is_only_its_vector(
+    base: Path, tmp_path: Path, recording: bytes
+) -> None:
+    folder, file = tmp_path / "voices", tmp_path / "me.wav"
+    folder.mkdir()
+    for path in (file, folder / "found.wav"):
+        path.write_bytes(recording)
+    run("voices", "add", "added", file, "--checkpoint", base, "--voices-path", folder)
+
+    with ProductionTTSEngine(config(base, device="cpu", voices_path=folder)) as engine:
+        engine.add_voice("mine", recording)
+        wait_until(lambda: "found" in engine.voice_names())
+        names = ("added", "mine", "found")
+        heard = [engine.generate("Hello.", voice=name, **ASKED).audio for name in names]
+        plain = engine.generate("Hello.", reference_audio=recording, **ASKED).audio
+
+    for wave in heard:
+        assert np.array_equal(wave, plain)
 
 
 def test_a_base_model_needs_a_voice_and_other_models_cannot_clone(
@@ -241,6 +274,15 @@ def test_sampling_has_the_checkpoints_defaults(custom: Path, tmp_path: Path) -> 
     assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("key", ["do_sample", "subtalker_dosample"])
+def test_a_flag_of_the_sampling_must_be_true_or_false(custom: Path, tmp_path: Path, key: str) -> None:
+    other = copytree(custom, tmp_path / "other")
+    (other / "generation_config.json").write_text(json.dumps({key: "false"}))
+
+    with pytest.raises(CheckpointMismatchError, match=f"generation_config.json: {key}='false' must be true or false"):
+        Checkpoint(other).description  # noqa: B018
+
+
 def test_the_predictors_sampling_is_a_setting(custom: Path) -> None:
     heard = []
     for options in ({}, {"predictor_temperature": 0.1}, {"predictor_top_k": 2}):
@@ -256,6 +298,8 @@ def test_the_predictors_sampling_is_a_setting(custom: Path) -> None:
     [
         ({"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "25 Hz models are not supported"),
         ({"tts_model_type": "voice_editing"}, "must be one of base, custom_voice, voice_design"),
+        ({"tts_model_size": 0.6}, r"tts_model_size=0\.6 must be a string"),
+        ({"talker_config": {"attention_bias": "false"}}, "attention_bias='false' must be true or false"),
         ({"talker_config": None}, "talker_config=None must be an object"),
         ({"talker_config": {"head_dim": None}}, "head_dim=None must be a positive integer"),
         ({"talker_config": {"vocab_size": 1089}}, "must be 1024 above"),
@@ -333,6 +377,18 @@ def test_a_checkpoint_is_converted_packaged_and_planned(custom: Path, base: Path
     assert np.abs(speak(tmp_path / "decodes", voice="vector") - speak(base, voice="vector")).max() < 0.05
 
 
+@pytest.mark.parametrize("command", ["convert", "package"])
+def test_a_conversion_to_float16_is_refused_because_the_model_overflows(
+    custom: Path, tmp_path: Path, command: str
+) -> None:
+    arguments = [command, "--checkpoint", str(custom), "-o", str(tmp_path / "half"), "--precision", "float16"]
+
+    result = CliRunner().invoke(app, arguments)
+
+    assert "'float16' is not available for Qwen3-TTS, which overflows in float16" in str(result.exception)
+    assert not (tmp_path / "half").exists()
+
+
 def test_a_designed_voice_has_slots_for_a_text_that_is_not_split(custom: Path, tmp_path: Path) -> None:
     preset, design = (
         Qwen3().sizes(path, Formats(), 0).needed_positions(0.0, 200)
@@ -340,6 +396,21 @@ def test_a_designed_voice_has_slots_for_a_text_that_is_not_split(custom: Path, t
     )
 
     assert (preset, design) == (600, 6000)
+
+
+def test_the_memory_that_only_clones_need_is_counted(custom: Path, base: Path) -> None:
+    single = Formats(weights=4, large=4, kv=4, codec=4)
+    preset, clone = (Qwen3().sizes(path, single, 0).demands for path in (custom, base))
+    encoder, speaker = opened(base).encoders()
+    cache = opened(base).model.allocate(1, 64).depth_cache
+
+    assert (preset["codec"].reference_states, clone["codec"].reference_states) == (0, 2**28)
+    assert clone["codec"].fixed - preset["codec"].fixed == 2**28
+    weights = [sum(each.nbytes for each in part.parameters()) for part in (encoder, speaker)]
+    assert preset["language_model"].encoding == 0
+    expected = 2 * weights[0] + weights[1]
+    assert clone["language_model"].encoding == pytest.approx(expected, rel=0.05)  # files have a few more tensors
+    assert preset["language_model"].fixed_slot == cache.keys.nbytes + cache.values.nbytes
 
 
 def test_the_published_sizes_are_counted_without_a_checkpoint() -> None:

@@ -15,18 +15,49 @@ import reference_qwen3 as reference
 from s1_mini.checkpoint.verify import verify_checkpoint
 from s1_mini.cli.app import app
 from s1_mini.families.base import PromptOptions
+from s1_mini.families.qwen3 import random
 from s1_mini.families.qwen3.loaded import LoadedQwen3
 from s1_mini.families.qwen3.prompt import TEXTS, Columns
+from s1_mini.families.qwen3.random import codec_json, model_json
 from s1_mini.families.qwen3.voice import CODES, PRESET, VECTOR
 from s1_mini.types import Voice
 from tests.families.qwen3_room import KINDS, clone, opened, written
 
 FRAMES, PENALTY = 9, 1.2
+NUM_BOOKS, BOOK_SIZE = 5, 130  # of the checkpoint of another size
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, "another size"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp(request.param) / "checkpoint", request.param, seed=1)
+    directory = tmp_path_factory.mktemp("checkpoint") / "checkpoint"
+    if request.param in KINDS:
+        return written(directory, request.param, seed=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(random, "model_json", lambda size: another_model(model_json(size)))
+        patch.setattr(random, "codec_json", lambda size: another_codec(codec_json(size)))
+        return written(directory, "base", seed=1)
+
+
+def another_model(values: dict[str, Any]) -> dict[str, Any]:
+    """A config with other numbers of layers, heads and codes, and a predictor as wide as the talker."""
+    talker, more = values["talker_config"], BOOK_SIZE - values["talker_config"]["code_predictor_config"]["vocab_size"]
+    block = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6, "num_key_value_heads": 3}
+    block |= {"head_dim": 8, "num_hidden_layers": 3, "rope_theta": 10_000, "rms_norm_eps": 1e-5}
+    languages = {name: value + more for name, value in talker["codec_language_id"].items()}
+    ids = {name: value + more for name, value in talker.items() if name.startswith("codec_") and type(value) is int}
+    talker |= ids | block | {"codec_language_id": languages, "num_code_groups": NUM_BOOKS, "text_hidden_size": 40}
+    talker["vocab_size"] += more
+    predictor = talker["code_predictor_config"]
+    predictor |= block | {"num_hidden_layers": 1, "num_code_groups": NUM_BOOKS, "vocab_size": BOOK_SIZE}
+    values["speaker_encoder_config"]["enc_dim"] = 48
+    return values
+
+
+def another_codec(values: dict[str, Any]) -> dict[str, Any]:
+    decoder = values["decoder_config"] | {"num_quantizers": NUM_BOOKS, "codebook_size": BOOK_SIZE}
+    encoder = values["encoder_config"] | {"num_quantizers": NUM_BOOKS + 2, "codebook_size": BOOK_SIZE}
+    parts = {"decoder_config": decoder, "encoder_config": encoder}
+    return values | parts | {"encoder_valid_num_quantizers": NUM_BOOKS}
 
 
 def oracle_of(directory: Path, loaded: LoadedQwen3) -> dict[str, Any]:

@@ -28,6 +28,16 @@ def test_costs_are_those_of_the_checkpoint(tiny: Path) -> None:
     assert weights < model.num_bytes + (passes - 1) * sum(p.nbytes for p in model.network.fast_layers.parameters())
 
 
+def test_the_cache_of_the_depth_transformer_is_counted_for_each_slot(tiny: Path) -> None:
+    speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
+    model = as_s1(speaker.loaded).model
+
+    one, two = (model.allocate(slots, 64).depth_cache for slots in (1, 2))
+
+    counted = speaker.sizes(0).demands["language_model"].fixed_slot
+    assert counted == two.keys.nbytes + two.values.nbytes - one.keys.nbytes - one.values.nbytes
+
+
 def test_the_counted_state_of_a_stream_is_what_a_stream_allocates(tiny: Path) -> None:
     loaded = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded)
     state = StreamState()

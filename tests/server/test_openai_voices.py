@@ -68,7 +68,7 @@ def test_a_voice_is_created_with_a_consent_used_by_its_id_and_deleted(
     [
         ({"consent": "cons_1234"}, "unknown consent 'cons_1234'; GET /v1/audio/voice_consents lists all"),
         ({"consent": "../cons"}, "unknown consent '../cons'"),
-        ({"extra_body": {}}, "text: is empty; provide the exact words of the recording"),
+        ({"extra_body": {}}, "text: is empty; provide the exact words of the recording, which this model needs"),
         ({"name": "声"}, "name: '声' has no letter a-z and no digit"),
         ({"name": "n" * 201}, "name: "),
         ({"audio_sample": ("a.txt", b"no audio", "text/plain")}, "audio_sample: "),

@@ -342,6 +342,19 @@ def test_the_number_of_lexicons_is_limited(storing: Door, monkeypatch: pytest.Mo
         polly.put_lexicon(Name="c", Content=PLS.format("a", "b"))
 
 
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_a_name_that_differs_only_in_case_is_refused_because_some_systems_have_one_file_for_both(
+    tmp_path: Path, in_folder: bool
+) -> None:
+    stored = lexicons.Lexicons(tmp_path if in_folder else None)
+    stored.put("w3c", PLS.format("a", "b"))
+    stored.put("w3c", PLS.format("a", "c"))
+
+    with pytest.raises(InvalidError, match="LexiconName: W3C differs only in case from the stored w3c"):
+        stored.put("W3C", PLS.format("a", "d"))
+    assert stored.merged(["w3c"]) == {"a": "c"}
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-from s1_mini import ProductionTTSEngine
+from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.wyoming import info_of
 from s1_mini.types import VoiceInfo
@@ -134,6 +135,18 @@ def test_text_that_arrives_in_pieces_is_spoken_before_its_end_and_once(port: int
 
     assert kinds(before) == ["audio-start", "audio-chunk"]
     assert kinds(after) == ["audio-chunk", "audio-stop", "synthesize-stopped"]
+
+
+def test_streamed_ssml_is_read_as_ssml_by_setting(tiny: Path) -> None:
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", accept_ssml=True)
+    pieces = ("<speak>One. Two", '.<break time="10s"/><break strength="none"/> ', "Three.</speak>")
+    with ProductionTTSEngine(config) as engine, home(engine, start_words=1) as (_, port):
+        sent = [SynthesizeStart(), *map(SynthesizeChunk, pieces), SynthesizeStop()]
+        events = exchange(port, *sent, end=SynthesizeStopped)
+
+    assert kinds(events) == ["audio-start", "audio-chunk", "audio-stop", "synthesize-stopped"]
+    silent = [not any(event.payload or b"") for event in events if event.type == "audio-chunk"]
+    assert sum(silent) == 10, "ten seconds of silence"
 
 
 def test_one_connection_speaks_several_texts_and_answers_a_ping(port: int) -> None:

@@ -96,5 +96,16 @@ def test_unspeakable_text_is_refused_with_the_reason(text, reason):
     assert caught.value.field == "text"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["a" + "\u0301" * 31, "a" + "\u0f73" * 31, "a" + "\u0301\u0316\ufeff" * 16, "a" + "\u0301\u2060" * 31],
+    ids=["marks", "marks of class 0", "marks around byte order marks", "marks around word joiners"],
+)
+def test_marks_that_take_seconds_to_sort_are_refused(text):
+    with pytest.raises(TextError, match="has more than 30 combining marks in a row"):
+        tidied(text, LIMIT)
+    assert tidied(text.replace("\u0316", "")[:31], LIMIT)
+
+
 def test_a_text_may_be_as_long_as_the_limit():
     assert tidied("a" * LIMIT, LIMIT) == "a" * LIMIT

@@ -33,6 +33,7 @@ class MemoryRequirement:
     stream_row: int = 0  # the codec's state of one row
     frame: int = 0  # working memory of decoding one frame
     prefix_cache: int = 0
+    reference_states: int = 0  # limit of the codec's states after references, which are kept
     encoding: int = 0  # the encoder of references and its working memory; loaded at first use
     # Memory that remains in use after loading and capturing: merged parts, the decoder's weights in the layout of its
     # graphs. Estimated from the size of the weights. An H200 with 256 slots of S1-mini used 72.7 GB (2026-11); the
@@ -48,7 +49,14 @@ class MemoryRequirement:
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the number of slots."""
-        return GRAPH_BYTES + self.copies + self.prefix_cache + self.encoding + SPARE_FRAMES * self.frame
+        return (
+            GRAPH_BYTES
+            + self.copies
+            + self.prefix_cache
+            + self.reference_states
+            + self.encoding
+            + SPARE_FRAMES * self.frame
+        )
 
     def slot(self, positions: int) -> int:
         """Return the bytes of one more slot of `positions` positions."""

@@ -170,10 +170,11 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
         return await work(speaker.voices)
 
     @server.tool(structured_output=False)
-    async def clone_voice(name: str, recording: str, transcript: str) -> Any:
+    async def clone_voice(name: str, recording: str, transcript: str = "") -> Any:
         """Add a voice from a recording of a few seconds, so that `speak` can use it by its name.
 
-        `recording` is the path of an audio file, `transcript` its exact words. The speaker must have consented.
+        `recording` is the path of an audio file, `transcript` its exact words, which most models need. The
+        speaker must have consented.
         """
         content = await work(Path(recording).expanduser().read_bytes)
         await work(speaker.clone, name, content, transcript)

@@ -56,7 +56,9 @@ def add_voice(
     reference_audio: Annotated[
         Path, typer.Argument(metavar="RECORDING", help="Any audio file, or a voice file (.npz, .npy).")
     ],
-    reference_text: Annotated[str, typer.Option("--text", help="Transcript of the recording, word for word.")] = "",
+    reference_text: Annotated[
+        str, typer.Option("--text", help="Transcript of the recording, word for word. Qwen3-TTS can do without.")
+    ] = "",
     description: Annotated[str, typer.Option(help="Description of the voice.")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace an added voice of that name.")] = False,
     checkpoint_path: Checkpoint = None,
@@ -75,6 +77,7 @@ def add_voice(
 
     checkpoint = named_checkpoint(config.checkpoint_path)
     with list_voices(checkpoint, config.voices_path).adding(voice, replace=replace):
+        checkpoint.description.voice.check_transcript(reference_text)
         check_reference(Reference(reference_audio, reference_text), config, checkpoint)
     config = config.model_copy(update={"checkpoint_path": checkpoint.directory})
 

@@ -21,3 +21,11 @@ class PromptTokens:
     # is all items that are not shared.
     text: tuple[int, int] | None = None
     voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that condition the stages
+    lengths: Mapping[str, int] = field(default_factory=dict)  # items by the field of the request that they are from
+
+    def excess(self, limit: str) -> str:
+        """Return the message for a prompt that is too long, which begins with the field of its longest part."""
+        longest = max(self.lengths, key=lambda name: self.lengths[name], default="text")
+        listed = ", ".join(f"{name} {length}" for name, length in self.lengths.items() if length)
+        parts = f" ({listed})" if listed else ""
+        return f"{longest}: the prompt takes {len(self.items)} positions{parts}, but {limit}; shorten {longest}"

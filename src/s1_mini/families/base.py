@@ -63,7 +63,7 @@ class Description:
     languages: Mapping[str, str] = field(default_factory=dict)  # tags, or "", by name; empty: languages have no effect
     instructions: bool = False  # whether a request may describe how to speak
     needs_voice: bool = False  # whether the model cannot speak without a voice
-    splits: bool = True  # whether texts are split into pieces; false if each piece would get another voice
+    splits: bool = True  # whether texts may be split into pieces; false if each piece would get another voice
 
     def sampling_of(self, request: TTSRequest) -> SamplingParams:
         """Return all sampling options. Raises `ParameterError` if the request changes an option without effect."""

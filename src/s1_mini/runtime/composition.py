@@ -129,6 +129,12 @@ def make_plan(
             pause_s, marks = 0.0, []
     for part in parts:
         check_voice(part.request, description, voices)
+    if len(parts) > 1 and not description.splits:
+        reason = (
+            "another part begins here, and this model would speak it in another voice; remove the pauses, paragraphs"
+        )
+        reason += " and changes of speed or loudness"
+        raise error_at(request.text, parts[1].segment.starts[0], reason)
     if not parts and not pause_s:
         raise NothingToSpeakError("text", "contains nothing to speak; send at least one letter, number or symbol")
     warning = " ".join(dict.fromkeys(filter(None, warnings))) or None

@@ -273,9 +273,8 @@ class Synthesizer:
         room = self._chain.room(prompt)
         if room < 1:
             raise CapacityError(
-                f"text and references take {len(prompt.items)} positions; a slot has {self.positions}. "
-                "Use shorter or fewer references, or give the engine more memory or larger slots "
-                "(S1_MINI_KV_CACHE_GB, S1_MINI_MAX_COLUMNS)."
+                f"{prompt.excess(f'a slot has {self.positions}, also for the speech')}, or give the engine more memory "
+                "or larger slots (S1_MINI_KV_CACHE_GB, S1_MINI_MAX_COLUMNS)."
             )
         return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
 

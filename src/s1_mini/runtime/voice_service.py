@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from s1_mini.config import EngineConfig
@@ -77,8 +78,7 @@ class VoiceService:
         Raises `RequestError` or `EngineError`.
         """
         description = check_description(description)
-        if not reference.text and self.registry.added.form.from_arrays is None:
-            raise TextError("reference_text", "is empty; provide the exact words of the recording")
+        self.registry.added.form.check_transcript(reference.text)
         with self.registry.adding(name, replace=replace):
             voice = self._encoder.encode(reference, check)
             self._synthesizer.prompt(voice)  # raises for a voice that does not fit a slot, before it is stored
@@ -223,19 +223,22 @@ class Preloader:
 
     def _take_in(self, recording: Recording) -> None:
         """Add a recording in the voice directory as a voice. Raises `S1MiniError` or `OSError`."""
-        if not recording.transcript.exists():
-            raise ParameterError(
-                "reference_text",
-                f"{recording.transcript.name} is missing; create it with the exact words of the recording",
-            )
-        with open_regular(recording.transcript) as file:
+        reference = Reference(recording.audio, self._transcript(recording.transcript))
+        self._voices.add(recording.name, reference, replace=True, check=Check(self._encoding))
+
+    def _transcript(self, path: Path) -> str:
+        """Read the transcript of a recording, which may be missing if the model needs none."""
+        if not path.exists():
+            if self._registry.added.form.needs_transcript:
+                reason = f"{path.name} is missing; create it with the exact words of the recording"
+                raise ParameterError("reference_text", reason)
+            return ""
+        with open_regular(path) as file:
             content = file.read(self._max_transcript_bytes)
         try:
-            text = content.decode("utf-8-sig")
+            return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise TextError("reference_text", f"{recording.transcript.name} is not valid UTF-8: {error}") from None
-        reference = Reference(recording.audio, text)
-        self._voices.add(recording.name, reference, replace=True, check=Check(self._encoding))
+            raise TextError("reference_text", f"{path.name} is not valid UTF-8: {error}") from None
 
     def _prefill(self, name: str) -> None:
         """Prefill a voice into the cache when slots are free. If the cache is full, give up all waiting voices."""

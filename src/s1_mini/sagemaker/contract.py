@@ -108,14 +108,16 @@ def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: 
         True,
         f"/ping returned 200 after {taken:.1f} s (limit {STARTUP_S:.0f} s): the endpoint would be InService",
     )
-    speech: dict[str, object] = {"text": TEXT, "seed": 1, "max_new_tokens": 64}
+    speech: dict[str, object] = {"text": TEXT, "seed": 1, "max_new_tokens": 64} | _voice(client)
     yield _judge("ping", _call(client, "/ping"), PING_S, "the instance is healthy")
     wav = _call(client, "/invocations", speech, "audio/wav")
     yield _judge("invoke", wav, INVOKE_S, "InvokeEndpoint returns the audio", starts=b"RIFF")
     stream = _call(client, "/invocations", speech | {"stream": True}, "audio/pcm")
-    details = f"{stream.status}, first byte after {stream.first_byte_s:.2f} s, all {len(stream.body):,} bytes after "
-    details += f"{stream.whole_s:.2f} s: InvokeEndpointWithResponseStream streams the audio"
-    yield Step("stream", stream.status == 200 and len(stream.body) > 0, details)
+    seen = f"{stream.status}, first byte after {stream.first_byte_s:.2f} s, all {len(stream.body):,} bytes after "
+    seen += f"{stream.whole_s:.2f} s: "
+    passed = stream.status == 200 and len(stream.body) > 0
+    outcome = "InvokeEndpointWithResponseStream streams the audio" if passed else _refusal(stream)
+    yield Step("stream", passed, seen + outcome)
     mistake = _call(client, "/invocations", {"text": ""}, "audio/wav")
     details = f"{mistake.status} as JSON: a ModelError (424) with OriginalStatusCode {mistake.status}"
     yield Step("a caller's mistake", 400 <= mistake.status < 500 and _is_json(mistake.body), details)
@@ -127,7 +129,29 @@ def _judge(name: str, answer: _Answer, limit_s: float, outcome: str, *, starts: 
     seen = f"{answer.status}, {len(answer.body):,} bytes, {answer.whole_s:.2f} s (limit {limit_s:.0f} s)"
     fits = len(answer.body) <= MAX_ANSWER_BYTES and answer.whole_s <= limit_s
     passed = answer.status == 200 and fits and answer.body.startswith(starts)
-    return Step(name, passed, f"{seen}: {outcome if passed else 'the caller would get a ModelError (424)'}")
+    return Step(name, passed, f"{seen}: {outcome if passed else _refusal(answer)}")
+
+
+def _refusal(answer: _Answer) -> str:
+    """Return what the caller would get, with the error in the body, and what to do about a missing voice."""
+    message = "the caller would get a ModelError (424)"
+    if answer.status == 200:
+        return message
+    try:
+        error = json.loads(answer.body)["error"]
+        message += f": {error['message']}"
+        if error["field"] == "voice":
+            message += "; `s1-mini package --voices DIR` adds voices to the artifact, made by `s1-mini voices add`"
+    except (ValueError, LookupError, TypeError):
+        message += f": {answer.body[:200].decode(errors='replace')}"
+    return message
+
+
+def _voice(client: httpx.Client) -> dict[str, object]:
+    """Return the option that names the first voice, if there are voices but none is the default."""
+    voices = json.loads(_call(client, "/v1/voices").body)["voices"]
+    has_default = not voices or any(voice["is_default"] for voice in voices)
+    return {} if has_default else {"voice": voices[0]["name"]}
 
 
 def _is_json(body: bytes) -> bool:

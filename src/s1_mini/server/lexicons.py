@@ -95,6 +95,10 @@ class Lexicons:
             raise InvalidLexiconError("Content", reason)
         with self._lock:
             names = self.names()
+            similar = next((each for each in names if each != name and each.lower() == name.lower()), None)
+            if similar is not None:  # on Windows and macOS both would be one file
+                reason = f"{name} differs only in case from the stored {similar}; use another name, or delete {similar}"
+                raise InvalidError("LexiconName", reason)
             if name not in names and len(names) >= MAX_LEXICONS:
                 reason = f"{name} is one too many: {MAX_LEXICONS} lexicons are stored; delete one of them"
                 raise MaxLexiconsNumberExceededError("LexiconName", reason)

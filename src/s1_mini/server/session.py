@@ -37,7 +37,7 @@ from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
 from s1_mini.server.voice_names import names_in_markup, own_voice
-from s1_mini.text.markup import cut_documents, last_voice
+from s1_mini.text.markup import begins_ssml, cut_documents, last_voice
 from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import AudioFormat
@@ -213,13 +213,13 @@ class Session:
         """Add text, and speak its complete sentences. Raises `TextError` if it is too far ahead of the audio."""
         # Refuse such text instead of leaving it unread: a session that does not read notices no disconnect and no pong.
         allowed = self.state.engine.config.max_text_length
-        is_ssml = self._is_ssml(track, track.rest + text)
-        ahead = self.queue.num_waiting + len(text) + (len(track.rest) if is_ssml else 0)
+        is_ssml, splits = self._is_ssml(track, track.rest + text), self._splits
+        ahead = self.queue.num_waiting + len(text) + (len(track.rest) if is_ssml or not splits else 0)
         if ahead > allowed:
             raise TextError("text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed")
         track.says = bool(track.says)
         text, track.rest = track.rest + text, ""
-        cut = cut_documents if is_ssml else _cut_sentences
+        cut = cut_documents if is_ssml else _cut_sentences if splits else _cut_nothing
         if len(text) <= SMALL_TEXT:
             pieces, track.rest = cut(text)
         else:
@@ -229,10 +229,15 @@ class Session:
         self._arriving, self._last_text = track, time.monotonic()
         self._has_moved.set()
 
+    @property
+    def _splits(self) -> bool:
+        """Whether sentences may be spoken one by one; otherwise a text is spoken as a whole when it is complete."""
+        return self.state.engine.description.splits
+
     def _is_ssml(self, track: Track, text: str) -> bool:
         """Return whether a text is SSML, of which only complete documents are spoken."""
         is_accepted = track.config.text_type == "text" and self.state.engine.config.accept_ssml
-        return track.config.text_type == "ssml" or (is_accepted and text.lstrip().startswith(("<speak", "<?xml")))
+        return track.config.text_type == "ssml" or (is_accepted and begins_ssml(text))
 
     async def _start_early(self) -> None:
         """Speak beginnings of sentences before the rest arrives, by the rules of `EarlyStart`, if audio runs out."""
@@ -252,6 +257,8 @@ class Session:
             return None
         start = track.config.early_start(self.state.settings)
         if start == EarlyStart() or track.config.text_type != "text" or self._is_ssml(track, track.rest):
+            return None
+        if not self._splits:
             return None
         if (left_s := self.queue.runs_dry - LEAD_S - now) > 0:
             return left_s
@@ -308,6 +315,10 @@ class Session:
 def _cut_sentences(text: str) -> tuple[list[str], str]:
     whole, rest = cut_arriving(text)
     return [whole], rest
+
+
+def _cut_nothing(text: str) -> tuple[list[str], str]:
+    return [], text
 
 
 def _parse(text: str, protocol: Protocol) -> Any:

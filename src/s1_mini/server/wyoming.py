@@ -33,6 +33,7 @@ from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.schemas import SpeechRequest, StartOptions
 from s1_mini.server.speech import speak
 from s1_mini.server.voice_names import own_voice
+from s1_mini.text.markup import begins_ssml
 from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import TTSRequest, VoiceInfo
@@ -213,7 +214,8 @@ class _Connection:
         try:
             self._admit(record)
             options = await self._options(event.data)
-            texts = self._texts(cuts="text_type" not in options) if is_stream else _single(_text_of(event))
+            cuts = "text_type" not in options and self._state.engine.description.splits
+            texts = self._texts(cuts=cuts) if is_stream else _single(_text_of(event))
             async with aclosing(cast("Any", texts)), asyncio.timeout(self._state.settings.max_websocket_s):
                 await self._say(texts, options, record)
             if is_stream:
@@ -261,7 +263,7 @@ class _Connection:
         await self._send(AudioStop())
 
     async def _texts(self, *, cuts: bool) -> AsyncIterator[tuple[str, bool]]:
-        """Yield whole sentences as the text arrives, with the flag of `_say`; without `cuts`, all text at its end.
+        """Yield whole sentences as text arrives, with the flag of `_say`; SSML, and texts without `cuts`, at the end.
 
         With the settings for an early start, the first text may be only the beginning of a sentence.
         """
@@ -279,7 +281,7 @@ class _Connection:
                 raise TextError(
                     "text", f"has over {allowed} characters; send smaller chunks, or less text if it is SSML"
                 )
-            if not cuts:
+            if not cuts or (self._state.engine.config.accept_ssml and begins_ssml(rest)):
                 continue
             whole, rest = cut_arriving(rest)
             beginning = ""

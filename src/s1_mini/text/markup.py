@@ -104,6 +104,11 @@ def is_ssml(source: str) -> bool:
     return _SSML.fullmatch(source) is not None
 
 
+def begins_ssml(text: str) -> bool:
+    """Return whether a text that is still arriving begins as SSML does."""
+    return text.lstrip().startswith(("<speak", "<?xml"))
+
+
 def cut_documents(text: str) -> tuple[list[str], str]:
     """Cut SSML that is still arriving: the documents that are complete, and the rest."""
     documents, begin = [], 0

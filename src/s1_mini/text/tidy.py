@@ -15,7 +15,8 @@ MAX_MARKS = 30  # on one letter, as in Unicode's stream-safe text (UAX #15); sor
 PARAGRAPH_BREAK = "\n\n"
 
 _REFUSED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls except \t \n \v \f \r; surrogates
-_INVISIBLE = re.compile(r"[\ufeff\u2060]")  # byte order mark, alias zero-width no-break space, and its successor
+_INVISIBLE = "\ufeff\u2060"  # byte order mark, alias zero-width no-break space, and its successor
+_OTHER_MARKS = "\u0f73\u0f75\u0f81"  # combining class 0, but NFC decomposes them to combining marks
 _WHITE_SPACE = re.compile(r"\s+")
 _LINE_BREAK = re.compile(r"\r\n|[\n\v\r\u2028]")
 _UNSPOKEN = ("P", "Z", "M", "Cc", "Cf")  # punctuation, separators, lone marks, controls, format characters
@@ -39,7 +40,7 @@ def tidied(text: str, max_length: int) -> str:
     _check_characters(text)
     _check_marks(text)
 
-    composed = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    composed = unicodedata.normalize("NFC", text.translate(dict.fromkeys(map(ord, _INVISIBLE))))
     tidy = _WHITE_SPACE.sub(_one_space, composed).strip()
     _check_speakable(tidy)
     return tidy
@@ -71,7 +72,10 @@ def _check_characters(text: str) -> None:
 def _check_marks(text: str) -> None:
     run = 0
     for position, character in enumerate(text):
-        run = run + 1 if unicodedata.combining(character) else 0
+        if unicodedata.combining(character) or character in _OTHER_MARKS:
+            run += 1
+        elif character not in _INVISIBLE:  # removed before NFC, which joins the runs around it
+            run = 0
         if run > MAX_MARKS:
             raise TextError(
                 "text", f"has more than {MAX_MARKS} combining marks in a row (character {position + 1}); remove some"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from safetensors import safe_open
 
+from s1_mini.exceptions import TextError
 from s1_mini.files import name_of_open, open_regular
 from s1_mini.voices.arrays import read_arrays
 
@@ -73,9 +74,17 @@ class VoiceFormat:
     )  # returns why values are invalid, as the predicate of a sentence; empty if they are valid
     clones: bool = True  # whether recordings can become voices; otherwise new ones come from `from_arrays`
     from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # reads a numpy file; raises `ValueError`
+    needs_transcript: bool = False  # whether a named voice needs the words of its recording
     beside: Callable[[Path], Mapping[str, VoiceBeside]] = (
         lambda _: {}
     )  # voices stored with a checkpoint; raises `CheckpointFileError`
+
+    def check_transcript(self, text: str) -> None:
+        """Raise `TextError` if a named voice needs a transcript, but has none."""
+        if self.needs_transcript and not text:
+            raise TextError(
+                "reference_text", "is empty; provide the exact words of the recording, which this model needs"
+            )
 
     def read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Read the tensors of a file and its metadata. Raises `SafetensorError`, `OSError` or `ValueError`."""

@@ -8,13 +8,14 @@ Shapes: B rows, K codebooks, F frames, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from s1_mini.codecs.blocks import Blocks
 from s1_mini.codecs.causal.codec import CausalCodec, DecoderParts
 from s1_mini.codecs.causal.layers import (
     DILATIONS,
@@ -227,7 +228,7 @@ class Dac(CausalCodec):
         """
         return torch.cat(list(self._encode_blocks(waves)), dim=-1)
 
-    def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
+    def encode_by_blocks(self, wave: Tensor) -> Blocks[Tensor]:
         """Do the work of `encode` with a `yield` after every `ENCODE_BLOCK` frames; the generator returns the codes."""
         blocks = []
         for block in self._encode_blocks(wave.unsqueeze(0)):

@@ -8,12 +8,12 @@ Shapes: T samples or steps, C channels, K codebooks, N entries of size D, F fram
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from s1_mini.codecs.blocks import Blocks, result_of
 from s1_mini.codecs.causal.layers import CausalConv1d, Chain, ResidualUnit
 from s1_mini.codecs.qwen12.config import Qwen12Config
 from s1_mini.codecs.stream_state import StreamState
@@ -80,14 +80,9 @@ class Encoder(nn.Module):
 
     def encode(self, wave: Tensor) -> Tensor:
         """Encode one wave [T] to codes [K, F]. Raises `CapacityError` if it is too long."""
-        blocks = self.encode_by_blocks(wave)
-        while True:
-            try:
-                next(blocks)
-            except StopIteration as end:
-                return end.value
+        return result_of(self.encode_by_blocks(wave))
 
-    def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
+    def encode_by_blocks(self, wave: Tensor) -> Blocks[Tensor]:
         """Do the work of `encode`, with a `yield` after each part of it; the generator returns the codes."""
         sizes, steps = self.config.encoder, -(-len(wave) // self._step)
         if steps > sizes.max_position_embeddings:

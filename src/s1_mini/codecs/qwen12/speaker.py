@@ -2,13 +2,14 @@
 
 It consists of a log-mel spectrogram, then ECAPA-TDNN (Desplanques et al. 2020) without batch norms. Parameters have the
 names of the checkpoint.
+All convolutions and the spectrogram are computed block by block, with a `yield` after each.
 Shapes: T samples, M mel bins, F frames, C channels, D numbers of a vector.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from s1_mini.codecs.blocks import Blocks, result_of
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.layers.json_config import read_fields, size, sizes
 from s1_mini.weights.fit import fit, skeleton, strip_prefix
@@ -24,6 +26,7 @@ from s1_mini.weights.fit import fit, skeleton, strip_prefix
 PREFIX = "speaker_encoder."  # prefix of the encoder's tensors in the model's file
 SAMPLE_RATE = 24_000  # Hz; all Qwen3-TTS models have this rate and the same settings of the spectrogram
 WINDOW, HOP = 1024, 256  # samples
+BLOCK = 1024  # frames: 11 s of audio
 SMALLEST_POWER, SMALLEST_MEL = 1e-9, 1e-5
 SMALLEST_VARIANCE = 1e-12
 LINEAR_HZ, BINS_PER_HZ = 1000.0, 3 / 200  # Slaney's mel scale is linear below 1000 Hz, and logarithmic above
@@ -80,13 +83,22 @@ def _mel_bank(bins: int) -> Tensor:
     return (2 / (high - low) * bank).float()
 
 
-def log_mel(wave: Tensor, bins: int) -> Tensor:
+def log_mel(wave: Tensor, bins: int) -> Blocks[Tensor]:
     """Return the logarithmic mel spectrogram [M, F] of a wave [T] at 24 kHz."""
     padded = F.pad(wave.view(1, 1, -1), ((WINDOW - HOP) // 2,) * 2, mode="reflect")[0, 0]
-    window = torch.hann_window(WINDOW, device=wave.device)
-    spectrum = torch.stft(padded, WINDOW, HOP, WINDOW, window, center=False, return_complex=True)
-    magnitude = (torch.view_as_real(spectrum).square().sum(-1) + SMALLEST_POWER).sqrt()
-    return (_mel_bank(bins).to(wave.device) @ magnitude).clamp_min(SMALLEST_MEL).log()
+    window, bank, parts = torch.hann_window(WINDOW, device=wave.device), _mel_bank(bins).to(wave.device), []
+    for part in _overlapping(padded, BLOCK * HOP, WINDOW - HOP):
+        spectrum = torch.stft(part, WINDOW, HOP, WINDOW, window, center=False, return_complex=True)
+        magnitude = (torch.view_as_real(spectrum).square().sum(-1) + SMALLEST_POWER).sqrt()
+        parts.append((bank @ magnitude).clamp_min(SMALLEST_MEL).log())
+        yield
+    return torch.cat(parts, dim=-1)
+
+
+def _overlapping(x: Tensor, size: int, overlap: int) -> Iterator[Tensor]:
+    """Yield parts of x [..., T], each of up to `size` positions and the `overlap` with the next one."""
+    for start in range(0, x.shape[-1] - overlap, size):
+        yield x[..., start : start + size + overlap]
 
 
 class TimeDelay(nn.Module):
@@ -94,10 +106,16 @@ class TimeDelay(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
+        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation)
+        self.overlap = dilation * (kernel - 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x).relu()
+    def forward(self, x: Tensor) -> Blocks[Tensor]:
+        before, parts = self.overlap // 2, []
+        padded = F.pad(x, (before, self.overlap - before), mode="reflect") if self.overlap else x
+        for part in _overlapping(padded, BLOCK, self.overlap):
+            parts.append(self.conv(part).relu_())
+            yield
+        return torch.cat(parts, dim=-1)
 
 
 class Res2Net(nn.Module):
@@ -111,11 +129,11 @@ class Res2Net(nn.Module):
         width = channels // scale
         self.blocks = nn.ModuleList(TimeDelay(width, width, kernel, dilation) for _ in range(scale - 1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Blocks[Tensor]:
         first, *others = x.chunk(len(self.blocks) + 1, dim=1)
         parts = [first]
         for block, part in zip(self.blocks, others, strict=True):
-            parts.append(block(part if len(parts) == 1 else part + parts[-1]))
+            parts.append((yield from block(part if len(parts) == 1 else part + parts[-1])))
         return torch.cat(parts, dim=1)
 
 
@@ -140,8 +158,11 @@ class Block(nn.Module):
         self.res2net_block = Res2Net(channels, config.enc_kernel_sizes[at], dilation, config.enc_res2net_scale)
         self.se_block = SqueezeExcitation(channels, config.enc_se_channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x))))
+    def forward(self, x: Tensor) -> Blocks[Tensor]:
+        y = x
+        for layer in (self.tdnn1, self.res2net_block, self.tdnn2):
+            y = yield from layer(y)
+        return x + self.se_block(y)
 
 
 class StatisticsPooling(nn.Module):
@@ -151,9 +172,13 @@ class StatisticsPooling(nn.Module):
         super().__init__()
         self.tdnn, self.conv = TimeDelay(3 * channels, hidden, 1), nn.Conv1d(hidden, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        plain = self._statistics(x, torch.full_like(x[:, :1], 1 / x.shape[2]))
-        weights = self.conv(self.tdnn(torch.cat((x, plain.expand(-1, -1, x.shape[2])), dim=1)).tanh()).softmax(2)
+    def forward(self, x: Tensor) -> Blocks[Tensor]:
+        plain, scores = self._statistics(x, torch.full_like(x[:, :1], 1 / x.shape[2])), []
+        for part in x.split(BLOCK, dim=2):
+            hidden = yield from self.tdnn(torch.cat((part, plain.expand(-1, -1, part.shape[2])), dim=1))
+            scores.append(self.conv(hidden.tanh()))
+        weights = torch.cat(scores, dim=2).softmax(2)
+        yield
         return self._statistics(x, weights)
 
     @staticmethod
@@ -177,17 +202,22 @@ class SpeakerEncoder(nn.Module):
         self.asp = StatisticsPooling(channels[last], config.enc_attention_channels)
         self.fc = nn.Conv1d(2 * channels[last], config.enc_dim, 1)
 
-    def forward(self, mel: Tensor) -> Tensor:
+    def forward(self, mel: Tensor) -> Blocks[Tensor]:
         """Return the vector [D] of a spectrogram [M, F]."""
         x, outputs = mel.unsqueeze(0), []
         for block in self.blocks:
-            x = block(x)
+            x = yield from block(x)
             outputs.append(x)
-        return self.fc(self.asp(self.mfa(torch.cat(outputs[1:], dim=1))))[0, :, 0]
+        x = yield from self.mfa(torch.cat(outputs[1:], dim=1))
+        return self.fc((yield from self.asp(x)))[0, :, 0]
 
     def encode(self, wave: Tensor) -> Tensor:
         """Return the speaker vector [D] of a wave [T] of at least 0.1 s at 24 kHz."""
-        return self(log_mel(wave, self.config.mel_dim))
+        return result_of(self.encode_by_blocks(wave))
+
+    def encode_by_blocks(self, wave: Tensor) -> Blocks[Tensor]:
+        """Do the work of `encode`, with a `yield` after each block of it; the generator returns the vector."""
+        return (yield from self((yield from log_mel(wave, self.config.mel_dim))))
 
 
 def build_speaker_encoder(

@@ -24,8 +24,13 @@ def measure(
     encoding_bytes: int,
     needed_positions: Callable[[float, int], int],
     other_bytes: int = 0,
+    reference_states: int = 0,
 ) -> Sizes:
-    """Count a checkpoint from its networks; `other_bytes` are those of a position besides the shared state."""
+    """Count a checkpoint from its networks.
+
+    `other_bytes` are those of a position besides the shared state; `reference_states` those of states that the codec
+    keeps.
+    """
     backbone, depth = config.backbone, config.depth
     layers, head = count(network.layers), count(network.norm, network.output)
     depth_weights = count(network.fast_project_in, network.fast_layers, network.fast_norm)
@@ -62,11 +67,13 @@ def measure(
                 prefix_cache=prefix_cache_bytes,
                 encoding=encoding_bytes,  # on the model's device, even if the codec decodes on another
                 copies=round(model_bytes),
+                fixed_slot=round(depth_bytes * config.num_codebooks),
             ),
             "codec": MemoryRequirement(
                 stream_row=stream_bytes(codec),
                 frame=LIVE_TENSORS * formats.codec * widest(codec),
                 copies=round(codec_bytes),
+                reference_states=reference_states,
             ),
         },
         frame_s=codec.samples_per_frame / codec.sample_rate,

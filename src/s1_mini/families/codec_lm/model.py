@@ -94,10 +94,7 @@ class FrameModel(Generic[State]):
     def check_length(self, prompt: PromptTokens) -> PromptTokens:
         """Return a prompt. Raises `CapacityError` if it leaves no position for speech."""
         if len(prompt.items) >= self.max_positions:
-            raise CapacityError(
-                f"text and references take {len(prompt.items)} positions; the model's limit is {self.max_positions}. "
-                "Use shorter or fewer references."
-            )
+            raise CapacityError(f"{prompt.excess(f'the model has {self.max_positions}, also for the speech')}.")
         return prompt
 
     def allocate(self, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None) -> State:

@@ -16,7 +16,7 @@ from s1_mini.alignment.head import AlignmentHead
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.alignment import read_head
 from s1_mini.families.qwen3.settings import Qwen3Settings
-from s1_mini.layers.json_config import MAX_LAYERS, invalid, read_number, read_size
+from s1_mini.layers.json_config import MAX_LAYERS, invalid, read_flag, read_number, read_size
 from s1_mini.weights.directory import read_json
 
 if TYPE_CHECKING:
@@ -79,13 +79,16 @@ class Defaults:
         def number(key: str, default: int) -> int:
             return read_size(f"{path.name}: {key}", values.get(key, default), 2**17, least=0)
 
+        def flag(key: str) -> bool:
+            return read_flag(f"{path.name}: {key}", values.get(key, True))
+
         return cls(
-            temperature=real("temperature", 0.9, 2) if values.get("do_sample", True) else 0.0,
+            temperature=real("temperature", 0.9, 2) if flag("do_sample") else 0.0,
             top_k=number("top_k", 50),
             top_p=real("top_p", 1.0, 1, least=1e-6),
             repetition_penalty=real("repetition_penalty", 1.05, 2, least=1e-6),
             max_new_tokens=max(1, number("max_new_tokens", 2048)),
-            depth_temperature=real("subtalker_temperature", 0.9, 2) if values.get("subtalker_dosample", True) else 0.0,
+            depth_temperature=real("subtalker_temperature", 0.9, 2) if flag("subtalker_dosample") else 0.0,
             depth_top_k=number("subtalker_top_k", 50),
             depth_top_p=real("subtalker_top_p", 1.0, 1, least=1e-6),
         )
@@ -131,6 +134,11 @@ class Qwen3Config:
     def takes_instructions(self) -> bool:
         return self.kind == "voice_design" or (self.kind == "custom_voice" and not self.is_small)
 
+    @property
+    def has_voices(self) -> bool:
+        """Whether requests have a preset or a clone; otherwise each prompt is spoken in another voice."""
+        return self.kind == "base" or (self.kind == "custom_voice" and bool(self.speakers))
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Qwen3Config:
         """Read `config.json`. Raises `CheckpointMismatchError` for a missing or invalid value."""
@@ -143,6 +151,8 @@ class Qwen3Config:
         kind, talker = values.get("tts_model_type"), _part(values, "talker_config")
         if kind not in get_args(Kind):
             raise invalid("config.json: tts_model_type", kind, f"one of {', '.join(get_args(Kind))}")
+        if not isinstance(model_size := values.get("tts_model_size"), str):
+            raise invalid("config.json: tts_model_size", model_size, "a string such as 0b6")
         depth = _part(talker, "code_predictor_config", "talker_config.")
 
         def size(part: Mapping[str, Any], name: str, most: int = 2**20, least: int = 1) -> int:
@@ -172,7 +182,7 @@ class Qwen3Config:
         languages, speakers = (_ids(talker, key, vocab) for key in ("codec_language_id", "spk_id"))
         return cls(
             kind=kind,  # type: ignore[arg-type]  # checked above
-            is_small=values.get("tts_model_size") == "0b6",
+            is_small=model_size == "0b6",
             backbone=_block(talker),
             depth=_block(depth),
             num_layers=size(talker, "num_hidden_layers", MAX_LAYERS),
@@ -250,7 +260,7 @@ def _block(values: Mapping[str, Any]) -> BlockConfig:
         )
     if head_dim % 2:
         raise CheckpointMismatchError(f"config.json: head_dim={head_dim} must be even for rotary embeddings")
-    if values.get("attention_bias"):
+    if read_flag("config.json: attention_bias", values.get("attention_bias", False)):
         raise CheckpointMismatchError("config.json: attention_bias=true is not supported")
     return BlockConfig(
         dim=size("hidden_size"),

@@ -15,6 +15,7 @@ from torch import Tensor
 from s1_mini.codecs.qwen12 import weights as codec_weights
 from s1_mini.codecs.qwen12.config import read_qwen12_config
 from s1_mini.codecs.qwen12.speaker import PREFIX as SPEAKER_PREFIX
+from s1_mini.exceptions import ParameterError
 from s1_mini.families.base import CodecPrecision, Conversion
 from s1_mini.families.qwen3.config import read_config
 from s1_mini.families.qwen3.settings import CODEC_FOLDER, OPTIONAL_FILES, SMALL_FILES
@@ -28,6 +29,9 @@ from s1_mini.weights.write import ArchiveEntry, copied
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
     """Return all files; the weights are read with their chunks. Raises `CheckpointError`."""
     conversion.check_not_int8("Qwen3-TTS")
+    if conversion.precision == "float16":
+        reason = "is not available for Qwen3-TTS, which overflows in float16; use keep, bfloat16 or float32"
+        raise ParameterError("precision", f"'float16' {reason}")
     Qwen2Tokenizer.from_directory(checkpoint)
     optional = [name for name in OPTIONAL_FILES if (checkpoint / name).is_file()]
     return [

@@ -7,8 +7,11 @@ from pathlib import Path
 import torch
 
 from s1_mini.capacity.sizes import Formats, Sizes
+from s1_mini.codecs.causal.costs import count
+from s1_mini.codecs.causal.stage import START_BYTES
 from s1_mini.codecs.qwen12.config import Qwen12Config, read_qwen12_config
 from s1_mini.codecs.qwen12.model import Qwen12
+from s1_mini.codecs.qwen12.speaker import SpeakerConfig, SpeakerEncoder
 from s1_mini.codecs.qwen12.weights import encoder_shapes
 from s1_mini.families.codec_lm.costs import measure
 from s1_mini.families.qwen3.config import Qwen3Config, read_config
@@ -19,7 +22,7 @@ from s1_mini.weights.fit import skeleton
 
 TEXT_BYTES = 8  # bytes of the id of a text token that a position reads
 FRAMES_A_BYTE = 2  # for slow voices: 200 bytes of English take about 190 frames (15 s)
-WHOLE_TEXT_BYTES = 2000  # of a VoiceDesign text, which is not split; more if S1_MINI_MAX_COLUMNS allows it
+WHOLE_TEXT_BYTES = 2000  # of a text of VoiceDesign, which is not split; more if S1_MINI_MAX_COLUMNS allows it
 TOKENS_A_SECOND = 6  # of a reference's transcript
 
 
@@ -29,15 +32,17 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         config, codec = Qwen3Config.from_json(model_json("1.7b")), Qwen12Config.from_json(codec_json("1.7b"))
     else:
         config, codec = read_config(directory), read_qwen12_config(directory / CODEC_FOLDER)
+    clones = config.kind == "base"
     with skeleton():
         network, decoder = Qwen3Network(config), Qwen12(codec)
+        speaker = count(SpeakerEncoder(SpeakerConfig.from_json(config.speaker_encoder))) if clones else 0
     decoder.to(torch.float32 if formats.codec == 4 else torch.float16)
     encoder = sum(torch.Size(shape).numel() for shape in encoder_shapes(codec).values())
     rate = codec.sample_rate / codec.samples_per_frame
 
     def needed_positions(reference_s: float, text_bytes: int) -> int:
-        reference = reference_s * (rate + TOKENS_A_SECOND) if config.kind == "base" else 0
-        if config.kind == "voice_design":
+        reference = reference_s * (rate + TOKENS_A_SECOND) if clones else 0
+        if not config.has_voices:
             text_bytes = max(text_bytes, WHOLE_TEXT_BYTES)
         return round(reference) + (1 + FRAMES_A_BYTE) * text_bytes
 
@@ -47,7 +52,9 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         decoder,
         formats,
         prefix_cache_bytes=prefix_cache_bytes,
-        encoding_bytes=2 * 4 * encoder if config.kind == "base" else 0,  # activations take as much as the weights
+        # Activations take as much as the codec's encoder, and those of the speaker encoder are freed before.
+        encoding_bytes=4 * (2 * encoder + speaker) if clones else 0,
         needed_positions=needed_positions,
         other_bytes=TEXT_BYTES,
+        reference_states=START_BYTES if clones else 0,
     )

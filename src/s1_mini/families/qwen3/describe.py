@@ -47,5 +47,5 @@ def describe(directory: Path) -> Description:
         languages={AUTO: "", **{name: TAGS.get(name, "") for name in config.languages}},
         instructions=config.takes_instructions,
         needs_voice=config.kind == "base",
-        splits=config.kind != "voice_design",  # each piece of a designed voice would have another voice
+        splits=config.has_voices,
     )

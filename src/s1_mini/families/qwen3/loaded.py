@@ -70,8 +70,7 @@ class LoadedQwen3(LoadedFrameModel):
             raise VoiceUnsupportedError("reference_audio", NO_CLONING)
         encoder, speaker = self.encoders()
         wave = wave.to(self._encodes_on)
-        vector = speaker.encode(wave)
-        yield
+        vector = yield from speaker.encode_by_blocks(wave)
         return {VECTOR: vector, CODES: (yield from encoder.encode_by_blocks(wave))}
 
     def encoders(self) -> tuple[Encoder, SpeakerEncoder]:

@@ -108,6 +108,7 @@ class PromptBuilder:
         if instructions:
             spoken = [*self.with_role("user", instructions), ids.im_end, self.newline]
             sides.add(spoken, columns.empty(1))
+        lengths = {"instructions": len(sides.text)}
         sides.add(role, columns.empty(1))
         for tag in self._tags(language, preset):
             sides.add([ids.pad], columns.of(tag))
@@ -142,7 +143,9 @@ class PromptBuilder:
         digest = hashlib.blake2b(items[:num_shared].tobytes(), digest_size=16)
         digest.update(b"" if VECTOR not in conditions else conditions[VECTOR].tobytes())
         text_span = first + len(reference), first + len(spoken)  # in each layout, also of tokens read with later frames
-        return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions, text=text_span)
+        lengths["text"] = len(body) if whole_text else 0  # otherwise next to the reference, or after the prompt
+        lengths["reference_audio"] = len(items) - sum(lengths.values())
+        return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions, text=text_span, lengths=lengths)
 
     def token_ends(self, text: str) -> np.ndarray:
         """Return the end of each token of a text and of the end that follows it, in bytes of UTF-8."""

@@ -128,6 +128,7 @@ def describe(directory: Path) -> Description:
         sample_rate=codec.sample_rate,
         seconds=lambda shapes: shapes["codes"][1] * codec.samples_per_frame / codec.sample_rate,
         fault=partial(_fault, codec),
+        needs_transcript=True,
     )
     config = read_json(directory / "config.json")
     return Description(codec.sample_rate, voice, word_times=config.get("alignment") is not None)

@@ -40,7 +40,9 @@ def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Se
         shared += [speaker, part(tokenizer.encode(voice.text)), _codes_part(tokenizer, config, voice), end]
     prefix = np.concatenate([*shared, speaker])
     key = hashlib.blake2b(prefix.tobytes(), digest_size=16).hexdigest()
-    return PromptTokens(np.concatenate([prefix, part(tokenizer.encode(text))]), len(prefix), key)
+    spoken = part(tokenizer.encode(text))
+    lengths = {"text": len(spoken), "reference_audio": len(prefix)}
+    return PromptTokens(np.concatenate([prefix, spoken]), len(prefix), key, lengths=lengths)
 
 
 def _codes_part(tokenizer: S1Tokenizer, config: S1Config, voice: Voice) -> np.ndarray:

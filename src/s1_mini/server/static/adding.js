@@ -128,7 +128,6 @@ export class Adding extends EventTarget {
       if (!this.dialog.open) return;
       if (!name.value.trim()) return this.show("Give the voice a name.", name);
       if (!this.recording) return this.show(this.refusal || (this.takesFiles ? "Choose a voice file." : "Choose or record one."), element("add-file"));
-      if (!this.takesFiles && !text.value.trim()) return this.show("Write the transcript of the recording.", text);
       button.textContent = "Adding…";
       const called = name.value.trim().toLowerCase().replace(/\s+/g, "-");
       const voice = await addVoice(called, this.recording, text.value.trim(), element("add-replace").checked);
