@@ -24,7 +24,7 @@ import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 # Tests that need no special machine, no download and little time.
-MARKED = "gpu java docker image schema sdk ray vllm docs clients"
+MARKED = "gpu java docker image schema sdk ray vllm docs clients long"
 EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 # The tests of a file run in one process, because they share fixtures that are slow to start; files run in the order of
 # tests/conftest.py. One process more than cores, because tests wait for servers, browsers and clocks. `-n 0` is for a

@@ -96,11 +96,11 @@ def visit(browser: Browser, shown: Door) -> Iterator[Open]:
         if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
             complaints.append(message.text)
 
-    def open_page(url: str = shown.url, **options: object) -> Page:
+    def open_page(url: str = shown.url, script: str = "", **options: object) -> Page:
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
         page.set_default_timeout(WITHIN_MS)
-        page.add_init_script(EAR)
+        page.add_init_script(EAR + script)
         page.on("console", note)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(url)

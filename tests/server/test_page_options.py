@@ -27,7 +27,6 @@ pytestmark = needs_browser
 TEXT = "Eight small boats sailed out at dawn."
 DIALOGUE = "[clara] Are you there? [pause 0.5s] [henry] Yes, I am."
 FRAMES = 40  # 2 s of audio, which is more than the page buffers before it plays, and less than TEXT has
-SIZES = [(1280, 720), (390, 844)]
 
 # Records each word that is highlighted in the text field, and each violation of the security policy.
 WATCH = """
@@ -46,9 +45,7 @@ addEventListener("securitypolicyviolation", ({ violatedDirective }) => window.re
 
 def watched(visit: Open, url: str | None = None, **options: object) -> Page:
     """Open the page with `WATCH`, and a fixed seed."""
-    page = visit(*filter(None, [url]), **options)
-    page.add_init_script(WATCH)
-    page.reload()
+    page = visit(*filter(None, [url]), script=WATCH, **options)
     page.get_by_text("Advanced").click()
     page.get_by_label("Seed").fill("7")
     return page
@@ -429,8 +426,7 @@ def test_everything_works_with_the_keyboard_alone(visit: Open) -> None:
     assert started.value.suggested_filename.endswith(".flac")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 720, "light"), (390, 844, "dark")])
 def test_axe_finds_no_violation(visit: Open, width: int, height: int, scheme: str) -> None:
     """In each state of the page; contrast included."""
     page = visit(viewport={"width": width, "height": height}, color_scheme=scheme)
