@@ -127,7 +127,7 @@ def test_a_turn_of_livekit_is_finished_although_its_context_is_closed_at_once(do
 
     assert {message["contextId"] for message in messages} == {"a"}
     assert messages[-1] == {"isFinal": True, "contextId": "a"}
-    assert seconds(messages) > 1.5
+    assert seconds(messages) > 1  # one sentence has at most 0.93 s
 
 
 def test_the_next_context_of_livekit_stops_one_that_was_interrupted(door: Door) -> None:
