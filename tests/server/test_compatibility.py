@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 from urllib.parse import urlencode
@@ -141,9 +142,10 @@ def converse(door: Door, path: str, changes: dict[str, Any], last: dict[str, Any
     except InvalidStatus as error:
         raise RefusedError(error.response.body.decode()) from None
     with socket:
-        for message in ({"text": " "}, {"text": "Oh, "}, {"text": "hi. "} | ({"flush": True} if always else {})):
-            socket.send(json.dumps(message | always | changes))
-        socket.send(json.dumps(last | always))
+        with suppress(ConnectionClosed):  # by a refusal
+            for message in ({"text": " "}, {"text": "Oh, "}, {"text": "hi. "} | ({"flush": True} if always else {})):
+                socket.send(json.dumps(message | always | changes))
+            socket.send(json.dumps(last | always))
         try:
             while True:
                 received.append(json.loads(socket.recv(timeout=EVENTUALLY_S)))
