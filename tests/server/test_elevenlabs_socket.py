@@ -165,7 +165,7 @@ def test_a_turn_of_pipecat_is_finished_and_its_messages_that_keep_alive_end_noth
         say(socket, close_socket=True)
         rest, _, code = hear(socket)
 
-    assert seconds(messages) > 1.5
+    assert seconds(messages) > 1  # one sentence has at most 0.93 s
     assert "audio" not in messages[-1]
     assert (rest, code) == ([], 1000)
 
