@@ -31,11 +31,16 @@ EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 # debugger. Tests with a GPU run in one process.
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
-# Without it, each process compiles all imported modules at the same time, 20 s of CPU time. pytest reports the errors.
+# Without it, each process compiles all imported modules (20 s of CPU time) and the built-in voice's kernels (10 s).
+# pytest reports the errors.
 COMPILE_IMPORTS = """
 import contextlib, os, pytest
 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
     pytest.main(["--collect-only", "-n", "0"])
+with contextlib.suppress(Exception):
+    from s1_mini import EngineConfig, ProductionTTSEngine
+    with ProductionTTSEngine(EngineConfig(device="cpu", compile="true")):
+        pass
 """
 MIN_NODE = 20
 

@@ -44,7 +44,7 @@ class RefusedError(Exception):
 
 @pytest.fixture(scope="module")
 def door() -> Iterator[Door]:
-    engine = ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="false"))
+    engine = ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="true"))
     with serving(engine) as door:
         yield door
 
