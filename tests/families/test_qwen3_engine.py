@@ -94,6 +94,7 @@ def test_presets_are_listed_and_the_first_of_the_config_is_the_default(presets: 
     assert first.std() > 0.01
 
 
+@pytest.mark.slow
 def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(
     presets: ProductionTTSEngine, cloner: ProductionTTSEngine
 ) -> None:
