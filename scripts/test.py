@@ -24,19 +24,23 @@ import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 # Tests that need no special machine, no download and little time.
-MARKED = "gpu java docker image schema sdk ray vllm docs clients"
+MARKED = "gpu java docker image schema sdk ray vllm docs clients long"
 EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 # The tests of a file run in one process, because they share fixtures that are slow to start; files run in the order of
 # tests/conftest.py. One process more than cores, because tests wait for servers, browsers and clocks. `-n 0` is for a
 # debugger. Tests with a GPU run in one process.
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
-# Without this step, each process compiles all imported modules at the same time, which takes 20 s of CPU time. The run
-# of pytest that follows reports errors.
+# Without this step, each process compiles all imported modules (20 s of CPU time) and the built-in voice's kernels (10 s)
+# at the same time. The run of pytest that follows reports errors.
 COMPILE_IMPORTS = """
 import contextlib, os, pytest
 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
     pytest.main(["--collect-only", "-n", "0"])
+with contextlib.suppress(Exception):
+    from s1_mini import EngineConfig, ProductionTTSEngine
+    with ProductionTTSEngine(EngineConfig(device="cpu", compile="true")):
+        pass
 """
 MIN_NODE = 20
 

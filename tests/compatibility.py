@@ -266,7 +266,7 @@ HEAD = """# Compatibility, field by field
 What this server does with each field and method of other services' clients. `python tests/compatibility.py` writes this
 page from the table that [`test_compatibility.py`](../tests/server/test_compatibility.py) checks: it sends each value
 below to a server with the built-in voice, through the service's own client library, and compares the response with that
-to the same request without it.
+to the same request without it. A field of several routes is sent to the first of them, and ignored fields to all.
 
 - **acts**: the response changes.
 - **ignored**: the field is accepted, and the response stays the same.

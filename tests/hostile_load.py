@@ -340,23 +340,63 @@ def body(path: str, content: bytes, kind: str = JSON) -> Callable[[Target], Awai
     return one_request(lambda: post(path, content, kind))
 
 
+def large_body(path: str, content: Callable[[], bytes]) -> Callable[[Target], Awaitable[Any]]:
+    return one_request(lambda: post(path, content()))
+
+
 def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: {HONEST_HOST}\r\nConnection: close\r\n\r\n".encode()
 
 
-NUMBERS = b'{"items":[' + b"1," * 4_000_000 + b"1]}"
-KEYS = b'{"text":"Hi.",' + b",".join(b'"k%07d":1' % number for number in range(1_200_000)) + b"}"
-ITEMS = b'{"items":[' + b'{"text":"Hi."},' * 1_000_000 + b'{"text":"Hi."}]}'
-DIGITS = b'{"text":"Hi.","seed":' + b"9" * 15_000_000 + b"}"
-ESCAPES = b'{"text":"' + b"\\n" * 7_000_000 + b'"}'
 MARKS = json.dumps({"text": "a" + "\u0301\u0323" * 9_900}).encode()
-TEXT_16MB = json.dumps({"text": "a" * 16_000_000}).encode()
 LONG_TEXT = "One two three four. " * 990  # just below the limit of 20,000 characters
 LONG = {"text": LONG_TEXT, "seed": 1, "max_new_tokens": 200}
 HANDSHAKE = (
     f"GET /v1/audio/speech/stream HTTP/1.1\r\nHost: {HONEST_HOST}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 ).encode()
+
+
+# Megabytes that the tests of this module's clients never send, so they are built when they are first sent.
+@cache
+def numbers() -> bytes:
+    return b'{"items":[' + b"1," * 4_000_000 + b"1]}"
+
+
+@cache
+def items() -> bytes:
+    return b'{"items":[' + b'{"text":"Hi."},' * 1_000_000 + b'{"text":"Hi."}]}'
+
+
+@cache
+def keys() -> bytes:
+    return b'{"text":"Hi.",' + b",".join(b'"k%07d":1' % number for number in range(1_200_000)) + b"}"
+
+
+@cache
+def digits() -> bytes:
+    return b'{"text":"Hi.","seed":' + b"9" * 15_000_000 + b"}"
+
+
+@cache
+def escapes() -> bytes:
+    return b'{"text":"' + b"\\n" * 7_000_000 + b'"}'
+
+
+@cache
+def text_16mb() -> bytes:
+    return json.dumps({"text": "a" * 16_000_000}).encode()
+
+
+@cache
+def gzipped() -> bytes:
+    return gzip.compress(bytes(100 * 2**20))
+
+
+@cache
+def no_audio() -> tuple[str, bytes]:
+    """Return content type and body of a form with 16 MB that are not audio."""
+    return form({"text": b"Hi."}, files={"reference_audio": bytes(16_000_000)})
 
 
 @cache
@@ -528,7 +568,6 @@ def flood(path: str, per_second: float) -> Callable[[Target], Awaitable[Any]]:
 
 BATCH = json.dumps({"items": [{"text": LONG_TEXT}] * 32, "seed": 1, "max_new_tokens": 200}).encode()
 PUNYCODE = form({"text-": b"b" * 120_000}, charset="; charset=punycode")
-GZIPPED = gzip.compress(bytes(100 * 2**20))
 
 Attacks = dict[str, Callable[[Target], Awaitable[Any]]]
 HOLDING: Attacks = {  # attacks on resources that the server holds for a client: turns, memory, connections, sessions
@@ -546,19 +585,17 @@ HOLDING: Attacks = {  # attacks on resources that the server holds for a client:
     "300 idle connections": idle,
 }
 ATTACKS: Attacks = HOLDING | {  # and bodies that are slow to parse
-    "100 MB of zeros, gzipped": one_request(lambda: post("/v1/tts", GZIPPED, Content_Encoding="gzip")),
+    "100 MB of zeros, gzipped": one_request(lambda: post("/v1/tts", gzipped(), Content_Encoding="gzip")),
     "a flood of /v1/voices": flood("/v1/voices", 20),
     "a flood of /metrics": flood("/metrics", 10),
-    "8 MB of numbers as items": body("/v1/tts/batch", NUMBERS),
-    "15 MB of items": body("/v1/tts/batch", ITEMS),
-    "15 MB of unknown keys": body("/v1/tts", KEYS),
-    "15 MB of digits": body("/v1/tts", DIGITS),
-    "14 MB of escapes": body("/v1/tts", ESCAPES),
-    "16 MB of text": body("/v1/tts", TEXT_16MB),
+    "8 MB of numbers as items": large_body("/v1/tts/batch", numbers),
+    "15 MB of items": large_body("/v1/tts/batch", items),
+    "15 MB of unknown keys": large_body("/v1/tts", keys),
+    "15 MB of digits": large_body("/v1/tts", digits),
+    "14 MB of escapes": large_body("/v1/tts", escapes),
+    "16 MB of text": large_body("/v1/tts", text_16mb),
     "20,000 combining marks": body("/v1/tts", MARKS),
-    "16 MB that are no audio": body(
-        "/v1/tts", *reversed(form({"text": b"Hi."}, files={"reference_audio": bytes(16_000_000)}))
-    ),
+    "16 MB that are no audio": one_request(lambda: post("/v1/tts", no_audio()[1], no_audio()[0])),
     "a minute at 384 kHz": rates,
     "a body of one byte in five seconds": drip,
     "chunks of one byte": crumbs,

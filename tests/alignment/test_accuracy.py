@@ -21,7 +21,7 @@ if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
 from recipes.voice.texts import held_out_sentences
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(find_spec("pocketsphinx") is None, reason="pocketsphinx is missing: no wheel for this machine"),
 ]
 

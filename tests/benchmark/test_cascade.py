@@ -8,6 +8,7 @@ from benchmark import cascade
 from commands import Command
 
 
+@pytest.mark.long
 def test_the_command_reports_engine_reference_and_stages(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cascade, "BATCH", 2)
 

@@ -14,6 +14,7 @@ from benchmark.corpora import Look, Outcome, looks, main, speed, sums_by_way
 from commands import Command
 
 
+@pytest.mark.long
 def test_all_ways_speak_all_texts(tiny: Path, tmp_path: Path, command: Command) -> None:
     output = tmp_path / "corpora.json"
 

@@ -20,6 +20,7 @@ def test_the_work_is_as_long_as_test_clean_and_a_share_of_it_is_alike() -> None:
     assert np.mean(part) == pytest.approx(np.mean(whole), rel=0.02)
 
 
+@pytest.mark.long
 def test_the_command_measures_all_ways_and_they_agree(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encodec_batching, "SHORTEST_S", 0.1)  # otherwise the test would take half a minute
     monkeypatch.setattr(encodec_batching, "BIN_S", 0.2)

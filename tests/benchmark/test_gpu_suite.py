@@ -59,6 +59,7 @@ def fields(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_the_suite_runs_on_a_cpu_and_keeps_its_json(
     tiny: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from benchmark.live import PROTOCOLS, main
 from commands import Command
 
 
+@pytest.mark.long
 def test_first_audio_and_interruptions_are_measured_in_every_protocol(oracle: Path, command: Command) -> None:
     code, lines, result, errors = command(
         main, "--turns 1 --rate 50 --modes clause --max-new-tokens 20", checkpoint=oracle

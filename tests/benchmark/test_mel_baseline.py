@@ -50,6 +50,7 @@ def test_the_derived_figures_are_those_counted_of_the_real_size() -> None:
     assert encoder_macs(config, 100) > 85e6 * 100
 
 
+@pytest.mark.long
 def test_the_command_prints_every_table_and_a_line_of_json(checkpoint: Path, tmp_path: Path, command: Command) -> None:
     words = "--device cpu --texts 1,2 --repeats 2 --requests 1,5 --growth 4,8 --max-steps 30"
 

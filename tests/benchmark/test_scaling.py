@@ -13,6 +13,7 @@ from replica_room import needs_proxy
 
 
 @needs_proxy
+@pytest.mark.long
 def test_two_replicas_are_loaded_and_one_is_lost(tiny: Path, tmp_path: Path, command: Command) -> None:
     output = tmp_path / "scaling.json"
     load = {"streams": 2, "rate": 4, "listeners": 1, "frames": 30, "seconds": 1, "ramp": 0.3, "listen": 1}

@@ -16,6 +16,7 @@ from plain_install import plain_environment
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_nothing_is_lost_or_doubled_while_half_of_the_clients_vanish(oracle: Path, command: Command) -> None:
     code, lines, output, _ = command(main, "--streams 8 --seconds 2 --max-batch-size 4", checkpoint=oracle)
 

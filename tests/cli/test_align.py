@@ -199,7 +199,7 @@ def test_a_config_that_is_managed_elsewhere_is_not_changed(call: Call, checkpoin
     assert all("must not be changed" in result.err and "sentence 1" not in result.err for result in results)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_built_in_voice_has_the_head_that_its_config_names() -> None:
     candidates, found = calibrate(EngineConfig(**PLAIN), SENTENCES)
 

@@ -135,7 +135,7 @@ def test_a_stream_longer_than_the_codec_reaches_is_refused() -> None:
         codec.encode(torch.zeros(17 * 2048))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("no_grad")
 def test_the_full_size_codec_streams_exactly_too() -> None:
     """185 M parameters with random weights; all schedules agree with one call, ≤ 1e-5."""

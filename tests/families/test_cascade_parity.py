@@ -19,7 +19,7 @@ from s1_mini.types import Voice
 from tests.families.conftest import CPU
 
 TOKENS = [5, 9, 77, 30, 2]
-VOICE_LENGTHS = [0, 60, 150, 420]  # semantic tokens; a model sees some 250 of a voice
+VOICE_LENGTHS = [0, 420]  # semantic tokens; a model sees some 250 of a voice
 
 
 def failed(directory: Path, spoken: Spoken) -> list[str]:
@@ -42,7 +42,7 @@ def test_a_short_text_goes_through_all_stages_as_in_transformers(
     assert failed(published_cascade, spoken) == []
 
 
-@pytest.mark.parametrize("length", [0, 420])
+@pytest.mark.parametrize("length", [420])
 def test_another_size_seed_and_biases_match_transformers(
     other_bark: Reference, other_cascade: Path, length: int
 ) -> None:
@@ -64,7 +64,7 @@ def test_an_end_that_is_likely_enough_is_chosen_as_in_transformers(bark: Referen
     [
         ([0], 225),  # beyond 660 codes, where a window no longer begins at the first token
         ([150], 60),
-        ([60, *range(190, 199)], 21),  # consecutive lengths: a third of these voices have an odd number of codes
+        ([60, 190, 191, 192], 21),  # consecutive lengths: a third of these voices have an odd number of codes
     ],
 )
 def test_coarse_windows_are_those_of_transformers(
@@ -78,7 +78,8 @@ def test_coarse_windows_are_those_of_transformers(
     assert num_semantic < 60 or (runs[0][0][:, 1] >= 1024).any()
 
 
-@pytest.mark.parametrize("first_length", [60, 61])
+@pytest.mark.slow
+@pytest.mark.parametrize("first_length", [61])
 def test_each_piece_of_a_text_has_the_coarse_codes_of_transformers(
     bark: Reference, loaded_cascade: LoadedCascade, first_length: int
 ) -> None:
@@ -87,7 +88,7 @@ def test_each_piece_of_a_text_has_the_coarse_codes_of_transformers(
     assert [torch.equal(*pair) for pair in runs] == [True] * 4
 
 
-@pytest.mark.parametrize(("length", "frames"), [(0, 1024), (0, 1025), (0, 1600), (100, 1300), (420, 512), (420, 1100)])
+@pytest.mark.parametrize(("length", "frames"), [(0, 1024), (0, 1025), (100, 1300), (420, 512)])
 def test_overlapping_fine_windows_are_those_of_transformers(
     bark: Reference, loaded_cascade: LoadedCascade, length: int, frames: int
 ) -> None:

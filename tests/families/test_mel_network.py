@@ -26,7 +26,7 @@ from tests.families.mel_room import (
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
-SIZES = ["tiny", pytest.param("full", marks=pytest.mark.slow)]
+SIZES = ["tiny", pytest.param("full", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("size", SIZES)

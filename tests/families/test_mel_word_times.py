@@ -84,7 +84,7 @@ def test_word_times_do_not_change_the_audio(engine: ProductionTTSEngine) -> None
     assert plain.words == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_steps_give_the_same_words(checkpoint: tuple[Path, float], engine: ProductionTTSEngine) -> None:
     pytest.importorskip("numba", reason="numba has no wheels for this platform")
     with opened(checkpoint, compile="true") as compiled:

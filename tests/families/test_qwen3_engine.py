@@ -38,7 +38,7 @@ from tests.families.qwen3_room import clone, config, opened, written
 from waiting import wait_until
 
 SAMPLES = 1920  # per frame
-TEXTS = ["One.", "Two of them, here.", "And three, with some more of it.", "Four"]
+TEXTS = ["One.", "Two of them, here.", "And three, with some more of it."]
 ASKED: dict[str, Any] = {"seed": 3, "max_new_tokens": 12}
 
 
@@ -97,6 +97,7 @@ def test_presets_are_listed_and_the_first_of_the_config_is_the_default(presets: 
     assert first.std() > 0.01
 
 
+@pytest.mark.slow
 def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(
     presets: ProductionTTSEngine, cloner: ProductionTTSEngine
 ) -> None:
@@ -105,20 +106,19 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(
 
         together = engine.generate_batch(TEXTS, voice=voice, **ASKED).results
 
-        for text, wave, other in zip(TEXTS, alone, together, strict=True):
-            assert np.array_equal(wave, other.audio)
-            for profile in ("ttfa", "throughput"):
-                chunks = engine.stream(text, voice=voice, chunk_profile=profile, **ASKED)
-                streamed = np.concatenate([chunk.audio for chunk in chunks])
-                assert wave.shape == streamed.shape
-                assert np.abs(wave - streamed).max() <= 1e-5
+        assert all(np.array_equal(wave, other.audio) for wave, other in zip(alone, together, strict=True))
+        for profile in ("ttfa", "throughput"):
+            chunks = engine.stream(TEXTS[1], voice=voice, chunk_profile=profile, **ASKED)
+            streamed = np.concatenate([chunk.audio for chunk in chunks])
+            assert alone[1].shape == streamed.shape
+            assert np.abs(alone[1] - streamed).max() <= 1e-5
 
 
 def test_a_cached_voice_sounds_as_a_fresh_one(base: Path) -> None:
     heard, hits = [], []
     for size in (0.0, 1.0):
         with ProductionTTSEngine(config(base, device="cpu", prefix_cache_mb=size)) as engine:
-            heard += [engine.generate(text, voice="continued", **ASKED).audio for text in TEXTS[:3]]
+            heard += [engine.generate(text, voice="continued", **ASKED).audio for text in TEXTS]
             hits.append(engine.health_check()["prefix_cache"]["hits"])
 
     assert hits[0] == 0 < hits[1]

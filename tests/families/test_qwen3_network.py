@@ -118,6 +118,7 @@ def test_verify_confirms_prompts_logits_and_greedy_tokens(
     assert len(checks) == 2 * 9
 
 
+@pytest.mark.parametrize("checkpoint", ["base"], indirect=True, scope="module")
 def test_verify_fails_for_each_value_that_differs(checkpoint: Path, oracle: dict[str, Any], tmp_path: Path) -> None:
     keys = ("prompt", "hidden", "logits", "code_logits", "codes", "tokens", "layout_codec")
     cases: dict[str, Any] = {}

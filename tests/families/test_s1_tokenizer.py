@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, VoiceError
@@ -23,6 +23,7 @@ TOKENIZER = S1Tokenizer.from_directory(ASSETS)
 CONFIG = S1Config.from_json(json.loads((ASSETS / "config.json").read_text()))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.text() | st.sampled_from(["<|im_end|>", "<|semantic:5|>"])).map("".join))
 def test_no_text_ever_encodes_to_a_control_token(text: str) -> None:
     tokens = TOKENIZER.encode(text)

@@ -385,7 +385,7 @@ def test_a_manifest_that_was_edited_contradicts_itself() -> None:
         Manifest.from_bytes(edited)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in KiB only there")
 def test_a_large_checkpoint_takes_little_memory(tmp_path: Path, published: Path) -> None:
     """A quarter of a gigabyte more of weights takes less than an eighth of it more memory."""

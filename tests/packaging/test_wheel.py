@@ -131,12 +131,10 @@ def test_the_installed_wheel_works_without_the_extras(built: Path, tmp_path: Pat
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
     where = run(scripts / "python", "-c", "import s1_mini; print(s1_mini.__file__)").stdout
-    helped, said = run(scripts / "s1-mini", "--help"), run(scripts / "s1-mini", "say", "Hi.", "-o", "hi.wav")
+    said = run(scripts / "s1-mini", "say", "Hi.", "-o", "hi.wav")
     served = run(scripts / "s1-mini", "serve")
 
     assert Path(where.strip()).is_relative_to(venv)
-    assert helped.returncode == 0
-    assert "say" in helped.stdout
     assert said.returncode == 0, said.stderr
     assert (tmp_path / "hi.wav").read_bytes().startswith(b"RIFF")
     assert served.returncode == 1

@@ -186,7 +186,7 @@ Path(sys.argv[1], f"rank_{group.rank}.json").write_text(json.dumps([drawn, remai
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="torch.distributed wants libuv, which torch lacks there")
 def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: Path) -> None:
     root = Path(__file__).parents[2]

@@ -99,7 +99,7 @@ def test_an_error_of_the_function_itself_is_not_hidden(monkeypatch: pytest.Monke
         Compiler(Choice("inductor", "test"))(wrong)(torch.ones(1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_inductor_computes_what_eager_computes() -> None:

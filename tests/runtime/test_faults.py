@@ -177,14 +177,11 @@ def test_a_codec_slower_than_the_model_causes_back_pressure(
         assert len(sound(queue)) == 6 * 2048
 
 
-@pytest.mark.parametrize("profile", ["ttfa", "balanced"])
-def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(
-    speaker: LoadedCheckpoint, profile: str
-) -> None:
+def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(speaker: LoadedCheckpoint) -> None:
     plain = start(speaker)
-    alone = {seed: sound(ask(plain, seed=seed, frames=30, profile=profile)) for seed in range(4)}
+    alone = {seed: sound(ask(plain, seed=seed, frames=16, profile="ttfa")) for seed in range(4)}
     synthesizer = start_alone(speaker, max_batch_size=16)
-    queues = [ask(synthesizer, seed=seed % 4, frames=30, profile=profile) for seed in range(32)]
+    queues = [ask(synthesizer, seed=seed % 4, frames=16, profile="ttfa") for seed in range(24)]
 
     left = 0
     while not all(queue.has_ended for queue in queues):
@@ -196,7 +193,7 @@ def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(
         time.sleep(0.002)
 
     assert all(np.array_equal(sound(queue), alone[seed % 4]) for seed, queue in enumerate(queues))
-    assert left < 16 * 30  # not all of a batch waits at once
+    assert left < 16 * 16  # not all of a batch waits at once
 
 
 def start_alone(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
@@ -208,7 +205,7 @@ def start_alone(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
 
 def test_a_retried_chunk_is_delivered_once(speaker: LoadedCheckpoint) -> None:
     plain = start(speaker)
-    expected = {seed: sound(ask(plain, seed=seed, frames=60, profile="ttfa")) for seed in range(6)}
+    expected = {seed: sound(ask(plain, seed=seed, frames=30, profile="ttfa")) for seed in range(4)}
     synthesizer = start(speaker)
     calls = [0]
 
@@ -219,10 +216,10 @@ def test_a_retried_chunk_is_delivered_once(speaker: LoadedCheckpoint) -> None:
         return decode(*given)
 
     decode = patch(synthesizer, "decode", run_out)
-    queues = [ask(synthesizer, seed=seed, frames=60, profile="ttfa") for seed in range(6)]
+    queues = [ask(synthesizer, seed=seed, frames=30, profile="ttfa") for seed in range(4)]
 
     assert all(np.array_equal(sound(queue), expected[seed]) for seed, queue in enumerate(queues))
-    assert calls[0] > 20
+    assert calls[0] > 7
     synthesizer.close()
     assert leaks(synthesizer.core.scheduler) == []
 

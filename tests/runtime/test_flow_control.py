@@ -19,7 +19,7 @@ from s1_mini.runtime.synthesizer import Synthesizer
 from tests.runtime.conftest import ask, random_voice, sound, start
 from waiting import wait_until
 
-PIECES = [f"Piece number {number}." for number in range(24)]
+PIECES = [f"Piece number {number}." for number in range(16)]
 WINDOW_S = 2.0
 
 
@@ -77,7 +77,7 @@ def test_a_long_text_alone_takes_all_slots(speaker: LoadedCheckpoint) -> None:
         return plain()
 
     slots.allocate = allocate  # type: ignore[method-assign]
-    sound(ask(synthesizer, *PIECES, voices=[VOICE], frames=60))
+    sound(ask(synthesizer, *PIECES, voices=[VOICE], frames=24))
     synthesizer.close()
 
     assert max(used) == 8

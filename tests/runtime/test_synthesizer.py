@@ -186,7 +186,7 @@ def poison(synthesizer: Synthesizer, error: Exception) -> None:
     stage.step = checked  # type: ignore[method-assign]
 
 
-NUM_STORM = 200  # requests; several of each kind meet in every slot
+NUM_STORM = 100  # requests; several of each kind meet in every slot
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_requests_that_survive_random_faults_sound_the_same_and_nothing_leaks(sp
     plain = start(speaker, max_batch_size=8)
     survivors = [i for i, outcome in outcomes.items() if isinstance(outcome, np.ndarray)]
     assert len(survivors) > 0.6 * NUM_STORM
-    for i in chance.sample(survivors, 60):
+    for i in chance.sample(survivors, 30):
         assert np.array_equal(outcomes[i], sound(ask(plain, *texts[i], **asked[i]))), asked[i]
 
 

@@ -127,7 +127,7 @@ def test_a_turn_of_livekit_is_finished_although_its_context_is_closed_at_once(do
 
     assert {message["contextId"] for message in messages} == {"a"}
     assert messages[-1] == {"isFinal": True, "contextId": "a"}
-    assert seconds(messages) > 1.5
+    assert seconds(messages) > 1  # one sentence has at most 0.93 s
 
 
 def test_the_next_context_of_livekit_stops_one_that_was_interrupted(door: Door) -> None:
@@ -165,7 +165,7 @@ def test_a_turn_of_pipecat_is_finished_and_its_messages_that_keep_alive_end_noth
         say(socket, close_socket=True)
         rest, _, code = hear(socket)
 
-    assert seconds(messages) > 1.5
+    assert seconds(messages) > 1  # one sentence has at most 0.93 s
     assert "audio" not in messages[-1]
     assert (rest, code) == ([], 1000)
 
@@ -260,7 +260,7 @@ def test_an_idle_session_ends_after_the_clients_timeout(small_engine: Production
     with serving(small_engine, websocket_idle_s=600) as door, session(door, f"{MULTI}&inactivity_timeout=20") as socket:
         say(socket, text="")
         wait_until(lambda: len(door.app.state.websockets) == 1)
-        clock.advance(door, 21)
+        wait_until(lambda: clock.advance(door, 21) or not door.app.state.websockets)  # the message restarts the timer
         messages, _, code = hear(socket)
 
     assert (messages[0]["error"], code) == ("session_timeout", 1008)

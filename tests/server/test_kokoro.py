@@ -22,7 +22,7 @@ ASKED = {"model": "kokoro", "input": TEXT, "voice": "af_bella", "speed": 1.0, "s
 
 @pytest.fixture(scope="module")
 def built_in() -> Iterator[Door]:
-    with serving(ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="false"))) as door:
+    with serving(ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="true"))) as door:
         yield door
 
 

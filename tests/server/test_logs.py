@@ -149,17 +149,6 @@ def test_a_terminal_shows_one_line_for_each_event_and_no_other(tiny: Path) -> No
     assert sorted(output) == ["GET / 20", "GET /now", "loading ", "ready at", "stopping"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
-def test_a_terminal_shows_a_checkpoint_error_as_other_commands_do(tmp_path: Path) -> None:
-    with on_a_terminal(tmp_path) as (process, lines):
-        code = process.wait(EVENTUALLY_S)
-        wait_until(lambda: len(lines()) == 2)
-
-    assert code == 1
-    assert lines()[0].endswith(f"loading {tmp_path} ...")
-    assert lines()[1].startswith(f"s1-mini: {tmp_path} is not a complete checkpoint: it lacks config.json")
-
-
 def test_piped_logs_are_json_and_report_address_readiness_and_access_once(tiny: Path) -> None:
     """Without a key it warns if clients of other hosts can connect."""
     with served(tiny, subprocess.PIPE, host="127.1") as process:  # 127.0.0.1, under another name

@@ -1,4 +1,4 @@
-"""`s1-mini mcp` over stdio, with the client of the package mcp."""
+"""`s1-mini mcp` with the client of the package mcp: over stdio, and its tools in this process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from s1_mini.audio.container import encode
+from s1_mini.cli.mcp import ServerSpeaker, tools
 from tests.server.conftest import Door
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
@@ -39,6 +40,20 @@ def call(*calls: tuple[str, dict[str, Any]], options: list[str], **environment: 
     return asyncio.run(run())
 
 
+def call_here(url: str, folder: Path, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
+    """Return the results of calls to the tools of a server at `url`, without a process for them."""
+
+    async def run() -> list[Any]:
+        speaker = ServerSpeaker(url, None)
+        try:
+            async with Client(tools(speaker, folder)) as client:
+                return [await client.call_tool(name, arguments) for name, arguments in calls]
+        finally:
+            speaker.close()
+
+    return asyncio.run(run())
+
+
 def text_of(result: Any) -> str:
     return str(result.content[0].text)
 
@@ -53,13 +68,13 @@ def test_the_tools_speak_and_clone_on_a_running_server(door: Door, tone: np.ndar
     robin = {"name": "robin", "recording": str(recording), "transcript": "Ah."}
 
     try:
-        added, listed, spoken, written = call(
+        added, listed, spoken, written = call_here(
+            door.url,
+            tmp_path,
             ("clone_voice", robin),
             ("list_voices", {}),
             ("speak", {"text": "Hi.", "voice": "robin"}),
             ("speak", {"text": "Hi.", "path": "hello.flac", "speed": 2}),
-            options=["--folder", str(tmp_path)],
-            S1_MINI_URL=door.url,
         )
     finally:
         door.engine.delete_voice("robin")
@@ -90,7 +105,7 @@ def test_mistakes_are_results_with_our_messages(door: Door, tmp_path: Path) -> N
         ("clone_voice", {"name": "robin", "recording": str(tmp_path / "none.wav"), "transcript": "Ah."}),
     ]
 
-    results = call(*calls, options=["--folder", str(tmp_path), "--url", door.url])
+    results = call_here(door.url, tmp_path, *calls)
 
     assert all(result.is_error for result in results)
     messages = [text_of(result) for result in results]
@@ -100,7 +115,7 @@ def test_mistakes_are_results_with_our_messages(door: Door, tmp_path: Path) -> N
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
-    (result,) = call(SPEAK, options=["--url", "http://127.0.0.1:9"])
+    (result,) = call(SPEAK, options=[], S1_MINI_URL="http://127.0.0.1:9")
 
     assert result.is_error
     assert "no answer from the server at http://127.0.0.1:9" in text_of(result)

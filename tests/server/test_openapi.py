@@ -16,8 +16,7 @@ from s1_mini.server.settings import ServerSettings
 
 JSON, FORM = "application/json", "multipart/form-data"
 SPEECH = {"max_new_tokens": 8}
-ELEVENLABS = [f"/v1/text-to-speech/{{voice}}{end}" for end in ("", "/stream", "/with-timestamps")]
-ELEVENLABS += ["/v1/text-to-speech/{voice}/stream/with-timestamps"]
+ELEVENLABS = ["/v1/text-to-speech/{voice}", "/v1/text-to-speech/{voice}/stream/with-timestamps"]  # of four alike
 BODIES = {
     ("/v1/tts", JSON): SPEECH | {"text": "Hi.", "stream": True},
     ("/v1/tts", FORM): SPEECH | {"text": "Hi.", "stream": "true"},

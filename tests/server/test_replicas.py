@@ -236,9 +236,8 @@ def test_proxy_errors_have_the_same_shape_as_all_errors(
         assert (error["code"], error["request_id"]) == (code, headers["x-request-id"])
 
 
-@pytest.mark.parametrize("path", ["/v1/tts", "/v1/audio/speech", "/invocations", "/models"])
-def test_a_body_with_a_content_encoding_is_refused_behind_the_proxy_too(http: httpx2.Client, path: str) -> None:
-    answer = http.post(path, json=SHORT, headers={"Content-Encoding": "gzip"})
+def test_a_body_with_a_content_encoding_is_refused_behind_the_proxy_too(http: httpx2.Client) -> None:
+    answer = http.post("/v1/tts", json=SHORT, headers={"Content-Encoding": "gzip"})
 
     assert answer.status_code == 415
     assert answer.json()["error"]["code"] == "content_type_unsupported"
@@ -253,10 +252,8 @@ def test_a_request_with_both_a_length_and_chunks_is_one_request(door: Replicas) 
     assert received.count(b"HTTP/1.1") == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/tts", "/v1/audio/speech"])
-def test_a_stream_to_an_http_1_0_client_states_its_length(door: Replicas, path: str) -> None:
-    body = SHORT | {"stream": True} if path == "/v1/tts" else {"input": "Hi.", "max_new_tokens": 8}
-    received = exchange(door, raw_post(body, path=path, version="1.0"))
+def test_a_stream_to_an_http_1_0_client_states_its_length(door: Replicas) -> None:
+    received = exchange(door, raw_post(SHORT | {"stream": True}, version="1.0"))
     head, _, sound = received.partition(b"\r\n\r\n")
 
     assert head.split()[1] == b"200"
@@ -264,7 +261,7 @@ def test_a_stream_to_an_http_1_0_client_states_its_length(door: Replicas, path: 
     assert b"transfer-encoding" not in head.lower()
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/voices", "/ping"])
+@pytest.mark.parametrize("path", ["/v1/voices", "/ping"])  # answered by a replica, and by the proxy
 def test_a_body_that_drips_after_the_answer_does_not_hold_the_connection(door: Replicas, path: str) -> None:
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n".encode()
     closed = False

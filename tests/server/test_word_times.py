@@ -20,7 +20,7 @@ PATH = "/v1/audio/speech/stream"
 
 @pytest.fixture(scope="module")
 def built_in() -> Iterator[Door]:
-    engine = ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="false"))
+    engine = ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="true"))
     with serving(engine) as door:
         yield door
 

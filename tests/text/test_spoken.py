@@ -77,7 +77,7 @@ def test_normalizing_twice_changes_nothing() -> None:
     texts = [written for _, written, _ in read_sentences()]
     texts += ["".join(draw.choices(NOISE, k=60)) for _ in range(300)]
 
-    changed = [text for text in texts if spoken(spoken(text)) != spoken(text)]
+    changed = [text for text in texts if spoken(once := spoken(text)) != once]
 
     assert not changed
 
@@ -86,11 +86,11 @@ def test_no_text_takes_long() -> None:
     started = time.process_time()
 
     for unit in HOSTILE:
-        spoken((unit * 10_000)[:10_000])
+        spoken((unit * 5_000)[:5_000])
     for space in " \n":
         spoken(f"Note:{space * 100_000}5")
 
-    assert time.process_time() - started < 60  # all of them take 4 s on one core; a backtracking pattern takes minutes
+    assert time.process_time() - started < 30  # all of them take 2 s on one core; a backtracking pattern takes minutes
 
 
 @pytest.mark.parametrize(
