@@ -34,6 +34,7 @@ def test_the_public_names_are_these() -> None:
         "SamplingParams",
         "SpokenMark",
         "TTSRequest",
+        "TextStream",
         "Timing",
         "VoiceInfo",
         "VoiceSource",

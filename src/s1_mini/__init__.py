@@ -37,6 +37,7 @@ from s1_mini.exceptions import VoiceFileError as VoiceFileError
 from s1_mini.exceptions import VoiceNotFoundError as VoiceNotFoundError
 from s1_mini.exceptions import VoiceReadOnlyError as VoiceReadOnlyError
 from s1_mini.exceptions import VoiceUnsupportedError as VoiceUnsupportedError
+from s1_mini.text_stream import TextStream as TextStream
 from s1_mini.types import AudioChunk as AudioChunk
 from s1_mini.types import AudioFormat as AudioFormat
 from s1_mini.types import ChunkProfile as ChunkProfile
@@ -68,7 +69,7 @@ _LAZY = {
     "GenerationResponse": "s1_mini.responses",
     "GenerationResult": "s1_mini.responses",
 }
-_MODULES = ("s1_mini.exceptions", "s1_mini.types")
+_MODULES = ("s1_mini.exceptions", "s1_mini.text_stream", "s1_mini.types")
 _CLASSES = [name for name, value in list(globals().items()) if getattr(value, "__module__", "") in _MODULES]
 
 _LITERALS = ("AudioFormat", "ChunkProfile", "FinishReason", "VoiceSource")

@@ -32,6 +32,7 @@ from s1_mini.runtime.recordings import Prepared, in_thread, wait_async
 from s1_mini.runtime.running import EngineRuntime, run, vram
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
+from s1_mini.text_stream import TextStream
 from s1_mini.types import (
     Audio,
     AudioChunk,
@@ -294,16 +295,16 @@ class ProductionTTSEngine(_Voices):
     `SamplingParams`. Without `voice` and `reference_audio` the checkpoint's default voice is used, if it has one.
     """
 
-    def stream(self, text: str, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
+    def stream(self, text: str | TextStream, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
         """Yield the audio of `text` as it is generated; the last chunk has the finish reason.
 
         The first chunk has the spoken text and the warning about skipped characters. The call raises `RequestError`,
-        the iterator `EngineError`.
+        the iterator `EngineError`. A `TextStream` may still be written; its errors are raised by the iterator.
         """
         return iter(self._speak(TTSRequest.of(text, **options), streams=True))
 
     def stream_async(
-        self, text: str, *, flow: tuple[str, str] = ("", ""), **options: Unpack[SpeechOptions]
+        self, text: str | TextStream, *, flow: tuple[str, str] = ("", ""), **options: Unpack[SpeechOptions]
     ) -> AudioStream:
         """Stream as `stream` does, without blocking the event loop.
 

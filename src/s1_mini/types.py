@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack, cast, get_args
 
 from s1_mini.exceptions import ParameterError
+from s1_mini.text_stream import TextStream
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,6 +192,7 @@ class TTSRequest:
     lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words, at most 256
     # Other names of voices that the markup may use, in small letters; None stands for the voice of the request.
     voice_names: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    stream: TextStream | None = None  # the text, instead of `text`, if it is still being written
     continues: bool = False  # the sentence goes on in the next request: no full stop is added
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
@@ -214,13 +216,15 @@ class TTSRequest:
             raise ParameterError("voice", "cannot be combined with reference_audio; give one of them")
 
     @classmethod
-    def of(cls, text: str, **options: Unpack[SpeechOptions]) -> Self:
+    def of(cls, text: str | TextStream, **options: Unpack[SpeechOptions]) -> Self:
         """Build a request from keyword options. Raises `ParameterError`, and `TypeError` for an unknown option."""
         given: dict[str, Any] = {**options}
         if unknown := sorted(given.keys() - set(OPTIONS)):
             raise TypeError(f"unknown option {unknown[0]!r}; available: {', '.join(OPTIONS)}")
         sampling = cast("SamplingOptions", {name: given.pop(name) for name in SAMPLING_OPTIONS if name in given})
         references = references_of(given.pop("reference_audio", None), given.pop("reference_text", None))
+        if isinstance(text, TextStream):
+            return cls("", references, sampling=sampling, stream=text, **given)
         return cls(text, references, sampling=sampling, **given)
 
 

@@ -146,7 +146,7 @@ def test_clearing_drops_also_the_unfinished_sentence(door: Door) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"start_at": "word"}, {"start_words": -1}, {"start_pause_s": 61}], ids=lambda value: next(iter(value))
+    "options", [{"start_at": "letter"}, {"start_words": -1}, {"start_pause_s": 61}], ids=lambda value: next(iter(value))
 )
 def test_a_wrong_option_is_named(door: Door, options: dict[str, object]) -> None:
     with session(door) as socket:

@@ -53,6 +53,14 @@ class Prefill(NamedTuple):
     key: str = ""  # key under which the positions up to `stop` are saved; empty: they are not saved
 
 
+class Feed(NamedTuple):
+    """Text tokens of a slot's coming steps, which have just been written."""
+
+    slot: int
+    start: int  # first step
+    tokens: Any  # [n]
+
+
 class Saved(NamedTuple):
     """The first positions of a sequence, which can be loaded into any slot of the stage."""
 
@@ -72,12 +80,13 @@ class Plan:
     begins: list[Begin] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
+    feeds: list[Feed] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # slots to step; the slot of the newest sequence is last
     size: int = 1  # shape class of the steps
 
     @property
     def is_empty(self) -> bool:
-        return not (self.drops or self.begins or self.loads or self.prefills or self.steps)
+        return not (self.drops or self.begins or self.loads or self.prefills or self.feeds or self.steps)
 
 
 @dataclass

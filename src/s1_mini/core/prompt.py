@@ -23,6 +23,11 @@ class PromptTokens:
     voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that condition the stages
     lengths: Mapping[str, int] = field(default_factory=dict)  # items by the field of the request that they are from
 
+    @property
+    def num_after(self) -> int:
+        """Number of text tokens that follow the items; a step reads each."""
+        return 0 if self.text is None else max(0, self.text[1] - len(self.items))
+
     def excess(self, limit: str) -> str:
         """Return the message for a prompt that is too long, which begins with the field of its longest part."""
         longest = max(self.lengths, key=lambda name: self.lengths[name], default="text")

@@ -37,6 +37,10 @@ class Utterance:
     arriving: Items | None = None
     has_arrived: bool = True  # whether the input is complete
     was_cut: bool = False  # whether the utterance reached its step limit before its end
+    # A text that is still being written: step n needs its token n, and waits for it.
+    is_open: bool = False  # whether more of the text may come
+    num_texts: int = 0  # tokens so far, except those of the prompt
+    new_texts: list[np.ndarray] = field(default_factory=list)  # tokens that the first stage has not received
 
     @property
     def due(self) -> float:
@@ -50,6 +54,12 @@ class Utterance:
     def given(self, start: int, stop: int) -> np.ndarray:
         """Return input items of the first stage, from `start` up to `stop`, exclusive, without copying."""
         return self.prompt.items[start:stop] if self.arriving is None else self.arriving.cut(start, stop)
+
+    def take_texts(self) -> tuple[int, np.ndarray]:
+        """Return the tokens that the first stage has not received [n], and the number of those before them."""
+        tokens = np.concatenate(self.new_texts)
+        self.new_texts.clear()
+        return self.num_texts - len(tokens), tokens
 
     @property
     def conditions(self) -> Conditions:
@@ -105,6 +115,13 @@ class StageSequence:
             self.request.profile,
             utterance.prompt.facts,
         )
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a further step of the current unit may be launched."""
+        if self.unit is None or self.num_launched >= self.unit.steps:
+            return False
+        return not self.utterance.is_open or self.stage > 0 or self.num_launched < self.utterance.num_texts
 
     def add_scores(self, scores: np.ndarray, count: int) -> None:
         """Store attention scores [text tokens] for each of the next `count` output items, all from the same step."""

@@ -20,6 +20,7 @@ import numpy as np
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.ledger import RequestTracker
 from s1_mini.core.messages import Plan, Report, Saved, StepResult
+from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import MAX_QUEUED, Request, StageSequence, Utterance
 from s1_mini.core.stage import NEVER, StagePolicy
 from s1_mini.core.stage_queue import Owners, StageQueue
@@ -95,6 +96,12 @@ class Pipeline:
         utterance.has_arrived |= is_final
         if utterance.sequences and not utterance.request.has_ended:
             self._feed(utterance.sequences[0], len(items), is_final=is_final)
+
+    def open(self, utterance: Utterance, prompt: PromptTokens, max_steps: int) -> None:
+        utterance.prompt, utterance.max_steps, utterance.has_arrived = prompt, max_steps, True
+        utterance.num_texts = prompt.num_after
+        if utterance.sequences and not utterance.request.has_ended:
+            self._feed(utterance.sequences[0], len(prompt.items), is_final=True)
 
     def report(self, plan: Plan, report: Report) -> list[Follow]:
         queue = self.stages[plan.stage]
@@ -420,6 +427,21 @@ class Scheduler:
         with self._lock:
             self._pipeline.arrive(utterance, items, is_final=is_final)
 
+    def open(self, utterance: Utterance, prompt: PromptTokens, max_steps: int) -> None:
+        """Begin an utterance whose text is still being written; it was submitted without a prompt."""
+        with self._lock:
+            self._pipeline.open(utterance, prompt, max_steps)
+
+    def feed(self, utterance: Utterance, tokens: np.ndarray, *, is_last: bool) -> None:
+        """Add text tokens [n] of further steps of an opened utterance. The request's deadline restarts."""
+        with self._lock:
+            utterance.num_texts += len(tokens)
+            if len(tokens):
+                utterance.new_texts.append(tokens)
+            utterance.is_open = not is_last
+            utterance.request.deadline = self.clock() + utterance.request.allowed_s
+            self._wake(0)
+
     def end(self, request: Request, error: S1MiniError) -> None:
         with self._lock:
             self._pipeline.end(request, error)
@@ -430,7 +452,9 @@ class Scheduler:
 
     @property
     def has_speech(self) -> bool:
-        return any(queue.reading or queue.running for queue in self.stages if queue.policy.is_autoregressive)
+        """Whether an autoregressive stage has a sequence that does not wait for text."""
+        queues = [queue for queue in self.stages if queue.policy.is_autoregressive]
+        return any(queue.reading or any(each.can_step for each in queue.running) for queue in queues)
 
     # ---- with the lock held -----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from s1_mini.byte_cache import ByteCache
-from s1_mini.core.messages import Begin, Load, Plan, Prefill, Saved
+from s1_mini.core.messages import Begin, Feed, Load, Plan, Prefill, Saved
 from s1_mini.core.request import StageSequence
 from s1_mini.core.stage import StagePolicy
 
@@ -83,7 +83,7 @@ class StageQueue:
             or any(self.can_begin(seq) and (seq.units or not holds_back) for seq in self.ready)
         ):
             return True
-        return any(seq.unit and seq.num_launched < seq.unit.steps for seq in self.running)
+        return any(seq.can_step for seq in self.running)
 
     @property
     def num_waiting(self) -> int:
@@ -114,6 +114,8 @@ class StageQueue:
             self._begin_all(plan, holds_back=holds_back)
             begun = [] if puts_off else self._read(plan)
             for sequence in self.running:
+                if not self.index and sequence.utterance.new_texts and sequence.slot is not None:
+                    plan.feeds.append(Feed(sequence.slot, *sequence.utterance.take_texts()))
                 self._step(sequence, plan)
         else:
             self._begin_chosen(plan, now, only_first=only_first, holds_back=holds_back)
@@ -124,7 +126,7 @@ class StageQueue:
 
     def _owners(self, plan: Plan) -> Owners:
         slots = {*plan.steps, *(each.slot for each in plan.begins), *(each.slot for each in plan.prefills)}
-        slots |= {each.slot for each in plan.loads}
+        slots |= {*(each.slot for each in plan.loads), *(each.slot for each in plan.feeds)}
         rows = [(seq.slot, seq) for seq in (*self.reading, *self.running)]
         return {slot: (seq, seq.units) for slot, seq in rows if slot is not None and slot in slots}
 
@@ -185,8 +187,7 @@ class StageQueue:
         )
 
     def _step(self, sequence: StageSequence, plan: Plan) -> None:
-        unit = sequence.unit
-        if unit is not None and sequence.slot is not None and sequence.num_launched < unit.steps:
+        if sequence.slot is not None and sequence.can_step:
             sequence.num_launched += 1
             plan.steps.append(sequence.slot)
 

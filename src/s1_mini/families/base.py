@@ -62,6 +62,7 @@ class Description:
     defaults: SamplingParams = DEFAULT_SAMPLING  # values of sampling parameters that a request does not set
     languages: Mapping[str, str] = field(default_factory=dict)  # tags, or "", by name; empty: languages have no effect
     instructions: bool = False  # whether a request may describe how to speak
+    text_streams: bool = False  # whether it can read a text that is still being written; see `TextStreamModel`
     needs_voice: bool = False  # whether the model cannot speak without a voice
     splits: bool = True  # whether texts may be split into pieces; false if each piece would get another voice
 
@@ -120,6 +121,13 @@ class Description:
             listed = f"name one of {', '.join(known[:MAX_LISTED])}, or" if known else "add one, or"
             raise VoiceError(
                 "voice", f"is needed, because this model has no voice of its own; {listed} send a reference"
+            )
+
+    def check_text_stream(self, field: str = "text", value: str = "a TextStream") -> None:
+        """Raise `ParameterError` if the checkpoint needs a whole sentence; `value` of `field` asks for the other."""
+        if not self.text_streams:
+            raise ParameterError(
+                field, f"{value} is not supported by this model, which reads whole sentences; Qwen3-TTS supports it"
             )
 
     def check_word_times(self) -> None:
@@ -269,6 +277,21 @@ class StageChain:
     # Returns the maximum number of steps after a prompt; below 1, the prompt is too long.
     room: Callable[[PromptTokens], int]
     aligner: Aligner | None = None  # None: word times are not available
+
+
+class TextStreamModel(Protocol):
+    """What a `LoadedModel` also has if it can read a text that is still being written (`Description.text_streams`).
+
+    The text is cut only where a space or a mark follows a letter or a digit (`text/arriving.py`).
+    """
+
+    def begin_text(
+        self, text: str, voices: Sequence[Voice], options: PromptOptions, *, is_last: bool
+    ) -> PromptTokens | None:
+        """Build the prompt for the beginning of a text; None if it needs more text. Raises as `LoadedModel.prompt`."""
+
+    def rest_of_text(self, text: str, *, is_last: bool) -> np.ndarray:
+        """Return the tokens [n] of the text after that beginning, one for each step after `PromptTokens.num_after`."""
 
 
 class LoadedModel(Protocol):

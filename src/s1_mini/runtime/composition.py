@@ -82,7 +82,7 @@ class Plan:
 
 
 def is_plain(request: TTSRequest, config: EngineConfig, lexicons: Lexicons) -> bool:
-    """Return whether a request can have neither markup nor a word of a lexicon."""
+    """Return whether a request, maybe of a `TextStream`, can have neither markup nor a word of a lexicon."""
     is_text = request.text_type == "text" and not request.lexicon and not lexicons.of(_voice(request))
     return is_text and not (config.accept_ssml and isinstance(request.text, str) and is_ssml(request.text))
 

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from s1_mini.core.messages import Begin, Load, Plan, Prefill, Report, StepResult
+from s1_mini.core.messages import Begin, Feed, Load, Plan, Prefill, Report, StepResult
 from s1_mini.exceptions import CapacityError, GenerationError, S1MiniError
 from s1_mini.runtime.stage import Pending, Stage
 
 logger = logging.getLogger(__name__)
 
 
-Row = TypeVar("Row", Begin, Load, Prefill)
+Row = TypeVar("Row", Begin, Load, Prefill, Feed)
 Result = TypeVar("Result")
 Part = tuple[list[int], Pending]  # rows of a plan's steps, and their pending results
 
@@ -44,6 +44,7 @@ class StageRunner:
         self._each(plan.begins, self.stage.begin, report)
         self._each(plan.loads, self._load, report)
         self._prefill(plan, report)
+        self._each(plan.feeds, self.stage.feed, report)
         report.seconds = time.perf_counter() - report.began
         return report
 

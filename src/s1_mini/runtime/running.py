@@ -69,16 +69,22 @@ class EngineRuntime:
         """Check a request with markup and return its parts; return None for a plain text. Raises `RequestError`."""
         if is_plain(request, self.config, self.lexicons):
             return None
+        if request.stream is not None:
+            raise ParameterError("text", "is a TextStream, which cannot have markup or a lexicon; give a str")
         description, registry = self.speaker.description, self.voices.registry
         return make_plan(request, self.config, self.speaker.text, self.lexicons, registry, description=description)
 
     def prepare(self, request: TTSRequest) -> Prepared:
         """Check the text of a request, then begin to encode its references. Raises `RequestError` or `EngineError`."""
         form = self._form(request.language)
-        script = self._script(
-            form, request.text, request.normalize, request.on_unsupported, continues=request.continues
-        )
-        prepared = Prepared(script, self._pieces(script), [])
+        if request.stream is not None:
+            self._check_stream(request, form)
+            prepared = Prepared(NormalizedText(""), [], [])
+        else:
+            script = self._script(
+                form, request.text, request.normalize, request.on_unsupported, continues=request.continues
+            )
+            prepared = Prepared(script, self._pieces(script), [])
         with ExitStack() as cleanup:
             cleanup.callback(prepared.close)
             for reference in request.references:
@@ -109,11 +115,22 @@ class EngineRuntime:
             flow=request.flow,
             word_times=request.word_times,
             options=options,
+            stream=request.stream,
+            read=self._form(request.language).reader(request.normalize or self.config.normalize),
         )
         queue.words = words
         queue.effects = self._effects(request)
-        queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
+        if request.stream is None:
+            queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
         return queue
+
+    def _check_stream(self, request: TTSRequest, form: TextForm) -> None:
+        """Raise `ParameterError` unless a text can be spoken while it is being written."""
+        self.speaker.description.check_text_stream()
+        if request.word_times:
+            raise ParameterError("word_times", "is not supported for a TextStream, because it needs the whole text")
+        if form.alphabet is not None:
+            raise ParameterError("text", "is a TextStream, which an alphabet in config.json does not allow; give a str")
 
     @property
     def has_word_times(self) -> bool:

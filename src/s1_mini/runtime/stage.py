@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+from s1_mini.core.messages import Begin, Feed, Prefill, Saved, StepResult
 from s1_mini.runtime.compiled import Compilable
 
 Pending = Callable[[], StepResult]  # waits for a launched step, and returns its result
@@ -43,6 +43,10 @@ class Stage:
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Prefill positions of the units in these slots."""
+
+    def feed(self, feeds: Sequence[Feed]) -> None:
+        """Store text tokens of coming steps; called only if the family reads a text that is still being written."""
+        raise NotImplementedError
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
         """Launch one step of the units in `slots`, which all have the shape class `size`. Other slots do not change."""

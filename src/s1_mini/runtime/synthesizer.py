@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -26,14 +26,17 @@ from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import MAX_QUEUED, Request, Utterance
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError
-from s1_mini.families.base import PLAIN, PromptOptions, StageChain
+from s1_mini.exceptions import CapacityError, GenerationError, ParameterError, QueueFullError
+from s1_mini.families.base import PLAIN, PromptOptions, StageChain, TextStreamModel
 from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.runtime.ahead import AheadCompiler
+from s1_mini.runtime.arriving import ArrivingUtterance, check_rest
 from s1_mini.runtime.engine_core import Core, EngineCore, Threads
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.process import num_cores
 from s1_mini.runtime.sizing import measure_slots
+from s1_mini.text.arriving import ArrivingText
+from s1_mini.text_stream import TextStream
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
 from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference import Check
@@ -49,6 +52,7 @@ CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
 )
 WARM_UP_SEEDS = range(4)
 WARM_UP_TEXT = "Ready."
+NO_ITEMS = np.zeros(0, np.int64)
 
 # Models with fewer bytes of weights run on one CPU thread, because synchronizing a second thread costs more time than
 # it saves (an early built-in voice, torch, 2026-11: 26 ms per frame on two threads, 17 on one).
@@ -109,6 +113,7 @@ class Synthesizer:
     ) -> None:
         self._speaker, self._loaded = speaker, speaker.loaded
         self.core, self._chain, self.positions = open_backend(speaker, config)
+        self._max_text_length = config.max_text_length
         self.references = open_references(speaker.description.voice, config)
         self._numbers = itertools.count()
         self._prefix: OutputQueue | None = None  # output of the last `read_prefix`
@@ -151,9 +156,13 @@ class Synthesizer:
         flow: tuple[str, str] = ("", ""),
         word_times: bool = False,
         options: PromptOptions = PLAIN,
+        stream: TextStream | None = None,
+        read: Callable[[str], str] | None = None,
     ) -> OutputQueue:
         """Submit a request whose utterances are `pieces`; the last chunk of the returned queue has the finish reason.
 
+        A `stream`, instead of `pieces`, is the text of one utterance that is still being written; `read` normalizes a
+        sentence of it.
         `deadline` is a time of `time.monotonic`. `flow` has the client and the group, for fair turns in the queue. The
         prompts of later utterances are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or
         `EngineNotReadyError`; the returned queue may raise `CapacityError`, `GenerationError`, `RequestTimeoutError` or
@@ -173,6 +182,11 @@ class Synthesizer:
             word_times=word_times,
         )
         voices = list(voices)
+        if stream is not None:
+            keeps_paragraphs = not self._speaker.description.splits
+            text = ArrivingText(self._max_text_length, keeps_paragraphs=keeps_paragraphs, read=read)
+            self._speak_stream(request, stream, text, voices, options)
+            return queue
         build = partial(self._utterance, request, voices, options)
         builds = [partial(build, index, text) for index, text in enumerate(pieces)]
         has_voice = bool(voices) or len(self._chain.stages) == 1
@@ -187,6 +201,37 @@ class Synthesizer:
         self.core.submit(request)
         self.cancel_prefix()
         return queue
+
+    def _speak_stream(
+        self,
+        request: Request,
+        stream: TextStream,
+        text: ArrivingText,
+        voices: Sequence[Voice],
+        options: PromptOptions,
+    ) -> None:
+        """Submit a request whose only utterance gets its prompt when enough of the text has been written."""
+        if not isinstance(self.core, EngineCore):
+            raise ParameterError(
+                "text", "is a TextStream, which is not supported while stages run in other processes; give a str"
+            )
+        utterance = Utterance(request, 0, PromptTokens(NO_ITEMS), 1, has_arrived=False, is_open=True)
+        request.utterances = [utterance]
+        sink = ArrivingUtterance(
+            utterance,
+            text,
+            self.core.scheduler,
+            cast("TextStreamModel", self._loaded),
+            voices=voices,
+            options=options,
+            room=self._room,
+        )
+        self.core.submit(request)
+        self.cancel_prefix()
+        with ExitStack() as cleanup:
+            cleanup.callback(self.core.cancel, request)
+            stream.attach(sink.take)
+            cleanup.pop_all()
 
     def prompt(self, voice: Voice) -> PromptTokens:
         """Return a prompt that begins with `voice`. It contains the length and the key of the voice's prefix.
@@ -270,13 +315,19 @@ class Synthesizer:
         self, request: Request, voices: Sequence[Voice], options: PromptOptions, index: int, text: str
     ) -> Utterance:
         prompt = self._loaded.prompt(text, voices, options)
+        room = self._room(prompt)
+        check_rest(prompt.num_after, room)
+        return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
+
+    def _room(self, prompt: PromptTokens) -> int:
+        """Return the steps that fit after a prompt. Raises `CapacityError` if none does."""
         room = self._chain.room(prompt)
         if room < 1:
             raise CapacityError(
                 f"{prompt.excess(f'a slot has {self.positions}, also for the speech')}, or give the engine more memory "
                 "or larger slots (S1_MINI_KV_CACHE_GB, S1_MINI_MAX_COLUMNS)."
             )
-        return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
+        return room
 
     def _set_voice(self, voices: list[Voice], text: str, items: Sequence[np.ndarray]) -> None:
         """Add the voice of a request's first utterance to `voices`, from its `text` and the output of its stages."""

@@ -342,16 +342,24 @@ class AudioModels(BaseModel):
 class StartOptions(BaseModel):
     """When the audio of text that is still arriving starts. Default: the server's settings."""
 
-    start_at: Literal["sentence", "clause"] | None = Field(
-        None, description="Start at the end of a sentence, or already of a clause."
+    start_at: Literal["sentence", "clause", "word"] | None = Field(
+        None,
+        description="Start at the end of a sentence, or already of a clause, or with the first words and go on as they "
+        "arrive. word: only Qwen3-TTS.",
     )
     start_words: int | None = Field(None, ge=0, le=100, description="Start after this many words; 0: off.")
     start_pause_s: float | None = Field(
         None, ge=0, le=60, description="Start when no text arrives for this many seconds; 0: off."
     )
 
+    def streams_text(self, settings: ServerSettings) -> bool:
+        """Return whether all of a text is one utterance, which goes on as it arrives."""
+        return (self.start_at or settings.start_at) == "word"
+
     def early_start(self, settings: ServerSettings) -> EarlyStart:
         """Return these options; the server's settings replace those that are None."""
+        if self.streams_text(settings):
+            return EarlyStart()
         values = {name: getattr(self, name) for name in StartOptions.model_fields}
         at, words, pause_s = (getattr(settings, name) if value is None else value for name, value in values.items())
         return EarlyStart(at_clause=at == "clause", num_words=words, pause_s=pause_s)

@@ -19,7 +19,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketState
 
-from s1_mini.exceptions import S1MiniError, TextError
+from s1_mini.exceptions import ParameterError, S1MiniError, TextError
 from s1_mini.server.accounts import Metered
 from s1_mini.server.bodies import SMALL_BYTES, check_structure, in_turn
 from s1_mini.server.errors import (
@@ -40,6 +40,7 @@ from s1_mini.server.voice_names import names_in_markup, own_voice
 from s1_mini.text.markup import begins_ssml, cut_documents, last_voice
 from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
+from s1_mini.text_stream import TextStream
 from s1_mini.types import AudioFormat
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -192,7 +193,8 @@ class Session:
             return
         if self.state.gate.is_draining:
             raise DrainingError("the server is shutting down; reconnect")
-        if not self.queue and now - max(self._last_message, self.queue.last_moved) > self.protocol.idle_s:
+        is_idle = not self.queue or self.queue.waits_for_text
+        if is_idle and now - max(self._last_message, self.queue.last_moved) > self.protocol.idle_s:
             raise IdleError(f"no message arrived for {self.protocol.idle_s:g} s")
 
     async def _take(self, message: dict[str, Any]) -> None:
@@ -214,10 +216,15 @@ class Session:
         # Refuse such text instead of leaving it unread: a session that does not read notices no disconnect and no pong.
         allowed = self.state.engine.config.max_text_length
         is_ssml, splits = self._is_ssml(track, track.rest + text), self._splits
-        ahead = self.queue.num_waiting + len(text) + (len(track.rest) if is_ssml or not splits else 0)
+        streams = not is_ssml and self._streams_text(track.config)
+        is_held = is_ssml or streams or not splits
+        ahead = self.queue.num_waiting + len(text) + (len(track.rest) if is_held else 0)
         if ahead > allowed:
             raise TextError("text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed")
         track.says = bool(track.says)
+        if streams:
+            await self._write(track, text)
+            return
         text, track.rest = track.rest + text, ""
         cut = cut_documents if is_ssml else _cut_sentences if splits else _cut_nothing
         if len(text) <= SMALL_TEXT:
@@ -238,6 +245,41 @@ class Session:
         """Return whether a text is SSML, of which only complete documents are spoken."""
         is_accepted = track.config.text_type == "text" and self.state.engine.config.accept_ssml
         return track.config.text_type == "ssml" or (is_accepted and begins_ssml(text))
+
+    def check(self, config: SessionConfig) -> None:
+        """Raise `ParameterError` for options that the model does not support."""
+        description = self.state.engine.description
+        description.check(config.build("", config.response_format).speech)
+        if self._streams_text(config):
+            description.check_text_stream("start_at", "'word'")
+            if config.word_times:
+                raise ParameterError("word_times", "is not supported with start_at 'word'; omit one of them")
+
+    def _streams_text(self, config: SessionConfig) -> bool:
+        return config.text_type == "text" and config.streams_text(self.state.settings)
+
+    async def _write(self, track: Track, text: str) -> None:
+        """Write text to the utterance that goes on as it arrives; the first text begins it."""
+        if track.stream is None:
+            track.rest += text
+            if not is_speakable(text):
+                return
+            self.check(track.config)
+            text, track.rest, track.says = track.rest, "", True
+            track.stream = TextStream()
+            options = self.protocol.options | {"word_times": False}  # they need the whole text
+            self.queue.add(track, "", options, stream=track.stream)
+            self.state.websockets.mark_busy(self)
+        if len(text) <= SMALL_TEXT:
+            track.stream.write(text)
+        else:
+            await in_turn(self.state, track.stream.write, text)
+
+    def end_stream(self, track: Track) -> None:
+        """End the utterance that goes on as its text arrives, if there is one."""
+        if track.stream is not None:
+            track.stream.close()
+            track.stream = None
 
     async def _start_early(self) -> None:
         """Speak beginnings of sentences before the rest arrives, by the rules of `EarlyStart`, if audio runs out."""
@@ -271,6 +313,7 @@ class Session:
 
     def flush(self, track: Track, *, is_last: bool = False) -> None:
         """Also speak the unfinished sentence. `is_last`: refuse the whole text if it had nothing to speak."""
+        self.end_stream(track)
         text, track.rest = track.rest, ""
         self._put(track, text, is_last=is_last)
 
@@ -287,6 +330,7 @@ class Session:
 
     async def clear(self, track: Track) -> None:
         """Drop the text of the track that is not spoken yet, and stop its audio at once."""
+        self.end_stream(track)
         track.rest = track.voice = ""
         await self.queue.clear(track)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from s1_mini.audio.container import RAW, StreamEncoder, encode, encodes_fast, media_type, rate_in
-from s1_mini.exceptions import GenerationError, RequestTimeoutError
+from s1_mini.exceptions import CapacityError, GenerationError, RequestTimeoutError
 from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
 from s1_mini.server.record import RequestLog, record_of
@@ -117,9 +118,10 @@ async def speak(
         holding.set(Resource.BODY_BYTES, len(request.reference))
         times = Times()
         chunks = _generate(engine, request, record, holding, times)
-        deadline = _Deadline.after(settings.request_timeout_s)
+        waits = speech.stream is not None  # for text: the session and the engine limit how long
+        deadline = _Deadline.after(inf if waits else settings.request_timeout_s)
         if request.streams:
-            end = _Deadline.after(settings.stream_timeout_s)
+            end = _Deadline.after(inf if waits else settings.stream_timeout_s)
             response = await _stream(chunks, request, deadline, end, holding)
         else:
             response = await _whole(chunks, request, deadline, record, holding)
@@ -131,9 +133,10 @@ async def _generate(
     engine: ProductionTTSEngine, request: SpeechRequest, record: RequestLog, holding: Holding, times: Times
 ) -> AsyncIterator[AudioChunk]:
     """Yield the engine's chunks and record their figures and times. Closing the generator cancels the request."""
-    profile = request.speech.chunk_profile or ("ttfa" if request.streams else "throughput")
+    speech, limit = request.speech, request.speech.sampling.get("max_new_tokens")
+    profile = speech.chunk_profile or ("ttfa" if request.streams else "throughput")
     flow = (record.client, record.id)  # in the queue, clients take turns, and so do the requests of one client
-    chunks = engine.speak_async(replace(request.speech, chunk_profile=profile, flow=flow), streams=request.streams)
+    chunks = engine.speak_async(replace(speech, chunk_profile=profile, flow=flow), streams=request.streams)
 
     def charge_unread() -> None:
         holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)
@@ -149,6 +152,11 @@ async def _generate(
                 if request.streams and holding.get(Resource.AUDIO_BYTES):
                     charge_unread()
                 yield chunk
+                if speech.stream is not None and chunk.finish_reason == "length" and not limit:
+                    raise CapacityError(
+                        "the speech takes more frames than a slot has, so the end of the text was not spoken; send "
+                        "less text as one utterance or raise S1_MINI_MAX_COLUMNS"
+                    )
     finally:
         record.charge_unread = None
 

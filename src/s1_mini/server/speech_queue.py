@@ -19,6 +19,13 @@ from s1_mini.server.accounts import Metered, Resource
 from s1_mini.server.record import RequestLog
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
 from s1_mini.server.speech import AudioResponse, Times, speak
+from s1_mini.text_stream import TextStream
+
+
+def _text_of(request: SpeechRequest) -> str:
+    """Return the text of a request; what has arrived, if it still arrives."""
+    speech = request.speech
+    return speech.text if speech.stream is None else speech.stream.text
 
 
 @dataclass(eq=False)
@@ -30,6 +37,7 @@ class Track:
     voice: str = ""  # mark of the current voice, such as [clara], in a text with marks
     says: bool | None = None  # whether the text so far has anything to speak; None before any text
     sent_s: float = 0.0  # seconds of audio that were sent
+    stream: TextStream | None = None  # the text that is being spoken while it arrives
 
 
 @dataclass(eq=False)
@@ -42,7 +50,7 @@ class _Item:
 
     @property
     def num_characters(self) -> int:
-        return 0 if self.request is None else len(self.request.speech.text)
+        return 0 if self.request is None else len(_text_of(self.request))
 
 
 class Listener(ABC):
@@ -83,7 +91,6 @@ class SpeechQueue:
         self._has_changed = asyncio.Event()  # an item was added, or the queue was closed
         self._is_closed = False
         self._speaking: asyncio.Future[None] | None = None  # the running work of the first of `_items`
-        self.num_waiting = 0  # characters in `_items`
         self.num_spoken = 0  # stretches of text
         self.last_moved = time.monotonic()  # when something was last spoken
         self.runs_dry = 0.0  # when a client that plays the audio as it arrives has played all of it
@@ -95,6 +102,18 @@ class SpeechQueue:
     def current(self) -> Track | None:
         """The track that is being spoken."""
         return self._items[0].track if self._items else None
+
+    @property
+    def num_waiting(self) -> int:
+        """Characters that are not spoken completely."""
+        return sum(item.num_characters for item in self._items)
+
+    @property
+    def waits_for_text(self) -> bool:
+        """Whether the text that is being spoken is not complete."""
+        request = self._items[0].request if self._items else None
+        stream = None if request is None else request.speech.stream
+        return stream is not None and not stream.is_closed
 
     def set_recording(self, recording: bytes | None) -> None:
         """Clone this recording from now on. Raises `BusyError` or `TooManyRequestsError`."""
@@ -116,12 +135,22 @@ class SpeechQueue:
         self._recording = None
         self._holding.set(Resource.BODY_BYTES, 0)
 
-    def add(self, track: Track, text: str, options: dict[str, Any], *, continues: bool = False) -> None:
-        """Add a stretch of text; `continues`: it ends within a sentence. Raises `ParameterError`."""
+    def add(
+        self,
+        track: Track,
+        text: str,
+        options: dict[str, Any],
+        *,
+        continues: bool = False,
+        stream: TextStream | None = None,
+    ) -> None:
+        """Add a stretch of text, or a `stream` instead; `continues`: it ends within a sentence.
+
+        Raises `ParameterError`.
+        """
         config = track.config
         request = config.build(text, config.response_format, streams=True, reference_audio=self._recording, **options)
-        request = replace(request, speech=replace(request.speech, continues=continues))
-        self.num_waiting += len(text)
+        request = replace(request, speech=replace(request.speech, continues=continues, stream=stream))
         self._append(_Item(track, partial(self._say, track, request), request))
 
     def then(self, track: Track, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -142,7 +171,6 @@ class SpeechQueue:
         speaking = self._items[0] if self._speaking is not None else None
         for item in [item for item in self._items if item.track is track and item is not speaking]:
             self._items.remove(item)
-            self.num_waiting -= item.num_characters
         if self._speaking is not None and speaking is not None and speaking.track is track:
             self._speaking.cancel()
             self.runs_dry = 0.0
@@ -172,7 +200,9 @@ class SpeechQueue:
                 speaking.cancel()
                 await asyncio.wait({speaking})
             self._speaking = None
-            self.num_waiting -= self._items.popleft().num_characters
+            item = self._items.popleft()
+            if item.request is not None and item.track.stream is item.request.speech.stream:
+                item.track.stream = None
             self._count_recordings(checked=False)  # until now, `speak` has charged the recording of this item
             self.last_moved = time.monotonic()
             if not self._items:
@@ -183,7 +213,8 @@ class SpeechQueue:
         speech = await speak(self._state.engine, request, settings=self._state.settings, record=record)
         try:
             async with aclosing(cast("Any", speech.body)) as body:
-                await listener.start(track, request, speech)
+                said = replace(request.speech, text=_text_of(request))
+                await listener.start(track, replace(request, speech=said), speech)
                 heard_s = before_s
                 async for piece in body:
                     self.last_moved = time.monotonic()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import reprlib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,10 @@ class TextForm:
         return NormalizedText(
             self._ended(fitting, "," if continues else ".") if is_read else fitting, " ".join(warnings) or None
         )
+
+    def reader(self, choice: Normalize) -> Callable[[str], str] | None:
+        """Return the normalization of a tidy sentence; None if it stays as written."""
+        return None if choice == "off" or not (self.language is not None or self.is_chosen) else self.transcript
 
     def transcript(self, text: str) -> str:
         """Normalize the transcript of a reference, which was validated before; raises nothing."""

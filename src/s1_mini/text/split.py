@@ -160,6 +160,18 @@ def _may_cut(text: str, cut: int) -> bool:
     return is_known and word[-1:].isalpha() and not following[:1].isdigit() and not would_tear(text, cut)
 
 
+def is_abbreviation(word: str) -> bool:
+    """Return whether a word may be an abbreviation, without its full stop."""
+    lists = _ABBREVIATION, _BEFORE_A_NUMBER, _BEFORE_A_CAPITAL
+    return any(each.fullmatch(word.lower()) for each in lists)
+
+
+def first_sentence(text: str) -> tuple[str, bool]:
+    """Return the first sentence of a tidy text, without the space around it, and whether another sentence follows."""
+    sentences = _sentences_of(text)
+    return sentences[0].strip() if sentences else "", len(sentences) > 1
+
+
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """Return start and stop of each sentence in `text`, which need not be tidy, without the white space around it."""
     spans, position = [], 0

@@ -37,13 +37,17 @@ def tidied(text: str, max_length: int) -> str:
     if len(text) > max_length:
         allowed = f"the limit is {max_length}. Split the text or raise S1_MINI_MAX_TEXT_LENGTH."
         raise TextTooLongError("text", f"has {len(text)} characters; {allowed}")
-    _check_characters(text)
-    _check_marks(text)
-
-    composed = unicodedata.normalize("NFC", text.translate(dict.fromkeys(map(ord, _INVISIBLE))))
-    tidy = _WHITE_SPACE.sub(_one_space, composed).strip()
+    tidy = composed(text).strip()
     _check_speakable(tidy)
     return tidy
+
+
+def composed(text: str) -> str:
+    """Return a part of a text as `tidied` returns it, but with a space at its ends. Raises `TextError`."""
+    _check_characters(text)
+    _check_marks(text)
+    visible = text.translate(dict.fromkeys(map(ord, _INVISIBLE)))
+    return _WHITE_SPACE.sub(_one_space, unicodedata.normalize("NFC", visible))
 
 
 def is_speakable(text: str) -> bool:

@@ -193,6 +193,10 @@ class FrameModel(Generic[State]):
     def take(self, state: State, slot: int, conditions: Conditions) -> None:
         """Store what else of a request's conditions its `slot` needs, before it begins."""
 
+    def feed(self, state: State, slot: int, start: int, tokens: Tensor) -> None:
+        """Store the text tokens [n] that steps `start` … of a slot read, in families that read a token per step."""
+        raise NotImplementedError
+
     def activate(self, state: State, slot: int, tokens: Tensor) -> None:
         """Start generation in `slot` after a prompt [K + 1, S] that is prefilled except for its last position."""
         self.begin(state, slot, tokens[:, -1], tokens.shape[1] - 1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.alignment.head import AlignmentHead
-from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+from s1_mini.core.messages import Begin, Feed, Prefill, Saved, StepResult
 from s1_mini.families.codec_lm.model import FrameModel
 from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.layers.randomness import uniforms
@@ -119,6 +119,10 @@ class LanguageModel(Stage):
                 self._read(size, stage(torch.from_numpy(padded), self.device))
             else:
                 self._reads.launch(size, padded)
+
+    def feed(self, feeds: Sequence[Feed]) -> None:
+        for each in feeds:
+            self._model.feed(self.state, each.slot, each.start, torch.from_numpy(each.tokens))
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         rows = 1 + max(slots)

@@ -47,5 +47,6 @@ def describe(directory: Path) -> Description:
         languages={AUTO: "", **{name: TAGS.get(name, "") for name in config.languages}},
         instructions=config.takes_instructions,
         needs_voice=config.kind == "base",
+        text_streams=True,
         splits=config.has_voices,
     )

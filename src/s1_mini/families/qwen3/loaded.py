@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,10 +43,17 @@ class LoadedQwen3(LoadedFrameModel):
         self._encoders: tuple[Encoder, SpeakerEncoder] | None = None
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
-        if len(voices) > 1:
-            raise VoiceError("voice", f"{len(voices)} voices were given; this model supports one per request")
-        language = None if options.language == AUTO else options.language
-        return self.model.prompt(text, voices, language=language, instructions=options.instructions)
+        return self.model.prompt(text, voices, **_checked(voices, options))
+
+    def begin_text(
+        self, text: str, voices: Sequence[Voice], options: PromptOptions, *, is_last: bool
+    ) -> PromptTokens | None:
+        checked, voice = _checked(voices, options), voices[0] if voices else None
+        prompt = self.model.prompts.build(text, voice, **checked, whole_text=False, is_complete=is_last)
+        return self.model.check_length(prompt) if is_last or prompt.num_after else None
+
+    def rest_of_text(self, text: str, *, is_last: bool) -> np.ndarray:
+        return np.array(self.model.prompts.rest(text, is_last=is_last), np.int64)
 
     def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002
         """Return no voice: the next sentence gets another one, because the model cannot continue this one."""
@@ -82,6 +90,14 @@ class LoadedQwen3(LoadedFrameModel):
                 speaker = build_speaker_encoder(sizes, read_tensors(path), device=device, source=path.name)
                 self._encoders = encoder, speaker
             return self._encoders
+
+
+def _checked(voices: Sequence[Voice], options: PromptOptions) -> dict[str, Any]:
+    """Return the options of a prompt as keywords. Raises `VoiceError`."""
+    if len(voices) > 1:
+        raise VoiceError("voice", f"{len(voices)} voices were given; this model supports one per request")
+    language = None if options.language == AUTO else options.language
+    return {"language": language, "instructions": options.instructions}
 
 
 def open_qwen3(directory: Path, placement: Placement, settings: Qwen3Settings) -> LoadedQwen3:

@@ -96,11 +96,14 @@ class Qwen3Model(FrameModel[Qwen3State]):
         state.depth.top_k[slot].fill_(defaults.depth_top_k)
         state.depth.top_p[slot].fill_(defaults.depth_top_p)
         state.texts[slot].fill_(self.config.text.pad)
-        after = torch.from_numpy(voice.get(TEXTS, ()))[: state.texts.shape[1]] if TEXTS in voice else None
-        if after is not None and len(after):
-            state.texts[slot, : len(after)] = stage(after, self.device)
+        if TEXTS in voice:  # no step of this state reads further ones; the engine refuses a text that has them
+            self.feed(state, slot, 0, torch.from_numpy(voice[TEXTS][: state.texts.shape[1]]))
         if VECTOR in voice:
             state.vectors[slot] = stage(torch.from_numpy(voice[VECTOR]).to(self.dtype), self.device)
+
+    def feed(self, state: Qwen3State, slot: int, start: int, tokens: Tensor) -> None:
+        if len(tokens):
+            state.texts[slot, start : start + len(tokens)] = stage(tokens, self.device)
 
     def begin(self, state: Qwen3State, slot: int, tokens: Tensor, position: int) -> None:
         super().begin(state, slot, tokens, position)

@@ -93,12 +93,20 @@ class PromptBuilder:
             raise CheckpointMismatchError("vocab.json does not belong to config.json: their ids for prompts differ")
 
     def build(
-        self, text: str, voice: Voice | None, *, language: str | None, instructions: str = "", whole_text: bool
+        self,
+        text: str,
+        voice: Voice | None,
+        *,
+        language: str | None,
+        instructions: str = "",
+        whole_text: bool,
+        is_complete: bool = True,
     ) -> PromptTokens:
         """Build the prompt for `text`: items [S, K + 1], text token before codec values.
 
         `language` is a name of the config's, or None to let the model find it. Without `whole_text` the text is
-        read one token per frame; later ones are `voice["texts"]` of the prompt. Raises `VoiceError`.
+        read one token per frame; later ones are `voice["texts"]` of the prompt. A text that is not complete has no end
+        yet: the tokens of its `rest` follow. Raises `VoiceError`.
         """
         config, columns, ids = self._config, self._columns, self._config.text
         preset, vector, codes = (None if voice is None else voice.tensors.get(name) for name in (PRESET, VECTOR, CODES))
@@ -125,7 +133,7 @@ class PromptBuilder:
         if voice is not None and codes is not None and voice.text:
             reference, frames = self.with_role(ROLE, voice.text)[3:], [self._frames(codes)]
             conditions[CODES] = frames[0].T
-        spoken = [*reference, *body, ids.end]
+        spoken = [*reference, *body, *([ids.end] if is_complete else [])]
         after: list[int] = []
         if whole_text:
             num_shared += len(reference)
@@ -152,6 +160,10 @@ class PromptBuilder:
         before = f"{ROLE}\n"
         ends = self._tokenizer.token_ends(before + text)[2:] - len(before)
         return np.append(ends, len(text.encode()))
+
+    def rest(self, text: str, *, is_last: bool) -> list[int]:
+        """Return the tokens of a further part of a text, with the end of the text after the last part."""
+        return [*self._tokenizer.encode(text), *([self._config.text.end] if is_last else [])]
 
     def with_role(self, role: str, text: str) -> list[int]:
         """Return <|im_start|>, a role, a newline and a text; tokenized together, as in the original."""
