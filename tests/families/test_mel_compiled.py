@@ -32,9 +32,7 @@ def compiled(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
         yield engine
 
 
-@pytest.mark.parametrize(
-    ("formats", "apart"), [({}, 1e-4), ({"weights_dtype": "int8"}, 0.1)]
-)
+@pytest.mark.parametrize(("formats", "apart"), [({}, 1e-4), ({"weights_dtype": "int8"}, 0.1)])
 def test_compiled_steps_sound_as_those_of_torch(checkpoint: Path, formats: dict[str, str], apart: float) -> None:
     waves = []
     for switch in ("true", "false"):
