@@ -31,8 +31,8 @@ EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 # debugger. Tests with a GPU run in one process.
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
-# Without this step, each process compiles all imported modules (20 s of CPU time) and the built-in voice's kernels (10 s)
-# at the same time. The run of pytest that follows reports errors.
+# Without this step, each process compiles all imported modules (20 s of CPU time) and the built-in voice's kernels
+# (10 s) at the same time. The run of pytest that follows reports errors.
 COMPILE_IMPORTS = """
 import contextlib, os, pytest
 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):

@@ -15,7 +15,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from tests.families.mel_room import written
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TEXTS = ["One.", "Two of them, here.", "And three, with some more of it."]
 
@@ -32,9 +32,7 @@ def compiled(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
         yield engine
 
 
-@pytest.mark.parametrize(
-    ("formats", "apart"), [({}, 1e-4), pytest.param({"weights_dtype": "int8"}, 0.1, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("formats", "apart"), [({}, 1e-4), ({"weights_dtype": "int8"}, 0.1)])
 def test_compiled_steps_sound_as_those_of_torch(checkpoint: Path, formats: dict[str, str], apart: float) -> None:
     waves = []
     for switch in ("true", "false"):

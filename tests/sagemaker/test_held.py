@@ -69,7 +69,8 @@ class Rig:
 
     def session(self) -> Any:
         url = f"ws://127.0.0.1:{self.port}/v1/audio/speech/stream"
-        return self.connections.enter_context(connect(url, proxy=None))
+        # without pings, which a machine that stalls answers too late
+        return self.connections.enter_context(connect(url, proxy=None, ping_interval=None))
 
 
 @dataclass(frozen=True)

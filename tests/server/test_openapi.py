@@ -16,14 +16,15 @@ from s1_mini.server.settings import ServerSettings
 
 JSON, FORM = "application/json", "multipart/form-data"
 SPEECH = {"max_new_tokens": 8}
-ELEVENLABS = ["/v1/text-to-speech/{voice}", "/v1/text-to-speech/{voice}/stream/with-timestamps"]  # of four alike
+ELEVENLABS = [f"/v1/text-to-speech/{{voice}}{end}" for end in ("", "/stream", "/with-timestamps")]
+ELEVENLABS += ["/v1/text-to-speech/{voice}/stream/with-timestamps"]
 BODIES = {
     ("/v1/tts", JSON): SPEECH | {"text": "Hi.", "stream": True},
     ("/v1/tts", FORM): SPEECH | {"text": "Hi.", "stream": "true"},
     ("/v1/tts/batch", JSON): SPEECH | {"items": [{"text": " "}]},  # cheap: the item fails, the batch does not
     ("/v1/audio/speech", JSON): SPEECH | {"input": "Hi."},
     ("/dev/captioned_speech", JSON): SPEECH | {"input": "Hi.", "return_timestamps": False},
-    **{(path, JSON): SPEECH | {"text": "Hi."} for path in ELEVENLABS},
+    **{(path, JSON): SPEECH | {"text": "Hi."} for path in ELEVENLABS[::3]},  # of four with one schema
     ("/v1/voices", FORM): {"name": "carl", "text": "Ah.", "audio": b"no audio"},
 }
 KEYWORDS = {
