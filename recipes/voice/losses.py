@@ -170,7 +170,7 @@ class Adversary(nn.Module):
     def deceive(self, decoded: Tensor, features: Features) -> tuple[Tensor, Tensor]:
         """Return the decoder's loss: verdicts, and the distance to the features of real speech.
 
-        The judges are those of the last `loss`, and get no gradients from it.
+        The judges have the weights of the last `loss`, and get no gradients.
         """
         verdicts, all_features = [], []
         for judge, weights in zip(self._all, self._weights, strict=True):

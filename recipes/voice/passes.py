@@ -1,7 +1,7 @@
 """Fused kernels for the element-wise operations between convolutions of the discriminators and of the teacher.
 
 Eager PyTorch needs several launches for each; torch's compiler fuses them, but takes minutes.
-Shapes: N steps of all rows, C channels; other contiguous shapes are treated as flat memory.
+Tensors must be contiguous, with the C channels last in memory. Kernels that need no channels treat them as flat memory.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ class _Distance(torch.autograd.Function):
 
 
 def squares(values: Sequence[Tensor], targets: Sequence[float]) -> Tensor:
-    """Divide the rows of each value into one equal part per target; sum the parts' mean squared distances to these."""
+    """Return the sum of the mean squared distances of all values to all targets.
+
+    The rows of each value are divided into as many equal parts as there are targets, in the same order.
+    """
     flat = torch.cat([value.flatten(1) for value in values], dim=1)
     shares = _shares(tuple(value[0].numel() for value in values), flat.device)
     goal = _goal(tuple(targets), len(flat), flat.device)
@@ -140,7 +143,10 @@ def squares(values: Sequence[Tensor], targets: Sequence[float]) -> Tensor:
 
 @lru_cache
 def _shares(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Weights of numbers if every group counts equally. Cached, because a captured step cannot copy to the device."""
+    """Return a weight for each number of groups of `counts` numbers, so that the weights of a group add up to 1.
+
+    Cached, because a captured step cannot copy to the device.
+    """
     return torch.cat([torch.full((count,), 1.0 / count) for count in counts]).to(device)
 
 

@@ -38,7 +38,7 @@ def parser(description: str | None, verbs: Collection[str] = (), **kinds: Any) -
 
 
 def fast_device(seed: int = 0) -> torch.device:
-    """Return the best available device; seed random numbers, and allow products that are fast and exact enough."""
+    """Return the best available device; seed random numbers, and allow TF32 products."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(seed)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

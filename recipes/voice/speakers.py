@@ -1,7 +1,8 @@
 """Many distinct speakers from the teacher's style tables: mixtures, moved away from the mean, shifted in pitch.
 
-A style row contains timbre (the decoder's half) and prosody (the predictor's half). Each half of a speaker is a
-separate mixture, moved away from the mean of all voices. The audio is resampled by a factor that each speaker has.
+A style row contains timbre (the decoder's half) and prosody (the predictor's half). Each half of a mixed speaker is a
+separate mixture, moved away from the mean of the English voices. The other speakers are the teacher's own voices. The
+audio of each speaker, except those of `NAMED`, is resampled by a factor, which may be 1.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ HELD_OUT = ("af_sarah", "am_eric", "bf_isabella", "bm_daniel")
 # Voices that are also left out: their DistillMOS is 3.8 to 4.0, that of the others 4.4 to 4.7. af_nicole whispers.
 POOR = ("af_nicole", "am_puck", "bf_alice", "bm_lewis")
 PITCHES = (0.92, 0.96, 1.0, 1.0, 1.0, 1.04, 1.09)  # resampling: pitch and formants together; 1 three times as often
-# The voices of the built-in checkpoint by their names there, and their speaking rates in the training data.
+# The teacher's voices that are training speakers of their own, by their names in the built-in checkpoint, which leaves
+# out emily.
 NAMED = {
     "anna": "af_heart", "emily": "af_bella", "julia": "af_nova", "robert": "am_michael", "henry": "am_onyx",
     "thomas": "am_fenrir", "clara": "bf_emma", "grace": "bf_lily", "alan": "bm_george", "oliver": "bm_fable",
 }  # fmt: skip
-NAMED_SHARE, NAMED_RATE = 0.4, (0.94, 1.06)
-SPREAD = (1.0, 1.5)  # distance from the mean of all voices, relative to the mix's own
-PLAIN_SHARE = 0.15  # share of the others that are an unmixed voice of the teacher, higher or lower
-FOREIGN_SHARE = 0.3  # share of timbres that also use voices of other languages
-RATE = (0.88, 1.12)  # of speaking
+NAMED_SHARE, NAMED_RATE = 0.4, (0.94, 1.06)  # share of the training speakers, range of their speaking rates
+SPREAD = (1.0, 1.5)  # factor for the distance of a mix from the mean of the English voices
+PLAIN_SHARE = 0.15  # share of the other speakers that are an unmixed English voice of the teacher, also resampled
+FOREIGN_SHARE = 0.3  # share of the mixed timbres whose voices may also be of other languages
+RATE = (0.88, 1.12)  # speaking rates of the speakers outside `NAMED`
 
 
 @dataclass(frozen=True)
 class Half:
-    """One mix: voices, their weights, and how far it is pushed from the mean of all."""
+    """One mix: voices, their weights, and the factor for its distance from the mean of the English voices."""
 
     voices: tuple[str, ...]
     weights: tuple[float, ...]

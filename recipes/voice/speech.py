@@ -31,7 +31,7 @@ CHUNK = 512  # texts whose durations are predicted at once
 GROUP = 8 * CHUNK  # texts that are sorted by length
 MAX_PHONEMES = 240
 MAX_S = 16.0
-KEPT_LEAD_S = 0.05  # part of the teacher's initial silence of a third to half a second that is kept
+KEPT_LEAD_S = 0.05  # kept part of the teacher's initial silence, which lasts a third to half a second
 # Kept after the last phoneme, or after the last audio if that is earlier, and faded out. The teacher may breathe for
 # 0.8 s at the end.
 KEPT_TAIL_S = 0.25
@@ -139,7 +139,8 @@ def bound_memory(device: torch.device, processes: int) -> None:
 def resampled(waves: Tensor, factor: float) -> Tensor:
     """Waves [B, T] played faster by `factor`, which also raises pitch and formants; band-limited.
 
-    Lengths are padded to multiples of `EVEN` and of the denominator of `factor`, because transforms of lengths with
+    `factor` is rounded to a fraction. Input lengths are padded to multiples of `EVEN` times its numerator; output
+    lengths are then multiples of `EVEN` times its denominator, because transforms of lengths with
     large prime factors take many times the memory.
     """
     if factor == 1:

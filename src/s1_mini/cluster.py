@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 CPUS = 0.2  # default for a replica of a stage, small enough that all stages fit a laptop
 SLOTS_ON_GPU, SLOTS_ON_CPU = 64, 4  # default limits of utterances at a replica of the first stage
 MANY = 1024  # default limit of utterances at a replica of a later stage; most of them wait for the previous stages
-LOAD = 0.75  # another replica is started above this mean share of the utterances that a replica can have
+# Another replica of a stage is started when the replicas have, on average, more than this share of the utterances that
+# each can have.
+LOAD = 0.75
 HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
 LOOK_S = 2.0  # interval of the replica count in `/health`
 FULL_RETRY_S = 1.0

@@ -189,7 +189,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         "error",
         validation_alias=_variables("ON_UNSUPPORTED", "UNSPEAKABLE"),
         description="characters that a voice cannot pronounce: reject the text, or skip them with a warning; "
-        "OpenAI's routes and WebSocket sessions skip unless the request says otherwise",
+        "OpenAI's and ElevenLabs' routes and WebSocket sessions skip unless the request says otherwise; Polly's route "
+        "and Wyoming always skip",
     )
 
     lexicon_path: Folder = Field(

@@ -240,7 +240,7 @@ class _Voices(_Lifecycle):
     ) -> VoiceInfo:
         """Add a voice as `add_voice` does, without blocking the event loop; a cancelled call adds no voice.
 
-        Waiting recordings are encoded for one `client` after another in turn.
+        If recordings of several clients wait to be encoded, the clients take turns (round robin).
         """
         reference = Reference(reference_audio, reference_text)
         adding = self._add_voice(name, reference, description, replace=replace, client=client)
@@ -261,7 +261,7 @@ class _Voices(_Lifecycle):
     ) -> None:
         """Encode a reference now, so that later requests with it do not wait.
 
-        Waiting recordings are encoded for one `client` after another in turn.
+        If recordings of several clients wait, the clients take turns (round robin).
 
         Raises `ReferenceAudioError`, `TextError` or `EngineError`.
         """
@@ -298,8 +298,9 @@ class ProductionTTSEngine(_Voices):
     def stream(self, text: str | TextStream, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
         """Yield the audio of `text` as it is generated; the last chunk has the finish reason.
 
-        The first chunk has the spoken text and the warning about skipped characters. The call raises `RequestError`,
-        the iterator `EngineError`. A `TextStream` may still be written; its errors are raised by the iterator.
+        The first chunk has the spoken text and the warning about skipped characters. The call raises `RequestError`
+        for an invalid request, and `EngineError` if the request cannot begin, for example because the queue is full;
+        the iterator raises `EngineError`. A `TextStream` may still be written; its errors are raised by the iterator.
         """
         return iter(self._speak(TTSRequest.of(text, **options), streams=True))
 

@@ -1,9 +1,9 @@
 """All errors of this package; `S1MiniError` catches them all.
 
-Each error has a stable `code` for programs and a message for people: the given value, the allowed values, the setting
-to change. `RequestError` and its subclasses name the `field` at fault and are the caller's mistakes, except
-`VoiceFileError`. All other errors concern the installation or its state, except `CapacityError`, which a request can
-cause.
+Each error has a stable `code` for programs and a message for people, where possible with the given value, the allowed
+values or the setting to change. `RequestError` and its subclasses name the `field` at fault and are the caller's
+mistakes, except `VoiceFileError`. All other errors concern the installation, its load or its state, except
+`CapacityError`, `RequestTimeoutError` and `GenerationError`, which a request can cause.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class EngineError(S1MiniError):
 
 
 class EngineNotReadyError(EngineError):
-    """The engine was not started, or was stopped."""
+    """The engine, or a process that it needs, is not running: it was not started, was stopped, or has failed."""
 
     code = "engine_not_ready"
 

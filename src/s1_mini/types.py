@@ -232,7 +232,7 @@ def references_of(audio: Audio | None, text: str | None) -> tuple[Reference, ...
     """Return the references of a request. Raises `ParameterError` for a transcript without a recording."""
     if audio is None:
         if text:
-            raise ParameterError("reference_text", "was given without reference_audio; give both or neither")
+            raise ParameterError("reference_text", "was given without reference_audio; add the recording")
         return ()
     return (Reference(audio, text or ""),)
 

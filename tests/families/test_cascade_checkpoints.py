@@ -339,6 +339,17 @@ def test_a_broken_published_voice_is_reported_by_name(published_cascade: Path, t
         library.describe("one")
 
 
+def test_a_published_voice_of_the_wrong_type_is_reported_by_part(published_cascade: Path, tmp_path: Path) -> None:
+    other = copy_of(published_cascade, tmp_path / "other")
+    np.save(other / "speaker_embeddings" / "one_fine_prompt.npy", np.zeros((8, 300)))
+
+    library = CheckpointVoices.open(other, Cascade().describe(other).voice)
+    with pytest.raises(
+        VoiceFileError, match=r"the checkpoint's voice one is invalid: its fine_prompt is float64 \[8, 300\]"
+    ):
+        library.describe("one")
+
+
 def test_a_voice_path_outside_of_its_checkpoint_is_refused(published_cascade: Path, tmp_path: Path) -> None:
     other = copy_of(published_cascade, tmp_path / "other")
     index = json.loads((other / "speaker_embeddings_path.json").read_text())

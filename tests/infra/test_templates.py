@@ -238,7 +238,7 @@ def test_logs_exist_before_the_endpoint_expire_and_provide_metrics(template: Fin
     assert "LogGroup" in found["Resources"]["Endpoint"]["DependsOn"]
     filters = of_kind(found, "AWS::Logs::MetricFilter").values()
     names = {each["MetricTransformations"][0]["MetricName"] for each in filters}
-    assert names == {"FirstChunkMilliseconds", "PiecesWaiting", "RequestsRefused"}
+    assert names == {"FirstChunkMilliseconds", "RequestsWaiting", "RequestsRefused"}
 
 
 def test_the_dashboard_shows_alarms_metrics_and_the_last_errors(template: Find) -> None:

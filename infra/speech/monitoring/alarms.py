@@ -47,7 +47,7 @@ def watches(stage: Stage, endpoint: Endpoint) -> tuple[Watch, ...]:
     if endpoint.deployment.form == "components":
         no_capacity = Watch("no-capacity", "Requests found no copy for 10 minutes", metrics.NO_CAPACITY, 0, 8, 10)
     else:
-        meaning = "All slots of an instance were in use for 10 minutes"
+        meaning = "An instance had more requests than slots for 10 minutes"
         no_capacity = Watch("no-capacity", meaning, metrics.CONCURRENCY, endpoint.all_slots, 10, 10)
     return (
         Watch("latency-p95", f"The p95 latency exceeds {latency_s:g} s", metrics.LATENCY_P95, latency_s * 1e6, 3, 5),
@@ -68,8 +68,15 @@ def watches(stage: Stage, endpoint: Endpoint) -> tuple[Watch, ...]:
             5,
             per=metrics.INVOCATIONS,
         ),
-        Watch("refused", "Requests were rejected because the queue was full", metrics.REFUSED, 0, 2, 5),
-        Watch("queue", "More pieces wait than the engine has slots", metrics.WAITING, endpoint.slots, 5, 5),
+        Watch(
+            "refused",
+            "Requests were rejected because the queue or the server was full, or a client had too many requests",
+            metrics.REFUSED,
+            0,
+            2,
+            5,
+        ),
+        Watch("queue", "More requests wait than the engine has slots", metrics.WAITING, endpoint.slots, 5, 5),
         no_capacity,
     )
 

@@ -16,7 +16,7 @@ GRAPHS = (
     ("Latency, µs", metrics.LATENCY_P50, metrics.LATENCY_P95),
     ("Time to first audio, ms", metrics.FIRST_AUDIO_P95),
     ("Requests and errors", metrics.INVOCATIONS, metrics.SERVER_ERRORS, metrics.CLIENT_ERRORS),
-    ("Queue: waiting pieces, refused requests", metrics.WAITING, metrics.REFUSED),
+    ("Queue: waiting and rejected requests", metrics.WAITING, metrics.REFUSED),
 )
 REALTIME = (
     *GRAPHS,

@@ -41,10 +41,10 @@ CodecFormat = Literal["half", "float32"]
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Efficiency of the engine: frame time = `fixed_ms` + memory floor / share, codec time = floor / share.
+    """Efficiency of the engine: model time = `fixed_ms` + memory floor / `memory_share`.
 
-    The engine sustains `engine_share` of the streams that these times allow; prompts, bookkeeping and bursts take the
-    rest.
+    The codec's time is its compute floor / `compute_share`; both times add up to the time of a frame. The engine
+    sustains `engine_share` of the streams that this time allows; prompts, bookkeeping and bursts take the rest.
     The defaults are fitted to an early H200 run (2026-11) and apply to every card: 1.19, 2.44, 3.47 and 5.60 ms at 1,
     64, 128 and 256 rows of 350 positions, 1,900 seconds of audio per second by the codec alone, 640 streams.
     docs/internals/performance.md has later figures.

@@ -106,7 +106,12 @@ def random_checkpoint(
     size: Annotated[
         str, typer.Option(help="Size. If you give an unknown name, the error lists the family's sizes.")
     ] = "tiny",
-    form: Annotated[Form, typer.Option(help="published (.pth) or compact (safetensors).")] = "compact",
+    form: Annotated[
+        Form,
+        typer.Option(
+            help="published: files as the publisher's, such as model.pth; compact: as `s1-mini convert` writes."
+        ),
+    ] = "compact",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
     """Write a checkpoint with random weights, for benchmarks and integration tests. Its output is noise.
@@ -138,7 +143,9 @@ def align(
     ] = None,
     words: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Table like words.csv with times to compare with and to fit the shifts to."),
+        typer.Option(
+            metavar="FILE", help="Table like words.csv with reference times: print the differences, and fit the shifts."
+        ),
     ] = None,
     device: DeviceName = "auto",
 ) -> None:

@@ -35,10 +35,10 @@ def plan(
     max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Maximum number of slots.")] = 256,
     weights: Annotated[
         Literal["half", "int8", "fp8"],
-        typer.Option(help='Format of large weight matrices. S1_MINI_WEIGHTS_DTYPE calls half "full".'),
+        typer.Option(help="Format of large weight matrices. half here is full in S1_MINI_WEIGHTS_DTYPE."),
     ] = "half",
     kv: Annotated[
-        Literal["half", "fp8"], typer.Option(help='Format of the KV cache. S1_MINI_KV_DTYPE calls half "full".')
+        Literal["half", "fp8"], typer.Option(help="Format of the KV cache. half here is full in S1_MINI_KV_DTYPE.")
     ] = "half",
     codec: Annotated[Literal["half", "float32"], typer.Option(help="Format of the codec.")] = "half",
     fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Fixed time per frame in ms. [measured]")] = None,
@@ -110,9 +110,9 @@ def plan(
         )
         console.print(_table(plans))
         typer.echo(
-            f"floor: the minimum by the data sheet. Expected time per frame: {efficiency.fixed_ms:g} ms + floor / "
-            f"{efficiency.memory_share:g}, and for the codec floor / {efficiency.compute_share:g}. Expected streams: "
-            f"{efficiency.engine_share:g} × the number that these times allow ({efficiency.source})"
+            f"floor: the minimum by the data sheet. Expected time per frame: {efficiency.fixed_ms:g} ms + floor of the "
+            f"model / {efficiency.memory_share:g} + floor of the codec / {efficiency.compute_share:g}. Expected "
+            f"streams: {efficiency.engine_share:g} × the number that this time allows ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
 

@@ -18,8 +18,8 @@ from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Progress, Spec, Unit
 from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
 
-# Seconds between the due times of a request's successive utterances. Utterances last longer than this, so that long
-# texts do not run out of audio, but the distance is long enough to leave slots to later requests.
+# Seconds between the due times of a request's successive utterances: less than an utterance lasts, so that long texts
+# do not run out of audio, but enough to leave slots to later requests.
 SPACING_S = 2.0
 MAX_QUEUED = 4  # queued utterances per request; further utterances are built when these leave the queue
 

@@ -35,14 +35,17 @@ _GROUP_ROWS = 64  # rows that a Parquet reader must load at once
 
 @dataclass(frozen=True)
 class Entry:
-    """A complete shard: its files with their SHA-256, and the lines that could not be spoken."""
+    """A complete shard: the SHA-256 of its Parquet or metadata file, and the lines that could not be spoken.
+
+    The metadata of each spoken text has the SHA-256 of its audio.
+    """
 
     shard: int
     texts: int  # lines, good and bad
     spoken: int
     cut: int  # spoken texts with a sentence that reached `max_new_tokens`
     seconds: float  # duration of the audio
-    files: Mapping[str, str]
+    files: Mapping[str, str]  # SHA-256 by name: one Parquet or metadata file
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:

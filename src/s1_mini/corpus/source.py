@@ -1,4 +1,4 @@
-"""The input of a corpus: CSV, TSV, JSON lines or Parquet, local or on S3; read once to check it and once to speak it.
+"""The input of a corpus: CSV, TSV, JSON lines or Parquet, local or on S3. All lines are checked before any is spoken.
 
 Lines are numbered across all files, and this number determines the shard, so the same input gives the same shards in
 every run. A line that cannot be read becomes a `BadLine`.
@@ -85,7 +85,8 @@ class Source:
 def open_source(place: str, columns: Mapping[str, str | None], defaults: Defaults, shard_size: int) -> Iterator[Source]:
     """Open and check a file, a folder, or an object or a prefix of S3.
 
-    `columns` maps each of `PURPOSES` to a column; None is the column of the same name, if it exists, and "" is none.
+    `columns` maps each of `PURPOSES` to a column; None selects the column of the same name, if it exists,
+    and "" selects no column.
     Raises `CorpusError` for an unreadable file, a missing column or a repeated id.
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-corpus-") as folder:

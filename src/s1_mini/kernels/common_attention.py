@@ -110,7 +110,7 @@ def attend_common(
     rows, heads = len(qkv), qkv.shape[1] // size - 2 * groups
     shape = _shape(heads // groups, qkv.dtype)
     assert common.group_rows * (heads // groups) <= shape.lines, "groups were allocated for products of another shape"
-    # The step's span does not limit this: a group of idle slots may have more common positions.
+    # The step's span does not limit the number of sums: a group of idle slots may have more common positions.
     num_sums = triton.cdiv(min(keys.shape[2], MAX_COMMON), shape.block) if is_batch_invariant() else shape.parts
     sums = torch.empty(rows, heads, num_sums, size, dtype=torch.float32, device=qkv.device)
     tops = torch.empty(rows, heads, num_sums, 2, dtype=torch.float32, device=qkv.device)

@@ -1,4 +1,4 @@
-"""The pre-norm transformer block of S1's backbone and depth transformer, and of the codec's transformers.
+"""The pre-norm transformer block of the backbones, depth transformers and codecs of S1 and Qwen3-TTS.
 
 The caller passes the attended positions (a mask) and the storage of keys and values (a store), so that the same block
 works for prefill, single steps and the codec's sliding window.
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
 
     @property
     def spec(self) -> Norm:
-        """The norm in the form that kernels take; kernels do not support `round_last`."""
+        """The norm for kernels that take `Norm`, which has no `round_last`; attention takes `HeadNorms`, which has."""
         return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class TransformerBlock(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute `forward` for one token per row; the input is x [B, dim] + `branch`.
 
-        Also returns the output as two summands, because the norm of the next block adds them in its kernel. The
+        The output, too, is returned as two summands, because the norm of the next block adds them in its kernel. The
         feed-forward weights must be merged (`merge`), and the block must have no layer scale.
         """
         attention, feed = self.attention, self.feed_forward

@@ -1,4 +1,6 @@
-"""Write artifacts and converted checkpoints. After an error, partial output is removed; nothing is ever overwritten.
+"""Write artifacts and converted checkpoints. After an error, partial output is removed.
+
+Only `write_alignment` replaces an existing file, a checkpoint's `config.json`.
 
 An artifact has one of two forms. In both, each file is hashed while it is written, and the manifest is written last.
 `archive` is one reproducible `.tar.gz` for `ModelDataUrl` with fixed times, owners, modes and order; `prefix` is a

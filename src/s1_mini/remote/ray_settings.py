@@ -69,7 +69,9 @@ class ClusterSettings(Settings):
     replicas: Counts = Field(
         {}, description="replicas per stage, such as coarse=2,codec=1-4; a range autoscales; default: 1"
     )
-    gpus: Shares = Field({}, description="GPUs per replica; default: 1 if S1_MINI_DEVICE is cuda, otherwise 0")
+    gpus: Shares = Field(
+        {}, description="GPUs per replica; default: 1 if S1_MINI_DEVICE is cuda, otherwise 0; for the ingress 0"
+    )
     cpus: Shares = Field({}, description="CPUs that Ray reserves per replica; default: 0.2, for the ingress 0")
     max_ongoing: Numbers = Field(
         {},

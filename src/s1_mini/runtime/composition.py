@@ -329,7 +329,9 @@ class Composition:
 
     def _check_deadline(self) -> None:
         if time.monotonic() > self._deadline:
-            raise RequestTimeoutError("timed out while the next part of the text waited for the full queue") from None
+            raise RequestTimeoutError(
+                "timed out because the queue was full when the next part of the text was due"
+            ) from None
 
     def _add(self, chunk: AudioChunk) -> None:
         if chunk.finish_reason == "cancelled":

@@ -69,7 +69,10 @@ class Core(Protocol):
         """Start the watchdog, which ends all requests if a thread hangs."""
 
     def submit(self, request: Request) -> None:
-        """Accept a request. Raises `QueueFullError`, or `EngineNotReadyError` after `stop`."""
+        """Accept a request.
+
+        Raises `QueueFullError`, `EngineNotReadyError` after `stop`, or `EngineError` if a thread has failed.
+        """
 
     def cancel(self, request: Request) -> None:
         """Cancel a request; does nothing if it has ended."""

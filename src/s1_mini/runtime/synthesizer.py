@@ -1,7 +1,4 @@
-"""A loaded checkpoint with its memory, queue and threads. It accepts the pieces of a text and returns a queue of audio.
-
-Slots and plans appear only in this module and in the modules that it imports.
-"""
+"""A loaded checkpoint with its memory, queue and threads; it takes the pieces of a text and returns an audio queue."""
 
 from __future__ import annotations
 
@@ -137,7 +134,8 @@ class Synthesizer:
     def encode(self, wave: Tensor, check: Check | None = None) -> Tensors:
         """Encode one reference wave [samples] to the tensors of a voice. The first call loads the encoder.
 
-        Raises `QueueFullError`, `CapacityError`, `EngineNotReadyError`, or `CancelledError` if `check` is cancelled.
+        Raises the errors of `Core.do` and, from the encoder, `CapacityError` or `CheckpointError`; `CancelledError` if
+        `check` is cancelled.
         """
         encoding = self.core.do(partial(self._loaded.condition, wave))
         if check is not None:
@@ -164,9 +162,9 @@ class Synthesizer:
         A `stream`, instead of `pieces`, is the text of one utterance that is still being written; `read` normalizes a
         sentence of it.
         `deadline` is a time of `time.monotonic`. `flow` has the client and the group, for fair turns in the queue. The
-        prompts of later utterances are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or
-        `EngineNotReadyError`; the returned queue may raise `CapacityError`, `GenerationError`, `RequestTimeoutError` or
-        `EngineNotReadyError`.
+        prompts of later utterances are built shortly before their turn. Raises `VoiceError`, `ParameterError` or
+        `CapacityError` for a prompt that cannot be built, and the errors of `Core.submit`; the returned queue may raise
+        `EngineError`, such as `GenerationError` or `RequestTimeoutError`.
         """
         queue = OutputQueue(lambda: self.core.cancel(request), whole=not streams)
         arrived = time.monotonic()

@@ -124,8 +124,8 @@ class VoiceService:
         too_many = prefixes.max_entries is not None and len(held) > prefixes.max_entries
         if too_many or sum(held.values()) > prefixes.max_bytes:
             raise CapacityError(
-                f"pinning {name!r} would bring the pinned voices to {len(held)}, {sum(held.values()) / 1e6:.1f} MB in "
-                f"total; the cache has room for {prefixes.max_entries} voices and {prefixes.max_bytes / 1e6:.1f} MB. "
+                f"with {name!r}, {len(held)} voices of {sum(held.values()) / 1e6:.1f} MB in total would be pinned; the "
+                f"cache has room for {prefixes.max_entries} voices and {prefixes.max_bytes / 1e6:.1f} MB. "
                 "Unpin others, or enlarge the cache (S1_MINI_PREFIX_CACHE_MB, S1_MINI_KV_CACHE_SIZE)."
             )
         self._pins[name] = prompt.prefix_key, num_bytes

@@ -134,7 +134,7 @@ async def delete_custom_voice(request: Request, voice_id: str) -> DeletedVoice:
     openapi_extra=body_of(ConsentForm, form_files=("recording",), is_json=False),
 )
 async def create_consent(request: Request) -> ConsentAnswer:
-    """Store a speaker's consent. The recording's size and type are checked; it is neither decoded nor kept."""
+    """Store a speaker's consent. Only the recording's size is checked; it is neither decoded nor kept."""
     form, recording = await _read(request, ConsentForm, "recording")
     try:
         read_recording(recording, request.app.state.engine.config.max_reference_bytes)

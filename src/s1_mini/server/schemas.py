@@ -344,8 +344,8 @@ class StartOptions(BaseModel):
 
     start_at: Literal["sentence", "clause", "word"] | None = Field(
         None,
-        description="Start at the end of a sentence, or already of a clause, or with the first words and go on as they "
-        "arrive. word: only Qwen3-TTS.",
+        description="Start at the end of a sentence or at the end of a clause, or with the first words and go on as "
+        "they arrive. word: only Qwen3-TTS.",
     )
     start_words: int | None = Field(None, ge=0, le=100, description="Start after this many words; 0: off.")
     start_pause_s: float | None = Field(
@@ -392,7 +392,8 @@ class InputClear(Strict):
     played_s: float | None = Field(
         None,
         ge=0,
-        description="Seconds of audio that the client has played; the answer repeats them, at most what was sent.",
+        description="Seconds of audio that the client has played; `input.cleared` repeats this value, "
+        "or the seconds sent if that is less.",
     )
 
 

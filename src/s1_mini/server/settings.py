@@ -41,7 +41,8 @@ class ServerSettings(Settings):
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="accepted Host names, comma-separated; unset: any, but on loopback without a key only localhost",
+        description="accepted Host names, comma-separated; unset: any; without a key and with the host "
+        "localhost, 127.0.0.1 or ::1, only these three",
     )
 
     voice_names: Annotated[dict[str, str], NoDecode] = Field(

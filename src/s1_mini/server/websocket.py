@@ -2,8 +2,9 @@
 
 Client: `session.config` (optional), any number of `input.text` and `input.clear`, `input.done`. Server, for each
 stretch of text: `audio.start`, binary messages (with `word_times` also `audio.words` and `audio.marks`), `audio.done`;
-at the end `session.done`. An error is sent as `error` and ends the session. The names are those of vLLM-Omni's speech
-endpoints on SageMaker; `input.clear` is ours.
+after `input.clear` `input.cleared`; at the end `session.done`. A stretch with invalid markup gets `audio.error`, and
+the session continues. Any other error is sent as `error` and ends the session. The names are those of vLLM-Omni's
+speech endpoints on SageMaker; `input.clear` and `input.cleared` are ours.
 """
 
 from __future__ import annotations

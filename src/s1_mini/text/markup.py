@@ -219,7 +219,10 @@ class _Builder:
         return Markup(tuple(self._segments), warning)
 
     def _placed(self, mark: Mark, position: int) -> Mark:
-        """Return a mark with its position; `pause_s`, so far minus the pause before the mark, becomes that after it."""
+        """Return a mark with its position, and with the pause after it as `pause_s`.
+
+        Until now, `pause_s` was the negative of the part of the pause that is before the mark.
+        """
         return mark._replace(position=position, pause_s=mark.pause_s + (self._pause_s or 0.0))
 
     def _flush(self) -> None:

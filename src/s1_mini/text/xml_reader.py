@@ -90,9 +90,8 @@ class _Reader:
     def _text(self, data: str) -> None:
         place = self._place()
         stop = place + len(data)
-        reference = (
-            _REFERENCE.match(self._source, place) if len(data) == 1 else None
-        )  # data is longer in a CDATA section
+        # A reference is read as one character. In a CDATA section, `&amp;` is literal text, so the data is longer.
+        reference = _REFERENCE.match(self._source, place) if len(data) == 1 else None
         if reference is not None:
             stop = reference.end()
         elif self._source.startswith("\r\n", place):

@@ -26,7 +26,7 @@ Translate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 PIECE_BYTES = 2**20
 WINDOW_BYTES = 16 * 2**20  # bytes read from a memory-mapped file before it is mapped again
-SMALL = 2**16  # elements; smaller tensors keep their dtype, because rounding them saves too little
+SMALL = 2**16  # elements; smaller tensors are not rounded to float16, because that saves too little
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
 
 
@@ -140,7 +140,7 @@ def plan(file: TensorFile, translate: Translate, together: Callable[[str], str] 
     ]
     if {target.name: target.shape for target in targets} != {name: tuple(one.shape) for name, one in whole.items()}:
         raise CheckpointMismatchError(
-            f"{file.path.name} mixes naming schemes of tensors; run `s1-mini convert` on it first"
+            f"{file.path.name} mixes two naming schemes of tensors and cannot be converted; use a file with one scheme"
         )
     return targets
 

@@ -42,7 +42,7 @@ _NUMBERS = (
     *("Long", "Int", "Short", "Char", "Byte", "Bool"),
 )
 # Pickle globals of plain data and tensors. torch's `weights_only` also allows bytearrays of any size, and sparse
-# tensors, which torch does not check before it loads the next file.
+# tensors, whose indices torch does not check by default.
 _ALLOWED = {
     "collections OrderedDict",
     "torch Size",

@@ -73,7 +73,7 @@ class CausalCodec(nn.Module):
 
     @property
     def reach(self) -> int:
-        """Number of last frames of the transformer's output on which the state of the later layers depends."""
+        """Number of the transformer's latest output frames that determine the state of the later layers."""
         steps, rate = 0.0, 1
         for layer in [*self.parts.upsample.modules(), *self.parts.decoder.modules()]:
             if isinstance(layer, CausalConv1d | CausalConvTranspose1d):

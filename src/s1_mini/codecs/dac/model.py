@@ -169,11 +169,11 @@ class Quantizer(nn.Module):
         )
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Return vectors [B, C, F] of codes [B, K, F]: the input of the post module."""
+        """Return the input of the post module [B, C, F] for codes [B, K, F]."""
         return self.semantic_quantizer.decode(codes[:, :1]) + self.quantizer.decode(codes[:, 1:])
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return codes [B, K, F] of vectors [B, C, F]: the output of the pre module."""
+        """Return codes [B, K, F] for the output `x` of the pre module [B, C, F]."""
         semantic, rest = self.semantic_quantizer.encode(x)
         residual, _ = self.quantizer.encode(rest)
         return torch.cat((semantic, residual), dim=1)

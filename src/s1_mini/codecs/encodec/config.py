@@ -90,10 +90,8 @@ class EncodecConfig:
         Layers mirror the beginning of a stream, and for this they need so many frames.
         """
         rate = 1
-        mirrored = [
-            (self.kernel_size, 1),
-            (self.last_kernel_size, 1),
-        ]  # the number of inputs that a layer mirrors, and the layer's steps per frame
+        # The number of inputs that a layer needs, one more than it mirrors, and its steps per frame.
+        mirrored = [(self.kernel_size, 1), (self.last_kernel_size, 1)]
         for ratio in self.upsampling_ratios:
             rate *= ratio
             mirrored += [(self._residual_reach(), rate), (ratio + 1, rate)]

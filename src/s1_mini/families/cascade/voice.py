@@ -126,9 +126,8 @@ def read_published(numbers: Numbers, files: Mapping[str, Path], name: str) -> di
     """Read one of a checkpoint's published voices. Raises `CheckpointFileError`."""
     try:
         voice = from_arrays(numbers, _read_published(files, name))
-        reason = fault(numbers, voice)
     except ValueError as error:
-        reason = str(error)
-    if reason:
+        raise CheckpointFileError(f"the checkpoint's voice {name} is invalid: {error}") from None
+    if reason := fault(numbers, voice):
         raise CheckpointFileError(f"the checkpoint's voice {name} {reason}")
     return voice

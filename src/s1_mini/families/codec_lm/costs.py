@@ -28,8 +28,8 @@ def measure(
 ) -> Sizes:
     """Count a checkpoint from its networks.
 
-    `other_bytes` are those of a position besides the shared state; `reference_states` those of states that the codec
-    keeps.
+    `other_bytes` is the number of bytes per position besides the KV cache and random numbers; `reference_states` is the
+    number of bytes of the codec states that are kept for cloned voices.
     """
     backbone, depth = config.backbone, config.depth
     layers, head = count(network.layers), count(network.norm, network.output)

@@ -1,7 +1,7 @@
 """The compact form of a Qwen3-TTS checkpoint: its files under the same names, with fewer bytes.
 
-The model keeps its stored precision. Large kernels of the codec's decoder become float16; its encoder and the speaker
-encoder stay as they are, and `decode_only` drops both.
+By default, the model keeps its stored precision, and large kernels of the codec's decoder become float16. The codec's
+encoder is stored in float32; `decode_only` drops it and the speaker encoder.
 """
 
 from __future__ import annotations

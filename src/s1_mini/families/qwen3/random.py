@@ -120,7 +120,7 @@ def token_ids(count: int) -> dict[str, int]:
 
 
 def write_random(directory: Path, *, size: str, form: Form, seed: int) -> None:  # noqa: ARG001 - one form
-    """Write a new checkpoint directory. Raises `CheckpointFileError` if it exists or cannot be written."""
+    """Write a new checkpoint directory. Raises `CheckpointFileError` if it is not empty or cannot be written."""
     model, codec = model_json(size), codec_json(size)
     with new_directory(directory) as target:
         (target / CODEC_FOLDER).mkdir()

@@ -19,8 +19,8 @@ class Qwen3Settings(BaseModel, frozen=True):
 
     text_layout: TextLayout = Field(
         "auto",
-        description="Qwen3-TTS: read the whole text before the first frame, or a token per frame (step); auto: as the "
-        "original, step for cloned voices and whole for others",
+        description="Qwen3-TTS: whole: read the whole text before the first frame; step: read one token per frame; "
+        "auto: as the original, step for cloned voices and whole for others",
     )
     predictor_temperature: float | None = Field(
         None, ge=0, le=2, description="Qwen3-TTS: temperature of codes 2 to 16; 0: greedy; unset: the checkpoint's"

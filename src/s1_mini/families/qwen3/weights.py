@@ -1,7 +1,8 @@
-"""Tensors of a Qwen3-TTS checkpoint: their published names translated, and what is a function of an id folded.
+"""Translate the published tensors of a Qwen3-TTS checkpoint: rename them, and fold projections into embedding tables.
 
 The text projection is applied to each row of the text embeddings, and the projection into the depth transformer to each
-row of its tables. The original rotates (i, i + D / 2), this engine neighbours: rows of queries and keys are reordered.
+row of its tables. The original rotates the pairs (i, i + D / 2), and this engine the pairs (2 i, 2 i + 1), so the rows
+of queries and keys are reordered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The S1 prompt: one sequence whose parts are tokenized separately. Each reference has a part in braces.
+"""The S1 prompt: one sequence whose parts are tokenized separately. The part in braces repeats for each reference.
 
 `<|interleave|>` { speaker REFERENCE-TEXT codes `<|im_end|>` }* speaker TEXT
 

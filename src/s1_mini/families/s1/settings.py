@@ -20,7 +20,8 @@ class S1Settings(BaseModel, frozen=True):
     heads: Heads = Field("restricted", description="S1: rows of the output head: those for speech (restricted), or all")
     repetition_mode: RepetitionMode = Field(
         "upstream",
-        description="S1: repetition penalty of the original implementation (upstream), or without its two bugs (fixed)",
+        description="S1: repetition penalty as in the original implementation (upstream), or without its three bugs "
+        "(fixed)",
     )
     batch_invariance: Switch = Field(
         "off", description="S1: also on a GPU, generate tokens that do not depend on concurrent requests"

@@ -42,8 +42,8 @@ _LEGACY = re.compile(r"\.w[qkv]\.")
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the network's names: wrapper prefixes removed, `audio_*` dropped, legacy wq/wk/wv joined.
 
-    Translated tensors are returned unchanged. Prefixes of related models (`text_model.model.`, `audio_decoder.`) are
-    translated like in the original's loader of S2.
+    Tensors that already have these names are returned unchanged. Prefixes of related models (`text_model.model.`,
+    `audio_decoder.`) are translated like in the original's loader of S2.
     """
     named = strip_prefix(strip_prefix(tensors, "text_model.model."), "model.")
     if not any(name.startswith("fast_") for name in named):
@@ -166,9 +166,10 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files of the compact form except voices. Weights are read while files are written.
+    """Return all files of the compact form except voices.
 
-    Raises `CheckpointError`.
+    The values of weights are read while the files are written. Before that, only tied heads are read, to compare them,
+    and the codec, to find the tensors that float16 can hold. Raises `CheckpointError`.
     """
     codec = read_dac_config(checkpoint)
     return [
@@ -209,12 +210,15 @@ def _is_int8(target: Target) -> bool:
 
 
 def _can_quantize(target: Target) -> bool:
-    """Return whether int8 makes a tensor smaller. Rows of one or two numbers would grow, because each gets a scale."""
+    """Return whether int8 makes a tensor smaller by enough: it has rows, and not too few elements.
+
+    Rows of one or two numbers would grow, because each row gets a scale.
+    """
     return len(target.shape) > 1 and target.num_elements >= max(_MIN_QUANTIZED, 3 * target.shape[0])
 
 
 def _check_tied(checkpoint: Path, targets: list[Target], named: dict[str, Tensor]) -> None:
-    """If head and embeddings are tied, raise if the stored head differs; otherwise tie them in `named`."""
+    """If the config ties head and embeddings, raise if the stored head differs from them, and tie them in `named`."""
     both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
     if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
         return

@@ -15,7 +15,7 @@ import numpy as np
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.cascade.config import CascadeConfig
 
-MAX_ID = 2**31  # vLLM's ids have 32 bits
+NUM_IDS = 2**31  # vLLM's ids are signed 32-bit integers from 0
 
 
 def num_sampled_ids(config: CascadeConfig, stage: str) -> int:
@@ -63,11 +63,11 @@ def next_is_second(config: CascadeConfig, ids: Any) -> Any:
 
 
 def check_range(config: CascadeConfig) -> None:
-    """Raise `ConfigurationError` if packed pairs exceed vLLM's largest id."""
+    """Raise `ConfigurationError` if vLLM has too few ids for the text ids and all packed pairs."""
     numbers = config.numbers
-    pairs = (config.semantic.input_size - numbers.text_offset) * (numbers.semantic_size + 1)
-    if config.semantic.input_size + pairs > MAX_ID:
+    num_text, num_voice = config.semantic.input_size - numbers.text_offset, numbers.semantic_size + 1
+    if (needed := config.semantic.input_size + num_text * num_voice) > NUM_IDS:
         raise ConfigurationError(
-            f"vllm_stages=semantic: {config.semantic.input_size} text ids and {numbers.semantic_size} speech ids form "
-            f"more pairs than vLLM's largest token id ({MAX_ID})"
+            f"vllm_stages=semantic: the pairs of {num_text} text ids and {num_voice} voice ids need {needed} token "
+            f"ids; vLLM has {NUM_IDS}"
         )

@@ -1,9 +1,9 @@
 """Sample one token for each row: penalty, nucleus, temperature and sampling in one kernel, without sorting.
 
 Probabilities are integers in units of 1 / `SCALE`, so that their sums are the same in any order. Two bitwise searches
-replace sorting. The first finds the logit from which upwards the probabilities add up to more than `top_p`; the nucleus
-lies above it. The second finds the token at which the cumulative sum exceeds the random number. Among equal logits, the
-lower token ranks first.
+replace sorting. The first finds the token with which the sum of the largest probabilities exceeds `top_p`; the nucleus
+consists of the tokens with larger probabilities, or of the likeliest token alone. The second finds the token at which
+the cumulative sum exceeds the random number. Among equal logits, the lower token ranks first.
 Shapes: B rows, V vocabulary, N penalised tokens, K codebooks, W window, D channels.
 """
 
@@ -32,7 +32,7 @@ MAX_VOCABULARY = 8192  # as many tokens fit in the registers of one program
 class RepetitionWindow(NamedTuple):
     """The tokens that the repetition penalty applies to: a ring buffer of the last frames of every row.
 
-    The mode `upstream` reproduces the original (decode_n_tokens at d3df505) with its faults. The semantic token is
+    The mode `upstream` reproduces the original (decode_n_tokens at d3df505) with its three bugs. The semantic token is
     penalised only by the tokens of a single frame, 16 frames ago, because the original reads its buffer along the wrong
     axis. Code 0 is penalised during the first 16 frames, because unwritten parts of the buffer are zeros. The first
     frame is never recorded. The mode `fixed` penalises exactly the last 16 frames. In all methods, `count` [n] is the
