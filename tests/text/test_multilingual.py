@@ -250,16 +250,14 @@ def test_texts_of_all_ten_languages_are_split_at_their_sentences(text: str, piec
     assert [said[start:stop] for start, stop in sentence_spans(said)] == pieces
 
 
-def test_spoken_words_belong_to_the_written_words_that_they_read() -> None:
+@pytest.mark.parametrize("language", ["de", None])
+def test_spoken_words_belong_to_the_written_words_that_they_read(language: str | None) -> None:
     text = "Der Preis steigt um 25 % auf 3,50 € ab morgen."
-    form = TextForm("de", is_chosen=True)
+    form = TextForm(language, is_chosen=True)
+    read = form.part_reader(text)
     written, said = find_written(text), keys(form.transcript(text))
 
-    groups = [
-        part
-        for group in find_groups(text, written, said)
-        for part in divide(group, text, written, said, form.transcript)
-    ]
+    groups = [part for group in find_groups(text, written, said) for part in divide(group, text, written, said, read)]
 
     pairs = [
         (
