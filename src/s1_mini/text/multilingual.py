@@ -34,7 +34,7 @@ _DATE = table(  # day, month, year
     "de={}. {} {}, fr={} {} {}, es={} de {} de {}, it={} {} {}, pt={} de {} de {}, ru={} {} {} года, "
     "zh={2}年{1}月{0}日, ja={2}年{1}月{0}日, ko={2}년 {1}월 {0}일"
 )
-_RUSSIAN_YEAR = re.compile(r"[ \u00a0\u202f]?(?:г\.|года?\b)")  # already behind a date
+_RUSSIAN_YEAR = re.compile(r"[ \u00a0\u202f]?(?:г\.|год\w*)")  # already behind a date
 _FIRST = table("fr=premier, it=primo, pt=primeiro")  # day of a month
 _MONTHS = {
     "de": words("Januar Februar März April Mai Juni Juli August September Oktober November Dezember"),
