@@ -156,7 +156,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         None,
         ge=0,
         description="size of the prefix cache: keys and values of recently used voices; unset: 256 MB, and on a GPU "
-        "also half of the memory that the slots leave free",
+        "without S1_MINI_KV_CACHE_GB also half of the memory that the slots leave free",
     )
     kv_cache_size: int = Field(
         100, ge=0, description="maximum number of voices in the prefix cache (a count, not a size); 0: none"

@@ -69,6 +69,16 @@ def test_the_spectrogram_is_that_of_transformers(samples: int) -> None:
     )
 
 
+@pytest.mark.parametrize("rest", [1, 255])
+def test_samples_after_the_last_full_frame_make_no_block(rest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wave = noise(34 * speaker.HOP + rest)
+    expected = result_of(log_mel(wave, 40))
+    monkeypatch.setattr(speaker, "BLOCK", 17)
+
+    torch.testing.assert_close(result_of(log_mel(wave, 40)), expected)
+    assert expected.shape == (40, 34)
+
+
 @pytest.mark.parametrize("block", [BLOCK, 17])
 @pytest.mark.parametrize("samples", [12_000, 31_277])
 def test_the_vector_is_that_of_transformers_in_blocks_of_any_size(

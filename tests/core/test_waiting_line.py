@@ -80,6 +80,20 @@ def test_the_retry_time_does_not_count_time_without_waiting_requests() -> None:
         queue.submit(request())
 
 
+def test_the_retry_time_does_not_count_time_since_the_last_waiting_request_was_cancelled() -> None:
+    cancelled = request(1.0)
+    queue = line_of(request(), cancelled, size=2)
+    queue.take(1, now=0.0)
+    queue.remove(cancelled)
+    for _ in range(2):
+        queue.submit(request())
+    queue.take(1, now=1000.0)
+    queue.submit(request())
+
+    with pytest.raises(QueueFullError, match=r"try again in 1\.0 s"):
+        queue.submit(request())
+
+
 def test_a_long_text_takes_one_place_in_the_queue() -> None:
     assert len(line_of(request(pieces=5), request(), size=2)) == 2
 

@@ -29,3 +29,27 @@ def test_a_full_queue_refuses_with_half_of_the_time_that_its_tasks_usually_take(
         tasks.submit(task)
 
     assert refused.value.retry_after_s == pytest.approx(8.0 * 6 / 2, rel=0.01)
+
+
+def test_tasks_that_were_cancelled_in_the_queue_do_not_shorten_the_retry_time() -> None:
+    now = 0.0
+
+    def task() -> Steps[None]:
+        nonlocal now
+        now += 8.0
+        yield
+
+    tasks = Tasks(6, lambda: None, clock=lambda: now)
+    for cancels in [False] * 30 + [True] * 30:
+        future = tasks.submit(task)
+        if cancels:
+            future.cancel()
+        while len(tasks):
+            tasks.step(beside_speech=False)
+    for _ in range(6):
+        tasks.submit(task)
+
+    with pytest.raises(QueueFullError) as refused:
+        tasks.submit(task)
+
+    assert refused.value.retry_after_s == pytest.approx(8.0 * 6 / 2, rel=0.01)

@@ -111,8 +111,7 @@ class WaitingLine:
                 self._waits.extend(max(0.0, now - utterance.due) for utterance in taken)
                 self._batches.append(len(taken))
                 self._recent.append((now, len(taken)))
-                if not self._waiting:
-                    self._recent.clear()  # the admission rate is measured only while requests wait
+                self._restart_rate()
             return taken
 
     def wakes(self, now: float, free: int) -> float | None:
@@ -133,6 +132,7 @@ class WaitingLine:
         with self._lock:
             if self._waiting.pop(request, None) is not None:
                 self._order.leave(request)
+                self._restart_rate()
 
     def forget(self) -> None:
         with self._lock:
@@ -163,6 +163,11 @@ class WaitingLine:
             )
 
     # ---- with the lock held ---------------------------------------------------------------------------------------
+
+    def _restart_rate(self) -> None:
+        """Forget the admission rate once no request waits, because it is measured only while requests wait."""
+        if not self._waiting:
+            self._recent.clear()
 
     def _eligible(self) -> list[Request]:
         return [request for request in self._waiting if not request.is_paused]

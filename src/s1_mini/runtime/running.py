@@ -146,7 +146,7 @@ class EngineRuntime:
             aligner,
             request.text,
             prepared.pieces,
-            form.transcript if reads else lambda text: text,
+            form.part_reader(request.text) if reads else lambda text: text,
             self.speaker.description.sample_rate,
             is_live=is_live,
             speed=request.speed,

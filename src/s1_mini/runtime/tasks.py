@@ -100,9 +100,11 @@ class Tasks:
             task.end(as_error(error) if isinstance(error, torch.OutOfMemoryError) else error)
 
         work = partial(with_memory, task.step, self._free_memory)
-        if task.future.cancelled() or attempt(work, fail) is not False:
+        was_cancelled = task.future.cancelled()
+        if was_cancelled or attempt(work, fail) is not False:
             self._tasks.popleft()
-            self._usual_s += 0.2 * (self._clock() - self._started - self._usual_s)
+            if not was_cancelled:
+                self._usual_s += 0.2 * (self._clock() - self._started - self._usual_s)
             self._started = None
         now = self._clock()
         self._next = now + SPEAKING_SHARE * (now - started)

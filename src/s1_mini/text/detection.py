@@ -112,7 +112,8 @@ _ELIDED = re.compile(r"(?:[cdjlmnst]|qu)['’](?=[^\W\d_])")  # French and Itali
 _SCRIPTS = table(
     "HIRAGANA=ja, KATAKANA=ja, KATAKANA-HIRAGANA=ja, CJK=zh, HANGUL=ko, CYRILLIC=ru, LATIN=Latin, FULLWIDTH=Latin"
 )
-_NOT_RUSSIAN = re.compile("[ѓєѕіїјљњћќўџґ]", re.IGNORECASE)  # Ukrainian, Belarusian, Serbian, Macedonian
+# Letters of Ukrainian, Belarusian, Serbian, Macedonian, Kazakh and Tatar, and ъ as Bulgarian has it.
+_NOT_RUSSIAN = re.compile("[ѓєѕіїјљњћќўџґѝәғқңөұүһҗ]|ъ(?![еёюя])", re.IGNORECASE)
 MIN_KANA = 0.2  # share of the letters of a Japanese text; Chinese texts have single ones
 MIN_BESIDE_LATIN = 0.5  # of another script with Latin names in it
 MIN_LEAD, MIN_FACTOR, MIN_WORDS = 1.0, 1.5, 0.2  # function words over those of the second language, share of all words

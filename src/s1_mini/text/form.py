@@ -11,11 +11,11 @@ import re
 import reprlib
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, ParameterError, TextError
-from s1_mini.text.detection import LANGUAGES, detect
+from s1_mini.text.detection import LANGUAGES, detect, identify
 from s1_mini.text.reading import is_ornament, spoken, spoken_certain
 from s1_mini.text.tidy import is_speakable, tidied
 from s1_mini.types import Normalize, OnUnsupported
@@ -101,6 +101,11 @@ class TextForm:
     def reader(self, choice: Normalize) -> Callable[[str], str] | None:
         """Return the normalization of a tidy sentence; None if it stays as written."""
         return None if choice == "off" or not (self.language is not None or self.is_chosen) else self.transcript
+
+    def part_reader(self, text: str) -> Callable[[str], str]:
+        """Return the normalization of parts of a text, which are read in the language of the whole text."""
+        finds = self.is_chosen and self.language is None
+        return (replace(self, language=identify(text)) if finds else self).transcript
 
     def transcript(self, text: str) -> str:
         """Normalize the transcript of a reference, which was validated before; raises nothing."""

@@ -87,7 +87,8 @@ def log_mel(wave: Tensor, bins: int) -> Blocks[Tensor]:
     """Return the logarithmic mel spectrogram [M, F] of a wave [T] at 24 kHz."""
     padded = F.pad(wave.view(1, 1, -1), ((WINDOW - HOP) // 2,) * 2, mode="reflect")[0, 0]
     window, bank, parts = torch.hann_window(WINDOW, device=wave.device), _mel_bank(bins).to(wave.device), []
-    for part in _overlapping(padded, BLOCK * HOP, WINDOW - HOP):
+    whole = padded[: len(wave) // HOP * HOP + WINDOW - HOP]  # without the samples after the last full frame
+    for part in _overlapping(whole, BLOCK * HOP, WINDOW - HOP):
         spectrum = torch.stft(part, WINDOW, HOP, WINDOW, window, center=False, return_complex=True)
         magnitude = (torch.view_as_real(spectrum).square().sum(-1) + SMALLEST_POWER).sqrt()
         parts.append((bank @ magnitude).clamp_min(SMALLEST_MEL).log())
