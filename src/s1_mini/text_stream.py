@@ -19,7 +19,8 @@ class TextStream:
     def __init__(self) -> None:
         self._text, self._is_closed = "", False
         self._sink: TextSink | None = None
-        self._lock = threading.Lock()  # held while the sink is called, so that pieces stay in order
+        self._num_passed, self._is_passing, self._has_ended = 0, False, False  # what the sink has received
+        self._lock = threading.Lock()  # not held while the sink is called, so that no thread waits for another's work
 
     @property
     def text(self) -> str:
@@ -39,15 +40,13 @@ class TextStream:
             if self._is_closed:
                 raise ParameterError("text", "was closed; write further text to another TextStream")
             self._text += piece
-            if self._sink is not None:
-                self._sink(piece, False)
+        self._on_change()
 
     def close(self) -> None:
         """End the text; calling it again has no effect."""
         with self._lock:
-            if not self._is_closed and self._sink is not None:
-                self._sink("", True)
             self._is_closed = True
+        self._on_change()
 
     def attach(self, sink: TextSink) -> None:
         """Send all text, past and future, to `sink`. Raises `ParameterError` for a second sink."""
@@ -55,4 +54,22 @@ class TextStream:
             if self._sink is not None:
                 raise ParameterError("text", "is a TextStream that is spoken already; each is spoken once")
             self._sink = sink
-            sink(self._text, self._is_closed)
+        self._pass_on()
+
+    def _on_change(self) -> None:
+        """Called after each change of the text, in the thread that writes it."""
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Send new text to the sink, unless another thread does so, which then sends this text too."""
+        while True:
+            with self._lock:
+                piece, is_last = self._text[self._num_passed :], self._is_closed
+                if self._sink is None or self._is_passing or self._has_ended or not (piece or is_last):
+                    return
+                self._num_passed, self._is_passing, self._has_ended = len(self._text), True, is_last
+            try:
+                self._sink(piece, is_last)
+            finally:
+                with self._lock:
+                    self._is_passing = False

@@ -15,8 +15,9 @@ import torch
 
 from s1_mini import ProductionTTSEngine, TextStream
 from s1_mini.core.scheduler import Scheduler
-from s1_mini.exceptions import ParameterError, RequestTimeoutError, TextError
+from s1_mini.exceptions import ParameterError, QueueFullError, RequestTimeoutError, TextError
 from s1_mini.families.codec_lm.stage import LanguageModel
+from s1_mini.families.qwen3.loaded import LoadedQwen3
 from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
 from s1_mini.text.arriving import ArrivingText
 from s1_mini.voices.library import write_voice
@@ -332,3 +333,43 @@ def test_tokens_of_the_parts_are_those_of_the_whole_text(text: str) -> None:
     parts = [arriving.add(each, is_last=False) for each in text] + [arriving.add("", is_last=True)]
 
     assert [token for part in parts for token in tokenizer.encode(part)] == tokenizer.encode(tidy)
+
+
+def test_streams_wait_in_the_queue_and_are_refused_if_it_is_full(custom: Path) -> None:
+    limits = {"max_batch_size": 1, "max_queue_size": 1}
+    with ProductionTTSEngine(config(custom, **STEP).model_copy(update=limits)) as small:
+        texts = [TextStream() for _ in range(3)]
+        listeners = [Listener(small, text) for text in texts]
+        texts[0].write("Well, it is")
+        assert num_frames(small)  # it keeps the only slot
+        for text in texts[1:]:
+            text.write("Well, it is")
+            text.close()
+
+        with pytest.raises(QueueFullError):
+            listeners[2].audio()
+        texts[0].close()
+        assert len(listeners[0].audio())
+        assert len(listeners[1].audio())
+
+
+def test_a_prompt_is_built_again_only_if_a_word_has_been_completed(
+    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, built = LoadedQwen3.begin_text, []
+
+    def counted(self: LoadedQwen3, text: str, *arguments: Any, **options: Any) -> Any:
+        built.append(text)
+        return build(self, text, *arguments, **options)
+
+    monkeypatch.setattr(LoadedQwen3, "begin_text", counted)
+    text = TextStream()
+    listener = Listener(engine, text)
+    for character in "A b":
+        text.write(character)
+    for _ in range(9):
+        text.write("c")
+    text.close()
+
+    assert len(listener.audio())
+    assert built in (["A", "A bccccccccc"], ["A bccccccccc"])  # the second if all was written before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from websockets.sync.client import ClientConnection
 from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import StreamEncoder
 from s1_mini.server import elevenlabs_socket
+from s1_mini.text.arriving import ArrivingText
 from tests.families.qwen3_room import config, written
 from tests.server.conftest import Clock, Door, serving
 from tests.server.test_early_start import until
@@ -243,3 +245,54 @@ def test_the_setting_of_a_server_with_another_family_refuses_the_first_text(smal
             raise AssertionError from closed
 
     assert message["error"]["field"] == "start_at"
+
+
+def test_text_is_read_in_threads_without_an_event_loop(qwen: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, loops = ArrivingText.add, list[Any]()
+
+    def add(self: ArrivingText, piece: str, *, is_last: bool) -> str:
+        loops.append(asyncio._get_running_loop())
+        return read(self, piece, is_last=is_last)
+
+    monkeypatch.setattr(ArrivingText, "add", add)
+    with session(qwen) as socket:
+        say(socket, **WORDS)
+        say(socket, type="input.text", text="Good morning to")
+        wait_for_row(qwen.engine)
+        say(socket, type="input.text", text=" all of you")
+        say(socket, type="input.done")
+        _, _, code = hear(socket)
+
+    assert code == 1000
+    assert len(loops) >= 2
+    assert set(loops) == {None}
+
+
+def test_the_limit_of_characters_counts_what_is_not_spoken_completely(checkpoint: Path) -> None:
+    short = config(checkpoint, device="cpu").model_copy(update={"max_text_length": 20})
+    with ProductionTTSEngine(short) as engine, serving(engine) as door, session(door) as socket:
+        say(socket, **WORDS)
+        for _ in range(4):  # more than the limit together
+            say(socket, type="input.text", text="Hello.")
+            say(socket, **WORDS)  # ends the utterance
+            until(socket, "audio.done")
+        say(socket, type="input.text", text="Good night to")
+        say(socket, type="input.text", text=" all of you")
+        messages, _, code = hear(socket)
+
+    reason = "text: has 24 characters in unfinished utterances; at most 20 are allowed"
+    assert messages[-1]["error"]["message"].startswith(reason)
+    assert code == 1008
+
+
+def test_ssml_that_arrives_in_pieces_is_not_spoken_as_words(checkpoint: Path) -> None:
+    accepting = config(checkpoint, device="cpu").model_copy(update={"accept_ssml": True})
+    with ProductionTTSEngine(accepting) as engine, serving(engine) as door, session(door) as socket:
+        say(socket, **WORDS)
+        for piece in ("<", "spe", "ak>", "Hello.</sp", "eak>"):
+            say(socket, type="input.text", text=piece)
+        say(socket, type="input.done")
+        messages, _, code = hear(socket)
+
+    assert [message["text"] for message in messages if message["type"] == "audio.start"] == ["<speak>Hello.</speak>"]
+    assert code == 1000

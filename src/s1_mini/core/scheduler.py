@@ -97,12 +97,6 @@ class Pipeline:
         if utterance.sequences and not utterance.request.has_ended:
             self._feed(utterance.sequences[0], len(items), is_final=is_final)
 
-    def open(self, utterance: Utterance, prompt: PromptTokens, max_steps: int) -> None:
-        utterance.prompt, utterance.max_steps, utterance.has_arrived = prompt, max_steps, True
-        utterance.num_texts = prompt.num_after
-        if utterance.sequences and not utterance.request.has_ended:
-            self._feed(utterance.sequences[0], len(prompt.items), is_final=True)
-
     def report(self, plan: Plan, report: Report) -> list[Follow]:
         queue = self.stages[plan.stage]
         flight = queue.in_flight.pop(plan.number)
@@ -295,11 +289,15 @@ class Scheduler:
     # ---- called by the engine ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises `QueueFullError`, or `EngineNotReadyError` after `close`."""
+        """Queue a request; one without utterances is queued by `open`.
+
+        Raises `QueueFullError`, or `EngineNotReadyError` after `close`.
+        """
         with self._lock:
             if self._closed.is_set():
                 raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
-            self.line.submit(request)
+            if request.utterances:
+                self.line.submit(request)
             request.speech.queue.on_take = self._look_again
             self.ledger.add(request)
             if self._closed.is_set():  # `tell_all` runs even without the lock, and may have missed this request
@@ -428,9 +426,14 @@ class Scheduler:
             self._pipeline.arrive(utterance, items, is_final=is_final)
 
     def open(self, utterance: Utterance, prompt: PromptTokens, max_steps: int) -> None:
-        """Begin an utterance whose text is still being written; it was submitted without a prompt."""
+        """Queue the only utterance of a request whose text is still being written. Raises `QueueFullError`."""
         with self._lock:
-            self._pipeline.open(utterance, prompt, max_steps)
+            request = utterance.request
+            utterance.prompt, utterance.max_steps, utterance.num_texts = prompt, max_steps, prompt.num_after
+            if not request.has_ended:
+                request.utterances, request.arrived = [utterance], self.clock()
+                self.line.submit(request)
+                self._wake(0)
 
     def feed(self, utterance: Utterance, tokens: np.ndarray, *, is_last: bool) -> None:
         """Add text tokens [n] of further steps of an opened utterance. The request's deadline restarts."""

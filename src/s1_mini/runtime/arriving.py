@@ -51,6 +51,8 @@ class ArrivingUtterance:
             self._feed(self._model.rest_of_text(text, is_last=is_last), is_last=is_last)
 
     def _begin(self, text: str, *, is_last: bool) -> None:
+        if text == self._beginning and not is_last:
+            return  # it was too short already
         self._beginning = text
         prompt = self._model.begin_text(text, self._voices, self._options, is_last=is_last) if text else None
         if prompt is not None:

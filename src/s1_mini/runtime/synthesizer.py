@@ -213,8 +213,7 @@ class Synthesizer:
             raise ParameterError(
                 "text", "is a TextStream, which is not supported while stages run in other processes; give a str"
             )
-        utterance = Utterance(request, 0, PromptTokens(NO_ITEMS), 1, has_arrived=False, is_open=True)
-        request.utterances = [utterance]
+        utterance = Utterance(request, 0, PromptTokens(NO_ITEMS), 1, is_open=True)
         sink = ArrivingUtterance(
             utterance,
             text,

@@ -37,7 +37,7 @@ from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
 from s1_mini.server.voice_names import names_in_markup, own_voice
-from s1_mini.text.markup import begins_ssml, cut_documents, last_voice
+from s1_mini.text.markup import begins_ssml, cut_documents, last_voice, may_begin_ssml
 from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
 from s1_mini.text_stream import TextStream
@@ -215,15 +215,20 @@ class Session:
         """Add text, and speak its complete sentences. Raises `TextError` if it is too far ahead of the audio."""
         # Refuse such text instead of leaving it unread: a session that does not read notices no disconnect and no pong.
         allowed = self.state.engine.config.max_text_length
-        is_ssml, splits = self._is_ssml(track, track.rest + text), self._splits
+        is_ssml, splits = track.stream is None and self._is_ssml(track, track.rest + text), self._splits
         streams = not is_ssml and self._streams_text(track.config)
         is_held = is_ssml or streams or not splits
         ahead = self.queue.num_waiting + len(text) + (len(track.rest) if is_held else 0)
+        if ahead > allowed and track.stream is not None:
+            raise TextError(
+                "text",
+                f"has {ahead} characters in unfinished utterances; at most {allowed} are allowed; end it earlier",
+            )
         if ahead > allowed:
             raise TextError("text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed")
         track.says = bool(track.says)
         if streams:
-            await self._write(track, text)
+            self._write(track, text)
             return
         text, track.rest = track.rest + text, ""
         cut = cut_documents if is_ssml else _cut_sentences if splits else _cut_nothing
@@ -258,22 +263,19 @@ class Session:
     def _streams_text(self, config: SessionConfig) -> bool:
         return config.text_type == "text" and config.streams_text(self.state.settings)
 
-    async def _write(self, track: Track, text: str) -> None:
+    def _write(self, track: Track, text: str) -> None:
         """Write text to the utterance that goes on as it arrives; the first text begins it."""
         if track.stream is None:
             track.rest += text
-            if not is_speakable(text):
+            if not is_speakable(text) or (self.state.engine.config.accept_ssml and may_begin_ssml(track.rest)):
                 return
             self.check(track.config)
             text, track.rest, track.says = track.rest, "", True
-            track.stream = TextStream()
+            track.stream = _BackgroundStream()
             options = self.protocol.options | {"word_times": False}  # they need the whole text
             self.queue.add(track, "", options, stream=track.stream)
             self.state.websockets.mark_busy(self)
-        if len(text) <= SMALL_TEXT:
-            track.stream.write(text)
-        else:
-            await in_turn(self.state, track.stream.write, text)
+        self.queue.write(track.stream, text)
 
     def end_stream(self, track: Track) -> None:
         """End the utterance that goes on as its text arrives, if there is one."""
@@ -330,8 +332,7 @@ class Session:
 
     async def clear(self, track: Track) -> None:
         """Drop the text of the track that is not spoken yet, and stop its audio at once."""
-        self.end_stream(track)
-        track.rest = track.voice = ""
+        track.stream, track.rest, track.voice = None, "", ""
         await self.queue.clear(track)
 
     def end(self) -> None:
@@ -354,6 +355,14 @@ class Session:
 
     async def send_bytes(self, content: bytes) -> None:
         await self._socket.send_bytes(content)
+
+
+class _BackgroundStream(TextStream):
+    """A text whose words are read in a thread, because normalization takes up to 0.1 ms per character."""
+
+    def _on_change(self) -> None:
+        if self._sink is not None and not self._is_passing:  # otherwise the passing thread or `attach` sends it
+            asyncio.get_running_loop().run_in_executor(None, self._pass_on)
 
 
 def _cut_sentences(text: str) -> tuple[list[str], str]:

@@ -91,6 +91,7 @@ class SpeechQueue:
         self._has_changed = asyncio.Event()  # an item was added, or the queue was closed
         self._is_closed = False
         self._speaking: asyncio.Future[None] | None = None  # the running work of the first of `_items`
+        self.num_waiting = 0  # characters in `_items`
         self.num_spoken = 0  # stretches of text
         self.last_moved = time.monotonic()  # when something was last spoken
         self.runs_dry = 0.0  # when a client that plays the audio as it arrives has played all of it
@@ -102,11 +103,6 @@ class SpeechQueue:
     def current(self) -> Track | None:
         """The track that is being spoken."""
         return self._items[0].track if self._items else None
-
-    @property
-    def num_waiting(self) -> int:
-        """Characters that are not spoken completely."""
-        return sum(item.num_characters for item in self._items)
 
     @property
     def waits_for_text(self) -> bool:
@@ -151,7 +147,13 @@ class SpeechQueue:
         config = track.config
         request = config.build(text, config.response_format, streams=True, reference_audio=self._recording, **options)
         request = replace(request, speech=replace(request.speech, continues=continues, stream=stream))
+        self.num_waiting += len(_text_of(request))
         self._append(_Item(track, partial(self._say, track, request), request))
+
+    def write(self, stream: TextStream, text: str) -> None:
+        """Add text to a stream of this queue."""
+        self.num_waiting += len(text)
+        stream.write(text)
 
     def then(self, track: Track, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Call `work` after everything of the track that was added before, unless the track is cleared."""
@@ -171,6 +173,7 @@ class SpeechQueue:
         speaking = self._items[0] if self._speaking is not None else None
         for item in [item for item in self._items if item.track is track and item is not speaking]:
             self._items.remove(item)
+            self.num_waiting -= item.num_characters
         if self._speaking is not None and speaking is not None and speaking.track is track:
             self._speaking.cancel()
             self.runs_dry = 0.0
@@ -201,6 +204,7 @@ class SpeechQueue:
                 await asyncio.wait({speaking})
             self._speaking = None
             item = self._items.popleft()
+            self.num_waiting -= item.num_characters
             if item.request is not None and item.track.stream is item.request.speech.stream:
                 item.track.stream = None
             self._count_recordings(checked=False)  # until now, `speak` has charged the recording of this item

@@ -69,6 +69,8 @@ class ArrivingText:
         return part.rstrip() if is_last else part
 
     def _normalize(self, part: str, *, is_last: bool) -> str:
+        if not (part or is_last):
+            return ""
         text, said = self._sentence + part, self._held
         while stop := _end_of_sentence(text, is_last=is_last):
             said += self._finish(text[:stop], is_first=not (said or self._says))

@@ -36,6 +36,7 @@ _TIME = re.compile(r"\+?(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})\s?(ms|s)")
 _RATE = re.compile(r"([+-]?)(\d{1,6}(?:\.\d{0,6})?)(%?)")
 _VOLUME = re.compile(r"([+-]\d{1,6}(?:\.\d{0,6})?)dB", re.IGNORECASE)
 _SSML = re.compile(r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?<speak[\s>](?s:.*)</speak\s*>\s*")
+_SSML_STARTS = ("<speak", "<?xml")
 _DOCUMENT_END = re.compile(r"(?s:<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z))|(?P<end></speak\s*>)")
 _BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{0,63}))\](?!\()")
 
@@ -106,7 +107,13 @@ def is_ssml(source: str) -> bool:
 
 def begins_ssml(text: str) -> bool:
     """Return whether a text that is still arriving begins as SSML does."""
-    return text.lstrip().startswith(("<speak", "<?xml"))
+    return text.lstrip().startswith(_SSML_STARTS)
+
+
+def may_begin_ssml(text: str) -> bool:
+    """Return whether a text that is still arriving may begin as SSML does once more of it has arrived."""
+    bare = text.lstrip()
+    return any(start.startswith(bare) for start in _SSML_STARTS)
 
 
 def cut_documents(text: str) -> tuple[list[str], str]:
