@@ -139,7 +139,7 @@ def test_a_frame_of_one_other_code_is_found_before_it_is_used(tmp_path: Path, mo
     model = build(tmp_path, {})
     kept = [torch.ones(1)] * 4
     frames = {True: torch.tensor([[151_000.0, 5, 7]]), False: torch.tensor([[151_000.0, 5, 8]])}
-    monkeypatch.setattr(shared, "first_frame", lambda _model, _tokens, compiled: [frames[compiled is None], *kept])
+    monkeypatch.setattr(shared, "first_frame", lambda _model, _tokens, weights, _step: [frames[weights is None], *kept])
 
     with pytest.raises(RuntimeError, match="does not match torch's"):
         compiled.check(model, compiled.gather(model))

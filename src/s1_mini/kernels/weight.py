@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.compiled.product import Product
+from s1_mini.kernels.compiled.product import BLOCK, Product
 
 PACKED_INPUTS = 32  # torch's int8 kernels read 8, 16 or 32 inputs at once, depending on the processor
 FIRST_OUTPUTS = 16  # outputs that `_as_int8` tests first: most weights that int8 cannot hold already fail there
@@ -92,10 +92,10 @@ def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact:
         layers = [each.detach() for each in weights if isinstance(each, Tensor)]
     is_bfloat16 = quantized is None and compact and all(_is_bfloat16(each) for each in layers)
     dtype = np.int8 if quantized is not None else np.uint16 if is_bfloat16 else np.float32
-    weight = np.empty((len(weights), inputs, outputs), dtype)
+    weight = np.empty((len(weights), inputs * outputs), dtype)
     for index, each in enumerate(layers):  # one by one, because large models have gigabytes of them
         layer = each.bfloat16().view(torch.uint16) if is_bfloat16 else each if quantized is not None else each.float()
-        weight[index] = layer.T.numpy()
+        weight[index] = np.concatenate([block.T.numpy().ravel() for block in layer.split(BLOCK)])
     added = [torch.zeros(outputs) if bias is None else bias.detach().float() for bias in biases]
     return Product(weight, scale.numpy(), torch.stack(added).numpy())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,24 +20,56 @@ from s1_mini.families.codec_lm.network import FrameConfig, FrameNetwork
 from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.kernels.compiled.frame import State, Weights
 from s1_mini.kernels.compiled.layers import Layers
+from s1_mini.kernels.compiled.multiply import ENDED, NUM_HELPERS, TEAM_SIZE, help_out
 from s1_mini.kernels.compiled.product import Product
 from s1_mini.kernels.positions import Embedding
 from s1_mini.kernels.weight import Weight, is_close, pack
 from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
+from s1_mini.runtime.compiled import Step
 
-CHECKS = 4  # random inputs, one of which must match
-TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # relative to the largest number
-
-# Generates a frame with the compiled weights: (state, sampling, slots) -> int64 [slots, K + 3], as `FrameModel.step`.
-Frames = Callable[[Any, SamplingTensors, Sequence[int]], np.ndarray]
+CHECKS = 4  # number of random inputs that `compare` tries
+MAX_HELPERS = 31
+TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # allowed difference from torch, relative to the largest number
 
 
-def shared(state: FrameState) -> State:
+class Team:
+    """Threads that share the products of a step: as many as torch uses in the thread of the step."""
+
+    def __init__(self) -> None:
+        self.board = np.zeros(TEAM_SIZE, np.int64)
+        self._pool = ThreadPoolExecutor(MAX_HELPERS, "s1_mini helper")  # starts threads when it needs them
+        self._steps = 0
+
+    def step(self, books: int, make_frame: Callable[..., object], *arguments: Any) -> Step:
+        """Return a step that calls a family's `make_frame` with these arguments."""
+
+        def step(slots: Sequence[int]) -> np.ndarray:
+            frames = np.zeros((len(slots), books + 3), np.int64)
+            self.run(lambda: make_frame(np.array(slots, np.int64), *arguments, frames))
+            return frames
+
+        return step
+
+    def run(self, step: Callable[[], object]) -> None:
+        """Call `step` while the helpers wait for its products."""
+        helpers = min(torch.get_num_threads() - 1, MAX_HELPERS)
+        self.board[NUM_HELPERS] = helpers
+        self._steps += 1
+        for _ in range(helpers):
+            self._pool.submit(help_out, self.board, self._steps)
+        try:
+            step()
+        finally:
+            self.board[ENDED] = self._steps
+
+
+def shared(state: FrameState, team: Team) -> State:
     """Return arrays that share the memory of a state."""
     kept = state.kept[0].scores if state.kept else torch.zeros(1, 1)
     caches = state.cache.keys, state.cache.values, state.depth_cache.keys, state.depth_cache.values
-    return State(*(each.numpy() for each in (*caches, state.tokens, state.position, state.count, kept)))
+    tensors = *caches, state.tokens, state.position, state.count, kept
+    return State(*[*(tensor.numpy() for tensor in tensors), team.board])
 
 
 def formats_of(weights: Weights) -> list[str]:
@@ -48,18 +81,19 @@ def formats_of(weights: Weights) -> list[str]:
     return formats
 
 
-def compare(model: FrameModel[Any], weights: Weights, frames: Frames) -> None:
-    """Compare a frame with compiled `weights` with torch's. Raises `RuntimeError` if they differ.
+def compare(model: FrameModel[Any], weights: Weights, step_of: Callable[..., Step]) -> None:
+    """Compare compiled frames with torch's frames. Raises `RuntimeError` if they differ.
 
-    Of several random inputs, one must give the same codes, keys and values: another result is possible where two tokens
-    are equally likely. In int8 torch also rounds the inputs of products, so only the backbone's keys and values count.
+    It is enough if one of several random inputs gives the same codes, keys and values, because codes may differ where
+    two tokens are almost equally likely. With int8 weights, torch also rounds the inputs of products, so that only the
+    keys and values of the backbone are compared, with a larger tolerance.
     """
     generator = np.random.default_rng(0)
     is_quantized = any(weight.dtype == torch.int8 for weight in model.weights())
     for _ in range(CHECKS):
         tokens = generator.integers(0, weights.num_codes, model.num_codebooks + 1)
         tokens[0] = weights.with_codes[0]
-        plain, compiled = (first_frame(model, torch.from_numpy(tokens), each) for each in (None, frames))
+        plain, compiled = (first_frame(model, torch.from_numpy(tokens), each, step_of) for each in (None, weights))
         if is_quantized:
             plain, compiled = plain[1:3], compiled[1:3]  # keys and values of the backbone
         elif not torch.equal(plain[0], compiled[0]):
@@ -71,8 +105,10 @@ def compare(model: FrameModel[Any], weights: Weights, frames: Frames) -> None:
     raise RuntimeError("a compiled frame does not match torch's")
 
 
-def first_frame(model: FrameModel[Any], tokens: Tensor, frames: Frames | None) -> list[Tensor]:
-    """Return the frame after one position, then keys and values, computed by torch or by `frames`."""
+def first_frame(
+    model: FrameModel[Any], tokens: Tensor, weights: Weights | None, step_of: Callable[..., Step]
+) -> list[Tensor]:
+    """Return the frame after one position, then keys and values; computed by torch if `weights` is None."""
     with torch.inference_mode():
         state = model.allocate(1, 1)
         parameters = torch.tensor([[1.5], [1e-5], [0.9]])
@@ -81,7 +117,10 @@ def first_frame(model: FrameModel[Any], tokens: Tensor, frames: Frames | None) -
         )
         model.begin(state, 0, tokens, 0)
         state.active[0] = True
-        found = model.step(state, sampling, 1) if frames is None else torch.from_numpy(frames(state, sampling, [0]))
+        if weights is None:
+            found = model.step(state, sampling, 1)
+        else:
+            found = torch.from_numpy(step_of(model, state, sampling, weights)([0]))
     kept = (
         state.cache.keys[..., :1, :],
         state.cache.values[..., :1, :],
@@ -127,10 +166,10 @@ def _plain(tensor: Tensor) -> np.ndarray:
 
 
 def _product(*layers: nn.Module) -> Product:
-    """Pack linear layers, quantized or not; without arguments return an empty stack."""
+    """Pack linear layers, which may be quantized; without arguments, return an empty stack."""
     if not layers:
         empty = np.zeros((0, 0), np.float32)
-        return Product(np.zeros((0, 0, 0), np.float32), empty, empty)
+        return Product(empty, empty, empty)
     linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
     return pack([each.weight for each in linears], [each.bias for each in linears])
 

@@ -9,12 +9,14 @@ S positions, T tables: one for all codebooks of the depth transformer, or one fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
 from s1_mini.kernels.compiled.build import in_order
-from s1_mini.kernels.compiled.layers import Layers, f32, product, rms_norm, step_layers
+from s1_mini.kernels.compiled.layers import Layers, multiply, rms_norm, step_layers
+from s1_mini.kernels.compiled.multiply import f32, help_out
 from s1_mini.kernels.compiled.product import Product
 
 
@@ -28,7 +30,7 @@ class Weights(NamedTuple):
     backbone: Layers
     norm: np.ndarray  # [W]
     output: Product
-    project_in: Product  # an empty stack if both transformers have the same width
+    project_in: Product  # no blocks if both transformers have the same width
     depth_embeddings: np.ndarray  # float32 [T, V, F]
     depth_rope: np.ndarray  # float32 [K, D / 2, 2]
     depth: Layers
@@ -51,7 +53,8 @@ class State(NamedTuple):
     tokens: np.ndarray
     position: np.ndarray
     counts: np.ndarray
-    kept: np.ndarray  # float32 [B, S] weights of the alignment head
+    kept: np.ndarray  # float32 [B, S] attention weights of the alignment head
+    team: np.ndarray  # int64: see `multiply.py`
 
 
 class Depth(NamedTuple):
@@ -86,7 +89,7 @@ def _embed(tokens, weights, out):
 
 @in_order
 def _copy(table, indices, out):
-    """Copy rows `indices` [R] of a table into `out` [R, …]; both have rows [N] or [N, 2]."""
+    """Copy the rows `indices` [R] of a table into `out` [R, …]."""
     flat, to = table.reshape((table.shape[0], -1)), out.reshape((out.shape[0], -1))
     for row in range(out.shape[0]):
         for k in range(to.shape[1]):
@@ -105,28 +108,29 @@ def start_frame(slots, state, weights):
         _embed(state.tokens[slots[row]], weights, hidden[row])
     rope = np.empty((rows, weights.rope.shape[1], 2), np.float32)
     _copy(weights.rope, positions, rope)
-    step_layers(hidden, weights.backbone, state.keys, state.values, slots, positions, lengths, rope, state.kept)
+    step_layers(
+        hidden, weights.backbone, state.keys, state.values, slots, positions, lengths, rope, state.kept, state.team
+    )
     normed = np.empty_like(hidden)
     rms_norm(hidden, weights.norm, weights.eps, normed)
-    logits = np.empty((rows, weights.output.weight.shape[2]), np.float32)
-    product(normed, weights.output.weight[0], weights.output.scale[0], weights.output.bias[0], logits)
+    logits = np.empty((rows, weights.output.bias.shape[1]), np.float32)
+    multiply(normed, weights.output, 0, logits, state.team)
     return hidden, normed, logits
 
 
 @in_order
-def start_depth(slots, hidden, normed, weights):
+def start_depth(slots, hidden, normed, weights, team):
     """Return the input of the depth transformer, from the results of `start_frame`."""
     rows, width = slots.shape[0], weights.depth_embeddings.shape[2]
     start = normed if weights.norms_depth_input else hidden
     if weights.project_in.weight.shape[0] > 0:
         projected = np.empty((rows, width), np.float32)
-        into = weights.project_in
-        product(start, into.weight[0], into.scale[0], into.bias[0], projected)
+        multiply(start, weights.project_in, 0, projected, team)
         start = projected
     depth = Depth(
         np.empty((2 * rows, width), np.float32),
         np.empty((rows, width), np.float32),
-        np.empty((rows, weights.depth_output.weight.shape[2]), np.float32),
+        np.empty((rows, weights.depth_output.bias.shape[1]), np.float32),
         np.empty(2 * rows, np.int64),
         np.empty(2 * rows, np.int64),
         np.empty(2 * rows, np.int64),
@@ -155,10 +159,11 @@ def depth_logits(codebook, codes, state, weights, depth):
     step_layers(
         depth.both[first:], weights.depth, state.depth_keys, state.depth_values, depth.slots[first:],
         depth.positions[first:], depth.lengths[first:], depth.rope[first:], state.kept,
+        state.team,
     )  # fmt: skip
     rms_norm(x, weights.depth_norm, weights.depth_eps, depth.normed)
-    head, table = weights.depth_output, min(codebook, weights.depth_output.weight.shape[0]) - 1
-    product(depth.normed, head.weight[table], head.scale[table], head.bias[table], depth.logits)
+    table = min(codebook, weights.depth_output.weight.shape[0]) - 1
+    multiply(depth.normed, weights.depth_output, table, depth.logits, state.team)
     return depth.logits
 
 
@@ -189,11 +194,17 @@ def weights_of(formats: Sequence[str]) -> Weights:
 def state_of() -> State:
     """Return a state to compile for."""
     cache = np.zeros((1, 1, 1, 1, 2), np.float32)
-    return State(cache, cache, cache, cache, np.zeros((1, 1), np.int64), WHOLE, WHOLE, ONE)
+    return State(cache, cache, cache, cache, np.zeros((1, 1), np.int64), WHOLE, WHOLE, ONE, WHOLE)
+
+
+def compile_frame(make_frame: Any, *arguments: Any) -> None:
+    """Compile a family's frame for these arguments, and the helpers' function, and cache both."""
+    make_frame.compile(tuple(numba.typeof(each) for each in arguments))
+    help_out.compile((numba.typeof(WHOLE), numba.int64))
 
 
 def _product(names: Iterator[str]) -> Product:
-    return Product(np.zeros((1, 1, 1), next(names)), ONE, ONE)
+    return Product(np.zeros((1, 1), next(names)), ONE, ONE)
 
 
 def _layers(names: Iterator[str]) -> Layers:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from s1_mini.kernels.compiled.build import in_order
-from s1_mini.kernels.compiled.layers import exp, f32, sum_of
+from s1_mini.kernels.compiled.layers import exp, sum_of
+from s1_mini.kernels.compiled.multiply import f32
 
 SCALE = 1 << 31  # that of `kernels/ranking.py`, which imports torch
 
@@ -21,7 +22,7 @@ def is_finite(x):
 
 @in_order
 def order(logits, keys):
-    """Store integers in the order of the logits in `keys` [V]. Return the likeliest token, of equal ones the first."""
+    """Put integers with the order of the logits into `keys` [V]. Return the likeliest token, the first of equals."""
     likeliest = 0
     for token in range(logits.shape[0]):
         bits = np.float32(logits[token] + f32(0)).view(np.uint32)  # turns -0 into 0
@@ -33,7 +34,7 @@ def order(logits, keys):
 
 @in_order
 def softmax(logits, top, inverse_temperature, kept, masses, shares):
-    """Put the softmax of kept logits, (logits - top) * inverse_temperature, as whole numbers into `masses` [V]."""
+    """Put the softmax of (logits - top) * inverse_temperature of kept tokens, as integers, into `masses` [V]."""
     for token in range(logits.shape[0]):
         share = exp((logits[token] - top) * inverse_temperature)
         shares[token] = share if kept[token] else f32(0)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from s1_mini.kernels.compiled import frame
 from s1_mini.kernels.compiled.build import in_order
 from s1_mini.kernels.compiled.frame import depth_logits, end_frame, start_depth, start_frame
-from s1_mini.kernels.compiled.layers import f32
+from s1_mini.kernels.compiled.multiply import f32
 from s1_mini.kernels.compiled.sampling import SCALE, edge, is_finite, mass_above, order, pick, softmax, to_masses
 
-# Constants of `sampling`, which imports torch.
+# Copies of constants in `ranking` and `sampling`, which this module does not import because they import torch.
 MIN_TEMPERATURE = 1e-5
 MIN_FRAMES = 2
 
@@ -91,7 +90,7 @@ def _sample_code(logits, state, rules, slot, codebook):
 
 @in_order
 def make_frame(slots, state, weights, frames):
-    """Generate one frame of each slot of `slots` int64 [R] into `frames` int64 [R, K + 3].
+    """Generate one frame for each of `slots` int64 [R] into `frames` int64 [R, K + 3].
 
     A row has the next text token, the codes, whether it is the end, and whether the logits were finite.
     """
@@ -105,7 +104,7 @@ def make_frame(slots, state, weights, frames):
         frames[row, 1] = 0 if stops else max(choice, 0)
         frames[row, books + 1], frames[row, books + 2] = stops, choice >= 0
         state.seen[slot, frames[row, 1]] = 1
-    depth = start_depth(slots, hidden, normed, weights)
+    depth = start_depth(slots, hidden, normed, weights, state.frame.team)
     for codebook in range(1, books):
         logits = depth_logits(codebook, frames[:, codebook], state.frame, weights, depth)
         for row in range(rows):
@@ -129,5 +128,4 @@ def compile_for(formats):
         sampling,
         frame.THREE,
     )
-    arguments = (whole, state, frame.weights_of(formats), np.zeros((1, 1), np.int64))
-    make_frame.compile(tuple(numba.typeof(each) for each in arguments))
+    frame.compile_frame(make_frame, whole, state, frame.weights_of(formats), np.zeros((1, 1), np.int64))

@@ -1,6 +1,6 @@
 """Generate a frame of S1 in one compiled call: embedding, both transformers, and sampling of all tokens.
 
-The results match those of `positions`, `sampling` and the network in torch, except for the last bits.
+The results equal those of torch (`kernels/positions.py`, `sampling.py` and the network) except for rounding.
 Shapes: R rows, B slots, K codebooks, V tokens.
 """
 
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from s1_mini.kernels.compiled import frame
 from s1_mini.kernels.compiled.build import in_order
 from s1_mini.kernels.compiled.frame import depth_logits, end_frame, start_depth, start_frame
-from s1_mini.kernels.compiled.layers import f32
+from s1_mini.kernels.compiled.multiply import f32
 from s1_mini.kernels.compiled.sampling import SCALE, edge, is_finite, mass_above, order, pick, softmax
 
-# Constants of `sampling`, which imports torch.
+# Copies of constants in `ranking` and `sampling`, which this module does not import because they import torch.
 MIN_TEMPERATURE = 1e-5
 WINDOW = 16
 
@@ -106,7 +105,7 @@ def _penalise_all(logits, past, count, index, first, last, restricted, is_fixed,
 
 @in_order
 def _sample_token(logits, state, slot, codebook, first, last, restricted, is_fixed):
-    """Sample a token of a slot's frame from `logits` [V], which are overwritten; -1 if they are not finite."""
+    """Return a token of a slot's frame, sampled from `logits` [V], which are overwritten; -1 if they are not finite."""
     if not is_finite(logits):
         return -1
     count = state.frame.counts[slot]
@@ -119,7 +118,7 @@ def _sample_token(logits, state, slot, codebook, first, last, restricted, is_fix
 
 @in_order
 def make_frame(slots, state, weights, rules, frames):
-    """Generate one frame of each slot of `slots` int64 [R] into `frames` int64 [R, K + 3].
+    """Generate one frame for each of `slots` int64 [R] into `frames` int64 [R, K + 3].
 
     A row has the semantic token, the codes, whether the utterance ends, and whether the logits were finite.
     """
@@ -136,7 +135,7 @@ def make_frame(slots, state, weights, rules, frames):
             choice = rules.end if stops else choice + rules.first
         frames[row, 0], frames[row, books + 1], frames[row, books + 2] = choice, stops, valid
         frames[row, 1] = min(max(choice - rules.first, 0), rules.num_codes - 1)
-    depth = start_depth(slots, hidden, normed, weights)
+    depth = start_depth(slots, hidden, normed, weights, state.frame.team)
     for codebook in range(1, books):
         logits = depth_logits(codebook, frames[:, codebook], state.frame, weights, depth)
         for row in range(rows):
@@ -158,5 +157,4 @@ def compile_for(formats):
     one, three = frame.ONE, frame.THREE
     state = State(frame.state_of(), np.zeros((1, 1, 1), np.int64), one[0], one[0], one[0], three)
     rules = Rules(0, 0, 0, 1, False, False)
-    arguments = (frame.WHOLE, state, frame.weights_of(formats), rules, np.zeros((1, 1), np.int64))
-    make_frame.compile(tuple(numba.typeof(each) for each in arguments))
+    frame.compile_frame(make_frame, frame.WHOLE, state, frame.weights_of(formats), rules, np.zeros((1, 1), np.int64))
