@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from s1_mini.families.codec_lm.network import FrameConfig, FrameNetwork
 from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.kernels.compiled.frame import State, Weights
 from s1_mini.kernels.compiled.layers import Layers
-from s1_mini.kernels.compiled.multiply import ENDED, NUM_HELPERS, TEAM_SIZE, help_out
 from s1_mini.kernels.compiled.product import Product
 from s1_mini.kernels.positions import Embedding
 from s1_mini.kernels.weight import Weight, is_close, pack
@@ -29,47 +27,26 @@ from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 from s1_mini.runtime.compiled import Step
 
 CHECKS = 4  # number of random inputs that `compare` tries
-MAX_HELPERS = 7  # a product of 1,024 outputs has four blocks to share
 TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # allowed difference from torch, relative to the largest number
 
 
-class Team:
-    """Threads that share the products of a step: as many as torch uses in the thread of the step, at most eight."""
+def stepping(books: int, make_frame: Callable[..., object], *arguments: Any) -> Step:
+    """Return a step that calls a family's `make_frame` with these arguments."""
 
-    def __init__(self) -> None:
-        self.board = np.zeros(TEAM_SIZE, np.int64)
-        self._pool = ThreadPoolExecutor(MAX_HELPERS, "s1_mini helper")  # starts threads when it needs them
-        self._steps = 0
+    def step(slots: Sequence[int]) -> np.ndarray:
+        frames = np.zeros((len(slots), books + 3), np.int64)
+        make_frame(np.array(slots, np.int64), *arguments, frames)
+        return frames
 
-    def step(self, books: int, make_frame: Callable[..., object], *arguments: Any) -> Step:
-        """Return a step that calls a family's `make_frame` with these arguments."""
-
-        def step(slots: Sequence[int]) -> np.ndarray:
-            frames = np.zeros((len(slots), books + 3), np.int64)
-            self.run(lambda: make_frame(np.array(slots, np.int64), *arguments, frames))
-            return frames
-
-        return step
-
-    def run(self, step: Callable[[], object]) -> None:
-        """Call `step` while the helpers wait for its products."""
-        helpers = min(torch.get_num_threads() - 1, MAX_HELPERS)
-        self.board[NUM_HELPERS] = helpers
-        self._steps += 1
-        for _ in range(helpers):
-            self._pool.submit(help_out, self.board, self._steps)
-        try:
-            step()
-        finally:
-            self.board[ENDED] = self._steps
+    return step
 
 
-def shared(state: FrameState, team: Team) -> State:
+def shared(state: FrameState) -> State:
     """Return arrays that share the memory of a state."""
     kept = state.kept[0].scores if state.kept else torch.zeros(1, 1)
     caches = state.cache.keys, state.cache.values, state.depth_cache.keys, state.depth_cache.values
     tensors = *caches, state.tokens, state.position, state.count, kept
-    return State(*[*(tensor.numpy() for tensor in tensors), team.board])
+    return State(*(tensor.numpy() for tensor in tensors))
 
 
 def formats_of(weights: Weights) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from s1_mini.families.codec_lm import compiled
-from s1_mini.families.codec_lm.compiled import Team, formats_of, shared
+from s1_mini.families.codec_lm.compiled import formats_of, shared, stepping
 from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.families.qwen3.kernels import frame
 from s1_mini.families.qwen3.model import Qwen3Model, Qwen3State
@@ -17,9 +17,9 @@ MODULE = frame.__name__
 
 def step_of(model: Qwen3Model, state: Qwen3State, sampling: SamplingTensors, weights: Weights) -> Step:
     """Return the compiled step, which changes the tensors of `state` in place, as `Qwen3Model.step` does."""
-    team, depth = Team(), state.depth
+    depth = state.depth
     arrays = frame.State(
-        shared(state, team),
+        shared(state),
         state.texts.numpy(),
         state.seen.numpy(),
         sampling.repetition_penalty.numpy(),
@@ -27,7 +27,7 @@ def step_of(model: Qwen3Model, state: Qwen3State, sampling: SamplingTensors, wei
         frame.Sampling(depth.temperature.numpy(), depth.top_k.numpy(), depth.top_p.numpy()),
         sampling.uniforms.numpy(),
     )
-    return team.step(model.num_codebooks, frame.make_frame, arrays, weights)
+    return stepping(model.num_codebooks, frame.make_frame, arrays, weights)
 
 
 def gather(model: Qwen3Model) -> Weights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from s1_mini.families.codec_lm import compiled
-from s1_mini.families.codec_lm.compiled import Team, formats_of, shared
+from s1_mini.families.codec_lm.compiled import formats_of, shared, stepping
 from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.families.s1.kernels import frame
 from s1_mini.families.s1.model import S1Model, S1State
@@ -17,12 +17,12 @@ MODULE = frame.__name__
 
 def step_of(model: S1Model, state: S1State, sampling: SamplingTensors, weights: Weights) -> Step:
     """Return the compiled step, which changes the tensors of `state` in place, as `S1Model.step` does."""
-    team, semantic, window = Team(), model.semantic, state.window
+    semantic, window = model.semantic, state.window
     num_codes, is_restricted = model.network.config.codebook_size, model.heads == "restricted"
     rules = frame.Rules(*semantic, model.end, num_codes, is_restricted, window.is_fixed)
     others = window.history, sampling.repetition_penalty, sampling.temperature, sampling.top_p, sampling.uniforms
-    arrays = frame.State(shared(state, team), *(tensor.numpy() for tensor in others))
-    return team.step(model.num_codebooks, frame.make_frame, arrays, weights, rules)
+    arrays = frame.State(shared(state), *(tensor.numpy() for tensor in others))
+    return stepping(model.num_codebooks, frame.make_frame, arrays, weights, rules)
 
 
 def gather(model: S1Model) -> Weights:

@@ -16,7 +16,7 @@ import numpy as np
 
 from s1_mini.kernels.compiled.build import in_order
 from s1_mini.kernels.compiled.layers import Layers, multiply, rms_norm, step_layers
-from s1_mini.kernels.compiled.multiply import f32, help_out
+from s1_mini.kernels.compiled.multiply import f32
 from s1_mini.kernels.compiled.product import Product
 
 
@@ -54,7 +54,6 @@ class State(NamedTuple):
     position: np.ndarray
     counts: np.ndarray
     kept: np.ndarray  # float32 [B, S] attention weights of the alignment head
-    team: np.ndarray  # int64: see `multiply.py`
 
 
 class Depth(NamedTuple):
@@ -108,24 +107,22 @@ def start_frame(slots, state, weights):
         _embed(state.tokens[slots[row]], weights, hidden[row])
     rope = np.empty((rows, weights.rope.shape[1], 2), np.float32)
     _copy(weights.rope, positions, rope)
-    step_layers(
-        hidden, weights.backbone, state.keys, state.values, slots, positions, lengths, rope, state.kept, state.team
-    )
+    step_layers(hidden, weights.backbone, state.keys, state.values, slots, positions, lengths, rope, state.kept)
     normed = np.empty_like(hidden)
     rms_norm(hidden, weights.norm, weights.eps, normed)
     logits = np.empty((rows, weights.output.bias.shape[1]), np.float32)
-    multiply(normed, weights.output, 0, logits, state.team)
+    multiply(normed, weights.output, 0, logits)
     return hidden, normed, logits
 
 
 @in_order
-def start_depth(slots, hidden, normed, weights, team):
+def start_depth(slots, hidden, normed, weights):
     """Return the input of the depth transformer, from the results of `start_frame`."""
     rows, width = slots.shape[0], weights.depth_embeddings.shape[2]
     start = normed if weights.norms_depth_input else hidden
     if weights.project_in.weight.shape[0] > 0:
         projected = np.empty((rows, width), np.float32)
-        multiply(start, weights.project_in, 0, projected, team)
+        multiply(start, weights.project_in, 0, projected)
         start = projected
     depth = Depth(
         np.empty((2 * rows, width), np.float32),
@@ -159,11 +156,10 @@ def depth_logits(codebook, codes, state, weights, depth):
     step_layers(
         depth.both[first:], weights.depth, state.depth_keys, state.depth_values, depth.slots[first:],
         depth.positions[first:], depth.lengths[first:], depth.rope[first:], state.kept,
-        state.team,
     )  # fmt: skip
     rms_norm(x, weights.depth_norm, weights.depth_eps, depth.normed)
     table = min(codebook, weights.depth_output.weight.shape[0]) - 1
-    multiply(depth.normed, weights.depth_output, table, depth.logits, state.team)
+    multiply(depth.normed, weights.depth_output, table, depth.logits)
     return depth.logits
 
 
@@ -194,13 +190,12 @@ def weights_of(formats: Sequence[str]) -> Weights:
 def state_of() -> State:
     """Return a state to compile for."""
     cache = np.zeros((1, 1, 1, 1, 2), np.float32)
-    return State(cache, cache, cache, cache, np.zeros((1, 1), np.int64), WHOLE, WHOLE, ONE, WHOLE)
+    return State(cache, cache, cache, cache, np.zeros((1, 1), np.int64), WHOLE, WHOLE, ONE)
 
 
 def compile_frame(make_frame: Any, *arguments: Any) -> None:
-    """Compile a family's frame for these arguments, and the helpers' function, and cache both."""
+    """Compile a family's frame for these arguments, and cache it."""
     make_frame.compile(tuple(numba.typeof(each) for each in arguments))
-    help_out.compile((numba.typeof(WHOLE), numba.int64))
 
 
 def _product(names: Iterator[str]) -> Product:

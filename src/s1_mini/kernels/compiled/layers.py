@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from s1_mini.kernels.compiled.build import in_any_order, in_order
-from s1_mini.kernels.compiled.multiply import f32, team_product
+from s1_mini.kernels.compiled.multiply import f32, product
 from s1_mini.kernels.compiled.product import Product
 
 NO_DIVISION_BY_ZERO = 1e-9
@@ -181,20 +181,19 @@ def attend(query, keys, values, length, scores, out):  # noqa: C901 - nested loo
 
 
 @in_order
-def multiply(x, part, layer, out, team):
+def multiply(x, part, layer, out):
     """Put x [R, K] times the weights of a layer into `out` [R, N]."""
-    team_product(x, part.weight[layer], part.scale[layer], part.bias[layer], out, team)
+    product(x, part.weight[layer], part.scale[layer], part.bias[layer], out)
 
 
 @in_order
-def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept, team):
+def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
     """Run one token of each row, x [R, W], through the layers, in place.
 
     The token's keys and values are stored at `positions` [R] of `slots` [R] in `keys` and `values` [L, slots, G, S, D].
     The token attends to the slot's first `lengths` [R] positions, including its own. Rows may share a slot. `rope`
     [R, D / 2, 2] has the cos and sin of each row. If `layers.kept_layer` is not -1, the attention weights of
-    `layers.kept_head` in that layer, not normalized, are stored in each slot's row of `kept` [slots, S]. A `team` of
-    threads shares the products.
+    `layers.kept_head` in that layer, not normalized, are stored in each slot's row of `kept` [slots, S].
     """
     rows = x.shape[0]
     num_layers, _, groups, _, size = keys.shape
@@ -211,7 +210,7 @@ def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept, 
     scores = np.empty((heads, most), np.float32)
     for layer in range(num_layers):
         rms_norm(x, layers.attention_norm[layer], layers.eps, normed)
-        multiply(normed, layers.qkv, layer, qkv, team)
+        multiply(normed, layers.qkv, layer, qkv)
         for row in range(rows):
             parts = qkv[row].reshape((heads + 2 * groups, size))
             if layers.head_norms.shape[0] > 0:
@@ -231,12 +230,12 @@ def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept, 
             if layer == layers.kept_layer:
                 for column in range(lengths[row]):
                     kept[slot, column] = scores[layers.kept_head, column]
-        multiply(attended, layers.out, layer, branch, team)
+        multiply(attended, layers.out, layer, branch)
         add(x, branch)
         rms_norm(x, layers.ffn_norm[layer], layers.eps, normed)
-        multiply(normed, layers.both, layer, both, team)
+        multiply(normed, layers.both, layer, both)
         swiglu(both, activated)
-        multiply(activated, layers.down, layer, branch, team)
+        multiply(activated, layers.down, layer, branch)
         add(x, branch)
 
 

@@ -104,7 +104,7 @@ def make_frame(slots, state, weights, frames):
         frames[row, 1] = 0 if stops else max(choice, 0)
         frames[row, books + 1], frames[row, books + 2] = stops, choice >= 0
         state.seen[slot, frames[row, 1]] = 1
-    depth = start_depth(slots, hidden, normed, weights, state.frame.team)
+    depth = start_depth(slots, hidden, normed, weights)
     for codebook in range(1, books):
         logits = depth_logits(codebook, frames[:, codebook], state.frame, weights, depth)
         for row in range(rows):

@@ -135,7 +135,7 @@ def make_frame(slots, state, weights, rules, frames):
             choice = rules.end if stops else choice + rules.first
         frames[row, 0], frames[row, books + 1], frames[row, books + 2] = choice, stops, valid
         frames[row, 1] = min(max(choice - rules.first, 0), rules.num_codes - 1)
-    depth = start_depth(slots, hidden, normed, weights, state.frame.team)
+    depth = start_depth(slots, hidden, normed, weights)
     for codebook in range(1, books):
         logits = depth_logits(codebook, frames[:, codebook], state.frame, weights, depth)
         for row in range(rows):
