@@ -27,14 +27,15 @@ def test_each_number_of_rows_is_timed_on_the_threads_of_the_engine(tiny: Path) -
 
     assert [each.rows for each in times] == [1, 3]
     assert all(each.device_ms == each.step_ms > 0 for each in times), "without graphs both are the same"
+    assert all(each.cpu_ms > 0 for each in times)
     assert len(seen) == 2 * (4 + 5)
     assert set(seen) == {1}
     assert torch.get_num_threads() == threads
 
 
 def test_the_host_adds_what_a_step_takes_longer_than_its_replay() -> None:
-    assert FrameTime(8, device_ms=2.0, step_ms=2.5).host_ms == 0.5
-    assert FrameTime(8, device_ms=2.0, step_ms=1.5).host_ms == 0.0
+    assert FrameTime(8, device_ms=2.0, step_ms=2.5, cpu_ms=1.0).host_ms == 0.5
+    assert FrameTime(8, device_ms=2.0, step_ms=1.5, cpu_ms=1.0).host_ms == 0.0
 
 
 def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, command: Command) -> None:

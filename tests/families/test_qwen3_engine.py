@@ -424,12 +424,12 @@ def test_the_published_sizes_are_counted_without_a_checkpoint() -> None:
     assert large.frame_s == 0.08
 
 
-def test_eight_bit_weights_quantize_the_backbone(custom: Path) -> None:
+def test_eight_bit_weights_quantize_both_transformers_on_a_cpu(custom: Path) -> None:
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=custom, device="cpu", weights_dtype="int8"))
     with engine:
         network = engine._running.speaker.loaded.model.network
         wave = engine.generate("Hello.", **ASKED).audio
 
-    assert sum(isinstance(module, QuantizedLinear) for module in network.modules()) == 2 * 5
+    assert sum(isinstance(module, QuantizedLinear) for module in network.modules()) == (2 + 2) * 5
     assert wave.std() > 0.01
     assert torch.is_tensor(network.fast_output)

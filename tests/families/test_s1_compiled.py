@@ -133,12 +133,13 @@ def test_a_penalty_that_overflows_is_not_a_model_error(tmp_path: Path) -> None:
 
 
 def test_a_frame_of_one_other_code_is_found_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from s1_mini.families.codec_lm import compiled as shared
     from s1_mini.families.s1 import compiled
 
     model = build(tmp_path, {})
     kept = [torch.ones(1)] * 4
     frames = {True: torch.tensor([[151_000.0, 5, 7]]), False: torch.tensor([[151_000.0, 5, 8]])}
-    monkeypatch.setattr(compiled, "_first_frame", lambda _model, _tokens, weights: [frames[weights is None], *kept])
+    monkeypatch.setattr(shared, "first_frame", lambda _model, _tokens, weights, _step: [frames[weights is None], *kept])
 
     with pytest.raises(RuntimeError, match="does not match torch's"):
         compiled.check(model, compiled.gather(model))

@@ -109,13 +109,13 @@ def almost_bfloat16() -> torch.Tensor:
 def test_products_are_those_of_the_weights_that_were_packed(
     weights: list[torch.Tensor | QuantizedWeight], kept: str
 ) -> None:
-    layers = pytest.importorskip("s1_mini.kernels.compiled.layers", reason="numba has no wheels for this platform")
+    multiply = pytest.importorskip("s1_mini.kernels.compiled.multiply", reason="numba has no wheels for this platform")
     bias = torch.linspace(-1, 1, 40)
     x = torch.randn(3, 33, generator=torch.Generator().manual_seed(1))
 
     packed = pack(weights, [None, bias])
     out = np.empty((3, 40), np.float32)
-    layers.product(x.numpy(), packed.weight[1], packed.scale[1], packed.bias[1], out)
+    multiply.product(x.numpy(), packed.weight[1], packed.scale[1], packed.bias[1], out)
 
     last = weights[1].dequantize(torch.float32) if isinstance(weights[1], QuantizedWeight) else weights[1]
     assert packed.weight.dtype.name == kept

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.compiled.product import Product
+from s1_mini.kernels.compiled.product import BLOCK, Product
 
 PACKED_INPUTS = 32  # torch's int8 kernels read 8, 16 or 32 inputs at once, depending on the processor
 FIRST_OUTPUTS = 16  # outputs that `_as_int8` tests first: most weights that int8 cannot hold already fail there
@@ -83,22 +83,30 @@ def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
 def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact: bool = True) -> Product:
     """Copy the weights [N, K] and biases [N] of all layers, in the smallest lossless format if `compact`, else fp32."""
     quantized = _as_int8(weights) if compact else None
+    outputs, inputs = weights[0].shape
+    scale = torch.ones(len(weights), outputs)
     if quantized is not None:
-        stack, scale = torch.stack([each.values.T for each in quantized]), torch.stack([x.scale for x in quantized])
-        weight, scales = stack.numpy(), scale.float()
+        layers = [each.values for each in quantized]
+        scale = torch.stack([each.scale.float() for each in quantized])
     else:
-        full = torch.stack([each.detach().float().T for each in weights if isinstance(each, Tensor)]).contiguous()
-        bits = full.view(torch.int32)
-        is_bfloat16 = compact and not bool((bits & 0xFFFF).any())
-        weight = (bits >> 16).numpy().astype(np.uint16) if is_bfloat16 else full.numpy()
-        scales = torch.ones(len(weights), full.shape[2])
-    added = [torch.zeros(scales.shape[1]) if bias is None else bias.detach().float() for bias in biases]
-    return Product(np.ascontiguousarray(weight), scales.numpy(), torch.stack(added).numpy())
+        layers = [each.detach() for each in weights if isinstance(each, Tensor)]
+    is_bfloat16 = quantized is None and compact and all(_is_bfloat16(each) for each in layers)
+    dtype = np.int8 if quantized is not None else np.uint16 if is_bfloat16 else np.float32
+    weight = np.empty((len(weights), inputs * outputs), dtype)
+    for index, each in enumerate(layers):  # one by one, because large models have gigabytes of them
+        layer = each.bfloat16().view(torch.uint16) if is_bfloat16 else each if quantized is not None else each.float()
+        weight[index] = np.concatenate([block.T.numpy().ravel() for block in layer.split(BLOCK)])
+    added = [torch.zeros(outputs) if bias is None else bias.detach().float() for bias in biases]
+    return Product(weight, scale.numpy(), torch.stack(added).numpy())
 
 
 def is_close(first: Tensor, second: Tensor, share: float) -> bool:
     """Return whether all differences are at most `share` times the largest absolute value of `first`."""
     return bool((first - second).abs().max() <= share * first.abs().max())
+
+
+def _is_bfloat16(weight: Tensor) -> bool:
+    return not bool((weight.float().view(torch.int32) & 0xFFFF).any())
 
 
 def _as_int8(weights: Sequence[Weight]) -> list[QuantizedWeight] | None:

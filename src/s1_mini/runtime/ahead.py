@@ -30,7 +30,6 @@ from s1_mini.types import Choice
 logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 2e6  # weights of a step; for smaller weights, compiling is not worth the time
-MOST_BYTES = 400e6  # weights of a step; for larger weights, torch on several threads may be as fast
 LIMIT_S = 600.0  # timeout of the compiler process
 POLL_INTERVAL_S = 0.25  # poll interval while the compiler process runs
 
@@ -168,6 +167,4 @@ def _reason_against(num_bytes: int, config: EngineConfig) -> str | None:
         return None
     if num_bytes < LEAST_BYTES:
         return "the model is too small to be worth compiling; S1_MINI_COMPILE=true overrides"
-    if num_bytes > MOST_BYTES:
-        return "compiled steps use one core, but a model this large needs all cores; S1_MINI_COMPILE=true overrides"
     return None

@@ -83,7 +83,7 @@ class FrameModel(Generic[State]):
         backbone = config.backbone
         self.text_heads = config.num_layers, backbone.num_heads
         self.position_bytes = 2 * config.num_layers * backbone.num_kv_heads * backbone.head_dim * self.kv_dtype.itemsize
-        self._network, self._config, self._embedding = network, config, embedding
+        self._network, self._config, self.embedding = network, config, embedding
         for module in network.modules():
             if isinstance(module, FeedForward):
                 module.merge()
@@ -161,7 +161,7 @@ class FrameModel(Generic[State]):
         """Embed tokens [n, K + 1] of the prompt in `slot`: [n, dim]."""
         tokens = tokens.to(self.device)
         slots = torch.full((len(tokens),), slot, device=self.device)
-        return self._condition(state, embed(tokens, self._embedding), tokens, slots)
+        return self._condition(state, embed(tokens, self.embedding), tokens, slots)
 
     def prefill_rows(self, state: State, tokens: Tensor, slots: Tensor, positions: Tensor, span: int) -> None:
         """Prefill N positions of prompts: tokens [N, K + 1], slots [N] and positions [N]; position -1 is padding.
@@ -269,7 +269,7 @@ class FrameModel(Generic[State]):
     ) -> tuple[Tensor, CachePositions]:
         """Embed tokens. Also return their cache positions and the positions that they attend to."""
         x, target, rope = embed_positions(
-            tokens, position, active, state.max_positions, self._embedding, self._network.rope
+            tokens, position, active, state.max_positions, self.embedding, self._network.rope
         )
         mask = used_positions(position, span, self._config.backbone.head_dim)
         return x, CachePositions(target, position, span, rope, mask, slots)

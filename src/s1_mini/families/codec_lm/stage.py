@@ -83,7 +83,7 @@ class LanguageModel(Stage):
         compiled = import_module(model.compiled_by)  # numba takes a moment to import
 
         def make(weights: Any) -> Step:
-            return compiled.CompiledFrames(model, self.state, self._sampling, weights).step
+            return compiled.step_of(model, self.state, self._sampling, weights)
 
         return self._compiled.compilable("frames", compiled, model, make)
 

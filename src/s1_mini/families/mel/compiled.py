@@ -102,7 +102,7 @@ def _first_steps(model: MelModel, weights: step.Weights | None) -> Tensor:
 def _float32_product(*layers: nn.Module) -> Product:
     """Pack linear layers that are so small that float32 costs nothing; without arguments, return an empty stack."""
     if not layers:
-        return Product(np.zeros((0, 1, 1), np.float32), *[np.zeros((0, 1), np.float32)] * 2)
+        return Product(np.zeros((0, 1), np.float32), *[np.zeros((0, 1), np.float32)] * 2)
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
     return pack([each.weight for each in linears], [each.bias for each in linears], compact=False)
 

@@ -42,6 +42,8 @@ class Qwen3State(FrameState):
 class Qwen3Model(FrameModel[Qwen3State]):
     """One loaded Qwen3-TTS checkpoint."""
 
+    compiled_by = "s1_mini.families.qwen3.compiled"
+
     def __init__(
         self,
         network: Qwen3Network,

@@ -1,6 +1,6 @@
 """`step_layers`, a stack of transformer layers for one token per row, and `snake`, the codec's activation.
 
-A matrix product sums many outputs at once, each in the order of its inputs; `product.py` has the layout for this.
+Products are those of `multiply.py`.
 Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S positions;
 C channels, T steps.
 """
@@ -12,14 +12,12 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from numba.extending import overload
 
 from s1_mini.kernels.compiled.build import in_any_order, in_order
+from s1_mini.kernels.compiled.multiply import f32, product
 from s1_mini.kernels.compiled.product import Product
 
-BLOCK = 512  # outputs whose sums stay in the L1 cache
 NO_DIVISION_BY_ZERO = 1e-9
-f32 = np.float32
 
 
 class Layers(NamedTuple):
@@ -38,17 +36,6 @@ class Layers(NamedTuple):
     kept_head: int = 0
 
 
-def dequantize(_weight):
-    """Return a weight in float32. Only a name for numba, which compiles `_dequantize` in its place."""
-
-
-@overload(dequantize, inline="always")
-def _dequantize(weight):
-    if weight == numba.uint16:
-        return lambda weight: np.uint32(np.uint32(weight) << np.uint32(16)).view(np.float32)
-    return lambda weight: np.float32(weight)  # noqa: PLW0108 - numba inlines it
-
-
 @in_order
 def exp(x):
     """Return e to the x, accurate to two units in the last place. LLVM vectorizes it without a math library."""
@@ -65,40 +52,6 @@ def exp(x):
     total = total * rest * rest + rest + f32(1.0)
     power = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
     return total * power if x == x else x  # noqa: PLR0124 - NaN stays
-
-
-@in_order
-def product(x, weight, scale, bias, out):  # noqa: C901 - nested loops are one kernel
-    """Put x @ `weight` * `scale` + `bias` into `out` [R, N]; x is [R, K], `weight` [K, N], the others [N]."""
-    rows, inputs = x.shape
-    outputs = weight.shape[1]
-    fours = inputs // 4 * 4
-    for first in range(0, outputs, BLOCK):
-        last = min(outputs, first + BLOCK)
-        size = last - first
-        for row in range(rows):
-            for n in range(first, last):
-                out[row, n] = f32(0)
-        for k in range(0, fours, 4):
-            w0, w1 = weight[k, first:last], weight[k + 1, first:last]
-            w2, w3 = weight[k + 2, first:last], weight[k + 3, first:last]
-            for row in range(rows):
-                x0, x1, x2, x3 = x[row, k], x[row, k + 1], x[row, k + 2], x[row, k + 3]
-                to = out[row, first:last]
-                for n in range(size):
-                    to[n] += (
-                        x0 * dequantize(w0[n])
-                        + x1 * dequantize(w1[n])
-                        + x2 * dequantize(w2[n])
-                        + x3 * dequantize(w3[n])
-                    )
-        for k in range(fours, inputs):
-            for row in range(rows):
-                for n in range(first, last):
-                    out[row, n] += x[row, k] * dequantize(weight[k, n])
-        for row in range(rows):
-            for n in range(first, last):
-                out[row, n] = out[row, n] * scale[n] + bias[n]
 
 
 @in_any_order
@@ -228,6 +181,12 @@ def attend(query, keys, values, length, scores, out):  # noqa: C901 - nested loo
 
 
 @in_order
+def multiply(x, part, layer, out):
+    """Put x [R, K] times the weights of a layer into `out` [R, N]."""
+    product(x, part.weight[layer], part.scale[layer], part.bias[layer], out)
+
+
+@in_order
 def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
     """Run one token of each row, x [R, W], through the layers, in place.
 
@@ -243,7 +202,7 @@ def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
     branch = np.empty_like(x)
     qkv = np.empty((rows, (heads + 2 * groups) * size), np.float32)
     attended = np.empty((rows, heads * size), np.float32)
-    both = np.empty((rows, layers.both.weight.shape[2]), np.float32)
+    both = np.empty((rows, layers.both.bias.shape[1]), np.float32)
     activated = np.empty((rows, both.shape[1] // 2), np.float32)
     most = 0
     for row in range(rows):
@@ -251,7 +210,7 @@ def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
     scores = np.empty((heads, most), np.float32)
     for layer in range(num_layers):
         rms_norm(x, layers.attention_norm[layer], layers.eps, normed)
-        product(normed, layers.qkv.weight[layer], layers.qkv.scale[layer], layers.qkv.bias[layer], qkv)
+        multiply(normed, layers.qkv, layer, qkv)
         for row in range(rows):
             parts = qkv[row].reshape((heads + 2 * groups, size))
             if layers.head_norms.shape[0] > 0:
@@ -271,12 +230,12 @@ def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
             if layer == layers.kept_layer:
                 for column in range(lengths[row]):
                     kept[slot, column] = scores[layers.kept_head, column]
-        product(attended, layers.out.weight[layer], layers.out.scale[layer], layers.out.bias[layer], branch)
+        multiply(attended, layers.out, layer, branch)
         add(x, branch)
         rms_norm(x, layers.ffn_norm[layer], layers.eps, normed)
-        product(normed, layers.both.weight[layer], layers.both.scale[layer], layers.both.bias[layer], both)
+        multiply(normed, layers.both, layer, both)
         swiglu(both, activated)
-        product(activated, layers.down.weight[layer], layers.down.scale[layer], layers.down.bias[layer], branch)
+        multiply(activated, layers.down, layer, branch)
         add(x, branch)
 
 

@@ -1,4 +1,4 @@
-"""Weights in the layout of the compiled kernels: inputs before outputs, so that many outputs are summed at once."""
+"""Weights in the layout of the compiled kernels: the weights of the outputs that are summed at once are contiguous."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+BLOCK = 256  # outputs whose sums stay in the L1 cache
+
 
 class Product(NamedTuple):
     """One linear layer of each of L blocks, with N outputs of K inputs: x @ `weight` * `scale` + `bias`."""
 
-    weight: np.ndarray  # [L, K, N] float32, int8, or uint16 with the bits of bfloat16
+    weight: np.ndarray  # [L, K N], block by block, inputs first; float32, int8, or uint16 with the bits of bfloat16
     scale: np.ndarray  # [L, N] float32
     bias: np.ndarray  # [L, N] float32

@@ -14,7 +14,8 @@ import numba
 import numpy as np
 
 from s1_mini.kernels.compiled.build import in_order
-from s1_mini.kernels.compiled.layers import add, attend, exp, f32, gelu, layer_norm, product
+from s1_mini.kernels.compiled.layers import add, attend, exp, gelu, layer_norm
+from s1_mini.kernels.compiled.multiply import f32, product
 from s1_mini.kernels.compiled.product import Product
 
 
@@ -83,7 +84,7 @@ def _activate(x, slots, state, number, kept_scale):
 def _embed(slots, state, weights, x):
     """Write the decoder's input to x [R, W]."""
     rows = x.shape[0]
-    activated = np.empty((rows, weights.last.weight.shape[1]), np.float32)
+    activated = np.empty((rows, weights.first.bias.shape[1]), np.float32)
     other = np.empty_like(activated)
     frames = np.empty((rows, state.frame.shape[1]), np.float32)
     for row in range(rows):
@@ -121,7 +122,7 @@ def make_step(slots, state, weights, output):  # noqa: C901 - nested loops are o
     size = width // heads
     qkv, query = np.empty((rows, 3 * width), np.float32), np.empty((rows, width), np.float32)
     attended, branch = np.empty_like(query), np.empty_like(query)
-    inner = np.empty((rows, layers.inner.weight.shape[2]), np.float32)
+    inner = np.empty((rows, layers.inner.bias.shape[1]), np.float32)
     scores = np.empty((heads, max(state.keys.shape[3], state.text_keys.shape[3])), np.float32)
     for layer in range(layers.qkv.weight.shape[0]):
         norms = layers.norms[layer]
@@ -159,7 +160,7 @@ def make_step(slots, state, weights, output):  # noqa: C901 - nested loops are o
         layer_norm(x, norms[2, 0], norms[2, 1], weights.eps, x)
     bins, last = state.frame.shape[1], output.shape[1] - 2
     product(x, weights.frames.weight[0], weights.frames.scale[0], weights.frames.bias[0], output[:, :last])
-    ends = np.empty((rows, weights.ends.weight.shape[2]), np.float32)
+    ends = np.empty((rows, weights.ends.bias.shape[1]), np.float32)
     product(x, weights.ends.weight[0], weights.ends.scale[0], weights.ends.bias[0], ends)
     for row in range(rows):
         slot = slots[row]
@@ -181,7 +182,7 @@ def compile_for(formats: Sequence[str]) -> None:
     one = np.zeros((1, 1), np.float32)
 
     def product_of(dtype: str = "float32") -> Product:
-        return Product(np.zeros((1, 1, 1), dtype), one, one)
+        return Product(np.zeros((1, 1), dtype), one, one)
 
     cache = np.zeros((1, 1, 1, 1, 1), np.float32)
     qkv, out, text_query, text_out, inner, outer = (product_of(dtype) for dtype in formats)

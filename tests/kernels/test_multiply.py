@@ -1,0 +1,35 @@
+"""Products with packed weights are those of numpy, and a row has the same bits alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from s1_mini.kernels.compiled.product import BLOCK
+
+pytest.importorskip("numba", reason="numba has no wheels for this platform")
+ROWS, INPUTS, OUTPUTS = 3, 1022, 8 * BLOCK + 52
+
+from s1_mini.kernels.compiled.multiply import product  # noqa: E402
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.float32])
+def test_a_product_is_that_of_numpy_and_each_row_has_the_same_bits_alone(dtype: type) -> None:
+    random = np.random.default_rng(0)
+    plain = random.standard_normal((INPUTS, OUTPUTS), np.float32)
+    if dtype == np.int8:
+        plain = (30 * plain).round().clip(-127, 127)
+    if dtype == np.uint16:
+        plain = (plain.view(np.uint32) >> 16 << 16).view(np.float32)
+    stored = (plain.view(np.uint32) >> 16).astype(dtype) if dtype == np.uint16 else plain.astype(dtype)
+    weight = np.concatenate([stored[:, first : first + BLOCK].ravel() for first in range(0, OUTPUTS, BLOCK)])
+    scale, bias = random.standard_normal((2, OUTPUTS), np.float32)
+    x, out = random.standard_normal((ROWS, INPUTS), np.float32), np.full((ROWS, OUTPUTS), np.nan, np.float32)
+
+    product(x, weight, scale, bias, out)
+
+    np.testing.assert_allclose(out, x.astype(np.float64) @ plain * scale + bias, rtol=1e-4, atol=2e-2)
+    for row in range(ROWS):
+        alone = np.empty((1, OUTPUTS), np.float32)
+        product(x[row : row + 1], weight, scale, bias, alone)
+        np.testing.assert_array_equal(alone[0], out[row])
