@@ -37,7 +37,7 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """Return the bound below which `share` of the values lie; 0 before the first value."""
+        """Return the lowest bound that `share` of the values do not exceed; 0 before the first value."""
         rank = share * self.count
         return next((bound for bound, seen in self.cumulative() if seen and seen >= rank), 0.0)
 
@@ -70,7 +70,7 @@ class EngineMetrics:
     first_chunk_s: Histogram = field(default_factory=_latency)  # from arrival to the first audio
     total_s: Histogram = field(default_factory=_latency)  # from arrival to the end
     real_time_factor: Histogram = field(default_factory=lambda: Histogram(FACTOR_BUCKETS))
-    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # rows per step that generated frames
+    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # rows that generated a frame, by step
     frames: int = 0
     audio_s: float = 0.0
     underruns: int = 0  # times that a stream ran out of audio

@@ -21,7 +21,7 @@ from s1_mini.kernels.common_attention import (
 )
 from s1_mini.layers.staging import stage
 
-SPAN = 64  # steps attend to a multiple of this many positions; a multiple of the attention kernel's block size
+SPAN = 64  # steps attend to a multiple of this many positions, itself a multiple of the kernel's block size
 _LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 WORTH_POSITIONS = 64  # minimum length of a shared prefix; of a shorter prefix, each row reads its own copy
 
@@ -104,7 +104,7 @@ class SharedPrefixes:
             self._written_for = 0
 
     def _number(self, prefix: Tensor) -> int:
-        """Return the number of a prefix, which is forgotten when the prefix is freed: another may get its address."""
+        """Return the number of a prefix. It is forgotten when the prefix is freed, whose address may be reused."""
         key = id(prefix)
         reference, number = self._known.get(key, (None, 0))
         if reference is None or reference() is not prefix:

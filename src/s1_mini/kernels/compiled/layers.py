@@ -69,7 +69,7 @@ def exp(x):
 
 @in_order
 def product(x, weight, scale, bias, out):  # noqa: C901 - nested loops are one kernel
-    """Put x @ `weight` * `scale` + `bias` into `out` [R, N]; x is [R, K], `weight` [K, N], the others [N]."""
+    """Put x @ `weight` * `scale` + `bias` into `out` [R, N]; x is [R, K], `weight` [K, N], `scale` and `bias` [N]."""
     rows, inputs = x.shape
     outputs = weight.shape[1]
     fours = inputs // 4 * 4
@@ -193,9 +193,9 @@ def sum_of(x):
 
 @in_order
 def attend(query, keys, values, length, scores, out):  # noqa: C901 - nested loops are one kernel
-    """Attend from `query` [H, D] to the first `length` positions of keys and values [G, S, D]; put it into `out` [H D].
+    """Attend from `query` [H, D] to the first `length` positions of keys and values [G, S, D].
 
-    `scores` [H, at least `length`] is scratch space.
+    The result is put into `out` [H D]. `scores` [H, at least `length`] is scratch space.
     """
     heads, size = query.shape
     shared = heads // keys.shape[0]
