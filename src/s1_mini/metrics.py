@@ -70,7 +70,7 @@ class EngineMetrics:
     first_chunk_s: Histogram = field(default_factory=_latency)  # from arrival to the first audio
     total_s: Histogram = field(default_factory=_latency)  # from arrival to the end
     real_time_factor: Histogram = field(default_factory=lambda: Histogram(FACTOR_BUCKETS))
-    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # rows that generated a frame, by step
+    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # rows of a step that generated frames
     frames: int = 0
     audio_s: float = 0.0
     underruns: int = 0  # times that a stream ran out of audio

@@ -82,7 +82,10 @@ def jit(function: Any) -> Any:
 
 
 def jit_for_any(*names: str) -> Callable[[Any], Any]:
-    """Mark a Triton kernel that is compiled once for all values of these arguments, without special cases."""
+    """Mark a Triton kernel that is compiled once for all values of these arguments.
+
+    By default, Triton compiles a kernel again for special values, such as 1.
+    """
     return triton.jit(do_not_specialize=names) if HAS_TRITON else lambda function: function
 
 

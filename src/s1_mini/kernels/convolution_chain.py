@@ -213,9 +213,9 @@ def store_output(
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Add bias and skip to sums [T, WIDTH] of the outputs from `to` on; store total and Snake in `total` and `joined`.
+    """Add bias and skip to sums [T, WIDTH] of the outputs from `to` on, and store the total and its Snake.
 
-    `bias`, `snake`, `skip` and `total` may be None.
+    The total is stored in `total`, its Snake in `joined`. `bias`, `snake`, `skip` and `total` may be None.
     """
     output = to + tl.arange(0, WIDTH)
     taken = output < OUTPUTS

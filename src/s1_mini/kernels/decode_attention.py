@@ -38,7 +38,7 @@ def used_positions(position: Tensor, span: int, size: int) -> Tensor | None:
 
 
 def reads_common(rows: int, groups: int, span: int) -> bool:
-    """Return whether a step of `rows` rows may read common prefixes once; it cannot if it splits rows into parts."""
+    """Return whether a step of `rows` rows may read common prefixes once; not if rows are split into parts."""
     return rows >= FEWEST_ROWS and _split(rows, groups, span)[1] == 1
 
 

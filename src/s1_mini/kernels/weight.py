@@ -57,7 +57,7 @@ def quantize(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
 
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """Return x [..., K] @ weight.T + bias, [..., N]. torch's int8 product on a CPU rounds x to bfloat16."""
+    """Return x [..., K] @ weight.T + bias, [..., N]. Rounds x to bfloat16 for torch's int8 product on a CPU."""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
     if not _fits_packed(x, weight):

@@ -1,4 +1,4 @@
-"""Code that torch, Triton and numba compiled on one machine, for machines with the same GPU generation and torch.
+"""Code that torch, Triton and numba compiled, for machines with the same GPU generation and torch version.
 
 A cache is code: write access to an artifact allows running code on every machine that loads it.
 """

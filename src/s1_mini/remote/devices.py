@@ -22,7 +22,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 TENSOR_FILES = (".safetensors", ".pth")
 PROCESS_BYTES = 500e6  # memory of a process that runs torch on a CPU
-WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files, whose float16 becomes float32
+WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files, because float16 becomes float32
 GB = 2**30
 
 Wanted = int | Literal["auto"]

@@ -107,7 +107,7 @@ async def receive(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenera
 
 
 def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
-    """Return the new items of `items`, whose first index is `at`. Raises `GenerationError` if the known ones differ."""
+    """Return the new items of `items`, whose first index is `at`. Raises `GenerationError` if known items differ."""
     known = seen.cut(at, at + len(items))
     again = items[: len(known)]
     same = np.allclose(known, again, rtol=0, atol=SAME) if known.dtype.kind == "f" else np.array_equal(known, again)

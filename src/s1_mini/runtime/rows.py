@@ -104,7 +104,10 @@ class SharedPrefixes:
             self._written_for = 0
 
     def _number(self, prefix: Tensor) -> int:
-        """Return the number of a prefix. It is forgotten when the prefix is freed, whose address may be reused."""
+        """Return the number of a prefix.
+
+        The number is forgotten when the prefix is freed, because another prefix may then get its address.
+        """
         key = id(prefix)
         reference, number = self._known.get(key, (None, 0))
         if reference is None or reference() is not prefix:

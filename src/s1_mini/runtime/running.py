@@ -95,7 +95,7 @@ class EngineRuntime:
     def begin(
         self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
     ) -> OutputQueue:
-        """Submit a request with its named voice, with `voices` (of its references), or with the default voice."""
+        """Submit a request with its named voice, with `voices` (those of its references), or with the default voice."""
         description = self.speaker.description
         sampling, options = description.sampling_of(request), description.prompt_options(request)
         words = self._words(request, prepared, is_live=streams) if request.word_times else None

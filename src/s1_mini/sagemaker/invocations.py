@@ -7,8 +7,9 @@ the server.
 SageMaker passes on up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes`. The container uses
 comma-separated `name=value` pairs: `route=/v1/audio/speech` in a request, `sample_rate=44100,format=pcm` in a response.
 
-Batch transform sends JSON lines. The response has one line for each line, in the same order; an invalid line gets an
-error object. The engine gets a few lines at a time, so that a long body needs little more memory than a short one.
+Batch transform sends JSON lines. The response has one line for each line of the body, in the same order; an invalid
+line gets an error object. The engine gets a few lines at a time, so that a long body needs little more memory than a
+short one.
 """
 
 from __future__ import annotations
