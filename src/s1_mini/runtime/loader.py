@@ -271,7 +271,7 @@ def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
 
 
 def choose_kernels(device: str) -> Choice:
-    """Return `triton`, or `torch` if Triton is missing or cannot run a small kernel."""
+    """Return `triton`; or `torch` if there is no CUDA GPU, no Triton, or Triton cannot run a small kernel."""
     if not device.startswith("cuda"):
         return Choice("torch", f"the Triton kernels need an NVIDIA GPU; this device is {device}")
     if not HAS_TRITON:

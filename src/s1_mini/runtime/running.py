@@ -176,7 +176,7 @@ class EngineRuntime:
         return EngineState("ready" if core.is_alive else "failed", len(core.line), core.line.max_size)
 
     def health(self) -> dict[str, Any]:
-        """Return state, placement and memory; never waits for the stages and never raises."""
+        """Return state, placement and memory; never waits for the stages."""
         speaker, synthesizer, state = self.speaker, self.synthesizer, self.state()
         description = speaker.description
         return {

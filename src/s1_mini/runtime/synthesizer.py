@@ -51,8 +51,8 @@ WARM_UP_SEEDS = range(4)
 WARM_UP_TEXT = "Ready."
 NO_ITEMS = np.zeros(0, np.int64)
 
-# Models with fewer bytes of weights run on one CPU thread, because synchronizing a second thread costs more time than
-# it saves (an early built-in voice, torch, 2026-11: 26 ms per frame on two threads, 17 on one).
+# For models with fewer bytes of weights, torch uses one CPU thread per call, because synchronizing a second thread
+# costs more time than it saves (an early built-in voice, torch, 2026-11: 26 ms per frame on two threads, 17 on one).
 ONE_THREAD_BYTES = 200e6
 # The same limit on two cores. It is higher, so that SpeechT5 is below the limit: its steps of one row are limited by
 # memory, and the codec needs the other core.
