@@ -82,7 +82,7 @@ def _exchange_kernel(
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Operations on a convolution's sums, in the same kernel: add the bias, apply Snake, leave space for the past."""
+    """What a convolution's kernel does with the sums: add the bias, apply Snake, leave space for the past."""
 
     channels: int  # N
     bias: Tensor | None  # [O]

@@ -64,7 +64,7 @@ def step_attention(
     which may repeat; None means the first B. `rope` [B, D / 2, 2] has each row's cos and sin. All positions are below
     `span`; `mask` is the result of `used_positions`. No kernel of a frame may write `position`, `slots` or `common`,
     because this kernel reads them before the previous kernel has ended. Where it is faster, the prefixes in `common`
-    are read from one slot of each group. This only changes rounding, and in batch-invariant mode it changes nothing.
+    are read from one slot of each group, which only changes rounding, and nothing in batch-invariant mode.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):
         return _attend_triton(qkv, keys, values, position, span, new=(target, rope, norms), common=common)

@@ -359,7 +359,7 @@ class AdminRoutes:
     async def _each(
         self, target: str, replicas: Iterable[Replica], within_s: float, **options: Any
     ) -> list[httpx.Response | None]:
-        """Send a request to replicas at the same time; the result is None for each that does not answer."""
+        """Send a request to replicas at the same time; the result is None for a replica that does not answer."""
 
         async def one(replica: Replica) -> httpx.Response | None:
             try:

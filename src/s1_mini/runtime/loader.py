@@ -48,8 +48,8 @@ class Compiler:
     def __call__(self, function: Function) -> Function:
         """Return the function to call instead of `function`.
 
-        It is compiled at its first call, because importing inductor takes seconds, and an engine that only replays CUDA
-        graphs of its own kernels never makes that call.
+        `function` is compiled at its first call, because importing inductor takes seconds, and an engine that only
+        replays CUDA graphs of its own kernels never makes that call.
         """
         if self.choice.value != "inductor":
             return function

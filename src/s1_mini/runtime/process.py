@@ -1,7 +1,7 @@
 """Settings for a process that is dedicated to an engine: a server, a corpus worker, a measurement.
 
 Programs that only run an engine call these functions. An engine that is embedded in another program does not, because
-they affect the whole process.
+the functions affect the whole process.
 """
 
 from __future__ import annotations

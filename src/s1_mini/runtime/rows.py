@@ -61,9 +61,9 @@ class SharedPrefixes:
     """Groups the slots that hold the same prefix, so that attention reads the prefix once; keeps `tables` up to date.
 
     Slots belong together only if they share one saved copy of the prefix: one slot saved it, and the others loaded it.
-    Only then are all bits equal. The slots of a prefix are divided into groups of
-    nearly equal size, and all slots of a group read the copy in its first slot. A slot that begins an utterance leaves
-    its group, and the other slots are grouped again before their next step.
+    Only then are all bits equal. The slots of a prefix are divided into groups of nearly equal size, and all slots of a
+    group read the copy in its first slot. A slot that begins an utterance leaves its group, and the other slots are
+    grouped again before their next step.
     """
 
     def __init__(self, tables: CommonPrefixes) -> None:

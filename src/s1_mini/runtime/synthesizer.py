@@ -232,7 +232,7 @@ class Synthesizer:
             cleanup.pop_all()
 
     def prompt(self, voice: Voice) -> PromptTokens:
-        """Return a prompt that begins with `voice`. It contains the length and the key of the voice's prefix.
+        """Return a prompt that begins with `voice`. The prompt contains the length and the key of that prefix.
 
         Raises `VoiceError` if the voice does not fit the model, and `CapacityError` if it leaves no room for text.
         """

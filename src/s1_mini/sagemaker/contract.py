@@ -72,7 +72,7 @@ class _Answer(NamedTuple):
 
 
 def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Step]:
-    """Check a `.tar.gz` or a folder of the prefix layout step by step; after a failed step, the rest may be left out.
+    """Check a `.tar.gz` or a folder of the prefix layout step by step; after a failed step, others may be left out.
 
     Raises `PackageError` if the artifact differs from its manifest, which SageMaker would not notice.
     """
