@@ -37,7 +37,7 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """Return the bound below which `share` of the values lie; 0 before the first value."""
+        """Return the lowest bound that `share` of the values do not exceed; 0 before the first value."""
         rank = share * self.count
         return next((bound for bound, seen in self.cumulative() if seen and seen >= rank), 0.0)
 
@@ -70,7 +70,7 @@ class EngineMetrics:
     first_chunk_s: Histogram = field(default_factory=_latency)  # from arrival to the first audio
     total_s: Histogram = field(default_factory=_latency)  # from arrival to the end
     real_time_factor: Histogram = field(default_factory=lambda: Histogram(FACTOR_BUCKETS))
-    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # rows per step that generated frames
+    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # rows of a step that generated frames
     frames: int = 0
     audio_s: float = 0.0
     underruns: int = 0  # times that a stream ran out of audio
@@ -95,7 +95,7 @@ class EngineMetrics:
         yield MetricFamily("first_chunk_seconds", "histogram", "From arrival to the first audio", self.first_chunk_s)
         yield MetricFamily("request_seconds", "histogram", "From arrival to the end", self.total_s)
         yield MetricFamily(
-            "real_time_factor", "histogram", "Seconds of work per second of audio", self.real_time_factor
+            "real_time_factor", "histogram", "Seconds from arrival to end per second of audio", self.real_time_factor
         )
         yield MetricFamily("batch_rows", "histogram", "Rows that generated a frame in one step", self.rows)
         yield MetricFamily("frames_total", "counter", "Frames generated", float(self.frames))

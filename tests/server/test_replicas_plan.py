@@ -54,7 +54,8 @@ def test_there_is_one_replica_for_each_gpu_or_the_requested_number(
             "auto",
             GPUS,
             4e7,
-            "replicas=5: each replica needs its own GPU, but this machine has 4 GPUs; auto starts one for each",
+            "replicas=5: each replica needs its own GPU, but this machine has 4 GPUs; replicas=auto starts "
+            "one replica for each GPU",
         ),
         (
             2,

@@ -82,7 +82,10 @@ def jit(function: Any) -> Any:
 
 
 def jit_for_any(*names: str) -> Callable[[Any], Any]:
-    """Mark a Triton kernel that is compiled once for all values of these arguments; Triton specializes for 1, say."""
+    """Mark a Triton kernel that is compiled once for all values of these arguments.
+
+    By default, Triton compiles a kernel again for special values, such as 1.
+    """
     return triton.jit(do_not_specialize=names) if HAS_TRITON else lambda function: function
 
 
@@ -106,7 +109,7 @@ def launch(x: Tensor) -> dict[str, Any]:
 
 @jit
 def wait_for_last(EARLY: tl.constexpr):
-    """Allow the next kernel to launch, then wait until all earlier work is done and can be read."""
+    """Allow the next kernel to launch, then wait until the results of all earlier kernels can be read."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -114,7 +117,10 @@ def wait_for_last(EARLY: tl.constexpr):
 
 @jit
 def dequantize(x, like, EARLY: tl.constexpr):
-    """Convert int8 or fp8 to the dtype of `like`, through fp32 below capability 9: Triton has no fp8 to bf16 there."""
+    """Convert int8 or fp8 to the dtype of `like`.
+
+    Below capability 9, numbers are first converted to fp32, because Triton cannot convert fp8 to bf16 there.
+    """
     if EARLY:
         return x.to(like.dtype)
     if x.dtype == like.dtype:

@@ -32,7 +32,7 @@ if HAS_TRITON:
     import triton.language as tl
 
 INVARIANT_BLOCK = 32  # positions of a block in batch-invariant mode, for any number of rows
-WHOLE_BLOCKS = 32  # the number of common positions is a multiple of this, so that no block has both common and own
+WHOLE_BLOCKS = 32  # the number of common positions is a multiple of this, so no block mixes common and own positions
 FEWEST_ROWS = 4  # minimum size of a group; fewer rows read their own copies
 MAX_COMMON = 1024  # maximum number of common positions; limits the memory for sums
 LEADER, LENGTH, MEMBERS = 0, 1, 2  # indices in a group's row of the table

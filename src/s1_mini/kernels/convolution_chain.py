@@ -3,7 +3,7 @@
 The kernels combine `kernels/convolution.py` and `kernels/snake.py`, for 16-bit dtypes on GPUs of compute capability 9,
 whose copy engine loads tiles. A transposed convolution is computed as a convolution whose O outputs are the N channels
 of O / N consecutive steps.
-Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps, N channels, of which O is a multiple.
+Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps, N channels (O is a multiple of N).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COPIED = 32  # the copy engine needs inputs and outputs that are multiples of th
 
 
 def exchange_past(joined: Tensor, past: Tensor, rows: Rows) -> None:
-    """Fill the first P steps of `joined` [B, P + T, C] from `past` [R, P, C], then replace `past` by its last P steps.
+    """Fill the first P steps of `joined` [B, P + T, C] from `past` [R, P, C]; store the last P steps in `past`.
 
     Rows that begin a new stream get zeros instead of their slot's past.
     """
@@ -82,7 +82,7 @@ def _exchange_kernel(
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Operations on a convolution's sums, in the same kernel: add the bias, apply Snake, leave space for the past."""
+    """What a convolution's kernel does with the sums: add the bias, apply Snake, leave space for the past."""
 
     channels: int  # N
     bias: Tensor | None  # [O]
@@ -98,7 +98,7 @@ def runs_chain(x: Tensor) -> bool:
 
 @lru_cache
 def _has_copy_engine(device: torch.device) -> bool:
-    """Return whether this GPU has compute capability 9; later GPUs have other tensor cores, and tiles are untested."""
+    """Return whether this GPU has compute capability 9; tiles are untested on later GPUs."""
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
@@ -213,9 +213,9 @@ def store_output(
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Add bias and skip to sums [T, WIDTH] of the outputs from `to` on; store the total in `total`, Snake in `joined`.
+    """Add bias and skip to sums [T, WIDTH] of the outputs from `to` on, and store the total and its Snake.
 
-    `bias`, `snake`, `skip` and `total` may be None.
+    The total is stored in `total`, its Snake in `joined`. `bias`, `snake`, `skip` and `total` may be None.
     """
     output = to + tl.arange(0, WIDTH)
     taken = output < OUTPUTS

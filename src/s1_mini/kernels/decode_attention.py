@@ -2,7 +2,7 @@
 
 The kernel reads the length of a row on the device, so that one captured graph serves rows of any length. It also norms,
 rotates and stores the new tokens. Each part of a row's positions has its own program (flash decoding, Dao et al. 2023);
-a second kernel joins the parts. Before that, `common_attention` may attend to common prefixes for all rows at once.
+a second kernel joins the parts. Before both, `common_attention` may attend to common prefixes for all rows at once.
 Shapes: B rows, H query heads, G key-value heads, D head size, S positions.
 """
 
@@ -38,7 +38,7 @@ def used_positions(position: Tensor, span: int, size: int) -> Tensor | None:
 
 
 def reads_common(rows: int, groups: int, span: int) -> bool:
-    """Return whether a step of `rows` rows may read common prefixes once; the kernel cannot if it splits rows."""
+    """Return whether a step of `rows` rows may read common prefixes once; not if rows are split into parts."""
     return rows >= FEWEST_ROWS and _split(rows, groups, span)[1] == 1
 
 
@@ -64,7 +64,7 @@ def step_attention(
     which may repeat; None means the first B. `rope` [B, D / 2, 2] has each row's cos and sin. All positions are below
     `span`; `mask` is the result of `used_positions`. No kernel of a frame may write `position`, `slots` or `common`,
     because this kernel reads them before the previous kernel has ended. Where it is faster, the prefixes in `common`
-    are read from one slot of each group. This only changes rounding, and in batch-invariant mode it changes nothing.
+    are read from one slot of each group, which only changes rounding, and nothing in batch-invariant mode.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):
         return _attend_triton(qkv, keys, values, position, span, new=(target, rope, norms), common=common)
@@ -105,8 +105,8 @@ def decode_attention(
 def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Attend with two batched matrix products, which round a row in the same way whatever the other rows are.
 
-    `scaled_dot_product_attention` does not: on a CPU with several threads, its rounding depends on the thread that
-    computes a row (torch 2.13), and therefore on the number of rows.
+    The rounding of `scaled_dot_product_attention` on a CPU with several threads depends on the thread that computes
+    a row (torch 2.13), and therefore on the number of rows.
     """
     rows, heads, size = query.shape
     groups = keys.shape[1]
@@ -132,7 +132,7 @@ def _attend_triton(
     new: tuple[Tensor, Tensor, HeadNorms | None] | None = None,
     common: CommonPrefixes | None = None,
 ) -> Tensor:
-    """Attend from `queries`. With `new` (cache positions, rotary rows, norms), they are projections of new tokens."""
+    """Attend from `queries`; with `new` (cache positions, rotary rows, norms), they are projections of new tokens."""
     groups, size = keys.shape[1], keys.shape[3]
     rows, heads = len(queries), queries.shape[1] // size - (2 * groups if new else 0)
     shared = heads // groups

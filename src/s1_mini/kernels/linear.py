@@ -90,7 +90,7 @@ def gemm_tile(
 ) -> Tile:
     """Return the tile of `skinny_gemm` for numbers of `item_size` bytes, within `limit` bytes of shared memory.
 
-    These are the fastest of about a hundred tiles on an H200 (docs/internals/kernels.md), which has 227 KB of shared
+    The tiles are the fastest of about a hundred on an H200 (docs/internals/kernels.md), which has 227 KB of shared
     memory. GPUs with less (A10G, L4 and L40S 99 KB, T4 64 KB) have fewer stages, or fewer inputs per stage. With
     `batch_invariance`, the inputs per stage do not depend on the number of rows.
     """
@@ -360,7 +360,7 @@ def norm_linear(
 def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return `residual` [B, N] + x [B, K] @ weight.T + bias as two summands, which the next norm adds.
 
-    The second summand is None, [B, N], or several parts [P, B, N], whose sum counts.
+    The second summand is None, [B, N], or several parts [P, B, N], whose sum is the summand.
     """
     if _uses_gemv(x):
         return gemv(x.contiguous(), weight, bias, None, False, residual.contiguous()), None

@@ -71,7 +71,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, round_last: bool = False)
     The norm is rounded to x's dtype before it is multiplied by `weight` [D], or with `round_last` only afterwards.
     """
     if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)  # both orders are the same in fp32
+        return F.rms_norm(x, weight.shape, weight, eps)  # in fp32, `round_last` changes nothing
     normed = x.float()
     normed = normed * torch.rsqrt(normed.square().mean(-1, keepdim=True) + eps)
     return (normed * weight.float()).to(x.dtype) if round_last else normed.to(x.dtype) * weight

@@ -155,7 +155,7 @@ def _snake_extend_kernel(
             tl.store(total + start + at, value.to(total.dtype.element_ty), mask=inside)
         value = _snake(value, alpha, beta, channel, channels)
         tl.store(out + CONTEXT * channels + at, value.to(out.dtype.element_ty), mask=inside)
-    elif CONTEXT > 0:  # one program reads and writes the whole past of its channels, so that no program reads another's
+    elif CONTEXT > 0:  # one program reads and writes the whole past of its channels, so that no other program does
         past_row = past + tl.load(slot_ids + row) * CONTEXT * channels
         num_old = CONTEXT * (1 - tl.load(reset_mask + row).to(tl.int32))
         old_step = tl.arange(0, PAST)

@@ -1,4 +1,4 @@
-"""SwiGLU, the activation of a gated feed-forward layer: SiLU of one half times the other.
+"""SwiGLU, the activation of a gated feed-forward layer: SiLU of the first half times the second half.
 
 Shapes: N rows, D channels of each half.
 """

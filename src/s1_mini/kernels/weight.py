@@ -57,7 +57,7 @@ def quantize(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
 
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """Return x [..., K] @ weight.T + bias, [..., N]. On a CPU, x is rounded to bfloat16 if the weights are int8."""
+    """Return x [..., K] @ weight.T + bias, [..., N]. Rounds x to bfloat16 for torch's int8 product on a CPU."""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
     if not _fits_packed(x, weight):
@@ -68,7 +68,7 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def _fits_packed(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Return whether torch's int8 product supports these sizes; with others it reads out of bounds unchecked."""
+    """Return whether torch's int8 product supports x and these sizes; with other sizes it reads out of bounds."""
     is_int8 = x.device.type == "cpu" and weight.values.dtype == torch.int8
     return is_int8 and weight.shape[0] % 4 == 0 and weight.shape[1] % PACKED_INPUTS == 0
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Elements of an input up to which torch computes dilated convolutions without oneDNN, which is slow.
+# For inputs of at most this many elements, torch computes dilated convolutions slowly, without oneDNN.
 SHORT_INPUT = 20_480
-SHORT_STEPS = 48  # up to as many steps, a product is faster than torch's transposed convolution
+SHORT_STEPS = 48  # up to this many steps, a product is faster than torch's transposed convolution
 # cuDNN may use a Fourier transform for rows of at most this many steps with at least this many channels and taps.
 TRANSFORMED_STEPS, TRANSFORMED_CHANNELS, TRANSFORMED_TAPS = 256, 64, 5
 

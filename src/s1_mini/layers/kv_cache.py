@@ -57,7 +57,10 @@ class KVCache:
         self.values[:, slot, :, :count] = saved[1]
 
     def block_store(self, layer: int, rows: slice, start: int) -> KVStore:
-        """Return a store for the next T tokens of `rows`, from position `start` on; it returns all positions so far."""
+        """Return a store for the next T tokens of `rows`, from position `start` on.
+
+        The store returns the keys and values of all positions so far.
+        """
 
         def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             end = start + key.shape[2]

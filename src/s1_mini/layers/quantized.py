@@ -27,7 +27,10 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_linears(module: nn.Module, dtype: torch.dtype) -> None:
-    """Replace the linear layers of `module` by `QuantizedLinear` in int8 or float8_e4m3fn; one by one saves memory."""
+    """Replace the linear layers of `module` by `QuantizedLinear` in int8 or float8_e4m3fn.
+
+    The layers are replaced one at a time, which needs less memory.
+    """
     for parent in [each for each in module.modules() if not isinstance(each, nn.Linear)]:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):

@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
 
     @property
     def spec(self) -> Norm:
-        """The norm for kernels that take `Norm`, which has no `round_last`; attention takes `HeadNorms`, which has."""
+        """The norm for kernels that take `Norm`, which has no `round_last`; attention takes `HeadNorms` instead."""
         return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:

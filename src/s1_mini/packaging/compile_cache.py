@@ -1,4 +1,4 @@
-"""Kernels that torch and Triton compiled on one machine, for machines with the same GPU generation and torch version.
+"""Code that torch, Triton and numba compiled, for machines with the same GPU generation and torch version.
 
 A cache is code: write access to an artifact allows running code on every machine that loads it.
 """
@@ -29,7 +29,7 @@ KEY = re.compile(r"(sm_\d{2,3}[a-z]?|cpu)-torch\d+\.\d+\.\d+[a-z0-9.]*")
 
 
 def cache_key() -> str:
-    """Return the key of this machine's caches: GPU generation and torch, `sm_90-torch2.13.0`."""
+    """Return the key of this machine's caches, GPU generation and torch version, such as `sm_90-torch2.13.0`."""
     arch = "cpu"
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()

@@ -2,10 +2,10 @@
 
 A manifest has the SHA-256 and size of every file, and the versions that wrote it.
 
-An error names the first file that is refused: a file that is changed, missing or not listed; a link, a device or
-anything else that is not a plain file; a path that is absolute or leads out of the artifact; a name that is both a file
-and a folder. An archive is read member by member in bounded memory. A few kilobytes of gzip may unpack to gigabytes, so
-each header is checked before the content after it is unpacked, and the size of the headers is limited.
+An error names the refused files: a file that is changed, missing or not listed; a link, a device or anything else that
+is not a plain file; a path that is absolute or leads out of the artifact; a name that is both a file and a folder.
+An archive is read member by member in bounded memory. A few kilobytes of gzip may unpack to gigabytes, so each header
+is checked before the content after it is unpacked, and the size of the headers is limited.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Manifest:
 
     @property
     def content_sha256(self) -> str:
-        """One hash of the whole content, the same for archive and prefix."""
+        """One hash of the whole content, the same for both forms of an artifact (see `write`)."""
         lines = (f"{one.sha256} {one.size} {name}\n" for name, one in sorted(self.files.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -158,7 +158,7 @@ def check_name(name: str) -> None:
         if _FOREIGN.search(part) or part.endswith((".", " ")) or _DEVICE.fullmatch(part.partition(".")[0].rstrip(" ")):
             raise PackageError(f"{name!r} cannot be a path on Windows; give {part!r} another name")
         if len(part.encode()) > _MAX_NAME:
-            raise PackageError(f"{name[:80]!r}… is longer than {_MAX_NAME} bytes")
+            raise PackageError(f"{part[:80]!r}… is longer than {_MAX_NAME} bytes, the limit for each part of a path")
 
 
 def open_checkpoint(config: EngineConfig, *, with_weights: bool = True) -> Checkpoint:
@@ -259,7 +259,7 @@ def verify_archive(archive: Path) -> Manifest:
 
 
 def unpack_archive(archive: Path, directory: Path) -> Manifest:
-    """Verify a `.tar.gz`, then unpack it into a new folder, which is removed on `PackageError`."""
+    """Verify a `.tar.gz`, then unpack it into a new folder. Raises `CheckpointError`, and then leaves no folder."""
     manifest = verify_archive(archive)
     with new_directory(directory) as folder, _named_errors(archive):
         for member, file in read_members(archive):
@@ -309,6 +309,8 @@ class _Unpacked:
 
 def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedReader]]:
     """Yield every plain file of an archive with its content, in order. Raises `PackageError` for anything else.
+
+    For a damaged archive, the errors of gzip and tarfile are raised; `_named_errors` converts them.
 
     The unpacked files may have at most four times the size of the archive plus 256 MiB.
     """

@@ -7,6 +7,7 @@ An artifact has one of two forms. In both, each file is hashed while it is writt
 folder of plain files for an uncompressed `ModelDataSource`. Both contain::
 
     the files of the checkpoint, as listed by its family                      copied, weights converted
+    CARD.md, LICENSE, LICENSE.md, LICENSE.txt                                 if the checkpoint has them
     voices/NAME.safetensors                                                   named voices, encoded
     code/inference.py, code/requirements.txt                                  for SageMaker's toolkits
     compile_cache/GPU-TORCH/…                                                 if requested
@@ -82,7 +83,8 @@ def lay_out(
     """Return all members of the artifact of a checkpoint directory, in order.
 
     The weights are checked against their config now, and read when their chunks are requested. Raises
-    `CheckpointError`, or `VoiceError` if two voices share a name.
+    `CheckpointError`, or `VoiceError` if `voices` has no voices, a name is invalid or occurs twice, or two voices are
+    the default.
     """
     family = family_of(checkpoint)
     members = [
@@ -155,7 +157,7 @@ def _pinned(requirement: str) -> str:
 def write_archive(
     members: Iterable[ArchiveEntry], output: Path, *, origin: Origin | None = None, progress: Progress = lambda _: None
 ) -> Manifest:
-    """Write a new `.tar.gz`, the same bytes for the same members. Raises `PackageError`."""
+    """Write a new `.tar.gz`, the same bytes for the same members. Raises `CheckpointError`."""
     contents: dict[str, Content] = {}
     with _new_file(output) as file, _Gzip(file) as archive:
         for member in members:
@@ -171,7 +173,7 @@ def write_archive(
 def write_prefix(
     members: Iterable[ArchiveEntry], output: Path, *, origin: Origin | None = None, progress: Progress = lambda _: None
 ) -> Manifest:
-    """Write a new folder of plain files. Raises `PackageError`."""
+    """Write a new folder of plain files. Raises `CheckpointError`."""
     contents: dict[str, Content] = {}
     with new_directory(output) as folder:
         for member in members:

@@ -22,7 +22,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 TENSOR_FILES = (".safetensors", ".pth")
 PROCESS_BYTES = 500e6  # memory of a process that runs torch on a CPU
-WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files: float16 becomes float32; buffers
+WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files, because float16 becomes float32
 GB = 2**30
 
 Wanted = int | Literal["auto"]
@@ -44,7 +44,7 @@ class LocalMachine:
 
 
 def count_replicas(requested: Wanted, config: EngineConfig, machine: LocalMachine, checkpoint_bytes: int) -> int:
-    """Return the number of replicas. Raises `ConfigurationError` if the machine is too small for them."""
+    """Return the number of replicas. Raises `ConfigurationError` if the machine or `config` does not allow them."""
     on_gpu = config.device in ("auto", "cuda") and machine.num_gpus > 0
     if requested == "auto":
         return machine.num_gpus if on_gpu and not machine.is_windows and not config.placement else 1
@@ -63,7 +63,8 @@ def count_replicas(requested: Wanted, config: EngineConfig, machine: LocalMachin
         if requested > machine.num_gpus:
             there = f"{machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
             raise ConfigurationError(
-                f"{given}: each replica needs its own GPU, but this machine has {there}; auto starts one for each"
+                f"{given}: each replica needs its own GPU, but this machine has {there}; "
+                "replicas=auto starts one replica for each GPU"
             )
         return requested
     each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GB
@@ -96,7 +97,7 @@ def measure(checkpoint: Path) -> int:
 def _count_gpus(requested: Wanted) -> int:
     """Count GPUs with torch, in a child process, because the supervisor itself does not need torch's 200 MB.
 
-    This takes seconds, so it is skipped if device files show that there is at most one GPU.
+    The process takes seconds, so it is skipped if device files show no GPU, or one GPU and `requested` is `auto`.
     """
     if sys.platform == "linux" and not Path("/dev/dxg").exists():  # WSL has no file for each GPU
         nodes = sum(1 for node in Path("/dev").glob("nvidia*") if node.name.removeprefix("nvidia").isdigit())

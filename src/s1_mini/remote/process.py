@@ -41,7 +41,7 @@ class Supervised:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None, *, start_s: float, silent_s: float
     ) -> None:
-        """`start_s` limits the seconds until the process is ready, `silent_s` the wait for an answer that it owes."""
+        """`start_s` limits the seconds until the process is ready, `silent_s` the wait for a due answer."""
         self.command, self.environment = list(command), environment
         self.start_s, self.silent_s = start_s, silent_s
         self.process: asyncio.subprocess.Process | None = None

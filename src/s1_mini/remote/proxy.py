@@ -321,7 +321,7 @@ def _per_client(allowed: int) -> str:
 
 
 def _addresses(given: str) -> str:
-    """Return the addresses and networks among uvicorn's list of trusted proxies."""
+    """Return the addresses and networks in uvicorn's list of trusted proxies, without names."""
     if given == "*":
         return "0.0.0.0/0 ::/0"
     found = []

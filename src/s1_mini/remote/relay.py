@@ -331,7 +331,7 @@ class ClusterEngine(ProductionTTSEngine):
         max_open: int,
         health: Health = dict,
     ) -> None:
-        """`call` sends work to the last stage; `facts` describes one replica per stage; `health` returns the state."""
+        """`call` sends work to the last stage; `facts` describes one replica per stage, `health` their state."""
         super().__init__(config)
         self._call, self._facts, self._max_open, self._health = call, facts, max_open, health
 

@@ -188,7 +188,7 @@ class StageEngine:
             self.core.scheduler.arrive(begun.utterance, piece.items, is_final=piece.is_last)
 
     def _check_feeding(self, begun: Begun, feeding: asyncio.Task[None]) -> None:
-        """End the request if its previous stage failed, with that stage's error."""
+        """If the previous stage failed, end the request with the error of that stage."""
         error = None if feeding.cancelled() else feeding.exception()
         if isinstance(error, Exception):
             begun.failure = as_error(error)
@@ -241,12 +241,12 @@ class StageEngine:
             self.core.scheduler.arrive(begun.utterance, given, is_final=True)
         try:
             list(begun.queue)
-        except EngineError as error:  # a random prompt may produce no output
+        except EngineError as error:  # the warm-up input may produce no output
             logger.info("warm-up of stage %s ended early: %s", self.facts.stage, error)
 
 
 def fingerprint(directory: Path) -> str:
-    """Return a hash of a checkpoint without voices: of names and sizes of its files and the content of JSON files."""
+    """Return a hash of a checkpoint's file names and sizes and of the content of JSON files, without subfolders."""
     digest = hashlib.sha256()
     for path in (path for path in sorted(directory.iterdir()) if path.is_file()):
         digest.update(f"{path.relative_to(directory).as_posix()} {path.stat().st_size}\n".encode())

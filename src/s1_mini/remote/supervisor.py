@@ -2,7 +2,7 @@
 
 It starts HAProxy on the port and the replicas behind it, admits a replica once it is ready, and restarts processes that
 end or hang. On SIGTERM, the proxy refuses new requests, every replica finishes its accepted requests, and the exit code
-is 0. The exit code is 1 if no replica or no proxy could be started.
+is 0. The exit code is 1 if no replica or no proxy could be started, or if the supervisor itself fails.
 """
 
 from __future__ import annotations
@@ -289,13 +289,13 @@ class AdminRoutes:
         )
 
     async def prepare(self, replica: Replica) -> None:
-        """Load the models of the other replicas into one that has just started. Raises `OSError`."""
+        """Load the models of the other replicas into a replica that has just started. Raises `OSError`."""
         async with self._changing:
             for headers, body in self._models.values():
                 await replica.request("/models", method="POST", headers=headers, content=body, within_s=LOAD_S)
 
     async def healths(self, within_s: float) -> list[dict[str, Any]]:
-        """Return the `/health` of each replica; an empty dictionary for one that does not answer."""
+        """Return the `/health` of each replica; an empty dictionary for a replica that does not answer."""
         responses = await self._each("/health", self._replicas, within_s)
         return [json.loads(response.content) if _is_ok(response) else {} for response in responses]
 
@@ -359,7 +359,7 @@ class AdminRoutes:
     async def _each(
         self, target: str, replicas: Iterable[Replica], within_s: float, **options: Any
     ) -> list[httpx.Response | None]:
-        """Send a request to replicas at the same time; the result is None for each that does not answer."""
+        """Send a request to replicas at the same time; the result is None for a replica that does not answer."""
 
         async def one(replica: Replica) -> httpx.Response | None:
             try:

@@ -74,7 +74,7 @@ def _serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[s
 
 
 def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Handle all pending messages; without unfinished sequences, wait for one."""
+    """Handle all pending messages; if no sequence is unfinished, wait for a message."""
     while True:
         try:
             message = inbox.get(block=not maker.has_work)
@@ -95,7 +95,7 @@ def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, send: Callab
 
 
 def _listen(inbox: SimpleQueue[dict[str, Any]]) -> None:
-    """Queue messages until the input ends, which ends the process."""
+    """Queue messages until the input ends, then end the process."""
     try:
         for line in sys.stdin.buffer:
             inbox.put(json.loads(line))

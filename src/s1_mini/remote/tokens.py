@@ -56,7 +56,7 @@ class _Sequence:
 class TokenWorker(Supervised):
     """A worker process that is restarted when it ends. Public methods are thread-safe; the event loop runs in a thread.
 
-    When the process ends, its sequences fail. After a failed start, the next `begin` starts it again.
+    When the process ends, its sequences fail. After a failed start, the next `begin` starts the process again.
     """
 
     pipes: Mapping[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE_BYTES}
@@ -131,7 +131,8 @@ class TokenWorker(Supervised):
     def take(self, numbers: Collection[int], wait_s: float) -> list[Made]:
         """Take the next token of each sequence; if there is none, wait at most `wait_s` for one.
 
-        Raises the error of the first failed sequence without taking anything.
+        Raises the error of the first failed sequence, or `GenerationError` for one that ended without a
+        last token. Then nothing is taken.
         """
         with self._changed:
             sequences = [self._sequences[number] for number in numbers]

@@ -55,7 +55,7 @@ class Piece:
     consumed: int = 0  # number of items that were consumed from the previous stage
     is_last: bool = False
     was_cut: bool = False  # in the last piece: a stage reached its step limit before the end
-    made: Sequence[np.ndarray] | None = None  # complete output of the previous stages
+    made: Sequence[np.ndarray] | None = None  # complete output of all stages so far, without audio
     failure: Exception | None = None  # `S1MiniError` or `LostError` instead of items: the output ends here
 
 
@@ -75,7 +75,8 @@ Call = Callable[[Work], AsyncGenerator[Piece, None]]  # sends work to a replica;
 async def receive(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator[Piece, None]:
     """Yield the output of a stage for an utterance, each item once, even if replicas are lost meanwhile.
 
-    Raises the error of the stage, `RequestTimeoutError`, or `EngineNotReadyError` if no replica finished.
+    Raises the error of the stage, `RequestTimeoutError`, `GenerationError` if a second replica's output differs from
+    that of a lost one, or `EngineNotReadyError` if no replica finished.
     """
     deadline, seen, has_told_made = time.monotonic() + work.timeout_s, Items(made), False
     for number in range(1 + MAX_LOST):
@@ -106,7 +107,7 @@ async def receive(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenera
 
 
 def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
-    """Return the new items of `items`, whose first index is `at`. Raises `GenerationError` if the others differ."""
+    """Return the new items of `items`, whose first index is `at`. Raises `GenerationError` if known items differ."""
     known = seen.cut(at, at + len(items))
     again = items[: len(known)]
     same = np.allclose(known, again, rtol=0, atol=SAME) if known.dtype.kind == "f" else np.array_equal(known, again)

@@ -100,10 +100,10 @@ class AheadCompiler:
             self._use(work, "in the background")
 
     def _compile(self, missing: Mapping[Path, Compilable]) -> bool:
-        """Compile in a process; return False if the engine stops before that. Raises `RuntimeError` if it fails."""
+        """Compile in a child process; return False if the engine stops first. Raises `RuntimeError` if it fails."""
         parts = json.dumps([(each.module, list(each.formats), str(path)) for path, each in missing.items()])
         paths = json.dumps([str(path) for path in sys.path])  # so that the child imports the same modules
-        # On Windows, the child must not open a window, or react to a Ctrl-C that is meant for the engine.
+        # On Windows, the child must neither open a window nor react to a Ctrl-C that is meant for the engine.
         flags = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
         until = time.monotonic() + LIMIT_S
         with tempfile.TemporaryFile() as stderr:

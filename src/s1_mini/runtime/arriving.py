@@ -30,7 +30,7 @@ class ArrivingUtterance:
         options: PromptOptions,
         room: Callable[[PromptTokens], int],
     ) -> None:
-        """`room` returns the steps that fit after a prompt. Raises `CapacityError`."""
+        """`room` returns the steps that fit after a prompt, or raises `CapacityError`."""
         self._utterance, self._text, self._scheduler, self._model = utterance, text, scheduler, model
         self._voices, self._options, self._room = voices, options, room
         self._beginning: str | None = ""  # text so far; None once it is in the prompt

@@ -72,7 +72,7 @@ class CompiledSlots:
         return [slot for slot in slots if slot not in self._slots]
 
     def fill(self, slots: Sequence[int], made: np.ndarray) -> None:
-        """Step those of the `slots` that compiled code steps, and write the results to their rows of `made`."""
+        """Step the `slots` that are assigned to compiled code, and write the results to their rows of `made`."""
         compiled = [slot for slot in slots if slot in self._slots]
         if compiled:
             assert self._step is not None

@@ -1,4 +1,4 @@
-"""Requests with markup: each part becomes a request to the engine, and their audio is joined, with pauses between.
+"""Requests with markup: each part becomes a request to the engine; the audio of all parts is joined, with pauses.
 
 Parts are submitted shortly before their turn: early enough for a stream without gaps, and late enough that a long text
 does not fill the queue. This module does not import torch.

@@ -78,7 +78,10 @@ class Core(Protocol):
         """Cancel a request; does nothing if it has ended."""
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Run a task between plans, from one `yield` to the next; return its future. Raises the errors of `submit`."""
+        """Run a task between plans, in steps that each end at a `yield`; return its future.
+
+        Raises the errors of `submit`.
+        """
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Accept no more requests. If `drains`, finish the accepted requests, for at most `timeout_s` seconds.
@@ -99,10 +102,10 @@ class Core(Protocol):
 
 
 class StageWorker:
-    """A thread that carries out the plans of its stages in turn. At its end, `on_end` gets its error, or None.
+    """A thread that carries out the plans of its stages in turn. When it ends, `on_end` gets its error, or None.
 
     For a stage that is overlapped, the next plan is launched before the report of the previous plan is processed and
-    its audio delivered, so that the device never waits for the host. An autoregressive stage is planned while its
+    its audio delivered, so that the device waits less for the host. An autoregressive stage is planned while its
     previous step runs. Any other stage is planned only when its previous call has ended, because the plan depends on
     which client needs audio most urgently.
     """

@@ -106,7 +106,7 @@ class GraphOptions:
     pool: Any = None  # memory pool that all graphs of a stage share, because only one of them runs at a time
     is_beside: bool = False  # replay on `stream` instead of the thread's current stream
     is_staged: bool = False  # copy inputs first, so that a call can be launched before the previous call ends
-    is_ahead: bool = False  # copy outputs to two buffers in turn, for the same reason
+    is_ahead: bool = False  # copy outputs to two buffers in turn, so that a call can be launched before they are read
     sleeps: bool = False  # sleep instead of spinning while waiting for results
     own_kernels: bool = False  # capture without cuDNN, which would make plans for every size
 
@@ -121,8 +121,8 @@ class GraphOptions:
 class StepGraphs(Generic[Key]):
     """The graphs of one call for several keys, such as batch sizes. They share pinned memory for inputs and outputs.
 
-    Graphs are launched one at a time; a launch waits for the previous call that used the same output buffers. Tests on
-    a CPU can run the same code; it then calls the functions without graphs.
+    Graphs are launched one at a time; a launch waits for the previous call that used the same output buffers. On a
+    CPU, as in tests, the same code calls the functions without graphs.
     """
 
     def __init__(

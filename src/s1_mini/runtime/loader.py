@@ -48,8 +48,8 @@ class Compiler:
     def __call__(self, function: Function) -> Function:
         """Return the function to call instead of `function`.
 
-        It is compiled at its first call, because importing inductor takes seconds, and an engine whose steps are all
-        captured by own kernels never makes such a call.
+        `function` is compiled at its first call, because importing inductor takes seconds, and an engine that only
+        replays CUDA graphs of its own kernels never makes that call.
         """
         if self.choice.value != "inductor":
             return function
@@ -231,7 +231,7 @@ def choose_precision(setting: Precision, device: str) -> Choice:
 
 
 def choose_codec_dtype(setting: Precision, device: str) -> Choice:
-    """Return the number format for decoding. References are always encoded in float32, like in the original."""
+    """Return the number format for decoding. References are always encoded in float32."""
     if setting != "auto":
         return Choice(setting, "set explicitly")
     if not device.startswith("cuda"):
@@ -271,7 +271,7 @@ def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
 
 
 def choose_kernels(device: str) -> Choice:
-    """Return `triton`, or `torch` if Triton is missing or cannot run a small kernel."""
+    """Return `triton`; or `torch` if there is no CUDA GPU, no Triton, or Triton cannot run a small kernel."""
     if not device.startswith("cuda"):
         return Choice("torch", f"the Triton kernels need an NVIDIA GPU; this device is {device}")
     if not HAS_TRITON:
@@ -303,7 +303,7 @@ def choose_batch_invariance(setting: str, family: Family, device: str, kernels: 
 
 
 def choose_backend(switch: CompileSwitch, backend: CompileBackend, device: str) -> Choice:
-    """Return `inductor`, or `eager` if the platform does not support inductor, or `off` if the settings disable it.
+    """Return `inductor`, `eager` where inductor is missing or not faster, or `off` if the settings disable it.
 
     On a CPU, the setting `compile` is about numba instead (`ahead.py`).
     """

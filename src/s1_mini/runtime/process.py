@@ -1,7 +1,7 @@
 """Settings for a process that is dedicated to an engine: a server, a corpus worker, a measurement.
 
 Programs that only run an engine call these functions. An engine that is embedded in another program does not, because
-they affect the whole process.
+the functions affect the whole process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def prepare_process() -> None:
 
     By default, glibc raises its mmap threshold, up to 32 MiB, when a large block is freed. Later blocks of that size
     are then allocated among small blocks, in a thread's arena, and freeing them does not return their memory to the
-    system. With a fixed threshold, it does.
+    system. With a fixed threshold, freeing large blocks returns it.
     """
     sys.setswitchinterval(SWITCH_S)
     if sys.platform == "linux":

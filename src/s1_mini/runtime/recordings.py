@@ -1,4 +1,4 @@
-"""The queue of reference recordings, which take seconds to decode and encode. A few are encoded at the same time.
+"""The queue of reference recordings, which take seconds to decode and encode. A few recordings are encoded at once.
 
 When the queue is full, further recordings are refused. Clients take turns, and one client holds at most its
 `client_share` of the queue. Requests without a recording never wait here. Cancelled work leaves the queue at once and
@@ -77,7 +77,7 @@ class Recordings:
         return future
 
     def close(self, *, drains: bool, timeout_s: float | None = None) -> None:
-        """Accept no more work. If `drains`, finish accepted work for up to `timeout_s`. End the rest with an error."""
+        """Accept no more work; if `drains`, finish accepted work within `timeout_s`. Other work ends with an error."""
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True

@@ -21,7 +21,7 @@ from s1_mini.kernels.common_attention import (
 )
 from s1_mini.layers.staging import stage
 
-SPAN = 64  # steps attend to a multiple of this many positions; a multiple of the attention kernel's block size
+SPAN = 64  # steps attend to a multiple of this many positions, itself a multiple of the kernel's block size
 _LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 WORTH_POSITIONS = 64  # minimum length of a shared prefix; of a shorter prefix, each row reads its own copy
 
@@ -61,9 +61,9 @@ class SharedPrefixes:
     """Groups the slots that hold the same prefix, so that attention reads the prefix once; keeps `tables` up to date.
 
     Slots belong together only if they share one saved copy of the prefix: one slot saved it, and the others loaded it.
-    Only then are all bits equal. The slots of a prefix are divided into groups of
-    nearly equal size, and all slots of a group read the copy in its first slot. A slot that begins an utterance leaves
-    its group, and the other slots are grouped again before their next step.
+    Only then are all bits equal. The slots of a prefix are divided into groups of nearly equal size, and all slots of a
+    group read the copy in its first slot. A slot that begins an utterance leaves its group, and the other slots are
+    grouped again before their next step.
     """
 
     def __init__(self, tables: CommonPrefixes) -> None:
@@ -104,7 +104,10 @@ class SharedPrefixes:
             self._written_for = 0
 
     def _number(self, prefix: Tensor) -> int:
-        """Return the number of a prefix, which is forgotten when the prefix is freed: another may get its address."""
+        """Return the number of a prefix.
+
+        The number is forgotten when the prefix is freed, because another prefix may then get its address.
+        """
         key = id(prefix)
         reference, number = self._known.get(key, (None, 0))
         if reference is None or reference() is not prefix:

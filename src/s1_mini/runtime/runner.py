@@ -67,7 +67,7 @@ class StageRunner:
             self._each(parts, self.stage.prefill, report)
             parts = []
             if part.slot not in report.errors:
-                with suppress(torch.OutOfMemoryError):  # then nothing is cached, and the next request computes it again
+                with suppress(torch.OutOfMemoryError):  # the prefix is not cached; the next request computes it again
                     report.saved[part.key] = self.stage.save(part.slot, part.stop)
         self._each(parts, self.stage.prefill, report)
 

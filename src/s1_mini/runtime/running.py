@@ -95,7 +95,7 @@ class EngineRuntime:
     def begin(
         self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
     ) -> OutputQueue:
-        """Submit a request with its named voice, or with `voices`, those of its references, or the default voice."""
+        """Submit a request with its named voice, with `voices` (those of its references), or with the default voice."""
         description = self.speaker.description
         sampling, options = description.sampling_of(request), description.prompt_options(request)
         words = self._words(request, prepared, is_live=streams) if request.word_times else None
@@ -176,7 +176,7 @@ class EngineRuntime:
         return EngineState("ready" if core.is_alive else "failed", len(core.line), core.line.max_size)
 
     def health(self) -> dict[str, Any]:
-        """Return state, placement and memory; never waits for the stages and never raises."""
+        """Return state, placement and memory; never waits for the stages."""
         speaker, synthesizer, state = self.speaker, self.synthesizer, self.state()
         description = speaker.description
         return {

@@ -20,7 +20,7 @@ Pending = Callable[[], StepResult]  # waits for a launched step, and returns its
 
 
 class Stage:
-    """One stage of a family on one device. Only one thread uses it."""
+    """One stage of a family on one device. Used by one thread, and by a second one that helps (`Threads.helps`)."""
 
     device: torch.device
     is_overlapped: bool  # whether `step` only launches work, so that the next step can be launched before it ends

@@ -51,11 +51,11 @@ WARM_UP_SEEDS = range(4)
 WARM_UP_TEXT = "Ready."
 NO_ITEMS = np.zeros(0, np.int64)
 
-# Models with fewer bytes of weights run on one CPU thread, because synchronizing a second thread costs more time than
-# it saves (an early built-in voice, torch, 2026-11: 26 ms per frame on two threads, 17 on one).
+# For models with fewer bytes of weights, torch uses one CPU thread per call, because synchronizing a second thread
+# costs more time than it saves (an early built-in voice, torch, 2026-11: 26 ms per frame on two threads, 17 on one).
 ONE_THREAD_BYTES = 200e6
-# The same limit on two cores. It is higher, so that SpeechT5 is below: its steps of one row are limited by memory, and
-# the codec needs the other core.
+# The same limit on two cores. It is higher, so that SpeechT5 is below the limit: its steps of one row are limited by
+# memory, and the codec needs the other core.
 TWO_CORES_BYTES = 250e6
 NUM_THREADS = torch.get_num_threads()  # torch's default, read before an engine changes the number of threads
 
@@ -231,7 +231,7 @@ class Synthesizer:
             cleanup.pop_all()
 
     def prompt(self, voice: Voice) -> PromptTokens:
-        """Return a prompt that begins with `voice`. It contains the length and the key of the voice's prefix.
+        """Return a prompt that begins with `voice`. The prompt contains the length and the key of that prefix.
 
         Raises `VoiceError` if the voice does not fit the model, and `CapacityError` if it leaves no room for text.
         """
@@ -262,7 +262,7 @@ class Synthesizer:
         return not len(self.core.line) and slots.num_free > min(1, slots.count - 1)
 
     def read_prefix(self, voice: Voice) -> bool:
-        """Prefill `voice` into the cache with a request of one step, and return whether that finished.
+        """Prefill `voice` into the cache with a request of one step, and return whether the request finished.
 
         Any other request cancels this request. Only one thread may call this. Raises `EngineError`.
         """

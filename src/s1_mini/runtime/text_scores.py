@@ -21,9 +21,9 @@ TINY = 1e-30  # lower limit of attention weights, so that their logarithm is fin
 class TextScores:
     """Reads, after each step, how much the alignment heads attend to each token of a slot's text.
 
-    With one head, a score is the logarithm of an attention weight, up to a constant. With several heads, it is the
-    logarithm of the share of the head's whole attention. Tokens that the model has not read yet have the score
-    `UNREAD`; if the model has read none of the text yet, the first token has the score 0.
+    With one head, a score is the logarithm of an attention weight, up to a constant. With several heads, a
+    score is the logarithm of a token's share of the head's whole attention. Tokens that the model has not read yet have
+    the score `UNREAD`; if the model has read none of the text yet, the first token has the score 0.
     """
 
     def __init__(self, heads: Sequence[KeptHead]) -> None:

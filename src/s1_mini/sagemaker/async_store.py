@@ -18,7 +18,7 @@ from s1_mini.server.errors import BodyError, BodyTooLargeError
 
 MAX_ASYNC_S = 3600
 MAX_BYTES_VARIABLE = "S1_MINI_SERVER_SAGEMAKER_MAX_ASYNC_BYTES"
-RESERVED_BYTES = 4096  # a failure is a JSON object of at most 1,000 bytes
+RESERVED_BYTES = 4096  # a failure is a JSON object whose message has at most 600 characters
 
 _S3 = re.compile(rf"s3://({BUCKET})/(.*)", re.DOTALL)
 

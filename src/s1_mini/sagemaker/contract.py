@@ -72,7 +72,7 @@ class _Answer(NamedTuple):
 
 
 def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Step]:
-    """Check a `.tar.gz` or a folder of the prefix layout step by step; after a failed step, the rest may be left out.
+    """Check a `.tar.gz` or a folder of the prefix layout step by step; after a failed step, others may be left out.
 
     Raises `PackageError` if the artifact differs from its manifest, which SageMaker would not notice.
     """
@@ -121,7 +121,9 @@ def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: 
     mistake = _call(client, "/invocations", {"text": ""}, "audio/wav")
     details = f"{mistake.status} as JSON: a ModelError (424) with OriginalStatusCode {mistake.status}"
     yield Step("a caller's mistake", 400 <= mistake.status < 500 and _is_json(mistake.body), details)
-    yield _judge("batch transform", _call(client, "/execution-parameters"), PING_S, "batch transform uses it")
+    yield _judge(
+        "batch transform", _call(client, "/execution-parameters"), PING_S, "batch transform uses these settings"
+    )
     yield stop(process, ENDING)
 
 

@@ -185,7 +185,7 @@ def predict_fn(data: Body | Failure, model: Container | Failure, context: Contex
 def output_fn(prediction: Call | Failure, accept: str | None, context: Context | None = None) -> tuple[bytes, str]:
     """Return the body and content type of the container's response in a format that `accept` allows.
 
-    With `context`, sets the status of a failure and the custom attributes; without it, raises `S1MiniError`.
+    With `context`, sets the status of a failure and the custom attributes; without `context`, raises the failure.
     """
     try:
         response = prediction(accept)

@@ -7,8 +7,9 @@ the server.
 SageMaker passes on up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes`. The container uses
 comma-separated `name=value` pairs: `route=/v1/audio/speech` in a request, `sample_rate=44100,format=pcm` in a response.
 
-Batch transform sends JSON lines. The response has one line for each, in the same order; an invalid line gets an error
-object. The engine gets a few lines at a time, so that a long body needs little more memory than a short one.
+Batch transform sends JSON lines. The response has one line for each line of the body, in the same order; an invalid
+line gets an error object. The engine gets a few lines at a time, so that a long body needs little more memory than a
+short one.
 """
 
 from __future__ import annotations
@@ -358,7 +359,7 @@ def read_attributes(header: str | None) -> dict[str, str]:
 
 
 def read_route(header: str | None, routes: frozenset[str]) -> str | None:
-    """Return the route in a header, if any. Raises `NotFoundError` unless it is one of `routes`."""
+    """Return the route in a header, if any. Raises `ParameterError`, or `NotFoundError` unless it is in `routes`."""
     route = read_attributes(header).get("route")
     if route is None:
         return None

@@ -158,8 +158,8 @@ async def call_container(
     """Call `/invocations` inside the middleware, which the outer request of `scope` has already passed.
 
     The pieces of a successful response are passed to `on_piece` as they arrive; everything else is in the returned
-    response. An error before the response begins becomes a response; a later one is raised. (httpx's ASGI transport
-    cannot do this, because it collects every response and shares no state with the outer request.)
+    response. An `S1MiniError` before the response begins becomes a response; all other errors are raised. (httpx's ASGI
+    transport cannot do this, because it collects every response and shares no state with the outer request.)
     """
     record, body = scope["state"]["record"], bytearray()
     answer: Response | None = None

@@ -32,7 +32,7 @@ PAGE = 100
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ARCHIVE = ".tar.gz"  # SageMaker's TargetModel is the archive's name, but models are loaded under a plain name
 TENSOR_FILES = (".safetensors", ".pth")
-WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files: float16 becomes float32; buffers
+WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files, because float16 becomes float32
 GB = 2**30
 UNLOAD_S = 20.0
 

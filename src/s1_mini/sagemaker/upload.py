@@ -50,7 +50,10 @@ class Uploader:
     region: str | None = None  # the client's region, for error messages
 
     def send(self, artifact: Path, place: S3Place, progress: Progress = lambda _: None) -> str:
-        """Upload a `.tar.gz` or a folder below `place`; return its `s3://` location. Raises `UploadError`."""
+        """Upload a `.tar.gz` or a folder below `place`; return its `s3://` location.
+
+        Raises `UploadError`, or `PackageError` for a folder that differs from its manifest.
+        """
         with explained(about_sending(artifact, place, self.region), UploadError):
             if artifact.is_dir():
                 return self._send_folder(artifact, place, progress)

@@ -28,7 +28,7 @@ from s1_mini.server.errors import BusyError, TooManyRequestsError
 MAX_NAME = 64  # characters of a client's name that is not an address
 IPV6_CLIENT_BITS = 64  # one subscriber usually controls a whole /64
 
-CPU_SHARE = 0.5  # share of a core that one client may use of the event loop while other clients are active
+CPU_SHARE = 0.5  # share of the event loop's core that one client may use while other clients are active
 CPU_BURST_S = 1.0  # event-loop seconds before a client is slowed down
 MAX_DELAY_S = 1.0  # maximum delay of one request
 MAX_CPU_CLIENTS = 10_000  # maximum number of clients whose event-loop time is remembered
@@ -49,8 +49,8 @@ class Resource(StrEnum):
     AUDIO_BYTES = "audio_bytes"  # generated but not yet sent
 
 
-# Shares of one request or connection. Those of bytes are smaller, so that a client's large requests leave room for its
-# small ones; that of requests is larger, because a batch or JSON lines may use most of the slots.
+# Shares of one request or connection. The shares of bytes are smaller, so that a client's large requests leave room
+# for its small ones; the share of requests is larger, because a batch or JSON lines may use most of the slots.
 HOLDING_SHARES = {Resource.REQUESTS: 3 / 4, Resource.BODY_BYTES: 1 / 3, Resource.AUDIO_BYTES: 1 / 3}
 NAMES = {
     Resource.REQUESTS: "concurrent requests",
@@ -123,7 +123,7 @@ class Accounts:
             allowed = client_share(limit, self._total[resource], of_client)
             if of_client + amount > max(1, allowed):
                 return TooManyRequestsError(
-                    f"You hold {of_client:,} of {limit:,} {name}, your full share. Wait for one to finish."
+                    f"You hold {of_client:,} of {limit:,} {name}, your full share. Wait for a request to finish."
                 )
         if held + amount > max(1, HOLDING_SHARES[resource] * (allowed - of_client + held)):
             return BusyError(f"The server has too few {name} left for this request. Retry in one second.")
@@ -232,7 +232,7 @@ class IdlePool(Generic[Member]):
         evict: Callable[[Member], None],
         is_stalled: Callable[[Member], bool] = lambda _: False,
     ) -> None:
-        """`evict` ends a member that has left the pool; `is_stalled`: a member's client has stopped reading."""
+        """`evict` ends a member that has left the pool; `is_stalled` tells whether its client has stopped reading."""
         self._accounts, self._resource, self._evict = accounts, resource, evict
         self._holdings: dict[Member, Holding] = {}  # oldest first
         self._idle: dict[str, OrderedDict[Member, None]] = {}  # by client, longest idle first

@@ -1,8 +1,8 @@
 """The application: one engine, its routes, and the middleware around them.
 
-`AccessLogMiddleware` is the outermost layer: it gives each request an id and a record, turns errors into responses,
-counts the request in `ServerMetrics` and writes one log line. `app.state` has the objects that routes need, such as
-`engine`, `settings`, `gate` and `accounts`.
+`AccessLogMiddleware` is the outermost layer, except for CORS: it gives each request an id and a record, turns errors
+into responses, counts the request in `ServerMetrics` and writes one log line. `app.state` has the objects that routes
+need, such as `engine`, `settings`, `gate` and `accounts`.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _translate_validation(request: Request, error: Exception) -> Response:  # no
 
 
 class AccessLogMiddleware:
-    """The outermost ASGI middleware."""
+    """The outermost ASGI middleware, except for CORS."""
 
     def __init__(self, app: ASGIApp, *, meter: ServerMetrics, namespace: str = "") -> None:
         self.app, self.meter, self.namespace = app, meter, namespace

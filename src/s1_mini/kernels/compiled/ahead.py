@@ -14,8 +14,8 @@ from filelock import FileLock
 def main(parts: Sequence[tuple[str, Sequence[str], str]]) -> int:
     """Compile the parts that no other process has compiled, at low priority, and create their marker files.
 
-    Each part consists of a module with `compile_for(formats)`, the formats of its weights, and the path of the marker
-    file that says that it is compiled.
+    Each part consists of a module with `compile_for(formats)`, the formats of its weights, and the path of a marker
+    file, which exists once the module is compiled for these formats.
     """
     if hasattr(os, "nice"):
         os.nice(19)

@@ -83,8 +83,8 @@ def make_folder(folder: Path) -> None:
 def marker(module: str, formats: Sequence[str]) -> Path:
     """Return the path of the file that marks a module as compiled for these formats of weights.
 
-    Like numba's cache, the file's name depends on the path and the modification time of the module's file. Raises
-    `OSError` if no cache folder can be used.
+    Like the names in numba's cache, the file's name depends on the path and the modification time of the module's file.
+    Raises `OSError` if no cache folder can be used.
     """
     spec = importlib.util.find_spec(module)
     assert spec is not None, f"module {module} does not exist"
@@ -138,7 +138,7 @@ def _user_cache() -> Path:
 
 @lru_cache
 def _shared() -> bytes:
-    """Return bytes that depend on this package's files, numba, Python and the processor, like all compiled code."""
+    """Return what all compiled code depends on: this package's files, numba, Python and the processor."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     processor = f"{llvmlite.binding.get_host_cpu_name()} {llvmlite.binding.get_host_cpu_features().flatten()}"
     return b"".join(file.read_bytes() for file in files) + f"{numba.__version__} {sys.version} {processor}".encode()

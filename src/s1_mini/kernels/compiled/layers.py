@@ -146,9 +146,9 @@ def sum_of(x):
 
 @in_order
 def attend(query, keys, values, length, scores, out):  # noqa: C901 - nested loops are one kernel
-    """Attend from `query` [H, D] to the first `length` positions of keys and values [G, S, D]; put it into `out` [H D].
+    """Attend from `query` [H, D] to the first `length` positions of keys and values [G, S, D].
 
-    `scores` [H, at least `length`] is scratch space.
+    The result is put into `out` [H D]. `scores` [H, at least `length`] is scratch space.
     """
     heads, size = query.shape
     shared = heads // keys.shape[0]

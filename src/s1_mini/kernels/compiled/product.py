@@ -10,7 +10,7 @@ BLOCK = 256  # outputs whose sums stay in the L1 cache
 
 
 class Product(NamedTuple):
-    """One linear layer of each of L blocks, with N outputs of K inputs: x @ `weight` * `scale` + `bias`."""
+    """A linear layer with K inputs and N outputs in each of L blocks: x @ `weight` * `scale` + `bias`."""
 
     weight: np.ndarray  # [L, K N], block by block, inputs first; float32, int8, or uint16 with the bits of bfloat16
     scale: np.ndarray  # [L, N] float32

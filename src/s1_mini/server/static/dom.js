@@ -30,5 +30,5 @@ export function save(blob, name) {
   link.href = URL.createObjectURL(blob);
   link.download = name;
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // some browsers read it later
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // some browsers read the blob later
 }

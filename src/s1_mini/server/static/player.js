@@ -26,7 +26,7 @@ export class Player extends EventTarget {
   clip = null;
   playing = false;
   gaps = 0;
-  blocks = []; // {source, when, from, to}: seconds of the audio clock, samples
+  blocks = []; // {source, when, from, to}: `when` in seconds of the audio clock, `from` and `to` in samples
   cursor = 0; // next sample to schedule
   start = 0; // position of the last start or seek, in samples
   lead = FIRST_LEAD_S;
