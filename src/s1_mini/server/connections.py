@@ -36,7 +36,7 @@ WARN_EVERY_S = 10.0  # minimum interval between warnings with the same message
 
 
 class Connections(IdlePool[asyncio.Transport]):
-    """Open connections of one server; at the limit, the client with the most loses its longest idle connection.
+    """Open connections of one server; at the limit, the client that has most of them loses its longest idle one.
 
     A connection is idle while it waits for a request or for the rest of a request, and busy while a request is being
     answered.

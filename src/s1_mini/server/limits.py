@@ -227,7 +227,7 @@ class AdmissionMiddleware:
         await response(scope, receive, send)
 
     def _misdirected(self, headers: Headers) -> S1MiniError | None:
-        """Refuse a Host that is not this server's, because a site can make its name resolve to us (DNS rebinding)."""
+        """Refuse a Host that is not a name of this server: sites can make their names point here (DNS rebinding)."""
         allowed = self.settings.allowed_hosts
         if not allowed:
             if self._keys or self.settings.host not in OWN_HOSTS:

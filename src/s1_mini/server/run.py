@@ -1,9 +1,9 @@
 """The server process: uvicorn on a socket, signals, and a graceful shutdown.
 
 On SIGTERM, new requests are refused (`/ping` and `/ready` return 503). Accepted requests are finished; those that are
-not finished shortly before the end of the drain timeout fail. The exit code is 0, or 1 if the server could not
-listen, or the engine could not be started or has died. The process exits at the end of the drain timeout even if
-something hangs.
+not finished shortly before the end of the drain timeout fail. The exit code is 0, or 1 if the server could not listen,
+or the engine could not be started or has died. The process exits at the end of the drain timeout even if something
+hangs.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ async def _generate(
     def charge_unread() -> None:
         holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)
 
-    if request.streams:  # if not streamed, `_whole` reads all audio at once and charges it
+    if request.streams:  # `_whole` reads audio as it is generated, and charges it itself
         record.charge_unread = charge_unread
     try:
         async with aclosing(chunks):

@@ -275,7 +275,8 @@ class _Connection:
             if event is not None and SynthesizeStop.is_type(event.type):
                 break
             if event is not None:
-                # Other events are ignored: Home Assistant also sends all of the text as `synthesize`, for servers that do not stream.
+                # Other events are ignored: Home Assistant also sends the whole text as `synthesize`, for servers that
+                # do not stream.
                 if not SynthesizeChunk.is_type(event.type):
                     continue
                 rest += _text_of(event)

@@ -48,8 +48,8 @@ class ArrivingText:
         if self._length > self._max_length:
             raise TextTooLongError(
                 "text",
-                f"has {self._length} characters so far; the limit is {self._max_length}. End it and begin another, or "
-                "raise S1_MINI_MAX_TEXT_LENGTH.",
+                f"has {self._length} characters so far; the limit is {self._max_length}. End this text and begin "
+                "another, or raise S1_MINI_MAX_TEXT_LENGTH.",
             )
         text = self._tidy(piece, is_last=is_last)
         if self._read is not None:

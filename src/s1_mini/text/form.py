@@ -1,9 +1,8 @@
 """The language whose words a checkpoint reads, and the checkpoint's alphabet.
 
 A checkpoint of any family declares both in its `config.json`:
-`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, text is not normalized. The
-exception is a model with a choice of languages: each request has a language, and numbers whose reading is certain
-become words.
+`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, text is not normalized. The exception
+is a model with a choice of languages: each request has a language, and numbers whose reading is certain become words.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class TextForm:
 
     language: str | None = None  # language of the normalization; None: not normalized
     alphabet: frozenset[str] | None = None  # None: all characters
-    is_chosen: bool = False  # whether requests choose; then language None means that of each sentence
+    is_chosen: bool = False  # whether requests choose the language; None is then the language of each sentence
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TextForm:
