@@ -113,7 +113,7 @@ _ELIDED = re.compile(r"(?:[cdjlmnst]|qu)['’](?=[^\W\d_])")  # French and Itali
 _SCRIPTS = table(
     "HIRAGANA=ja, KATAKANA=ja, KATAKANA-HIRAGANA=ja, CJK=zh, HANGUL=ko, CYRILLIC=ru, LATIN=Latin, FULLWIDTH=Latin"
 )
-# Letters of Ukrainian, Belarusian, Serbian, Macedonian, Kazakh and Tatar, and ъ as Bulgarian has it.
+# Letters of Ukrainian, Belarusian, Serbian, Macedonian, Kazakh and Tatar, and ъ where only Bulgarian has it.
 _NOT_RUSSIAN = re.compile("[ѓєѕіїјљњћќўџґѝәғқңөұүһҗ]|ъ(?![еёюя])", re.IGNORECASE)
 MIN_KANA = 0.2  # minimum share of kana in a Japanese text; Chinese texts may have a few
 MIN_BESIDE_LATIN = 0.5  # minimum ratio of another script to Latin letters, for texts with Latin names

@@ -34,7 +34,7 @@ _DATE = table(  # day, month, year
     "de={}. {} {}, fr={} {} {}, es={} de {} de {}, it={} {} {}, pt={} de {} de {}, ru={} {} {} года, "
     "zh={2}年{1}月{0}日, ja={2}年{1}月{0}日, ko={2}년 {1}월 {0}일"
 )
-_RUSSIAN_YEAR = re.compile(r"[ \u00a0\u202f]?(?:г\.|год\w*)")  # already behind a date
+_RUSSIAN_YEAR = re.compile(r"[ \u00a0\u202f]?(?:г\.|год\w*)")  # after a date; `_DATE` adds the same word
 _FIRST = table("fr=premier, it=primo, pt=primeiro")  # day of a month
 _MONTHS = {
     "de": words("Januar Februar März April Mai Juni Juli August September Oktober November Dezember"),
@@ -75,7 +75,7 @@ _CURRENCY = (
 )
 _COUNTED = re.compile(rf"{_SPACE}?{_CURRENCY}(?!\w)")
 _NAMED = re.compile(rf"(?<!\w){_CURRENCY}{_SPACE}?\Z")
-# Before a time whose hour has one digit. Without such a word, 3:16 may be a score, a verse or a duration.
+# Words before a time whose hour has one digit. Without such a word, 3:16 may be a score, a verse or a duration.
 _AT = {
     "fr": words("à dès vers jusqu'à"),
     "es": words("la las"),
@@ -85,7 +85,7 @@ _AT = {
     "ja": words("午前 午後 朝 夜"),
     "ko": words("오전 오후 아침 저녁 새벽 밤"),
 }
-# Before ordinals with a bare º, which is also written for degrees.
+# Words before ordinals with a bare º, which is also written for degrees.
 _ARTICLES = {
     "es": words("el del al"),
     "it": words("il del al dal nel sul"),
