@@ -1,6 +1,7 @@
 """The engine's input and output: requests, and chunks of audio (complete responses are in `responses.py`).
 
-Frozen data that is checked on construction; imports no torch. Items between stages are described in `core/stage.py`.
+The classes are frozen and checked on construction; this module imports no torch. Items between stages are described in
+`core/stage.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 # A recording: a path, the bytes of an audio file, or a float wave [samples] at the engine's rate.
 Audio: TypeAlias = "bytes | str | Path | np.ndarray"
 
-# Why audio ended: the text is spoken, `max_new_tokens` cut a piece of it off, or the request was cancelled.
+# Why audio ended: all text is spoken, a piece of the text was cut off (`max_new_tokens`), or the request was cancelled.
 FinishReason = Literal["stop", "length", "cancelled"]
 
 # Chunk sizes: earliest first audio, fewest chunks, or a compromise (`core/stage.py`).
@@ -132,7 +133,7 @@ class EngineState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it accepts requests."""
+        """Whether the engine accepts requests."""
         return self.status == "ready"
 
 
@@ -193,7 +194,7 @@ class TTSRequest:
     # Other names of voices that the markup may use, in small letters; None stands for the voice of the request.
     voice_names: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     stream: TextStream | None = None  # the text, instead of `text`, if it is still being written
-    continues: bool = False  # the sentence goes on in the next request: no full stop is added
+    continues: bool = False  # the sentence goes on in the next request, so no full stop is added
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
     flow: tuple[str, str] = ("", "")
@@ -278,8 +279,8 @@ class AudioChunk:
     timing: Timing | None = None  # set on the last chunk only
     spoken_text: str | None = None  # normalized text of the whole request; set on the first chunk only
     warning: str | None = None  # skipped characters, or another language; set on the first chunk only
-    words: tuple[Word, ...] = ()  # words whose times are known since the previous chunk, in order; only if requested
-    marks: tuple[SpokenMark, ...] = ()  # marks that were reached since the previous chunk, with `words`
+    words: tuple[Word, ...] = ()  # words whose times became known after the previous chunk; only with `word_times`
+    marks: tuple[SpokenMark, ...] = ()  # marks that were reached after the previous chunk; only with `word_times`
 
     @property
     def wave(self) -> np.ndarray:

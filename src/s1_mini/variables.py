@@ -1,6 +1,7 @@
 """The `S1_MINI_*` variables of all packages, a base class for settings, and suggestions for misspelt variables.
 
-A package that reads variables registers its settings class here by name, so that a plain engine imports none of them.
+A package that reads variables registers its settings class here by name, so that an engine alone imports none of these
+packages.
 """
 
 from __future__ import annotations

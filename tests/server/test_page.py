@@ -370,7 +370,7 @@ def test_missing_parts_of_a_new_voice_are_reported(visit: Open) -> None:
     expect(page.get_by_role("textbox", name="Name")).to_be_focused()
     page.get_by_role("textbox", name="Name").fill("one")
     send.click()
-    expect(alert).to_have_text("Choose or record one.")
+    expect(alert).to_have_text("Choose a recording, or use the microphone.")
     upload(page, b"no audio")
     page.get_by_label("Transcript").fill("Nothing.")
     send.click()

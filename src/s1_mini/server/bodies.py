@@ -1,9 +1,9 @@
 """Request bodies: JSON or a form with files, parsed into a validated model. Large JSON is parsed in a thread.
 
 The module `limits` bounds the size and pace of bodies. This module limits the structure of JSON before it is parsed,
-because a parser creates an object for every value and validation creates an error for every wrong value: eight
-megabytes of `[1,1,…]` take half a minute and five gigabytes of memory. Counting tokens takes milliseconds, stops at
-the limit and lets other threads run.
+because a parser creates an object for every value and validation creates an error for every wrong value. Without this
+limit, eight megabytes of `[1,1,…]` would take half a minute and five gigabytes of memory. Counting tokens takes
+milliseconds, stops at the limit and lets other threads run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_FIELDS = 32
 MAX_FIELD_BYTES = 1024 * 1024  # limit for a form field that is not a file
 
 MAX_MARKS = 2048  # maximum strings, colons, commas and brackets of one request; usual requests have far fewer
-MARKS_PER_ITEM = 32  # in addition, for each text of a batch
+MARKS_PER_ITEM = 32  # additional marks allowed for each text of a batch
 # Maximum backslashes; 32 texts of the default maximum length have fewer, even if every letter is written as \uXXXX.
 MAX_ESCAPES = 2**20
 # Maximum bytes between two marks outside of strings. Longer runs are not JSON, or are numbers that are slow to parse.
@@ -119,7 +119,7 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
 
 
 async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, bytes | None]:
-    """Read the JSON or form of a speech request; return it and its recording. Raises the errors of `read_form`."""
+    """Return the JSON or form of a speech request, and its recording if any. Raises the errors of `read_form`."""
     if content_type(request) == FORM:
         body, recording = await read_form(request, model, "reference_audio")
         if recording is not None and body.reference_audio is not None:
@@ -173,7 +173,7 @@ def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
 
 
 def _after_string(data: bytes, position: int) -> int:
-    """Return the position after a string that begins at `position`; the end of `data` if it is not closed."""
+    """Return the position after the string whose content begins at `position`; the end of `data` if unterminated."""
     end = data.find(b'"', position)
     if end > position and data[end - 1 : end] != b"\\":
         return end + 1

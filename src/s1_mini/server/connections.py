@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 ENOUGH_FILES = 65_536
 RESERVED_FILES = 128  # for files that are not connections; at most half of the process's limit
-SEND_BUFFER_BYTES = 64 * 1024  # SO_SNDBUF of a connection, which Linux doubles: 1.5 s of audio
+SEND_BUFFER_BYTES = 64 * 1024  # SO_SNDBUF of a connection; Linux doubles it to 128 KiB, which is 1.5 s of audio
 MAX_WAITING_BYTES = 2**20  # above this many unsent bytes the client counts as stalled
 MAX_CLOSING_CHECKS = 40  # a closing connection has ten send timeouts for its unsent bytes
 CHECKS = 4  # checks in one send timeout
@@ -36,7 +36,7 @@ WARN_EVERY_S = 10.0  # minimum interval between warnings with the same message
 
 
 class Connections(IdlePool[asyncio.Transport]):
-    """Open connections of one server; at the limit, the longest idle one of the largest client is closed.
+    """Open connections of one server; at the limit, the client that has most of them loses its longest idle one.
 
     A connection is idle while it waits for a request or for the rest of a request, and busy while a request is being
     answered.
@@ -90,7 +90,7 @@ class Connections(IdlePool[asyncio.Transport]):
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio would log each of them
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio would log each error
             self._warnings.warn("cannot accept connections: too many open files", reason=error.strerror)
         else:
             loop.default_exception_handler(context)

@@ -1,7 +1,7 @@
 """Consents of speakers, as in OpenAI's API. A consent is a small file with a name and a language.
 
-The files are below the directory of added voices, which replicas share, or in a temporary directory. Recordings of
-consents are not kept. The methods block on file access.
+The files are below the directory of added voices, which replicas share; without that directory, they are in a temporary
+one. Recordings of consents are not kept. The methods block on file access.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Consents:
         return self._write(Consent(id=identity, created_at=int(now), language=language, name=name))
 
     def get(self, identity: str) -> Consent:
-        """Return a consent. Raises `NotFoundError`."""
+        """Return a consent. Raises `NotFoundError` or `StorageError`."""
         try:
             with open_regular(self._path(identity)) as file:
                 return Consent.model_validate_json(file.read(MAX_FILE_BYTES))
@@ -74,7 +74,10 @@ class Consents:
             raise StorageError(f"the consent cannot be deleted: {error.strerror}") from None
 
     def page(self, after: str | None, limit: int) -> tuple[list[Consent], bool]:
-        """Return up to `limit` consents after the one with the id `after`, oldest first, and whether more follow."""
+        """Return up to `limit` consents after the one with the id `after`, oldest first, and whether more follow.
+
+        Raises `StorageError`.
+        """
         found: list[Consent] = []
         for identity in (name for name in self._names() if after is None or name > after):
             if len(found) == limit:

@@ -66,7 +66,7 @@ async def speak_on_sagemaker(socket: WebSocket) -> None:
 
 
 async def _config(socket: WebSocket) -> SessionConfig:
-    """Return the configuration in a URL's query. Raises `InvalidError` and `VoiceNotFoundError`."""
+    """Return the configuration in a URL's query. Raises `InvalidError` and the errors of `config_of`."""
     options = read_options(socket, Options)
     rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
     if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):

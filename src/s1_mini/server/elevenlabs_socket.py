@@ -4,10 +4,12 @@ The texts of `multi-stream-input` are called contexts and are spoken one after t
 for two purposes: because a text is complete, although some of its audio is not sent yet, or to interrupt the audio. The
 effect depends on the last flush:
 
-- The context was flushed and has received no text since: the rest of its audio is sent. A second close stops it.
-- The same, but that flush was in a message with text: as before, but the audio also stops when another context begins.
-  (LiveKit flushes each sentence in the message with its text, and ends a context with a flush without text.)
-- Otherwise, the audio stops at once.
+- The context was flushed in a message without text, and has received no text since: the rest of its audio is sent. A
+  second close stops the audio.
+- The context was flushed in a message with text, and has received no text since: the rest of its audio is sent until
+  another context begins or a second close arrives. (LiveKit flushes each sentence in the message with its text, and
+  ends a context with a flush without text.)
+- The context was never flushed, or has received text since the last flush: the audio stops at once.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Options(StartOptions):
     inactivity_timeout: float | None = Field(None, gt=0)  # seconds, at most the server's own limit
     auto_mode: bool = False  # each message is a whole sentence
     enable_ssml_parsing: bool = False  # text has elements such as <break time="1s"/>, and is spoken when it is flushed
-    sync_alignment: bool = False  # times count from the start of the context instead of the end of the previous message
+    sync_alignment: bool = False  # times count from the start of the context; False: from the last character sent
     seed: int | None = Field(None, ge=0, le=MAX_SEED)  # as in `SamplingParams`
     language_code: str | None = None  # used by models with a choice of languages
 
@@ -79,7 +81,7 @@ async def multi_stream_input(socket: WebSocket, voice: str) -> None:
 
 
 async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) -> None:
-    """Run a session. Raises `InvalidError` for a parameter, and `VoiceNotFoundError`."""
+    """Run a session. Raises `InvalidError` for a parameter, and the errors of `config_of` and `converse`."""
     options = read_options(socket, Options)
     config = await config_of(socket, options, voice, *parse_format(options.output_format))
     if options.seed is not None:
@@ -118,7 +120,7 @@ class _ElevenLabs(Protocol):
         return Context(self._config.model_copy(update={"text_type": text_type}), id=name)
 
     def _flush(self, context: Context) -> None:
-        """Speak the text so far; add the outermost element that SSML of these clients may lack."""
+        """Speak the text so far; add the element `<speak>`, which the SSML of these clients may lack."""
         rest = context.rest.strip()
         if rest and context.config.text_type == "ssml" and not rest.startswith(("<speak", "<?xml")):
             context.rest = f"<speak>{rest}</speak>"
@@ -140,7 +142,7 @@ class _ElevenLabs(Protocol):
     async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
         assert isinstance(track, Context)
         text = blank_markup(request.speech.text, request.speech.text_type, ())
-        # a final space, because clients end a word at a space
+        # Append a space, because clients treat a word as complete only at a space.
         track.alignment = Alignment(text if text.endswith(" ") else text + " ", track.audio_s)
 
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:

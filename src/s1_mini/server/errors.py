@@ -142,7 +142,8 @@ class ClientGoneError(Exception):
     """The client closed the connection."""
 
 
-# Status of the package's errors, by nearest ancestor; all others are 500. A code always has the same status.
+# Status of the package's errors. A class that is not listed has the status of its nearest listed ancestor, or 500.
+# All errors with the same code have the same status.
 TABLE: Mapping[type[BaseException], ErrorKind] = {
     VoiceNotFoundError: ErrorKind(404),
     VoiceExistsError: ErrorKind(409),
@@ -228,7 +229,7 @@ def misaddressed(method: str, path: str, allowed: str) -> ServerError:
 def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1MiniError:
     """Return one error for pydantic's list of problems. `known` are the fields that the request may have.
 
-    Missing fields are reported last, because an unknown field is often the missing one, misspelt.
+    Missing fields are reported last, because an unknown field is often a misspelling of the missing one.
     """
     first, *others = sorted(problems, key=lambda problem: bool(problem["type"] == "missing"))
     if first["type"] == "json_invalid":

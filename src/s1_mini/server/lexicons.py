@@ -136,7 +136,7 @@ class Lexicons:
         return {"LanguageCode": document.language, "LexemesCount": len(document.entries), "Size": size}
 
     def describe_all(self) -> dict[str, dict[str, Any]]:
-        """Return the attributes of all lexicons by name, without those that cannot be read, which are logged."""
+        """Return the attributes of all lexicons by name; log and omit the lexicons that cannot be read."""
         described = {}
         for name in self.names():
             try:

@@ -52,7 +52,7 @@ LINGER_S = 1.0
 UNREAD_CHECK_S = 0.5  # interval at which unread audio is charged
 PIECE_BYTES = 64 * 1024  # responses are written in pieces of this size, each after the previous one was sent
 
-FRESH_S = 0.02  # health cache TTL
+FRESH_S = 0.02  # maximum age of the cached health
 RETRY_AFTER_S = 1.0
 
 
@@ -67,7 +67,7 @@ class AdmissionController:
         self._engine, self._settings, self.accounts = engine, settings, accounts
         self._health: dict[str, Any] = {}
         self._looked = float("-inf")
-        self.num_inside = 0  # speech requests and sessions in progress, from the headers to the end of the response
+        self.num_inside = 0  # POST requests and sessions in progress, from headers to end of response
         self.failure: BaseException | None = None  # why the engine did not start; `EngineDied` if it failed later
         self.is_draining = False
         self.is_unloaded = False  # the engine was stopped because it was idle; the next request starts it again
@@ -75,7 +75,7 @@ class AdmissionController:
         self._loading = asyncio.Lock()
 
     def health(self) -> dict[str, Any]:
-        """Return the engine's `health_check()`, at most `FRESH_S` old, because it also queries the GPU driver."""
+        """Return the engine's `health_check()`, cached for `FRESH_S`, because the check also queries the GPU driver."""
         now = time.monotonic()
         if now - self._looked > FRESH_S:
             self._health, self._looked = self._engine.health_check(), now
@@ -181,7 +181,7 @@ class AdmissionMiddleware:
                 self.gate.leave()
 
     async def _unready(self, scope: Scope) -> S1MiniError | None:
-        """Load the engine if it was unloaded; return the error if this fails."""
+        """Load the engine if it was unloaded; return the error if loading fails."""
         try:
             await asyncio.shield(self.gate.load(scope["app"].state.lifecycle))
         except EngineNotReadyError as error:
@@ -227,7 +227,7 @@ class AdmissionMiddleware:
         await response(scope, receive, send)
 
     def _misdirected(self, headers: Headers) -> S1MiniError | None:
-        """Refuse a Host that is not a name of this server: a web site can point its own name to it (DNS rebinding)."""
+        """Refuse a Host that is not a name of this server: sites can make their names point here (DNS rebinding)."""
         allowed = self.settings.allowed_hosts
         if not allowed:
             if self._keys or self.settings.host not in OWN_HOSTS:

@@ -49,7 +49,7 @@ class TextFormatter(logging.Formatter):
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = getattr(record, "fields", {})
-        if fields.get("event") == "start_failed" and not self._who:  # the format of errors of other commands
+        if fields.get("event") == "start_failed" and not self._who:  # the format in which other commands print errors
             lines = f"s1-mini: {fields['reason']}".splitlines()
         else:
             lines = [f"{moment} {level}{self._who}{_sentence(record.getMessage(), fields)}"]
@@ -99,7 +99,7 @@ def _is_relevant(record: logging.LogRecord) -> bool:
 
 
 def _is_shown_as_text(record: logging.LogRecord) -> bool:
-    """Hide INFO records of packages below the server, because `/health` has the same information."""
+    """Return False for INFO records of modules outside `SHOWN_AS_TEXT`, because `/health` has their information."""
     is_below = record.name.startswith("s1_mini.") and not record.name.startswith(SHOWN_AS_TEXT)
     is_listening = getattr(record, "fields", {}).get("event") == "listening"
     return record.levelno > logging.INFO or not (is_below or is_listening)

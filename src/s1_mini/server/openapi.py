@@ -145,7 +145,7 @@ def _without_null(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace references by their definitions, which are small and never recursive."""
+    """Replace references with their definitions, which are small and never recursive."""
     definitions = schema.pop("$defs", {})
 
     def resolve(part: Any) -> Any:

@@ -58,7 +58,8 @@ LANGUAGES = {  # Polly's codes and names, by the accent in `POLLY_VOICES` and in
 GENDERS = {"man": "Male", "woman": "Female"}
 ENGINES = ["standard", "neural", "long-form", "generative"]
 
-# Names of Polly's errors by our status; others are `ValidationException` or `ServiceFailureException`.
+# Names of Polly's errors by our status; other statuses are `ValidationException` below 500, else
+# `ServiceFailureException`.
 _STATUS_TYPES = {400: "SerializationException", 401: "UnrecognizedClientException", 415: "SerializationException"}
 _STATUS_TYPES |= {429: "ThrottlingException", 503: "ServiceUnavailableException", 504: "ServiceUnavailableException"}
 _FIELD_TYPES = {
@@ -79,7 +80,7 @@ def is_polly(path: str, headers: Headers) -> bool:
 
 
 def error_response(error: BaseException, request_id: str | None) -> JSONResponse:
-    """Return an error in Polly's shape: its name in a header, `message` in the body, 400 for bad requests."""
+    """Return an error as Polly does: its name in a header, `message` in the body, and the status that Polly uses."""
     status = row_of(error).status
     kind = _STATUS_TYPES.get(status, "ValidationException" if status < 500 else "ServiceFailureException")
     if isinstance(error, TextTooLongError):

@@ -77,7 +77,7 @@ async def speak_text(request: Request) -> Response:
     openapi_extra=body_of(BatchBody),
 )
 async def speak_batch(request: Request) -> Response:
-    """Speak several texts together. An error in one text affects only its result; `success`: all have succeeded."""
+    """Speak several texts together. An error in one text affects only that text's result. `success`: all succeeded."""
     body = await read_json(request, BatchBody)
     state, num_items = request.app.state, len(body.items)
     allowed = min(state.settings.max_batch_items, state.accounts.largest(Resource.REQUESTS))
@@ -129,7 +129,7 @@ async def _speak_item(request: Request, item: Any, body: BatchBody, record: Requ
 
 
 def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
-    """Validate one item of a batch. Raises `InvalidError`."""
+    """Validate one item of a batch. Raises `InvalidError` or `ParameterError`."""
     if not isinstance(given, dict):
         raise InvalidError("items", f'{quoted(given)} is not an object; send one such as {{"text": "Good morning."}}')
     try:
@@ -254,7 +254,7 @@ async def add_voice(request: Request) -> VoiceAnswer:
 async def register_voice(
     request: Request, name: str, recording: bytes, transcript: str, description: str, *, replace: bool = False
 ) -> VoiceInfo:
-    """Add a voice for the client of a request. Raises the errors of `ProductionTTSEngine.add_voice`."""
+    """Add a voice for a request's client. Raises the errors of `ready_engine` and `ProductionTTSEngine.add_voice`."""
     client = record_of(request).client
     adding = ready_engine(request).add_voice_async(
         name, recording, transcript, description=description, replace=replace, client=client

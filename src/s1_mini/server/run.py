@@ -1,8 +1,9 @@
 """The server process: uvicorn on a socket, signals, and a graceful shutdown.
 
 On SIGTERM, new requests are refused (`/ping` and `/ready` return 503). Accepted requests are finished; those that are
-not finished shortly before the end of the drain timeout fail. The exit code is 0, or 1 if the engine could not be
-started or has died. The process exits at the end of the drain timeout even if something hangs.
+not finished shortly before the end of the drain timeout fail. The exit code is 0, or 1 if the server could not listen,
+or the engine could not be started or has died. The process exits at the end of the drain timeout even if something
+hangs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ OPEN_TO_ALL = "the server is open to everyone who reaches this port: S1_MINI_SER
 
 # Shares of the drain timeout that remain when:
 FAIL = 0.2  # unfinished requests fail, so that their clients get an error
-ABORT = 0.08  # stalled connections are aborted
+ABORT = 0.08  # connections with a request in flight are aborted
 EXIT = 0.04  # the server exits
 
 

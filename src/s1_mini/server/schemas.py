@@ -142,8 +142,8 @@ class Sampling(Strict):
     return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
     language: str | None = Field(
         None,
-        description="Name or tag, such as english or en, also for reading numbers. Only for models with a choice; see "
-        "/health.",
+        description="Name or tag of the language in which the voice speaks and reads numbers, such as english or en. "
+        "Only for models with a choice of languages; see /health.",
     )
     instructions: str | None = Field(
         None, description="How to speak, such as: Whisper. Only for models that take instructions; see /health."
@@ -211,7 +211,7 @@ class SpeechBody(Sampling):
     )
 
     def to_request(self, recording: bytes | None = None) -> SpeechRequest:
-        """Return the request; `recording` is the reference if it is already decoded. Raises `InvalidError`."""
+        """Return the request; `recording` is the decoded reference, if any. Raises `InvalidError`, `ParameterError`."""
         if recording is None and self.reference_audio is not None:
             recording = decode_base64(self.reference_audio)
         return self.build(self.text, self.format, streams=self.stream, reference_audio=recording)
@@ -285,8 +285,8 @@ def _voice_name(value: Any) -> Any:
 class OpenAISpeechBody(Sampling):
     """Body of `POST /v1/audio/speech`, as sent by clients of OpenAI and of compatible servers.
 
-    Fields that only those servers know are ignored; OpenAI's client sends fields that only this server knows as
-    `extra_body`.
+    Fields that only those servers know are ignored. Users of OpenAI's client pass fields that only this server knows
+    in `extra_body`.
     """
 
     model_config = ConfigDict(
@@ -344,8 +344,8 @@ class StartOptions(BaseModel):
 
     start_at: Literal["sentence", "clause", "word"] | None = Field(
         None,
-        description="Start at the end of a sentence or at the end of a clause, or with the first words and go on as "
-        "they arrive. word: only Qwen3-TTS.",
+        description="sentence or clause: start once one is complete; word: start with the first words and continue as "
+        "more text arrives (only Qwen3-TTS).",
     )
     start_words: int | None = Field(None, ge=0, le=100, description="Start after this many words; 0: off.")
     start_pause_s: float | None = Field(
@@ -353,7 +353,7 @@ class StartOptions(BaseModel):
     )
 
     def streams_text(self, settings: ServerSettings) -> bool:
-        """Return whether all of a text is one utterance, which goes on as it arrives."""
+        """Return whether a text is spoken as one utterance, which continues while text arrives."""
         return (self.start_at or settings.start_at) == "word"
 
     def early_start(self, settings: ServerSettings) -> EarlyStart:
@@ -392,8 +392,8 @@ class InputClear(Strict):
     played_s: float | None = Field(
         None,
         ge=0,
-        description="Seconds of audio that the client has played; `input.cleared` repeats this value, "
-        "or the seconds sent if that is less.",
+        description="Seconds of audio that the client has played; `input.cleared` has this value, or the seconds of "
+        "audio that were sent, whichever is less.",
     )
 
 

@@ -45,8 +45,8 @@ from s1_mini.types import AudioFormat
 
 Options = TypeVar("Options", bound=BaseModel)
 
-SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
-LEAD_S = 0.3  # seconds before the client runs out of audio at which the beginning of a sentence is spoken
+SMALL_TEXT = 2000  # texts up to this many characters are split in the event loop; longer ones take milliseconds
+LEAD_S = 0.3  # the beginning of a sentence is spoken this many seconds before the client runs out of audio
 POLL_S = 0.25  # interval at which a session checks its time limits, eviction and shutdown of the server
 
 
@@ -58,7 +58,7 @@ class Protocol(Listener):
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.idle_s: float = session.state.settings.websocket_idle_s  # limit without a message or audio
+        self.idle_s: float = session.state.settings.websocket_idle_s  # maximum seconds without a message or audio
         self.options: dict[str, Any] = {}  # for every request, in addition to the track's configuration
 
     @abstractmethod
@@ -84,7 +84,7 @@ def read_options(socket: WebSocket, model: type[Options]) -> Options:
 async def config_of(
     socket: WebSocket, start: StartOptions, voice: str | None, audio_format: AudioFormat, rate: int | None
 ) -> SessionConfig:
-    """Return the configuration of a client that names its voice in the URL. Raises `VoiceNotFoundError`."""
+    """Return the configuration of a client that names its voice in the URL. Raises the errors of `describe_voice`."""
     state = socket.app.state
     name = await own_voice(state, voice)
     if name is not None:
@@ -94,7 +94,7 @@ async def config_of(
 
 
 async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
-    """Run a session with a client. Raises `BusyError`."""
+    """Run a session with a client. Raises `BusyError`, or `ClientGoneError` if the client disconnects."""
     session, pool, record = Session(socket, protocol), socket.app.state.websockets, record_of(socket)
     if not pool.add(session, record.client):
         raise BusyError("All WebSocket sessions are in use. Retry in one second.")
@@ -125,7 +125,7 @@ class Session:
         self.protocol = protocol(self)
 
     async def run(self) -> None:
-        """Read messages and speak until the session ends; send an `S1MiniError` to the client."""
+        """Read messages and speak until the session ends; send errors to the client. Raises `ClientGoneError`."""
         works = (self._read(), self._speak(), self._start_early())
         tasks = [asyncio.ensure_future(self._metered(work)) for work in works]
         try:
@@ -198,7 +198,7 @@ class Session:
             raise IdleError(f"no message arrived for {self.protocol.idle_s:g} s")
 
     async def _take(self, message: dict[str, Any]) -> None:
-        """Handle one message. Raises for an invalid one, which is ignored once the text is complete."""
+        """Handle one message. An invalid message raises an error; once the text is complete, it is ignored."""
         text = message.get("text")
         try:
             if text is None:
@@ -212,8 +212,12 @@ class Session:
         await self.protocol.act(parsed)
 
     async def add(self, track: Track, text: str) -> None:
-        """Add text, and speak its complete sentences. Raises `TextError` if it is too far ahead of the audio."""
-        # Refuse such text instead of leaving it unread: a session that does not read notices no disconnect and no pong.
+        """Add text, and speak its complete sentences.
+
+        Raises `TextError` if the text is too far ahead of the audio, and `ParameterError` as `check` does.
+        """
+        # Refuse text that is too far ahead instead of leaving it unread, because a session that does not read notices
+        # no disconnect and no pong.
         allowed = self.state.engine.config.max_text_length
         is_ssml, splits = track.stream is None and self._is_ssml(track, track.rest + text), self._splits
         streams = not is_ssml and self._streams_text(track.config)
@@ -264,7 +268,7 @@ class Session:
         return config.text_type == "text" and config.streams_text(self.state.settings)
 
     def _write(self, track: Track, text: str) -> None:
-        """Write text to the utterance that goes on as it arrives; the first text begins it."""
+        """Write text to the track's utterance, which continues while text arrives; begin it if necessary."""
         if track.stream is None:
             track.rest += text
             if not is_speakable(text) or (self.state.engine.config.accept_ssml and may_begin_ssml(track.rest)):
@@ -272,13 +276,13 @@ class Session:
             self.check(track.config)
             text, track.rest, track.says = track.rest, "", True
             track.stream = _BackgroundStream()
-            options = self.protocol.options | {"word_times": False}  # they need the whole text
+            options = self.protocol.options | {"word_times": False}  # word times need the whole text
             self.queue.add(track, "", options, stream=track.stream)
             self.state.websockets.mark_busy(self)
         self.queue.write(track.stream, text)
 
     def end_stream(self, track: Track) -> None:
-        """End the utterance that goes on as its text arrives, if there is one."""
+        """End the utterance that continues while text arrives, if there is one."""
         if track.stream is not None:
             track.stream.close()
             track.stream = None
@@ -314,7 +318,7 @@ class Session:
         return left_s if left_s > 0 and not piece else None
 
     def flush(self, track: Track, *, is_last: bool = False) -> None:
-        """Also speak the unfinished sentence. `is_last`: refuse the whole text if it had nothing to speak."""
+        """Speak the unfinished sentence too. `is_last`: the text is complete, and is refused if it says nothing."""
         self.end_stream(track)
         text, track.rest = track.rest, ""
         self._put(track, text, is_last=is_last)
@@ -323,7 +327,7 @@ class Session:
         if is_speakable(text):
             track.says = True
         elif not is_last or track.says is not False:
-            return  # if the whole text has nothing to speak, the engine receives and refuses it
+            return  # only a complete text without anything to speak goes to the engine, which refuses it
         if track.config.text_type == "marked":
             voices, text = names_in_markup(self.state), track.voice + text
             track.voice = "" if (voice := last_voice(text, voices)) is None else f"[{voice}] "

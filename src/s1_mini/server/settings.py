@@ -41,8 +41,8 @@ class ServerSettings(Settings):
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="accepted Host names, comma-separated; unset: any; without a key and with the host "
-        "localhost, 127.0.0.1 or ::1, only these three",
+        description="accepted Host names, comma-separated; unset: any; if the server has no key and listens on "
+        "localhost, 127.0.0.1 or ::1: only these three names",
     )
 
     voice_names: Annotated[dict[str, str], NoDecode] = Field(

@@ -62,8 +62,8 @@ class Times:
 class AudioResponse:
     """A response whose first audio exists.
 
-    The caller iterates `body` to its end, or closes it to cancel the rest. It calls `release` once it no longer keeps
-    the audio; otherwise the client is charged for the audio until the HTTP request ends.
+    The caller iterates `body` to its end, or closes it to cancel the rest. The caller calls `release` once it no longer
+    keeps the audio; otherwise the client is charged for the audio until the HTTP request ends.
     """
 
     media_type: str
@@ -118,7 +118,7 @@ async def speak(
         holding.set(Resource.BODY_BYTES, len(request.reference))
         times = Times()
         chunks = _generate(engine, request, record, holding, times)
-        waits = speech.stream is not None  # for text: the session and the engine limit how long
+        waits = speech.stream is not None  # text still arrives; the session and the engine limit the time
         deadline = _Deadline.after(inf if waits else settings.request_timeout_s)
         if request.streams:
             end = _Deadline.after(inf if waits else settings.stream_timeout_s)
@@ -141,7 +141,7 @@ async def _generate(
     def charge_unread() -> None:
         holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)
 
-    if request.streams:  # otherwise audio is read as it is generated, and `_whole` charges it
+    if request.streams:  # `_whole` reads audio as it is generated, and charges it itself
         record.charge_unread = charge_unread
     try:
         async with aclosing(chunks):

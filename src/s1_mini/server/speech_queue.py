@@ -23,7 +23,7 @@ from s1_mini.text_stream import TextStream
 
 
 def _text_of(request: SpeechRequest) -> str:
-    """Return the text of a request; what has arrived, if it still arrives."""
+    """Return a request's text, or the part that has arrived so far if more is to come."""
     speech = request.speech
     return speech.text if speech.stream is None else speech.stream.text
 
@@ -140,7 +140,7 @@ class SpeechQueue:
         continues: bool = False,
         stream: TextStream | None = None,
     ) -> None:
-        """Add a stretch of text, or a `stream` instead; `continues`: it ends within a sentence.
+        """Add a stretch of text, or a `stream` instead; `continues`: the stretch ends within a sentence.
 
         Raises `ParameterError`.
         """
@@ -156,7 +156,7 @@ class SpeechQueue:
         stream.write(text)
 
     def then(self, track: Track, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Call `work` after everything of the track that was added before, unless the track is cleared."""
+        """Call `work` when everything that was added before is done, unless the track is cleared first."""
         self._append(_Item(track, work))
 
     def _append(self, item: _Item) -> None:

@@ -2,7 +2,7 @@
 
 Client: `session.config` (optional), any number of `input.text` and `input.clear`, `input.done`. Server, for each
 stretch of text: `audio.start`, binary messages (with `word_times` also `audio.words` and `audio.marks`), `audio.done`;
-after `input.clear` `input.cleared`; at the end `session.done`. A stretch with invalid markup gets `audio.error`, and
+`input.cleared` after `input.clear`; `session.done` at the end. A stretch with invalid markup gets `audio.error`, and
 the session continues. Any other error is sent as `error` and ends the session. The names are those of vLLM-Omni's
 speech endpoints on SageMaker; `input.clear` and `input.cleared` are ours.
 """
@@ -52,7 +52,7 @@ class OwnProtocol(Protocol):
         super().__init__(session)
         self._track = Track(config or SessionConfig(type="session.config"))
         self._unspeakable: NothingToSpeakError | None = None  # error of the first stretch with nothing to speak
-        self._warnings: list[str] = []  # about such stretches, sent with the next message
+        self._warnings: list[str] = []  # about stretches with nothing to speak, sent with the next message
 
     async def act(self, message: Input) -> None:
         session = self.session

@@ -1,7 +1,7 @@
 """Connection protocols: uvicorn's HTTP and WebSocket, with limits for everything that a client can leave unfinished.
 
 By itself, uvicorn waits without limit for the head of a request, for the rest of a body after an early response, and
-for a client to read its response; and while a pipelined request waits, it does not notice a disconnect. Between two
+for a client to read its response; and while a pipelined request waits, uvicorn notices no disconnect. Between two
 requests of a connection, uvicorn's own keep-alive timeout applies.
 """
 
@@ -41,7 +41,7 @@ RESETS = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)  # SO_LING
 FREE_PIECES = 1024  # body pieces that may have any size; one iteration of the event loop may receive all of them
 PIECE_BYTES = 512  # minimum mean size of further pieces; handling one costs about as much as 1 kB of data
 
-SLICE_BYTES = 4096  # frames parsed per iteration: several hundred of the smallest ones
+SLICE_BYTES = 4096  # parsed per iteration; several hundred frames of the smallest size
 FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # WebSocket frames per connection, far above a language model's token rate
 NOT_UTF8, FLOODED, TOO_BUSY = 1007, 1008, 1013  # close codes
 MAX_REASON = 120  # bytes; a close frame has room for 123
@@ -76,7 +76,7 @@ class HttpProtocol(H11Protocol):
         self._update_timers()
         if self._watch_timer is None:
             self._watch()
-        # Charge the client of the last request, which its key or the proxy identifies; before the first, the address.
+        # Charge the client of the last request, identified by its key or by the proxy; before any request, the address.
         record = record_in(self.scope)
         owner = record.client if record is not None else self._accounts.client(self.client[0] if self.client else "")
         self._accounts.spend(owner, time.thread_time() - began)
@@ -112,7 +112,7 @@ class HttpProtocol(H11Protocol):
         self.transport.close()
 
     def _should_upgrade(self) -> bool:
-        """Ignore `Upgrade` unless the method is GET; others cannot open a WebSocket (RFC 6455, 4.1)."""
+        """Ignore `Upgrade` unless the method is GET, because no other opens a WebSocket (RFC 6455, 4.1)."""
         return self.scope["method"] == "GET" and super()._should_upgrade()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:

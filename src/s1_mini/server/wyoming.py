@@ -155,7 +155,7 @@ class _Connection:
     async def _next(self, pause_s: float = 0.0) -> Event | None:
         """Return the next event; with `pause_s`, None if no event arrives for that long.
 
-        Without `pause_s`, raises `IdleError` at the idle timeout.
+        Raises an error that `_read` found and, without `pause_s`, `IdleError` at the idle timeout.
         """
         idle_s = self._state.settings.websocket_idle_s
         try:
@@ -263,7 +263,9 @@ class _Connection:
         await self._send(AudioStop())
 
     async def _texts(self, *, cuts: bool) -> AsyncIterator[tuple[str, bool]]:
-        """Yield whole sentences as text arrives, with the flag of `_say`; SSML, and texts without `cuts`, at the end.
+        """Yield whole sentences as text arrives, each with the flag that `_say` expects.
+
+        SSML is yielded at the end as a whole, and so is any text if `cuts` is False.
 
         With the settings for an early start, the first text may be only the beginning of a sentence.
         """
@@ -273,7 +275,8 @@ class _Connection:
             if event is not None and SynthesizeStop.is_type(event.type):
                 break
             if event is not None:
-                # Ignored: Home Assistant also sends all of the text as `synthesize`, for servers that do not stream.
+                # Other events are ignored: Home Assistant also sends the whole text as `synthesize`, for servers that
+                # do not stream.
                 if not SynthesizeChunk.is_type(event.type):
                     continue
                 rest += _text_of(event)

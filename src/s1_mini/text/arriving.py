@@ -1,8 +1,9 @@
-"""A text that arrives in pieces, in parts that no later piece changes.
+"""Divides a text that arrives in pieces into parts that no later piece changes.
 
-A part ends with a letter or a digit that a space or a mark follows, because the last word may go on. Such parts are
-tidied, and cut into tokens, as in the whole text. If the text is normalized, each sentence is normalized by itself once
-it is complete; before that, only its first plain words are certain, up to the word before the last one.
+A part ends with a letter or a digit that is followed by a space or a mark. Anything after that is held back, because
+the last word may not be complete. Tidying such parts and cutting them into tokens gives the same result as for the
+whole text. If the text is normalized, each sentence is normalized by itself once it is complete; of an incomplete
+sentence, only the plain words at its beginning are certain, up to the word before the last plain one.
 """
 
 from __future__ import annotations
@@ -20,35 +21,35 @@ _STRETCHED = re.compile(r"(\w)\1\1")
 
 
 class ArrivingText:
-    """The parts of one text. Together they are the result of `tidied`, or of `read` for each sentence."""
+    """The parts of one text. Joined, they are the result of `tidied` or, with `read`, of `read` for each sentence."""
 
     def __init__(
         self, max_length: int, *, keeps_paragraphs: bool = False, read: Callable[[str], str] | None = None
     ) -> None:
         """`max_length` counts characters as they are sent; `read` normalizes a sentence.
 
-        A paragraph break becomes a space unless it is kept.
+        A paragraph break becomes a space unless `keeps_paragraphs` is True.
         """
         self._max_length, self._keeps_paragraphs, self._read = max_length, keeps_paragraphs, read
         self._length = 0
-        self._rest = ""  # as it was sent, after the last certain word
+        self._rest = ""  # text after the last part, as it was sent
         self._has_begun = False
         self._sentence = ""  # tidy text that is not normalized, with the space before it
-        self._certain = ""  # the beginning of that sentence, if it was returned already
+        self._certain = ""  # the beginning of `_sentence` that was returned already
         self._held = ""  # marks at the end of the normalized text, which may belong to the next token
         self._says = False
 
     def add(self, piece: str, *, is_last: bool) -> str:
         """Return the part that `piece` completes, which may be empty; with `is_last`, all of the rest.
 
-        Raises `TextTooLongError`, and `TextError` for other reasons of `tidied`.
+        Raises `TextTooLongError`, `NothingToSpeakError`, and the other errors of `tidied`.
         """
         self._length += len(piece)
         if self._length > self._max_length:
             raise TextTooLongError(
                 "text",
-                f"has {self._length} characters so far; the limit is {self._max_length}. End it and begin another, or "
-                "raise S1_MINI_MAX_TEXT_LENGTH.",
+                f"has {self._length} characters so far; the limit is {self._max_length}. End this text and begin "
+                "another, or raise S1_MINI_MAX_TEXT_LENGTH.",
             )
         text = self._tidy(piece, is_last=is_last)
         if self._read is not None:
@@ -84,13 +85,13 @@ class ArrivingText:
         return said[:end]
 
     def _finish(self, sentence: str, *, is_first: bool) -> str:
-        """Return what of a complete sentence was not returned before."""
+        """Return the part of a complete sentence that was not returned before."""
         assert self._read is not None
         bare, (certain, self._certain) = sentence.lstrip(), (self._certain, "")
         said = self._read(bare)
         if said.startswith(certain) and not said[len(certain) :][:1].isalnum():
             said = said[len(certain) :]
-        else:  # normalization changes a word that was certain: it stays as written
+        else:  # normalization would change a word that was returned already, so that word stays as written
             rest = bare[len(certain) :]
             said = rest[: len(rest) - len(rest.lstrip())] + self._read(rest.lstrip())
         gap = "" if certain or is_first or not said else sentence[: len(sentence) - len(bare)]
@@ -105,7 +106,7 @@ class ArrivingText:
 
 
 def _end_of_part(text: str, start: int) -> int:
-    """Return where the last part of `text` that cannot change ends; none ends before `start`. 0: nowhere."""
+    """Return the end of the longest beginning of `text` that cannot change, from `start` on; 0 if there is none."""
     for end in range(len(text) - 1, max(0, start - 1), -1):
         before, after = unicodedata.category(text[end - 1])[0], text[end]
         if before in "LN" and (after.isspace() or unicodedata.category(after)[0] in "PSZ"):
@@ -128,7 +129,7 @@ def _end_of_sentence(text: str, *, is_last: bool) -> int:
 def _end_of_plain(sentence: str, start: int) -> int:
     """Return the end of the plain words at the beginning of a sentence, up to the word before the last plain one.
 
-    Those before `start` are known.
+    The words before `start` are known to be plain.
     """
     end = before = start
     for found in _WORD.finditer(sentence, start):

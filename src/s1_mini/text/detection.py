@@ -1,7 +1,8 @@
-"""The language of a text: by its script, and by function words if that is Latin.
+"""The language of a text: by its script, and by function words if the script is Latin.
 
 `detect` only triggers a warning about text that is not English. `identify` finds the language whose rules read a text.
-Both prefer a miss over a false alarm. Language models and n-gram detectors are 1 to 100 MB in size.
+Both prefer a miss over a false alarm. Lists of words suffice; language models and n-gram detectors are 1 to 100 MB in
+size.
 """
 
 from __future__ import annotations
@@ -112,15 +113,19 @@ _ELIDED = re.compile(r"(?:[cdjlmnst]|qu)['’](?=[^\W\d_])")  # French and Itali
 _SCRIPTS = table(
     "HIRAGANA=ja, KATAKANA=ja, KATAKANA-HIRAGANA=ja, CJK=zh, HANGUL=ko, CYRILLIC=ru, LATIN=Latin, FULLWIDTH=Latin"
 )
-# Letters of Ukrainian, Belarusian, Serbian, Macedonian, Kazakh and Tatar, and ъ as Bulgarian has it.
+# Letters of Ukrainian, Belarusian, Serbian, Macedonian, Kazakh and Tatar, and ъ where only Bulgarian has it.
 _NOT_RUSSIAN = re.compile("[ѓєѕіїјљњћќўџґѝәғқңөұүһҗ]|ъ(?![еёюя])", re.IGNORECASE)
-MIN_KANA = 0.2  # share of the letters of a Japanese text; Chinese texts have single ones
-MIN_BESIDE_LATIN = 0.5  # of another script with Latin names in it
-MIN_LEAD, MIN_FACTOR, MIN_WORDS = 1.0, 1.5, 0.2  # function words over those of the second language, share of all words
+MIN_KANA = 0.2  # minimum share of kana in a Japanese text; Chinese texts may have a few
+MIN_BESIDE_LATIN = 0.5  # minimum ratio of another script to Latin letters, for texts with Latin names
+# Minimum difference and ratio to the score of the second language, and minimum ratio to the number of words.
+MIN_LEAD, MIN_FACTOR, MIN_WORDS = 1.0, 1.5, 0.2
 
 
 def identify(text: str) -> str | None:
-    """Return the tag of a text's language, "other" for a script that is not in `_SCRIPTS`; None if it is not clear."""
+    """Return the tag of a text's language; None if it is not clear.
+
+    The tag is "other" for scripts that are not in `_SCRIPTS`, and for Cyrillic text that is not Russian.
+    """
     text = text[:MAX_CHARACTERS]
     sizes = Counter({"zh": 0})  # bytes of UTF-8, because a Chinese character is as long to speak as three letters
     for letter in filter(str.isalpha, text):
@@ -157,14 +162,14 @@ def cut_by_language(text: str) -> list[tuple[str, str | None]]:
     ends = [stop for _, stop in sentence_spans(text)][:-1]
     sentences = [text[start:stop] for start, stop in pairwise((0, *ends, len(text)))]
     tags = [identify(sentence) or whole for sentence in sentences]
-    if whole == "ja":  # a sentence without kana
+    if whole == "ja":  # `identify` takes a sentence without kana for Chinese
         tags = ["ja" if tag == "zh" else tag for tag in tags]
     runs = groupby(zip(sentences, tags, strict=True), itemgetter(1))
     return [("".join(sentence for sentence, _ in run), tag) for tag, run in runs]
 
 
 def detect(text: str) -> str | None:
-    """Return the language that a text is clearly written in, as a tag of `LANGUAGES`; None if it is not clear."""
+    """Return the language that a text is clearly written in, as a tag of `LANGUAGES`; None if unclear or English."""
     found = [word.replace("’", "'") for word in _WORD.findall(text[:MAX_CHARACTERS])]
     lowered = [word.lower() for word in found]
     scores = {language: _score(lowered, listed, _ENGLISH) for language, listed in _TABLES.items()}

@@ -1,8 +1,8 @@
 """The language whose words a checkpoint reads, and the checkpoint's alphabet.
 
 A checkpoint of any family declares both in its `config.json`:
-`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, the checkpoint gets all text unchanged,
-unless the model has a choice of languages: then each request has one, and numbers become words where they are certain.
+`"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, text is not normalized. The exception
+is a model with a choice of languages: each request has a language, and numbers whose reading is certain become words.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TextForm:
 
     language: str | None = None  # language of the normalization; None: not normalized
     alphabet: frozenset[str] | None = None  # None: all characters
-    is_chosen: bool = False  # whether the request has a choice of languages; None is that of each sentence
+    is_chosen: bool = False  # whether requests choose the language; None is then the language of each sentence
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TextForm:
@@ -74,7 +74,7 @@ class TextForm:
         on_unsupported: OnUnsupported = "error",
         continues: bool = False,
     ) -> NormalizedText:
-        """Return the spoken form of a request's `text`. With `continues`, it is only the beginning of a sentence.
+        """Return the spoken form of a request's `text`. With `continues`, `text` is the beginning of a sentence.
 
         `max_length` bounds the characters of the text and of its spoken form. Raises the errors of `tidied`,
         `TextError` for a spoken form that is too long and, with `on_unsupported="error"`, for an unsupported character,
@@ -162,7 +162,7 @@ class TextForm:
         return f"This voice speaks English; the text looks like {LANGUAGES[found]} and is read as English."
 
     def _fit(self, text: str) -> tuple[str, str]:
-        """Return `text` in characters of the alphabet, and the unsupported ones, each once."""
+        """Return `text` in characters of the alphabet, and each unsupported character once."""
         if self.alphabet is None or self.alphabet.issuperset(text):
             return text, ""
         outside: dict[str, None] = {}

@@ -70,7 +70,7 @@ class Lexicon:
 
 
 class Lexicons:
-    """The lexicon of all requests, and those of single voices, whose entries take precedence."""
+    """The lexicon of all requests, and the lexicons of single voices, whose entries take precedence."""
 
     def __init__(
         self, path: Path | None = None, folders: Iterable[Path] = (), default_voice: str | None = None

@@ -60,7 +60,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """Text with one voice, and the pause before it. Character i stands for characters starts[i] … stops[i]."""
+    """Text with one voice, and the pause before it. Character i stands for starts[i] … stops[i] of the source."""
 
     text: str
     voice: str | None = None  # None: the voice of the request
@@ -73,7 +73,7 @@ class Segment:
 
 
 class Markup(NamedTuple):
-    """The segments of a text, the last one empty if the text ends in a pause, and a warning about ignored markup."""
+    """The segments of a text and a warning about ignored markup; a final pause or mark is in an empty last segment."""
 
     segments: tuple[Segment, ...]
     warning: str | None = None

@@ -1,9 +1,9 @@
-"""Numbers in nine languages, for a model that reads digits itself: only what has one reading in every sentence.
+"""Numbers in nine languages, for a model that reads digits itself: only those with one reading in every sentence.
 
 How a number is spelt out may depend on gender, case, or the word that it counts (German 1, Russian 5, Korean 3). CLDR
 has all forms, but not the grammar that chooses one. A number becomes words only if its forms are the same, or if its
-notation decides (a decimal, cents); otherwise the digits stay. Signs, times and dates become words around them. English
-has rules of its own, in `english`.
+notation decides (a decimal, cents); otherwise the digits stay, and only signs and the notation of times and dates
+around the digits become words. English has rules of its own, in `english`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DATE = table(  # day, month, year
     "de={}. {} {}, fr={} {} {}, es={} de {} de {}, it={} {} {}, pt={} de {} de {}, ru={} {} {} года, "
     "zh={2}年{1}月{0}日, ja={2}年{1}月{0}日, ko={2}년 {1}월 {0}일"
 )
-_RUSSIAN_YEAR = re.compile(r"[ \u00a0\u202f]?(?:г\.|год\w*)")  # already behind a date
+_RUSSIAN_YEAR = re.compile(r"[ \u00a0\u202f]?(?:г\.|год\w*)")  # after a date; `_DATE` adds the same word
 _FIRST = table("fr=premier, it=primo, pt=primeiro")  # day of a month
 _MONTHS = {
     "de": words("Januar Februar März April Mai Juni Juli August September Oktober November Dezember"),
@@ -66,7 +66,7 @@ _WIDE = str.maketrans("＄￥￡￦％", "$¥£₩%")
 _SPACE = "[ \u00a0\u202f]"
 _SIGNS = "$€£¥₩＄￥￡￦"
 _SIGN = rf"R\$|[{_SIGNS}]"
-# "$5 million", ¥5元: no name before it
+# After such a word, as in "$5 million" and ¥5元, the sign before the amount is not read.
 _SCALE = "(?i:mi|mrd|ml[dn]|md\\b|bi|tri|tsd|tausend|[km]\\b|[十百千万萬亿億兆십백천만억조元圆円원])"
 # A model reads two decimals before or behind such a name as cents.
 _CURRENCY = (
@@ -75,7 +75,7 @@ _CURRENCY = (
 )
 _COUNTED = re.compile(rf"{_SPACE}?{_CURRENCY}(?!\w)")
 _NAMED = re.compile(rf"(?<!\w){_CURRENCY}{_SPACE}?\Z")
-# Before a time whose hour has one digit. Without such a word, 3:16 may be a score, a verse or a duration.
+# Words before a time whose hour has one digit. Without such a word, 3:16 may be a score, a verse or a duration.
 _AT = {
     "fr": words("à dès vers jusqu'à"),
     "es": words("la las"),
@@ -85,7 +85,7 @@ _AT = {
     "ja": words("午前 午後 朝 夜"),
     "ko": words("오전 오후 아침 저녁 새벽 밤"),
 }
-# Before ordinals with a bare º, which is also written for degrees.
+# Words before ordinals with a bare º, which is also written for degrees.
 _ARTICLES = {
     "es": words("el del al"),
     "it": words("il del al dal nel sul"),
@@ -198,7 +198,7 @@ def _spelt(number: int, tag: str) -> str:
 
 
 def _certain(number: int, tag: str, otherwise: str = "", *, is_year: bool = False) -> str:
-    """Spell out a number if all its forms are the same, also as a year if it may be one; else return the digits."""
+    """Spell out a number if all its forms (with `is_year`, also as a year) are the same; else return the digits."""
     found = forms(number, tag, "CARDINAL") | (forms(number, tag, "YEAR") if is_year else frozenset())
     return next(iter(found)).replace("〇", "零") if len(found) == 1 else otherwise or str(number)
 
@@ -212,7 +212,7 @@ def _readers(tag: str) -> list[tuple[re.Pattern[str], Callable[[re.Match[str], s
     before += rf"(?<!\d，)(?<!\d{_SPACE}x{_SPACE})"
     # "(11) 1234", 3.º, 2.x and 3,- are not numbers
     after = rf"(?![{letter}/\\@#^=×*~+–−'’\"″′：／－٫٬-])(?![.,:．，]\d|\.[A-Za-zºª]|[.,]-|\){_SPACE}?\d)"
-    # without a range, a formula, a telephone number or a unit behind it
+    # not followed by the rest of a range, a formula or a telephone number, or by a unit
     alone = rf"{after}(?!{_SPACE}?(?:[%％{_SIGNS}–−+×⋅/=*<>-]|{_UNIT}))(?!{_SPACE}(?:x{_SPACE})?\d)"
     if tag == "de":
         alone += rf"(?(sign)|(?(part)|(?!\.| (?:{'|'.join(_MONTHS[tag])})\b)))"  # not 3. Mai

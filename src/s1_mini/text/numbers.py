@@ -41,7 +41,7 @@ def spell(number: int, language: str, *, is_ordinal: bool = False) -> str:
 
 @lru_cache(maxsize=4096)
 def forms(number: int, language: str, use: str, gender: str = "") -> frozenset[str]:
-    """Return all singular forms of a number as CARDINAL, ORDINAL or YEAR; `gender` limits them to one."""
+    """Return all singular forms of a number as CARDINAL, ORDINAL or YEAR; `gender` selects the forms of one gender."""
     from unicode_rbnf import FormatPurpose
 
     found = _engine(language).format_number(number, FormatPurpose[use]).text_by_ruleset

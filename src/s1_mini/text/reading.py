@@ -19,7 +19,7 @@ from s1_mini.text.multilingual import MINUS, PERCENT, POINT, read_certain
 from s1_mini.text.numbers import MAX_DIGITS, spell
 from s1_mini.text.tables import table, words
 
-# Languages with a decimal point; all others write a decimal comma and group by a dot.
+# Languages with a decimal point; all others write a decimal comma, and group digits by dots or spaces.
 _POINT = frozenset(words("am cy en fil ga he hi ja ko ms ne sw ta th yue zh zu"))
 _WITHOUT_SPACES = frozenset(("ja", "zh", "yue", "th", "km", "lo", "my"))
 _WITH_COMMA = re.compile(r"(-(?=\d))?(\d{1,3}(?:[. ]\d{3})++(?!\d)|\d++)(?:,(\d+))?(\s?%)?")
@@ -215,7 +215,7 @@ def _unicode_name(letter: str) -> str:
     return _WORDLESS.sub("", unicodedata.name(letter, "").lower()).replace("-", " ")
 
 
-MAX_PASSES = 4  # repetitions until nothing changes, so that normalizing a normalized text changes nothing
+MAX_PASSES = 4  # maximum repetitions until nothing changes, so that normalizing again changes nothing
 
 _LINE_ENDS = re.compile("\r\n?|[\v\f\x85\u2028]")
 _SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
@@ -246,7 +246,7 @@ def spoken(text: str, language: str = "en") -> str:
 
     Normalizing the result again changes nothing. `language` is a tag such as en, en-GB or de; in languages other than
     English, only numbers, markup, emoji and elongated letters are normalized. Raises `ParameterError` for an
-    unsupported language.
+    unsupported language, or a text that is not a str.
     """
     if not isinstance(text, str):
         raise ParameterError("text", f"must be a str, not {type(text).__name__}")
@@ -261,8 +261,9 @@ def spoken(text: str, language: str = "en") -> str:
 def spoken_certain(text: str, language: str | None) -> str:
     """Return `text` for a model that reads digits itself, with words only where they are certain.
 
-    `language` is a tag; None finds it for each sentence. English is read as `spoken` reads it. In the languages of
-    `multilingual`, numbers with one reading become words, and markup is removed; text in others stays as written.
+    `language` is a tag; with None, the language of each sentence is identified. English is read as `spoken` reads it.
+    In the languages of `multilingual`, numbers with one reading become words, and markup is removed. Text in other
+    languages stays as written.
     """
     if language is None:
         return "".join(spoken_certain(run, tag or "") for run, tag in cut_by_language(text))

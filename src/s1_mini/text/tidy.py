@@ -1,7 +1,7 @@
 """Tidy a text: compose Unicode and normalize white space; everything that is read aloud is kept.
 
 Refuses input that is not text or has nothing to speak. Sentences, tokens and models play no part: `(excited)` and
-`<|im_end|>` are plain text here. The engine calls it once per request, before `split`.
+`<|im_end|>` are plain text here. The engine tidies the text of a request once, before `split`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def tidied(text: str, max_length: int) -> str:
 
 
 def composed(text: str) -> str:
-    """Return a part of a text as `tidied` returns it, but with a space at its ends. Raises `TextError`."""
+    """Return a part of a text as `tidied` does, but keep white space at its ends. Raises `TextError`."""
     _check_characters(text)
     _check_marks(text)
     visible = text.translate(dict.fromkeys(map(ord, _INVISIBLE)))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Tensors: TypeAlias = "Mapping[str, Tensor]"
 Shapes = Mapping[str, tuple[int, ...]]
 
-PROBE_BYTES = 2**20  # the fingerprint hashes this much of both ends of a codec's files
+PROBE_BYTES = 2**20  # the fingerprint hashes this much of the beginning and of the end of each codec file
 MAX_FILE_BYTES = 2 * 2**20  # limit for a voice file; the longest reference takes 0.3 MB
 
 _KINDS = {"I16": True, "I32": True, "I64": True, "U8": True, "F16": False, "BF16": False, "F32": False}

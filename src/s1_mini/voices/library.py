@@ -219,8 +219,8 @@ def write_voice(
 ) -> Path:
     """Write one voice file into `folder`, whole or not at all.
 
-    Raises `VoiceError` for a name that is not a valid file name on every system, and `FileExistsError` for an existing
-    file unless `replace` is true.
+    Raises `VoiceError` for a name that is not a valid file name on every system, and `OSError`, which is
+    `FileExistsError` for an existing file unless `replace` is true.
     """
     from safetensors.torch import save
 

@@ -1,7 +1,7 @@
 """Turn a reference recording into a voice: check it, resample it to the family's rate, and encode it once.
 
 Each recording is encoded alone, because padding in a batch changes the result (about 6 % of a codec's codes flip).
-Importing this module and checking a reference do not load torch.
+Importing this module and checking a recording do not load torch.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class ReferenceEncoder(ReferenceReader):
         """Return the voice of a reference, from the cache or `encode_wave`, unless `check` cancels the work.
 
         A voice file in the family's own format is read without encoding. The transcript may be empty. Raises
-        `ReferenceAudioError` for the recording, `TextError` for the transcript, and `VoiceUnsupportedError` if the
-        family cannot encode recordings.
+        `ReferenceAudioError` for the recording, `TextError` for the transcript, `VoiceUnsupportedError` if the family
+        cannot encode recordings, and `CancelledError` if `check` cancels the work.
         """
         check = check or Check(Future())
         text, recording = self._text(reference), self._read(reference)

@@ -3,8 +3,8 @@
 The key is a hash of the recording, without its transcript. A recording that several requests use at once is encoded
 once. In the store, an entry is a safetensors file, `ENCODER/KEY.safetensors`, which is memory-mapped for reading, so a
 large store does not slow down the start. Entries are written to a temporary file and renamed; the least recently used
-ones are deleted. A file's modification time is the time of its last use. No lock is needed, because all processes see
-the same times and delete the same entries.
+ones are deleted when the store is full. A file's modification time is the time of its last use. No lock is needed,
+because all processes see the same times and delete the same entries.
 """
 
 from __future__ import annotations

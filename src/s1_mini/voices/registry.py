@@ -1,10 +1,10 @@
 """Named voices of an engine: the checkpoint's, which are read-only, and those that were added at run time.
 
 Added voices are kept in memory, or in a directory, where they outlast the process and other processes see them. The
-directory is listed at the start; a voice's file is opened when the voice is used, and again only when the file has
-changed. A broken file causes a warning when voices are listed, and an error for requests that name the voice. Safe to
-use from several threads: a returned voice never changes, so deleting or replacing a voice does not affect requests in
-progress.
+directory is read at the start and when voices are listed; a voice's file is opened when the voice is used, and again
+only when the file has changed. A broken file causes a warning when voices are listed, and an error for requests that
+name the voice. Safe to use from several threads: a returned voice never changes, so deleting or replacing a voice does
+not affect requests in progress.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Signature = tuple[int, int, int]  # inode, time and size of a file; if they diff
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording in the directory from which a voice will be made."""
+    """A recording in the voices directory; a voice will be made from it."""
 
     name: str
     audio: Path
@@ -324,7 +324,7 @@ class VoiceRegistry:
         raise not_found(name, self.names)
 
     def infos(self) -> list[VoiceInfo]:
-        """Describe all voices, sorted by name; broken files are skipped with one warning each."""
+        """Describe all voices, sorted by name; skip broken files with one warning each. Raises `EngineError`."""
         self.added.refresh()
         infos = []
         for name in self.names:
@@ -376,7 +376,7 @@ class VoiceRegistry:
         return self._info(named.summary(self.added.form))
 
     def delete(self, name: str) -> None:
-        """Delete an added voice. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
+        """Delete an added voice. Raises `VoiceNotFoundError`, `VoiceReadOnlyError` or `EngineError`."""
         if name in self.library:
             raise VoiceReadOnlyError("voice", f"{name!r} is a voice of the checkpoint and cannot be deleted")
         if not is_name(name) or not self.added.remove(name):

@@ -168,7 +168,7 @@ class _Entry:
 
 
 def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
-    """Return the new tensors of a target; for int8, these are its values and its scales, so it is read twice."""
+    """Return the new tensors of a target; for int8, these are values and scales, so the target is read twice."""
     if dtype != torch.int8:
         return [_Entry(target.name, target.shape, dtype, target, lambda piece: piece.to(dtype))]
     return [

@@ -71,9 +71,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def pick_files(names: Collection[str], needed: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> list[str]:
-    """Return those `names` that are the first existing of a group in `needed`, or match a pattern in `optional`.
+    """Return the first name of each group in `needed` that is in `names`, and all `names` that match `optional`.
 
-    If the first of a group is an index, its shards `STEM-….safetensors` are included.
+    `optional` has patterns. If the first name of a group is an index, its shards `STEM-….safetensors` are included.
     """
     patterns = list(optional)
     for name in (next((name for name in group if name in names), "") for group in needed):

@@ -1,6 +1,6 @@
 """Replace weight norm (Salimans & Kingma 2016) by plain weights: w = g · v / ‖v‖.
 
-The tensors g and v have torch's old or new names for them. The norm is over all axes except the first, also for
+The tensors g and v may have torch's old names or its new names. The norm is over all axes except the first, also for
 transposed convolutions.
 """
 

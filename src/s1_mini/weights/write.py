@@ -1,4 +1,4 @@
-"""Write the files of checkpoints and artifacts. A failure leaves no files. torch is imported only to write tensors."""
+"""Write the files of checkpoints and artifacts. torch is imported only to write tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def copied(path: Path, name: str) -> ArchiveEntry:
 
 
 def voice_file(name: str, tensors: Mapping[str, Tensor]) -> ArchiveEntry:
-    """Return an entry with the tensors of a voice, with one metadata key: the order of several would be random."""
+    """Return an entry with a voice's tensors and one metadata key, because several keys would be in random order."""
     from safetensors.torch import save
 
     content = save(dict(tensors), metadata={"text": ""})
@@ -71,7 +71,7 @@ def _read(path: Path) -> Iterator[Chunk]:
 
 @contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
-    """Yield a temporary folder to write into. At the end it is renamed to `directory`; if anything fails, removed.
+    """Yield a temporary folder to write into. It is renamed to `directory` at the end, or removed if anything fails.
 
     Raises `CheckpointFileError` if `directory` exists and is not empty, or cannot be written.
     """

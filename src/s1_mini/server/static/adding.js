@@ -9,7 +9,7 @@ const TO_READ = "Every morning the harbour wakes slowly. Boats leave one by one,
 /** Fires `added` with the name of the new voice, and `unauthorized`. */
 export class Adding extends EventTarget {
   dialog = element("add-dialog");
-  takesFiles = false; // voice files (.npz, .npy) instead of recordings, from which this model cannot clone
+  takesFiles = false; // ask for voice files (.npz, .npy), because the model cannot clone recordings
   recording = null; // the recording to send
   refusal = ""; // why the last recording was refused
   taking = null; // promise that settles once the last recording was read
@@ -127,7 +127,7 @@ export class Adding extends EventTarget {
       await this.taking;
       if (!this.dialog.open) return;
       if (!name.value.trim()) return this.show("Give the voice a name.", name);
-      if (!this.recording) return this.show(this.refusal || (this.takesFiles ? "Choose a voice file." : "Choose or record one."), element("add-file"));
+      if (!this.recording) return this.show(this.refusal || (this.takesFiles ? "Choose a voice file." : "Choose a recording, or use the microphone."), element("add-file"));
       button.textContent = "Adding…";
       const called = name.value.trim().toLowerCase().replace(/\s+/g, "-");
       const voice = await addVoice(called, this.recording, text.value.trim(), element("add-replace").checked);

@@ -163,7 +163,7 @@ def _letters(found: re.Match[str]) -> str:
 
 
 def _squared(found: re.Match[str]) -> str:
-    """Put a silent dot between the letters of mc², unless they are a unit; after a space, "c²" might be read as one."""
+    """Put a silent dot into letters such as mc², unless they are a unit; after a space, c² might be read as a unit."""
     is_unit = found[1] in UNITS or found[1] + found[2] in UNITS
     return found[1] if is_unit else "·".join(found[1])
 

@@ -53,7 +53,7 @@ def plural(name: str) -> str:
     return f"{first}{space}{_IRREGULAR.get(last, last + 's')}{per}{rest}"
 
 
-_RISKY = frozenset(("in", "pt", "MP", "bar"))  # also words or labels, so units only right after the number
+_RISKY = frozenset(("in", "pt", "MP", "bar"))  # also words or labels; as units only directly after a number
 _PLUS_MINUS = r"(?<![\w)\]%°.])(?:([-+±~≈])\s?)?"
 _MEASURE = re.compile(
     rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER}){SCALE}(?<!\dm(?= in\b))"

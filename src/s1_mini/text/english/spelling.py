@@ -157,7 +157,7 @@ def read_labels(text: str) -> str:
 
 
 def run(number: str) -> str:
-    """Spell out digits that name something: up to four in pairs, longer ones or those after a zero one by one."""
+    """Spell out a number that is a name: up to four digits in pairs; more, or with a leading zero, one by one."""
     is_short = len(number) <= 4 and not (len(number) > 1 and number[0] == "0")
     return paired(int(number)) if is_short else digits(number)
 
@@ -373,7 +373,7 @@ def _contracted(found: re.Match[str]) -> str:
 
 
 def read_acronyms(text: str) -> str:
-    """Spell out acronyms, and write words that are only in capitals for emphasis in small letters."""
+    """Spell out acronyms, and write a word in small letters if its capitals are only emphasis."""
     text = _CONTRACTED.sub(_contracted, text) if "'" in text else text
     text = _MIXED_CASE.sub(lambda found: _MIXED_SAID[found.group()], text)
     text = _ENDS_SMALL.sub(_ends_small, text)
