@@ -222,9 +222,8 @@ class _Voices(_Lifecycle):
     ) -> VoiceInfo:
         """Add a named voice from a recording and its transcript, which some models do not need.
 
-        Raises `VoiceError` for an invalid name, `VoiceExistsError` or `VoiceReadOnlyError` for a name in use,
-        `ReferenceAudioError`, `TextError` or `ParameterError` for other arguments, and `CapacityError` if the voice
-        does not fit.
+        Raises `RequestError` for an invalid argument, such as `VoiceExistsError` or `VoiceReadOnlyError` for a name in
+        use, and `EngineError`, such as `CapacityError` if the voice does not fit.
         """
         return self._add_voice(name, Reference(reference_audio, reference_text), description, replace=replace).result()
 
@@ -272,7 +271,7 @@ class _Voices(_Lifecycle):
     def delete_voice(self, name: str) -> None:
         """Delete an added voice; requests in progress keep it.
 
-        Raises the errors of `describe_voice` and `VoiceReadOnlyError`.
+        Raises the errors of `describe_voice`, `VoiceReadOnlyError`, and `EngineError` if the file cannot be deleted.
         """
         self._ready().voices.delete(name)
 

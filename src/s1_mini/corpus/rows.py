@@ -128,7 +128,7 @@ def _id_of(line: Line, number: int, column: str | None) -> str:
 
 
 def seed_of(identity: str, seed: int) -> int:
-    """Derive the seed of a text from its id and the corpus's `seed`, on all machines and for any neighbours alike."""
+    """Derive a text's seed from its id and the corpus's `seed` only, not from the machine or neighbouring texts."""
     digest = hashlib.blake2b(f"{seed} {identity}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) & MAX_SEED
 

@@ -1,7 +1,7 @@
 """Policies of the coarse and the fine stage, which work in windows, without torch.
 
-Where a window begins and ends depends only on its number and on the lengths of the voice's histories, which are the
-prompt's facts `SEMANTIC`, `COARSE` and `FINE`.
+Where a window begins and ends depends only on its number and on the lengths of the voice's histories, which the
+prompt has as the facts `SEMANTIC`, `COARSE` and `FINE`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class CoarseWindows:
 
 @dataclass(frozen=True, kw_only=True)
 class CoarsePolicy(StagePolicy):
-    """The policy of the coarse stage. With `begins_early`, a window begins as soon as its input is available."""
+    """The policy of the coarse stage.
+
+    With `begins_early`, a window begins once its own input is available, otherwise once all semantic tokens are.
+    """
 
     windows: CoarseWindows
     begins_early: bool = True

@@ -56,7 +56,7 @@ class LoadedQwen3(LoadedFrameModel):
         return np.array(self.model.prompts.rest(text, is_last=is_last), np.int64)
 
     def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002
-        """Return an empty voice, because the model cannot continue its own; the next sentence gets a new voice."""
+        """Return an empty voice, because the model cannot continue its own voice; the next sentence gets a new one."""
         return Voice({}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:

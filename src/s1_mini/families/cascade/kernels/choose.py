@@ -3,8 +3,8 @@
 The order is that of transformers: temperature, then top-k, then top-p of the remaining tokens. Probabilities are
 integers, whose sums are the same in any order and on any device. The kernel needs no sort: it gives every id a key of
 its own, in the order of the logits. Three keys are needed: the lowest key of the top k, the lowest key of the nucleus,
-and the key of the sampled token. Each is the highest key for which the probabilities (or the number) of all ids with at
-least this key have a sum above a bound; a bitwise search (`ranking.edge`) finds it.
+and the key of the sampled token. Each is the highest key for which the ids with this or a higher key together exceed a
+bound, in probability or in number; a bitwise search (`ranking.edge`) finds it.
 Shapes: B rows, V ids.
 """
 

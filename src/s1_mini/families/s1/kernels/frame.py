@@ -123,7 +123,7 @@ def sample(logits, temperature, top_p, uniform):
     top = logits[likeliest]
     _softmax(logits, top, f32(1), kept, masses, shares)
     bound = np.uint32(np.int64(top_p * f32(SCALE)))
-    edge = np.uint32(0)  # the highest key for which all keys at or above it have a mass beyond the nucleus
+    edge = np.uint32(0)  # the highest key for which this and all higher keys have more mass than the nucleus
     for bit in range(31, -1, -1):
         higher = edge | np.uint32(1 << bit)
         if _mass_from(keys, masses, higher) > bound:
