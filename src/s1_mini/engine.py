@@ -1,6 +1,6 @@
 """`ProductionTTSEngine`, the Python API: text and reference in, audio out.
 
-Safe to call from several threads. Requests are batched and join and leave the batch at every frame.
+Safe to call from several threads. Requests are generated in a batch, which they may join and leave at any frame.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Lifecycle:
                 self._running.voices.preloader.start()
 
     def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
-        """Load another checkpoint, or the same one again, while requests continue.
+        """Load `checkpoint_path`, or the built-in checkpoint if it is None, while requests continue.
 
         The old checkpoint finishes its accepted requests; the new checkpoint gets all later requests. Meanwhile, both
         are in memory (`kv_cache_gb` limits the KV cache of each). If the new checkpoint cannot be loaded, the old one
@@ -222,9 +222,8 @@ class _Voices(_Lifecycle):
     ) -> VoiceInfo:
         """Add a named voice from a recording and its transcript, which some models do not need.
 
-        Raises `VoiceError` for an invalid name, `VoiceExistsError` or `VoiceReadOnlyError` for a name in use,
-        `ReferenceAudioError`, `TextError` or `ParameterError` for other arguments, and `CapacityError` if the voice
-        does not fit.
+        Raises `RequestError` for an invalid argument, such as `VoiceExistsError` or `VoiceReadOnlyError` for a name in
+        use, and `EngineError`, such as `CapacityError` if the voice does not fit.
         """
         return self._add_voice(name, Reference(reference_audio, reference_text), description, replace=replace).result()
 
@@ -263,7 +262,7 @@ class _Voices(_Lifecycle):
 
         If recordings of several clients wait, the clients take turns (round robin).
 
-        Raises `ReferenceAudioError`, `TextError` or `EngineError`.
+        Raises `RequestError` for an invalid reference, or `EngineError`.
         """
         deadline, reference = self._deadline(), Reference(reference_audio, reference_text)
         encoding = await in_thread(partial(self._ready().encode, reference, client), Future.cancel)
@@ -272,7 +271,7 @@ class _Voices(_Lifecycle):
     def delete_voice(self, name: str) -> None:
         """Delete an added voice; requests in progress keep it.
 
-        Raises the errors of `describe_voice` and `VoiceReadOnlyError`.
+        Raises the errors of `describe_voice`, `VoiceReadOnlyError`, and `EngineError` if the file cannot be deleted.
         """
         self._ready().voices.delete(name)
 
@@ -367,7 +366,7 @@ class ProductionTTSEngine(_Voices):
         """Generate several texts, each with its own reference or none; a failed item does not affect the others.
 
         `return_bytes` and `audio_format` are those of `generate`. Raises `ParameterError` for an invalid option, and if
-        the lists differ in length.
+        the lists differ in length, and `EngineNotReadyError` if the engine is not started.
         """
         self._ready()
         started = time.perf_counter()
@@ -397,7 +396,10 @@ class ProductionTTSEngine(_Voices):
     def count_tokens(
         self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
     ) -> int:
-        """Count the tokens of `text`, of any length, without those of the voice. Raises `TextError`."""
+        """Count the tokens of a text of any length, without those of the voice.
+
+        Raises `RequestError` or `EngineError`.
+        """
         return self._ready().count_tokens(text, normalize, on_unsupported)
 
     def _begin_item(self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None) -> Output | S1MiniError:

@@ -36,9 +36,9 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
 
 
 def require(extra: Extra, what: str) -> None:
-    """Return if all packages of an extra are installed.
+    """Check that all packages of an extra are installed.
 
-    Raises `ConfigurationError` with the feature that needs them (`what`) and the command that installs them.
+    Raises `ConfigurationError` with the feature that needs the extra (`what`) and the command that installs it.
     """
     missing = [name.replace("_", "-") for name in MODULES[extra] if find_spec(name) is None]
     if missing:

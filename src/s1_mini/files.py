@@ -68,7 +68,8 @@ class Files:
     def rename_to_new(self, source: Path, target: Path) -> None:
         """Link the file `source` as `target`, or rename it on file systems without hard links.
 
-        Raises `FileExistsError` if `target` exists, also if another process was faster, or `OSError`.
+        Raises `FileExistsError` if `target` exists, or another `OSError`. Without hard links, a `target` that another
+        process creates at the same time may be replaced.
         """
         try:
             os.link(source, target)
@@ -86,7 +87,7 @@ class Files:
     def publish(self, path: Path, content: bytes, *, replace: bool = True) -> None:
         """Write a temporary file and rename it, so that readers see the old file, no file, or the complete new file.
 
-        The same holds after a crash. Raises `OSError`, and for an existing file `FileExistsError` unless `replace`.
+        The same holds after a crash. Raises `OSError`; without `replace`, `FileExistsError` for an existing file.
         """
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".tmp", dir=path.parent)
         unfinished = Path(name)

@@ -82,14 +82,15 @@ def header_bytes(header: Mapping[str, Any]) -> bytes:
 def open_manifest(output: CorpusOutput, header: Mapping[str, Any]) -> dict[int, Entry]:
     """Begin or continue a corpus: return the entries of complete shards and delete incomplete files.
 
-    Raises `CorpusError` if the output has other files, or shards of another input or other settings.
+    Raises `CorpusError` if the output has other files, belongs to another input or other settings, holds an invalid
+    entry, or cannot be read or written.
     """
     found, expected = output.read(HEADER), header_bytes(header)
     if found is None:
         strange = sorted(name for name in output.names("") if not is_temporary(name))
         if strange:
             raise CorpusError(
-                f"the output is not empty and holds no {HEADER}, but {', '.join(strange[:_MAX_NAMED])}; "
+                f"the output holds no {HEADER} but other files: {', '.join(strange[:_MAX_NAMED])}; "
                 "name a new or empty place"
             )
     elif found != expected and (not _is_ours(found) or output.names(ENTRIES)):
@@ -103,7 +104,7 @@ def open_manifest(output: CorpusOutput, header: Mapping[str, Any]) -> dict[int, 
 
 
 def close_manifest(output: CorpusOutput, entries: Mapping[int, Entry], num_shards: int) -> None:
-    """Write all entries to one file and all bad lines to another. Raises `CorpusError` if a shard is missing."""
+    """Write all entries to one file and all bad lines to another. Raises `CorpusError`, also if a shard is missing."""
     missing = [number for number in range(num_shards) if number not in entries]
     there = output.names(ENTRIES)
     missing += [number for number in entries if f"{number:06}.json" not in there]

@@ -1,4 +1,4 @@
-"""The output of a corpus: a folder, or a prefix on S3. A file under its final name is complete, even after a kill.
+"""The output of a corpus: a folder, or a prefix on S3. A file under its final name is always complete.
 
 S3 objects appear only when they are complete. A folder of objects is not atomic, so it counts as complete once the
 manifest has its entry, which is written last.
@@ -27,7 +27,7 @@ _DELETED_AT_ONCE = 1000  # limit of S3
 
 
 class CorpusOutput(Protocol):
-    """Files by their names relative to the output, with slashes. All methods raise `CorpusError`."""
+    """Files by their names relative to the output, with slashes. All methods raise `CorpusError` on failure."""
 
     def names(self, folder: str) -> set[str]:
         """List the names directly in a folder, which may be missing."""

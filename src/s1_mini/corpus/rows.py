@@ -46,7 +46,7 @@ class Defaults:
 
     voice: str | None = None
     seed: int = 0
-    options: SharedOptions = field(default_factory=SharedOptions)  # of `PARAMETERS`
+    options: SharedOptions = field(default_factory=SharedOptions)  # only names in `PARAMETERS`
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class CorpusRow:
     id: str
     text: str
     voice: str | None
-    options: SharedOptions  # of `PARAMETERS`, and the seed
+    options: SharedOptions  # only names in `PARAMETERS`, and the seed
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,16 @@ def _id_of(line: Line, number: int, column: str | None) -> str:
 
 
 def seed_of(identity: str, seed: int) -> int:
-    """Derive a seed from an id, so that it depends neither on the machine nor on neighbouring texts."""
+    """Derive a text's seed from its id and the corpus's `seed` only, not from the machine or neighbouring texts."""
     digest = hashlib.blake2b(f"{seed} {identity}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) & MAX_SEED
 
 
 def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
-    """Return `base` with the parameters in `value`, a mapping or a JSON object. Raises `ParameterError` for `name`."""
+    """Return `base` with the parameters in `value`, a mapping or a JSON object.
+
+    Raises `ParameterError`, which names `name`, or the parameter whose value is invalid.
+    """
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -87,7 +87,8 @@ def open_source(place: str, columns: Mapping[str, str | None], defaults: Default
 
     `columns` maps each of `PURPOSES` to a column; None selects the column of the same name, if it exists,
     and "" selects no column.
-    Raises `CorpusError` for an unreadable file, a missing column or a repeated id.
+    Raises `CorpusError` for a place without texts, an unreadable file, a missing column or a repeated id, and
+    `ConfigurationError` for an invalid S3 location or a missing package.
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-corpus-") as folder:
         paths = _download(S3Place.parse(place), Path(folder)) if place.startswith("s3://") else _find(Path(place))
@@ -138,7 +139,7 @@ def _download(place: S3Place, folder: Path) -> list[Path]:
 
 
 def _choose(named_columns: Mapping[str, str | None], files: tuple[InputFile, ...]) -> CorpusColumns:
-    """Return the columns to use. Raises `CorpusError` for a requested column that a file lacks."""
+    """Return the columns to use. Raises `CorpusError` if a file lacks the text column or a requested column."""
     names: dict[str, Any] = {}
     found = [(file, _columns_of(file.path)) for file in files]
     for purpose in PURPOSES:
@@ -187,7 +188,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def read_lines(path: Path, columns: Iterable[str]) -> Iterator[Line]:
-    """Yield all lines of a file except blank ones; rows of Parquet have only these columns.
+    """Yield all lines of a file except blank ones; rows of Parquet have only `columns`.
 
     Raises `CorpusError` if the file as a whole cannot be read.
     """

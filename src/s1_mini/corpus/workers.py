@@ -114,7 +114,7 @@ class Member:
 class Team:
     """Distributes the shards of a corpus to workers.
 
-    `tell` receives progress messages; `lost` is the exception class of calls whose worker is lost for good.
+    `tell` receives progress messages; `lost` are the exceptions that a call raises if its worker is lost for good.
     """
 
     def __init__(self, members: Sequence[Member], tell: Callable[[str], None], *lost: type[Exception]) -> None:

@@ -1,4 +1,4 @@
-"""Reads which attention head follows the text from a checkpoint's `config.json`."""
+"""Reads, in a checkpoint's `config.json`, which attention head follows the text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ KEY = "alignment"  # key in config.json
 
 
 def read_head(values: Mapping[str, Any], num_layers: int, num_heads: int) -> AlignmentHead | None:
-    """Read the head that `config.json` names, or return None. `shift_ms` is the default of the other shifts.
+    """Read the head that `config.json` names, or return None.
 
+    `pause_shift_ms` defaults to `shift_ms`, and `end_shift_ms` to `pause_shift_ms`.
     The layer must be below `num_layers`, the head below `num_heads`. Raises `CheckpointMismatchError`.
     """
     value = values.get(KEY)

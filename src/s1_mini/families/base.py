@@ -60,14 +60,14 @@ class Description:
     max_piece_bytes: int = 2**20  # maximum size of a text piece; longer texts are split
     word_times: bool = False  # whether config.json names an attention head that follows the text
     defaults: SamplingParams = DEFAULT_SAMPLING  # values of sampling parameters that a request does not set
-    languages: Mapping[str, str] = field(default_factory=dict)  # tags, or "", by name; empty: languages have no effect
+    languages: Mapping[str, str] = field(default_factory=dict)  # tag (or "") by name; empty: no choice of languages
     instructions: bool = False  # whether a request may describe how to speak
     text_streams: bool = False  # whether it can read a text that is still being written; see `TextStreamModel`
     needs_voice: bool = False  # whether the model cannot speak without a voice
     splits: bool = True  # whether texts may be split into pieces; false if each piece would get another voice
 
     def sampling_of(self, request: TTSRequest) -> SamplingParams:
-        """Return all sampling options. Raises `ParameterError` if the request changes an option without effect."""
+        """Return all sampling options. Raises `ParameterError` if the request changes an option that has no effect."""
         sampling = complete_sampling(request.sampling, self.defaults)
         for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
             if name not in self.sampling and getattr(sampling, name) != getattr(self.defaults, name):
@@ -100,7 +100,9 @@ class Description:
         raise ParameterError("language", f"must be one of {listed}, not {given!r}")
 
     def text_form(self, form: TextForm, language: str | None) -> TextForm:
-        """Return the form of a request's text, by default in the language that the checkpoint declares.
+        """Return the form of a request's text: in `language`, or else in the language that the checkpoint declares.
+
+        With a choice of languages and neither of these, each sentence is read in the language that it is written in.
 
         Raises `ParameterError` for an unsupported language.
         """
@@ -116,7 +118,7 @@ class Description:
             self.check_word_times()
 
     def check_voice(self, known: Sequence[str]) -> None:
-        """Raise `VoiceError` if the checkpoint needs a voice. Called for requests without one; `known` are voices."""
+        """Raise `VoiceError`, which lists `known` voices, if the checkpoint needs a voice and a request has none."""
         if self.needs_voice:
             listed = f"name one of {', '.join(known[:MAX_LISTED])}, or" if known else "add one, or"
             raise VoiceError(
@@ -124,7 +126,10 @@ class Description:
             )
 
     def check_text_stream(self, field: str = "text", value: str = "a TextStream") -> None:
-        """Raise `ParameterError` if the checkpoint needs a whole sentence; `value` of `field` asks for the other."""
+        """Raise `ParameterError` if the checkpoint cannot read a text that is still being written.
+
+        The message names `field` and `value`, which ask for that.
+        """
         if not self.text_streams:
             raise ParameterError(
                 field, f"{value} is not supported by this model, which reads whole sentences; Qwen3-TTS supports it"
@@ -243,13 +248,16 @@ class Family(Protocol):
         """
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedModel:
-        """Load a checkpoint directory; `settings` has the fields of the family's settings. Raises `CheckpointError`."""
+        """Load a checkpoint directory; `settings` has the fields of the family's settings.
+
+        Raises `CheckpointError`, or `ConfigurationError` for settings that the family does not support.
+        """
 
     def files(self, directory: Path, conversion: Conversion) -> list[ArchiveEntry]:
         """Return all files of a checkpoint except its voices, in the compact form.
 
         The names and shapes of weights are checked at once, but weights are read while the files are written. Raises
-        `CheckpointError`.
+        `CheckpointError`, or `ParameterError` for a number format that the family does not support.
         """
 
     def verify(
@@ -288,10 +296,10 @@ class TextStreamModel(Protocol):
     def begin_text(
         self, text: str, voices: Sequence[Voice], options: PromptOptions, *, is_last: bool
     ) -> PromptTokens | None:
-        """Build the prompt for the beginning of a text; None if it needs more text. Raises as `LoadedModel.prompt`."""
+        """Build the prompt for the beginning of a text; None if it needs more text. Raises the errors of `prompt`."""
 
     def rest_of_text(self, text: str, *, is_last: bool) -> np.ndarray:
-        """Return the tokens [n] of the text after that beginning, one for each step after `PromptTokens.num_after`."""
+        """Return the tokens [n] of the next part of a text, one for each step that has no token yet."""
 
 
 class LoadedModel(Protocol):
@@ -305,7 +313,7 @@ class LoadedModel(Protocol):
     heads: Sequence[AlignmentHead]
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
-        """Build the prompt for one sentence piece. Raises `VoiceError`, `CapacityError` or `ParameterError`."""
+        """Build the prompt for one sentence piece. Raises `RequestError` or `CapacityError`."""
 
     def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:
         """Return the voice of an utterance, made from its `text` and the `outputs` of all stages except the last."""

@@ -1,4 +1,4 @@
-"""GPU kernels for the attention of one token per row: one kernel for each part of a row, and kernels that join parts.
+"""GPU kernels for the attention of one token per row: one computes a part of a row, the others join the parts.
 
 `decode_attention` launches these kernels. A program computes P = PADDED lines, at least 16 because a Triton product
 needs as many. The first SHARED lines are the query heads that share one key-value head; the others are padding.

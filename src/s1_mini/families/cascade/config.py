@@ -22,8 +22,8 @@ NUM_COARSE = 2  # codebooks of the coarse model
 PARTS = {"semantic": "semantic_config", "coarse": "coarse_acoustics_config", "fine": "fine_acoustics_config"}
 VOCABULARIES = {"semantic": (129_600, 10_048), "coarse": (12_096, 12_096), "fine": (1056, 1056)}
 
-# The possible files of a checkpoint with one file per model: written by `convert`, suno's large models, suno's small
-# models. suno does not publish the codec; it is facebook/encodec_24khz.
+# The possible sets of files of a checkpoint with one file per model: files that `convert` writes, suno's large models,
+# and suno's small models. suno does not publish the codec, which is facebook/encodec_24khz.
 COMPACT = {stage: f"{stage}.safetensors" for stage in STAGES}
 SETS = (
     COMPACT,
@@ -119,8 +119,9 @@ class CascadeConfig:
     def num_coarse_ids(self) -> int:
         """Number of ids that the coarse model can generate: codes of the first codebook, then all later ids.
 
-        Like in transformers (`AlternatingCodebooksLogitsProcessor`), more ids than the second codebook has codes belong
-        to it; the code is the id modulo the size of the codebook. Trained weights never sample the extra ids.
+        As in transformers (`AlternatingCodebooksLogitsProcessor`), all later ids belong to the second codebook, even if
+        they are more than its codes; a code is then the id modulo the size of the codebook. Trained weights never
+        sample the extra ids.
         """
         return self.coarse.output_size - self.numbers.semantic_size
 
@@ -224,7 +225,7 @@ def _numbers(values: Mapping[str, Any]) -> Numbers:
         if value is not None:
             read[number.name] = _read(f"generation_config.json: {place}", value, number.default)
     if read.get("fine_temperature") == 1:
-        read["fine_temperature"] = 0.0  # transformers is greedy at a temperature of 1
+        read["fine_temperature"] = 0.0  # as in transformers, where fine codes are greedy if the temperature is 1
     numbers = Numbers(**read)
     _check(numbers, values)
     return numbers

@@ -37,7 +37,7 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "balanced": (16, 64, 128),
     "throughput": (256,),
 }
-CODEC_SLOTS = 2  # slots per slot of the first model, where the next utterance may begin before decoding ends
+CODEC_SLOTS = 2  # codec slots per semantic slot, whose next utterance may begin before decoding ends
 PREFILL_POSITIONS = 4096  # prefilled positions per plan of the coarse model on a GPU, which prefills whole windows
 MAX_PREFILLS = 8  # prefills per plan of the coarse model on a GPU
 SPARE_FRAMES = 256  # frames that the codec decodes in one turn of a thread that also runs other stages
@@ -54,7 +54,7 @@ class LoadedCascade:
     merges = begins_early = True  # optimizations of the coarse model's windows; tests check that they change no token
 
     def __init__(self, directory: Path, placement: Placement, settings: CascadeSettings) -> None:
-        """Load all models and the codec. The config is checked before any model is loaded, all models before the first.
+        """Load all models and the codec. The config is checked first, then the tensors of all models.
 
         Raises `CheckpointError`, or `ConfigurationError` if stages cannot run on vLLM.
         """

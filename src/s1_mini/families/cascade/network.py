@@ -96,7 +96,7 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute `forward` for one token of each row; the input is x [B, W] + `branch`.
 
-        Also returns the output as two summands, because the next layer adds them in its norm.
+        The output is also two summands, which the next layer adds in its norm.
         """
         attn, mlp = self.attn, self.mlp
         x, qkv = _normed(x, branch, self.layernorm_1, attn.att_proj)

@@ -1,7 +1,7 @@
 """Policies of the coarse and the fine stage, which work in windows, without torch.
 
-Where a window begins and ends depends only on its number and on the lengths of the voice's histories, which are the
-prompt's facts `SEMANTIC`, `COARSE` and `FINE`.
+Where a window begins and ends depends only on its number and on the lengths of the voice's histories, which the
+prompt has as the facts `SEMANTIC`, `COARSE` and `FINE`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Facts = Mapping[str, int]
 class CoarseWindows:
     """The coarse model's windows. Semantic tokens and codes are counted from the beginning of the voice's history.
 
-    With `merges`, one unit generates several first windows.
+    With `merges`, the first unit generates several windows.
     """
 
     numbers: Numbers
@@ -73,7 +73,10 @@ class CoarseWindows:
 
 @dataclass(frozen=True, kw_only=True)
 class CoarsePolicy(StagePolicy):
-    """The policy of the coarse stage. With `begins_early`, a window begins as soon as its input is available."""
+    """The policy of the coarse stage.
+
+    With `begins_early`, a window begins once its own input is available, otherwise once all semantic tokens are.
+    """
 
     windows: CoarseWindows
     begins_early: bool = True
@@ -129,8 +132,8 @@ class FineWindow:
         fill = history + number * numbers.fine_hop
         length = max(available, numbers.fine_window)
         self.fill = min(fill, length - numbers.fine_hop) if is_last else fill  # first frame whose codes are generated
-        # Frames before `certain` are final. Later frames may still change in the next window: if that is the last, it
-        # may begin to generate anywhere in the second half of this window.
+        # Frames before `certain` are final. Later frames may still change, because the next window, if it is the last,
+        # may generate codes from any frame in the second half of this window on.
         self.certain = available if is_last else (number + 1) * numbers.fine_hop + min(history, 1)
 
 
@@ -143,7 +146,7 @@ class FinePolicy(StagePolicy):
     together: int = 1  # windows per call
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Return the next window once it is known whether it is the last: more frames follow, or the input is final."""
+        """Return the next window once more frames follow it or the input is final; until then, return None."""
         numbers, history = self.numbers, progress.facts.get(FINE, 0)
         available = progress.available + history
         is_last = available <= progress.units * numbers.fine_hop + numbers.fine_window

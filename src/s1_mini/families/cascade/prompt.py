@@ -1,4 +1,4 @@
-"""Inputs of the stages from text and voice: the semantic model's prompt, and the voice's history for other models."""
+"""Inputs of the stages from text and voice: the semantic model's prompt, and the history for the other models."""
 
 from __future__ import annotations
 

@@ -40,4 +40,6 @@ class CascadeSettings(BaseModel, frozen=True):
     vllm_stages: Annotated[tuple[str, ...], BeforeValidator(_stages), NoDecode] = Field(
         (), description="cascade: stages to run on vLLM: semantic, coarse or semantic,coarse"
     )
-    vllm_python: Path | None = Field(None, description="cascade: Python of the environment with vLLM; unset: this one")
+    vllm_python: Path | None = Field(
+        None, description="cascade: Python of the environment with vLLM; unset: the engine's own"
+    )

@@ -2,7 +2,7 @@
 
 Semantic and coarse model: a prompt in, one token per step out. The token is the next input, without leaving the device.
 A step computes all slots up to the highest active slot and attends to positions up to a multiple of `rows.SPAN`. With
-these shapes, a slot's results do not depend on other slots (on a CPU, not even in the last bit). A CPU prefills prompts
+these shapes, a slot's results do not depend on other slots, on a CPU even bit for bit. A CPU prefills prompts
 in blocks that start at fixed positions, however a plan divides the prefill. A GPU prefills several whole prompts in one
 captured graph.
 
@@ -161,7 +161,7 @@ class TokenStage(Stage):
             self._prompts[slot], self._num_read[slot], self._lengths[slot] = prompt[:-1], 0, len(prompt)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Prefill parts of prompts: without graphs in whole blocks; with graphs all of a prompt at its last part."""
+        """Prefill parts of prompts: in whole blocks without graphs; with graphs, the whole prompt at its last part."""
         if self._reads is None:
             for part in parts:
                 self._read_blocks(part)

@@ -52,7 +52,7 @@ def verify_cascade(
 def _check_case(
     directory: Path, placement: Placement, label: str, case: Mapping[str, Tensor], tolerance: float
 ) -> Iterator[Check]:
-    """Check each stage whose output the case has, with the original's input."""
+    """Check each stage whose output is in the case. Its input is the case's output of the previous stage."""
     eos = float(case["min_eos_p"]) if "min_eos_p" in case else 0.0
     loaded = LoadedCascade(directory, placement, CascadeSettings(min_eos_p=eos, fine_temperature=0.0))
     tensors = {name: case[name].long().cpu() for name in INPUTS[2:5] if name in case}

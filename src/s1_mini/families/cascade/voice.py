@@ -26,7 +26,7 @@ KEYS = ("semantic_prompt", "coarse_prompt", "fine_prompt")
 INDEX = "speaker_embeddings_path.json"
 MAX_BYTES = 2 * 2**20  # limit of a file; the largest published file has 80 kB
 MAX_FRAMES = 2**14  # limit of frames, and of semantic tokens, in a voice
-ENCODER = "bark"  # the same for all checkpoints: they share codec and semantic tokens, so that each voice fits all
+ENCODER = "bark"  # of all checkpoints: each voice fits all of them, because they share codec and semantic tokens
 
 
 def voice_format(config: CascadeConfig) -> VoiceFormat:

@@ -1,4 +1,4 @@
-"""Read the tensors of a cascade from transformers' file, or from suno's files, one per model; write the compact form.
+"""Read the tensors of a cascade from transformers' file or from suno's files (one per model); write the compact form.
 
 transformers' names are the names in `network.py` with a prefix for each model; suno's names are translated to them.
 Mask buffers, the unused fine head, and head rows of ids that are never generated are dropped. Fine heads that are tied
@@ -253,10 +253,12 @@ def build_models(
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files of the compact form. Weights are read while the files are written. Raises `CheckpointError`.
+    """Return all files of the compact form. Weights are read while the files are written.
 
     Each model has a `.safetensors` file, and voices have the engine's format. Masks and training statistics are
     dropped; the codec's weight norm is replaced by plain weights.
+
+    Raises `CheckpointError`, or `ParameterError` for int8.
     """
     conversion.check_not_int8("a cascade")
     config, parts, tensors = read_config(checkpoint), find_parts(checkpoint), read_models(checkpoint)

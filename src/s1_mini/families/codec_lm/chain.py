@@ -26,9 +26,9 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "balanced": (4, 4, 8, 16, 25),
     "throughput": (25,),
 }
-CODEC_SLOTS = 2  # per slot of the model, because decoding may end after the model's slot has a new utterance
+CODEC_SLOTS = 2  # codec slots per slot of the model, whose next utterance may begin before decoding ends
 SMALL_CHUNK = 4  # maximum frames of a first chunk that the model's thread decodes if the codec's thread is busy
-SPARE_FRAMES = 32  # a thread with model and codec decodes at most two frames per generated one and these
+SPARE_FRAMES = 32  # a thread that runs model and codec decodes, per turn, at most two frames per slot plus these
 
 
 def make_chain(

@@ -10,7 +10,7 @@ from s1_mini.codecs.causal.codec import CausalCodec
 from s1_mini.codecs.causal.costs import LIVE_TENSORS, codec_operations, count, stream_bytes, widest
 from s1_mini.families.codec_lm.network import FrameConfig, FrameNetwork
 
-CHUNK_FRAMES = 12  # frames per codec chunk, which reads the weights once
+CHUNK_FRAMES = 12  # frames per codec chunk; the codec reads its weights once per chunk
 RANDOM_BYTES = 4  # bytes of a random number
 
 
@@ -26,7 +26,7 @@ def measure(
     other_bytes: int = 0,
     reference_states: int = 0,
 ) -> Sizes:
-    """Count a checkpoint from its networks.
+    """Return the memory and the work of a checkpoint, counted from its networks.
 
     `other_bytes` is the number of bytes per position besides the KV cache and random numbers; `reference_states` is the
     number of bytes of the codec states that are kept for cloned voices.

@@ -1,4 +1,4 @@
-"""What open checkpoints of codec language models have in common."""
+"""The common base of loaded checkpoints of codec language models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from s1_mini.families.codec_lm.model import FrameModel
 
 
 class LoadedFrameModel:
-    """One checkpoint directory. What encodes references is loaded when it is first needed."""
+    """One checkpoint directory. Encoders of references are loaded when they are first needed."""
 
     def __init__(self, directory: Path, model: FrameModel[Any], encodes_on: torch.device) -> None:
         self.text_heads, self.heads = model.text_heads, model.kept_heads

@@ -78,7 +78,7 @@ class FrameModel(Generic[State]):
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
         self.kv_dtype = kv_dtype or self.dtype
-        self.batch_invariant = batch_invariant and self.device.type == "cuda"  # a CPU always is
+        self.batch_invariant = batch_invariant and self.device.type == "cuda"  # on a CPU, no row depends on its batch
         self.num_bytes = sum(weight.numel() * weight.element_size() for weight in network.parameters())
         backbone = config.backbone
         self.text_heads = config.num_layers, backbone.num_heads
@@ -100,7 +100,7 @@ class FrameModel(Generic[State]):
     def allocate(self, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None) -> State:
         """Allocate the state of `slots` sequences of up to `positions` positions of prompt and frames each.
 
-        The scores of the attention heads `kept` are kept; by default, of the one that config.json names.
+        The state stores the scores of the attention heads `kept`; by default, of the head that config.json names.
         """
         raise NotImplementedError
 
@@ -167,14 +167,14 @@ class FrameModel(Generic[State]):
         """Prefill N positions of prompts: tokens [N, K + 1], slots [N] and positions [N]; position -1 is padding.
 
         Reads no value on the host, so it can be captured. Earlier positions of a prompt must be prefilled already, or
-        be among these.
+        be among the N positions.
         """
         with batch_invariance(self.batch_invariant):
             x, where = self._embed(state, tokens, positions, span, slots=slots)
             self._network.backbone_step(self._condition(state, x, tokens, slots), state.cache, where)
 
     def _condition(self, state: State, x: Tensor, tokens: Tensor, slots: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the embeddings x [N, dim] of prompt `tokens` [N, K + 1] with what else their `slots` [N] add."""
+        """Return the embeddings x [N, dim] of prompt `tokens` [N, K + 1], plus vectors of their `slots` [N], if any."""
         return x
 
     def save(self, state: State, slot: int, positions: int) -> Saved:
@@ -185,16 +185,16 @@ class FrameModel(Generic[State]):
         state.cache.load(slot, saved.state)
 
     def begin(self, state: State, slot: int, tokens: Tensor, position: int) -> None:
-        """Prepare `slot` for its first step, with `tokens` [K + 1] at `position`; it is idle until it is active."""
+        """Prepare `slot` for its first step, with `tokens` [K + 1] at `position`; the caller sets `state.active`."""
         state.tokens[slot] = stage(tokens, self.device)
         state.position[slot].fill_(position)  # an assignment would wait for the device
         state.count[slot].zero_()
 
     def take(self, state: State, slot: int, conditions: Conditions) -> None:
-        """Store what else of a request's conditions its `slot` needs, before it begins."""
+        """Store the other conditions of a request that its `slot` needs; called before `begin`."""
 
     def feed(self, state: State, slot: int, start: int, tokens: Tensor) -> None:
-        """Store the text tokens [n] that steps `start` … of a slot read, in families that read a token per step."""
+        """Store text tokens [n] for the steps of a slot from `start` on; for families that read one token per step."""
         raise NotImplementedError
 
     def activate(self, state: State, slot: int, tokens: Tensor) -> None:
@@ -240,8 +240,8 @@ class FrameModel(Generic[State]):
     ) -> Tensor:
         """Sample the code of `codebook` of each row from `logits` [rows, V], which may be overwritten.
 
-        Codebook 0 also decides the end. The result is stored in `frames`, as `step` returns them. Returns the rows of
-        `embeddings` [codes, dim]: [rows, dim].
+        Codebook 0 also decides the end. Stores the codes in `frames`, which has the format of `step`'s result, and
+        returns their embeddings [rows, dim], from `embeddings` [codes, dim].
         """
         raise NotImplementedError
 

@@ -49,7 +49,7 @@ class FrameConfig(Protocol):
 
 
 class Pairs(NamedTuple):
-    """The first two positions of every row in the depth transformer: the same in every frame."""
+    """The first two positions of every row in the depth transformer, which are the same in every frame."""
 
     position: Tensor  # [2 B] 0, 1, 0, 1 …
     rope: Tensor  # [2 B, D / 2, 2]
@@ -100,7 +100,10 @@ class FrameNetwork(nn.Module):
         return Pairs(target, self.depth_rope[target], mask, slots)
 
     def backbone(self, x: Tensor, positions: Tensor, mask: Tensor, store: Callable[[int], KVStore]) -> Tensor:
-        """Run x [B, T, dim] at `positions` [B or 1, T]; `store` returns each layer's keys and values. Pre-norm."""
+        """Run x [B, T, dim] at `positions` [B or 1, T]; `store` returns the keys and values of a layer.
+
+        Returns the output before the norm.
+        """
         rope = self.rope[positions]
         for index, layer in enumerate(self.layers):
             x = layer(x, rope, mask, store(index))

@@ -1,7 +1,7 @@
 """The language model as a stage: a prompt in, one frame of codes per step out, until the end.
 
-A step computes all slots up to its highest one and attends to positions up to a multiple of `SPAN`, in shapes with
-which a slot's results do not depend on other slots (on a CPU, bit for bit).
+A step computes all slots up to its highest slot and attends to positions up to a multiple of `rows.SPAN`. With these
+shapes, a slot's results do not depend on other slots, on a CPU even bit for bit.
 Shapes: B slots of a call, S positions, K codebooks.
 """
 
@@ -164,7 +164,7 @@ class LanguageModel(Stage):
     def _run(self, kind: tuple[int, bool], span: int) -> Tensor:
         rows, shares = kind
         state = self.state if shares else replace(self.state, common=None)
-        if self.device.type == "cpu" and not self._scores.is_wanted:  # graphs keep them always
+        if self.device.type == "cpu" and not self._scores.is_wanted:  # graphs always store the scores
             state = replace(state, kept=())
         return self._model.step(state, self._sampling, span, rows)
 

@@ -11,11 +11,11 @@ import tiktoken
 from s1_mini.exceptions import CheckpointMismatchError
 
 MAX_ID = 2**24  # far above any vocabulary
-_MAX_SLICE = 400_000  # characters per call of tiktoken, as S1's original
+_MAX_SLICE = 400_000  # characters per call of tiktoken, as in the original implementation of S1
 
 
 def encode_slices(encoding: tiktoken.Encoding, text: str) -> list[int]:
-    """Encode text as text, without control tokens."""
+    """Encode text; the names of control tokens in it are encoded like other text."""
     slices = (text[i : i + _MAX_SLICE] for i in range(0, len(text), _MAX_SLICE))
     return [token for part in slices for token in encoding.encode_ordinary(part)]
 
@@ -26,7 +26,7 @@ def token_ends(encoding: tiktoken.Encoding, tokens: list[int]) -> np.ndarray:
 
 
 def check_ids(ranks: Mapping[bytes, int], special_tokens: Mapping[str, int], source: str, others: str = "") -> None:
-    """Raise `CheckpointMismatchError` for ids that tiktoken does not support: it panics on some of these.
+    """Raise `CheckpointMismatchError` for ids that tiktoken does not support; with some of them, it would panic.
 
     `source` is the file of the ranks, `others` that of the special tokens.
     """

@@ -36,8 +36,8 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "throughput": (128,),
 }
 MAX_FRAMES = 1024  # limit of frames in one captured call
-VOCODER_SLOTS = 2  # vocoder slots per decoder slot, where the next utterance may begin before the vocoder is done
-SPARE_FRAMES = 64  # in a thread that runs both stages, a turn's vocoder limit: two per generated frame, plus these
+VOCODER_SLOTS = 2  # vocoder slots per decoder slot, whose next utterance may begin before the vocoder is done
+SPARE_FRAMES = 64  # a thread that runs both stages vocodes, per turn, at most two frames per generated frame plus these
 
 
 class LoadedMel:

@@ -83,7 +83,7 @@ class MelModel:
         self.step_bytes = self.token_bytes + (self.units if self.has_dropout else 0)
 
     def steps_for(self, num_tokens: int, ratio: float) -> int:
-        """Return the number of steps for `ratio` frames per token, rounded down like in the original."""
+        """Return the number of steps for `ratio` frames per token, rounded down as in the original implementation."""
         return int(num_tokens * ratio / self.config.frames_per_step)
 
     def allocate(self, slots: int, steps: int, heads: Sequence[AlignmentHead] | None = None) -> MelState:
@@ -228,7 +228,7 @@ class MelModel:
         return (kept.float() / (1 - self.config.prenet_dropout)).unflatten(-1, (self.config.prenet_layers, -1))
 
     def _width(self, state: MelState, rows: int) -> int:
-        """Return the number of rows to compute; on a CPU, a number with which rows round like with any other."""
+        """Return the number of rows to compute; on a CPU, a multiple of `CPU_ROWS`, or all rows."""
         if self.device.type != "cpu":
             return rows
         return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.position))

@@ -1,8 +1,8 @@
 """Load the tensors of a SpeechT5 checkpoint, which have their published names, and write its compact form.
 
-The compact form lacks unused buffers, and projections are joined in it. The model keeps its stored precision, or its
-layers get another precision, while prenet, heads and post-net become float32. Large kernels of the vocoder become
-float16 if that is the codec precision.
+The compact form lacks unused buffers, and projections are joined in it. With the precision `keep`, the model keeps its
+stored precision; otherwise, its layers get the given precision, and prenet, heads and post-net become float32. Large
+kernels of the vocoder become float16 if that is the codec precision.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _NORM = ("weight", "bias", "running_mean", "running_var")
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the network's names: prefix removed, unused buffers dropped, projections joined.
 
-    Batch norms stay separate; see `fold`. Translated tensors are returned unchanged. Raises `CheckpointMismatchError`
-    for missing parts of a projection.
+    Batch norms stay separate; see `fold`. Tensors that are already translated stay unchanged. Raises
+    `CheckpointMismatchError` for missing parts of a projection.
     """
     named = strip_prefix(tensors, PREFIX)
     named = {name: x for name, x in named.items() if not name.endswith(_DEAD) and not name.startswith(INSIDE)}
@@ -121,7 +121,10 @@ def check(config: MelConfig, translated: Mapping[str, Tensor], source: str | Pat
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files of the compact form. Weights are read while the files are written. Raises `CheckpointError`."""
+    """Return all files of the compact form. Weights are read while the files are written.
+
+    Raises `CheckpointError`, or `ParameterError` for int8.
+    """
     conversion.check_not_int8("SpeechT5")
     config, vocoder = read_configs(checkpoint)
     CharTokenizer.from_directory(checkpoint, config)

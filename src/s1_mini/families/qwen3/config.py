@@ -1,6 +1,6 @@
 """The architecture and the ids in a Qwen3-TTS checkpoint's `config.json`, checked before any weight is read.
 
-All keys are required: the defaults of the original's code differ from every published value.
+Sizes and ids have no defaults, because the defaults in the original code are not the published values.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from s1_mini.layers.transformer import BlockConfig
 
 Kind = Literal["base", "custom_voice", "voice_design"]
-AUTO = "auto"  # language that the model finds itself
-NUM_CONTROLS = 1024  # last ids of the first codebook's vocabulary, of which only the end is ever sampled
+AUTO = "auto"  # the model detects the language
+NUM_CONTROLS = 1024  # control ids after the first codebook's codes; only the end is ever sampled
 POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
 
 
@@ -68,7 +68,7 @@ class Defaults:
 
     @classmethod
     def read(cls, directory: Path) -> Defaults:
-        """Read the file, if there is one; without sampling the temperature is 0. Raises `CheckpointError`."""
+        """Read the file, if it exists. If it turns sampling off, the temperature is 0. Raises `CheckpointError`."""
         path = directory / "generation_config.json"
         values = read_json(path) if path.exists() else {}
 
@@ -94,7 +94,7 @@ class Defaults:
         )
 
     def with_settings(self, settings: Qwen3Settings) -> Defaults:
-        """Return the defaults with the settings that are given instead of the checkpoint's."""
+        """Return these defaults, replaced by `settings` where those are not None."""
         given = {
             f"depth_{name}": getattr(settings, f"predictor_{name}")
             for name in ("temperature", "top_k", "top_p")
@@ -136,7 +136,7 @@ class Qwen3Config:
 
     @property
     def has_voices(self) -> bool:
-        """Whether requests have a preset or a clone; otherwise each prompt is spoken in another voice."""
+        """Whether requests have a preset or a clone; otherwise each prompt is spoken in a new voice."""
         return self.kind == "base" or (self.kind == "custom_voice" and bool(self.speakers))
 
     @classmethod
@@ -227,7 +227,7 @@ def _part(values: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str,
 
 
 def _ids(talker: Mapping[str, Any], key: str, vocab: int) -> dict[str, int]:
-    """Read ids by name in lower case; a list, as some tools write it, has one id."""
+    """Read ids by name in lower case. Some tools write an id as a list with one id."""
     return {
         name.lower(): read_size(
             f"config.json: {key}.{name}", value[0] if isinstance(value, list) and value else value, vocab - 1, least=0

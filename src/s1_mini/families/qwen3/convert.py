@@ -27,7 +27,10 @@ from s1_mini.weights.write import ArchiveEntry, copied
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files; the weights are read with their chunks. Raises `CheckpointError`."""
+    """Return all files; weights are read while the files are written.
+
+    Raises `CheckpointError`, or `ParameterError` for int8 or float16.
+    """
     conversion.check_not_int8("Qwen3-TTS")
     if conversion.precision == "float16":
         reason = "is not available for Qwen3-TTS, which overflows in float16; use keep, bfloat16 or float32"
@@ -63,6 +66,6 @@ def _without(tensors: Mapping[str, Tensor], prefix: str | None) -> dict[str, Ten
 
 
 def _codec_dtype(target: Target, precision: CodecPrecision) -> torch.dtype:
-    """Return float16 for large tensors that decode, if it was chosen."""
+    """Return float16 for the decoder's large tensors if that is `precision`, otherwise float32."""
     decodes = target.name.startswith("decoder.") and "codebook" not in target.name
     return torch.float16 if precision == "float16" and decodes and target.is_large else torch.float32

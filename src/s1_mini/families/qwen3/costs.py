@@ -21,13 +21,16 @@ from s1_mini.families.qwen3.settings import CODEC_FOLDER
 from s1_mini.weights.fit import skeleton
 
 TEXT_BYTES = 8  # bytes of the id of a text token that a position reads
-FRAMES_A_BYTE = 2  # for slow voices: 200 bytes of English take about 190 frames (15 s)
-WHOLE_TEXT_BYTES = 2000  # of a text of VoiceDesign, which is not split; more if S1_MINI_MAX_COLUMNS allows it
+FRAMES_A_BYTE = 2  # enough for slow voices: usually, 200 bytes of English take about 190 frames (15 s)
+WHOLE_TEXT_BYTES = 2000  # assumed size of a text for VoiceDesign, which is not split
 TOKENS_A_SECOND = 6  # of a reference's transcript
 
 
 def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count a checkpoint, or 1.7B CustomVoice if none is given. Raises `CheckpointError`."""
+    """Return the memory and the work of a checkpoint; of 1.7B CustomVoice if `directory` is None.
+
+    Raises `CheckpointError`.
+    """
     if directory is None:
         config, codec = Qwen3Config.from_json(model_json("1.7b")), Qwen12Config.from_json(codec_json("1.7b"))
     else:
@@ -52,7 +55,7 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         decoder,
         formats,
         prefix_cache_bytes=prefix_cache_bytes,
-        # Activations take as much as the codec's encoder, and those of the speaker encoder are freed before.
+        # Activations take as much memory as the codec's encoder; the speaker encoder's are freed before.
         encoding_bytes=4 * (2 * encoder + speaker) if clones else 0,
         needed_positions=needed_positions,
         other_bytes=TEXT_BYTES,

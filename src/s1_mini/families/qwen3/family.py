@@ -1,4 +1,4 @@
-"""Qwen3-TTS as the registry knows it; see `families/base.py: Family`."""
+"""The entry of Qwen3-TTS in the registry of families; `families/base.py: Family` describes the methods."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Qwen3:
     )
     random_sizes: Mapping[str, str] = {
         "tiny": "under a megabyte, CustomVoice",
-        "tiny-base": "the same, Base",
-        "tiny-design": "the same, VoiceDesign",
+        "tiny-base": "under a megabyte, Base",
+        "tiny-design": "under a megabyte, VoiceDesign",
         "0.6b": "the size of 0.6B CustomVoice",
         "0.6b-base": "the size of 0.6B Base",
         "1.7b": "the size of 1.7B CustomVoice",

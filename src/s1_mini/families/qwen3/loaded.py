@@ -1,4 +1,4 @@
-"""An open Qwen3-TTS checkpoint: the model and its codec."""
+"""A loaded Qwen3-TTS checkpoint: the model and its codec."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LoadedQwen3(LoadedFrameModel):
         return np.array(self.model.prompts.rest(text, is_last=is_last), np.int64)
 
     def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002
-        """Return no voice: the next sentence gets another one, because the model cannot continue this one."""
+        """Return an empty voice, because the model cannot continue its own voice; the next sentence gets a new one."""
         return Voice({}, text)
 
     def chain(self, slots: int, positions: int) -> StageChain:
@@ -101,9 +101,9 @@ def _checked(voices: Sequence[Voice], options: PromptOptions) -> dict[str, Any]:
 
 
 def open_qwen3(directory: Path, placement: Placement, settings: Qwen3Settings) -> LoadedQwen3:
-    """Open model and codec; quantized formats apply to the talker's layers, on a CPU also to the code predictor's.
+    """Load model and codec. Only the layers of the talker are quantized; on a CPU, also those of the code predictor.
 
-    Raises `CheckpointError`.
+    Raises `CheckpointError`, or `ConfigurationError` for float16.
     """
     if placement.dtype == torch.float16:  # vLLM-Omni's issue 3253: NaN on a T4
         raise ConfigurationError(
@@ -136,7 +136,7 @@ def open_qwen3(directory: Path, placement: Placement, settings: Qwen3Settings) -
 
 
 def _check_pair(config: Qwen3Config, codec: Qwen12) -> None:
-    """Raise `CheckpointMismatchError` unless the codec has 24 kHz and the model's codes."""
+    """Raise `CheckpointMismatchError` unless the codec has a rate of 24 kHz and the same codes as the model."""
     if codec.sample_rate != SAMPLE_RATE:
         raise CheckpointMismatchError(f"{CODEC_FOLDER} has {codec.sample_rate} Hz; the models need {SAMPLE_RATE}")
     ours, theirs = (config.num_codebooks, config.code_size), codec.table.shape[:2]

@@ -92,13 +92,13 @@ class Qwen3Model(FrameModel[Qwen3State]):
 
     def take(self, state: Qwen3State, slot: int, conditions: Conditions) -> None:
         sampling, defaults, voice = conditions.sampling, self.defaults, conditions.voice
-        is_greedy = sampling.temperature == 0  # then the whole frame is
+        is_greedy = sampling.temperature == 0  # then all codes of a frame are greedy
         state.top_k[slot].fill_(sampling.top_k)
         state.depth.temperature[slot].fill_(0.0 if is_greedy else defaults.depth_temperature)
         state.depth.top_k[slot].fill_(defaults.depth_top_k)
         state.depth.top_p[slot].fill_(defaults.depth_top_p)
         state.texts[slot].fill_(self.config.text.pad)
-        if TEXTS in voice:  # no step of this state reads further ones; the engine refuses a text that has them
+        if TEXTS in voice:  # no step reads tokens that do not fit; the engine rejects a text that has them
             self.feed(state, slot, 0, torch.from_numpy(voice[TEXTS][: state.texts.shape[1]]))
         if VECTOR in voice:
             state.vectors[slot] = stage(torch.from_numpy(voice[VECTOR]).to(self.dtype), self.device)

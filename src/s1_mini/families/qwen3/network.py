@@ -1,6 +1,6 @@
 """The Qwen3-TTS network: a backbone (talker) over frames, a depth transformer (code predictor) with its own tables.
 
-Names of parameters are this engine's; `weights.py` translates the published ones and folds what is a function of an id.
+Names of parameters are this engine's; `weights.py` translates the published names and folds projections into tables.
 Shapes: K codebooks, V codes each.
 """
 
@@ -32,7 +32,7 @@ class Qwen3Network(FrameNetwork):
         self.norm = RMSNorm(backbone.dim, backbone.norm_eps)
         self.output = nn.Linear(backbone.dim, size + 1, bias=False)  # the codes, then the end
         self.fast_project_in = nn.Linear(backbone.dim, depth.dim) if backbone.dim != depth.dim else nn.Identity()
-        # The embeddings of codes 0 … K - 2 after that projection.
+        # The embeddings of codes 0 … K - 2 after `fast_project_in`.
         self.fast_embeddings = nn.Parameter(torch.empty((books - 1) * size, depth.dim))
         self.fast_layers = nn.ModuleList(TransformerBlock(depth) for _ in range(config.num_depth_layers))
         self.fast_norm = RMSNorm(depth.dim, depth.norm_eps)
@@ -48,7 +48,7 @@ class Qwen3Network(FrameNetwork):
         return Embedding(*tables, ANY_TOKEN, other_rows=NUM_CONTROLS + ZERO_ROWS)
 
     def depth_embeddings(self, codebook: int) -> Tensor:
-        """Return the embeddings of a codebook; the last one's are not needed, and any others are returned."""
+        """Return the embeddings of a codebook; for the last, which needs none, those of the codebook before it."""
         return self._of(self.fast_embeddings, min(codebook, self.config.num_codebooks - 2))
 
     def depth_head(self, codebook: int) -> Weight:

@@ -2,10 +2,10 @@
 
     INSTRUCTIONS              –          only if given
     role                      –          <|im_start|> assistant newline
-    pad …                     tags       think, think-begin, language, think-end; no language: no-think, begin, end
+    pad …                     tags       think, think-begin, language, think-end; or no-think, think-begin, think-end
     pad                       speaker    a preset's id, or the voice's vector; no position without a voice
     begin                     pad
-    TEXT … end                pad …      the whole text, or else one token per frame (`Layout`)
+    TEXT … end                pad …      whole text; or one token per frame (`settings.TextLayout`)
     pad                       begin
 
 With a transcript and the codes of a reference (in-context cloning), the transcript precedes the text, and the codes
@@ -31,15 +31,16 @@ from s1_mini.families.qwen3.voice import CODES, PRESET, VECTOR
 from s1_mini.types import Voice
 
 TEXTS = "texts"  # text tokens of the positions after the prompt
-ROLE = "assistant"  # of all that is spoken
+ROLE = "assistant"  # role of spoken texts
 
 
 @dataclass(frozen=True)
 class Columns:
     """Values of the codec's side of a position, as rows of the network's table of all codes.
 
-    The row of code c of codebook k is k V + c for V codes; after those of all K codebooks there are rows for the other
-    ids of the first codebook, one of zeros, and one of zeros that marks the position of a vector. A value excludes k V.
+    Code c of codebook k has the row k V + c, where V is the number of codes of a codebook. After the codes follow the
+    rows of the other ids of the first codebook, a row of zeros, and a row of zeros that marks the position of a vector.
+    The value in column k is the row minus k V.
     """
 
     num_codebooks: int
@@ -104,9 +105,9 @@ class PromptBuilder:
     ) -> PromptTokens:
         """Build the prompt for `text`: items [S, K + 1], text token before codec values.
 
-        `language` is a name of the config's, or None to let the model find it. Without `whole_text` the text is
-        read one token per frame; later ones are `voice["texts"]` of the prompt. A text that is not complete has no end
-        yet: the tokens of its `rest` follow. Raises `VoiceError`.
+        `language` is a name in the config; with None, the model detects the language. Without `whole_text`, the text is
+        read one token per frame, and the tokens after the items are `voice["texts"]` of the result. Unless the text
+        `is_complete`, no end token follows it; `rest` returns its later tokens. Raises `VoiceError`.
         """
         config, columns, ids = self._config, self._columns, self._config.text
         preset, vector, codes = (None if voice is None else voice.tensors.get(name) for name in (PRESET, VECTOR, CODES))
@@ -150,19 +151,19 @@ class PromptBuilder:
         conditions[TEXTS] = np.array(after, np.int64)
         digest = hashlib.blake2b(items[:num_shared].tobytes(), digest_size=16)
         digest.update(b"" if VECTOR not in conditions else conditions[VECTOR].tobytes())
-        text_span = first + len(reference), first + len(spoken)  # in each layout, also of tokens read with later frames
+        text_span = first + len(reference), first + len(spoken)  # also of tokens that are read with later frames
         lengths["text"] = len(body) if whole_text else 0  # otherwise next to the reference, or after the prompt
         lengths["reference_audio"] = len(items) - sum(lengths.values())
         return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions, text=text_span, lengths=lengths)
 
     def token_ends(self, text: str) -> np.ndarray:
-        """Return the end of each token of a text and of the end that follows it, in bytes of UTF-8."""
+        """Return the end of each token of a text and of the end token after it, in bytes of UTF-8."""
         before = f"{ROLE}\n"
         ends = self._tokenizer.token_ends(before + text)[2:] - len(before)
         return np.append(ends, len(text.encode()))
 
     def rest(self, text: str, *, is_last: bool) -> list[int]:
-        """Return the tokens of a further part of a text, with the end of the text after the last part."""
+        """Return the tokens of a further part of a text; the last part also gets the end token."""
         return [*self._tokenizer.encode(text), *([self._config.text.end] if is_last else [])]
 
     def with_role(self, role: str, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Make a Qwen3-TTS checkpoint with random weights in the published files. It speaks noise.
+"""Write a Qwen3-TTS checkpoint with random weights in the published form. It generates noise.
 
 Checkpoints of published sizes never end by themselves, so that benchmarks choose the length by `max_new_tokens`.
 """
@@ -137,7 +137,7 @@ def write_random(directory: Path, *, size: str, form: Form, seed: int) -> None: 
 def random_model(values: Mapping[str, Any], seed: int = 0, *, ends: bool = True) -> dict[str, Tensor]:
     """Return random tensors under every published name of the model, in bfloat16.
 
-    Unless it `ends`, the end has a logit of 0, which is below the highest ones.
+    Without `ends`, the end's logit is 0, which is so far below the highest logits that the end is not sampled.
     """
     config = Qwen3Config.from_json(values)
     shapes = published_shapes(config)

@@ -1,4 +1,4 @@
-"""Settings and files of Qwen3-TTS alone. Imports no torch."""
+"""Settings that only Qwen3-TTS has, and its files, without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Qwen3Settings(BaseModel, frozen=True):
     text_layout: TextLayout = Field(
         "auto",
         description="Qwen3-TTS: whole: read the whole text before the first frame; step: read one token per frame; "
-        "auto: as the original, step for cloned voices and whole for others",
+        "auto: step for cloned voices and whole for others, like the original implementation",
     )
     predictor_temperature: float | None = Field(
         None, ge=0, le=2, description="Qwen3-TTS: temperature of codes 2 to 16; 0: greedy; unset: the checkpoint's"

@@ -2,7 +2,7 @@
 
 An oracle has the original's results for one checkpoint: prompts position by position, hidden states and logits with
 teacher forcing along a generated sequence, greedy tokens, speaker vectors, and every stage of the codec. The engine
-recomputes them in fp32 by its own path (prefill, single steps, streamed codec).
+recomputes them in fp32 with the code that also serves requests (prefill, single steps, streamed codec).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from s1_mini.types import SamplingParams, Voice
 _INPUTS = {"config", "preset", "seed", "torch", "original", "voices", "waves"}
 _CASE_INPUTS = {"text", "language", "speaker", "instruct", "voice", "whole_text"}
 _CASE_INPUTS |= {"repetition_penalty", "max_new_tokens"}
-_INEXACT = "chunked"  # the original's own decoding of long sounds in pieces, which differs from decoding the whole
+_INEXACT = "chunked"  # the original decodes long audio in pieces, which differs from decoding it as a whole
 _SCALE = 32_768  # of samples in 16 bits
 
 
@@ -46,7 +46,7 @@ def verify_qwen3(
 ) -> Iterator[Check] | None:
     """Open a checkpoint and return its checks, computed as they are consumed; None if there is nothing to check.
 
-    Raises `CheckpointError`; a malformed oracle may raise anything.
+    Raises `CheckpointError`. With a malformed oracle, it may raise other exceptions.
     """
     if not any(_cases(content)) and not {"decode", "encode"} & content.keys():
         return None
@@ -82,7 +82,7 @@ def _checks(loaded: LoadedQwen3, content: Mapping[str, Any], tolerance: float) -
 def _compare(
     group: str, computed: Mapping[str, Tensor], stored: Mapping[str, Any], inputs: Iterable[str], tolerance: float
 ) -> Iterator[Check]:
-    """Compare every stored tensor except inputs; one that was not recomputed fails."""
+    """Compare every stored tensor except inputs; a tensor that was not recomputed fails."""
     for key in [key for key in stored if key not in set(inputs)]:
         name = f"{group} {key}"
         if key not in computed:

@@ -1,6 +1,6 @@
 """Voices of Qwen3-TTS: presets by id, or a speaker vector with the codes of a reference.
 
-A cloned voice with a transcript is continued (in-context cloning); without one, only its vector is used.
+A cloned voice with a transcript is continued (in-context cloning); without a transcript, only its vector is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_CLONING = "this checkpoint cannot clone a voice; use a Base checkpoint, or na
 
 
 def voice_format(directory: Path, config: Qwen3Config, sample_rate: int, frame_rate: float) -> VoiceFormat:
-    """Return the voices of a checkpoint; `frame_rate` is in frames per second."""
+    """Return the format of a checkpoint's voices; `frame_rate` is in frames per second."""
     if config.kind == "base":
         return VoiceFormat(
             tensors={

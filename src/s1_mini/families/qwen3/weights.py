@@ -99,7 +99,7 @@ def build_network(
 def translate(
     config: Qwen3Config, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return the tensors of the network by its names; folded ones are computed in `dtype` on `device`."""
+    """Return the tensors of the network by its names; folded tensors are computed in `dtype` on `device`."""
     size, books = config.code_size, config.num_codebooks
     take = partial(_take, tensors, dtype, device)
     predictor = "talker.code_predictor."

@@ -17,7 +17,9 @@ Switch = Literal["off", "on"]
 class S1Settings(BaseModel, frozen=True):
     """Options for opening an S1 checkpoint."""
 
-    heads: Heads = Field("restricted", description="S1: rows of the output head: those for speech (restricted), or all")
+    heads: Heads = Field(
+        "restricted", description="S1: output head with the rows for speech only (restricted) or all rows (full)"
+    )
     repetition_mode: RepetitionMode = Field(
         "upstream",
         description="S1: repetition penalty as in the original implementation (upstream), or without its three bugs "

@@ -19,7 +19,7 @@ from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.codec_lm.vocabulary import check_ids, encode_slices, token_ends
 from s1_mini.weights.directory import read_json, read_whole
 
-# The published split pattern. `(\?!\S)` is a typo of the original for a look-ahead; it must stay, because the model was
+# The published split pattern. `(\?!\S)` is a typo in the original for a look-ahead; it must stay, because the model was
 # trained with it.
 SPLIT_PATTERN = "|".join(
     (

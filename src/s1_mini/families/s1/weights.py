@@ -43,7 +43,7 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the network's names: wrapper prefixes removed, `audio_*` dropped, legacy wq/wk/wv joined.
 
     Tensors that already have these names are returned unchanged. Prefixes of related models (`text_model.model.`,
-    `audio_decoder.`) are translated like in the original's loader of S2.
+    `audio_decoder.`) are translated as in the original's loader of S2.
     """
     named = strip_prefix(strip_prefix(tensors, "text_model.model."), "model.")
     if not any(name.startswith("fast_") for name in named):
@@ -153,7 +153,7 @@ def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> 
 
 
 def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | list[int], source: str) -> None:
-    """Reduce a head to `rows`. Raise unless it has the number of rows that the config says, `stored`."""
+    """Reduce a head to `rows`. Raise unless it has `stored` rows, which is the number in the config."""
     if name not in named:
         return  # `fit` will raise an error that names the missing head
     if named[name].dim() != 2 or len(named[name]) != stored:
@@ -210,7 +210,7 @@ def _is_int8(target: Target) -> bool:
 
 
 def _can_quantize(target: Target) -> bool:
-    """Return whether int8 makes a tensor smaller by enough: it has rows, and not too few elements.
+    """Return whether int8 saves enough bytes: the tensor has at least two axes, and enough elements.
 
     Rows of one or two numbers would grow, because each row gets a scale.
     """

@@ -28,7 +28,7 @@ const wave = new Wave(element("wave"));
 const voices = new Voices();
 const adding = new Adding();
 const history = new History();
-let current = null; // {body, clip, words, warning}: the audio that is generated, or was played last
+let current = null; // {body, clip, words, warning}: the audio that is being generated, or was played last
 let word = null; // the highlighted word of the current text
 let abort = null; // AbortController of the speech request
 let saving = null; // AbortController of a download
@@ -100,7 +100,7 @@ async function receive(speech, { rate, warning, pieces }, signal) {
   page.dataset.generatedMs = since(performance.now());
 }
 
-/** After a complete, failed or aborted fetch, the received audio can be played and saved. */
+/** Finish a request that is complete, failed or aborted: its received audio can now be played and saved. */
 function end(speech) {
   const { clip } = speech;
   abort = null;

@@ -3,8 +3,8 @@
 The order is that of transformers: temperature, then top-k, then top-p of the remaining tokens. Probabilities are
 integers, whose sums are the same in any order and on any device. The kernel needs no sort: it gives every id a key of
 its own, in the order of the logits. Three keys are needed: the lowest key of the top k, the lowest key of the nucleus,
-and the key of the sampled token. Each is the highest key from which upwards the sum of probabilities (or of ids)
-exceeds a bound; a bitwise search (`ranking.edge`) finds it.
+and the key of the sampled token. Each is the highest key for which the ids with this or a higher key together exceed a
+bound, in probability or in number; a bitwise search (`ranking.edge`) finds it.
 Shapes: B rows, V ids.
 """
 
@@ -20,7 +20,7 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-MAX_IDS = 16_384  # as many ids fit in the registers of one program
+MAX_IDS = 16_384  # maximum number of ids that fit in the registers of one program
 MIN_TEMPERATURE = 1e-5  # up to this temperature, sampling is greedy; among equal logits, the first id wins
 SCALE = 1 << 31  # the integer for a probability of 1
 _BITS = 24  # bits of a random number

@@ -26,7 +26,7 @@ SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads leave their cores to other processes
 }
-BLOCK = 128  # positions of a vLLM cache block, at most, on any device
+BLOCK = 128  # maximum number of positions of a vLLM cache block, on any device
 
 
 class VllmGenerator:

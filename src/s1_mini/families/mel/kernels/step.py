@@ -47,7 +47,7 @@ class Weights(NamedTuple):
     eps: float
     num_heads: int
     kept_scale: float  # factor of units that dropout keeps
-    threshold: float  # of the summed stop probability
+    threshold: float  # sum of a step's stop probabilities that ends the utterance
 
 
 class State(NamedTuple):

@@ -1,7 +1,8 @@
 """Sample one code of each row in one kernel, without a sort, in transformers' order.
 
-Penalty of all first codes of the utterance, temperature, top-k (ties at its edge are kept), top-p (the code that
-crosses it is included), then the random number. Probabilities are integers in units of 1 / `SCALE`.
+The steps are the penalty of the utterance's first codes so far, temperature, top-k (all codes that are as likely as the
+k-th are kept), top-p (the code that crosses it is included), and the choice by the random number. Probabilities are
+integers in units of 1 / `SCALE`.
 Shapes: B rows, V logits, K codebooks, D channels.
 """
 
@@ -21,9 +22,9 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-MIN_TEMPERATURE = 1e-5  # up to it, sampling is greedy; of equal logits the first wins
-MAX_VOCABULARY = 8192  # codes that fit in the registers of one program
-MIN_FRAMES = 2  # sampled before the end may be, as in the original
+MIN_TEMPERATURE = 1e-5  # up to this temperature, sampling is greedy; among equal logits, the first code wins
+MAX_VOCABULARY = 8192  # maximum number of codes that fit in the registers of one program
+MIN_FRAMES = 2  # number of frames before the end may be sampled, as in the original implementation
 
 
 class CodeSampling(NamedTuple):
@@ -33,11 +34,11 @@ class CodeSampling(NamedTuple):
     top_k: Tensor  # [B] int64; 0: all
     top_p: Tensor  # [B]
     uniforms: Tensor  # [B, frames, K] in [0, 1)
-    num_frames: Tensor  # [B] generated so far
+    num_frames: Tensor  # [B] number of frames generated so far
 
 
 class FirstCode(NamedTuple):
-    """What else the first code of a frame depends on: B rows or more."""
+    """Other inputs of sampling the first code of a frame, for B rows or more."""
 
     penalty: Tensor  # [B]
     seen: Tensor  # uint8 [B, V - 1]: first codes of this utterance so far
@@ -49,9 +50,9 @@ def sample_code(
 ) -> Tensor:
     """Sample the code of `codebook` of each row from `logits` [B, V] into `frames`, int64 [B, K + 3].
 
-    The logits of codebook 0, which alone has `first`, end with that of the utterance's end; its call also stores the
-    next position's text token, whether this is the end, and whether the logits were finite. Returns the codes' rows of
-    `embeddings` [codes, D]: [B, D].
+    Only codebook 0 has `first`. Its last logit is that of the utterance's end, and its call also stores the next
+    position's text token, whether the utterance ends, and whether the logits were finite. Returns the embeddings [B, D]
+    of the codes, from `embeddings` [codes, D].
     """
     if runs_triton(logits) and logits.shape[1] <= MAX_VOCABULARY:
         return _sample_triton(logits, embeddings, frames, sampling, codebook, first)
@@ -155,7 +156,7 @@ def _sample_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
-    # No kernel that runs before this one in its frame writes these.
+    # The next loads come before `wait_for_last`, because no earlier kernel of this frame writes these data.
     frame = tl.load(count + row)
     heat = tl.load(temperature + row)
     inverse_temperature = 1.0 / tl.maximum(heat, min_temperature)
@@ -176,7 +177,7 @@ def _sample_kernel(
         score = tl.where(hit, tl.where(score < 0, score * factor, score / factor), score)
         score = tl.where(at == tl.where(frame < min_frames, size - 1, BLOCK), float("-inf"), score)
     score = tl.where(score == 0.0, 0.0, score)  # turns -0 into 0
-    BITS: tl.constexpr = 32 if seen is not None else logit.dtype.primitive_bitwidth  # a penalty makes more values
+    BITS: tl.constexpr = 32 if seen is not None else logit.dtype.primitive_bitwidth  # the penalty is applied in float32
     value = order(score if seen is not None else score.to(logit.dtype), BITS)
     value = tl.where(inside, value, 0)
     key = (value << CODE_BITS) + (BLOCK - 1 - at).to(value.dtype)
@@ -193,7 +194,7 @@ def _sample_kernel(
     total = tl.sum(mass, axis=0).to(tl.int64)
     goal = tl.minimum(((uniform * (1 << 24)).to(tl.int64) * total) >> 24, total - 1)
     choice = find_token(at, mass, goal, CODE_BITS).to(tl.int64)
-    choice = tl.where(choice < size, choice, 0)  # rows of NaN exceed it
+    choice = tl.where(choice < size, choice, 0)  # the choice is too large if logits are NaN
     if seen is not None:
         stop = choice == size - 1
         choice = tl.where(stop, 0, choice)

@@ -2,8 +2,8 @@
 
 Probabilities are integers in units of 1 / `SCALE`, so that their sums are the same in any order. Two bitwise searches
 replace sorting. The first finds the token with which the sum of the largest probabilities exceeds `top_p`; the nucleus
-consists of the tokens with larger probabilities, or of the likeliest token alone. The second finds the token at which
-the cumulative sum exceeds the random number. Among equal logits, the lower token ranks first.
+consists of the tokens with larger probabilities, but always includes the likeliest token. The second finds the token
+at which the cumulative sum exceeds the random number. Among equal logits, the lower token ranks first.
 Shapes: B rows, V vocabulary, N penalised tokens, K codebooks, W window, D channels.
 """
 
@@ -26,7 +26,7 @@ if HAS_TRITON:
 
 WINDOW = 16  # frames, about 0.74 s
 MIN_TEMPERATURE = 1e-5  # the original's minimum; at this temperature, the most likely token is sampled
-MAX_VOCABULARY = 8192  # as many tokens fit in the registers of one program
+MAX_VOCABULARY = 8192  # maximum number of tokens that fit in the registers of one program
 
 
 class RepetitionWindow(NamedTuple):
