@@ -193,7 +193,7 @@ async def _run(load: Traffic) -> Heard:
     ends = counts + load.seconds
 
     async def stream() -> None:
-        if load.listens:  # otherwise all would keep ending together
+        if load.listens:  # spread the starts; otherwise all responses would end together
             await asyncio.sleep(random.random() * load.ramp_s / 2)  # noqa: S311 - no secret
         while time.monotonic() < ends:
             await _request(load, heard, counts, ends)

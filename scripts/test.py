@@ -23,7 +23,7 @@ from typing import NamedTuple
 import environment
 
 ROOT = Path(__file__).resolve().parent.parent
-# Tests that need no special machine, no download and little time.
+# Tests without these marks need no special machine, no download and little time; `EVERYWHERE` selects them.
 MARKED = "gpu java docker image schema sdk ray vllm docs clients long"
 EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 # The tests of a file run in one process, because they share fixtures that are slow to start; files run in the order of

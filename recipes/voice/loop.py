@@ -111,7 +111,7 @@ class TimedTraining(ABC):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
 
     def train(self, seconds: float) -> None:
-        """Resume with the other processes of the group, train for `seconds` and leave them."""
+        """Resume with the other processes of the group, train for `seconds`, then leave the group."""
         self.resume()
         self.group.share([*self.learners, *self.mean])
         if self.group.leads:
@@ -204,10 +204,10 @@ Step = Callable[[], None]
 
 
 def capture(first: Step, between: Step, last: Step, device: torch.device, *, warm_up: int = 3) -> Step:
-    """Run a step's three parts a few times, then return a function that replays the first and the last.
+    """Run a step's three parts a few times, then return a function that runs a step with two parts as CUDA graphs.
 
     `between` is not captured, so processes may exchange data there. The other parts must not read values, and their
-    optimisers must be capturable. On a CPU, all three are called normally.
+    optimisers must be capturable. On a CPU, all three parts are called normally.
     """
 
     def whole() -> None:

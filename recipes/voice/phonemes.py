@@ -3,8 +3,9 @@
 python -m recipes.voice.phonemes --texts FILE --output FILE --count 100000 [--start 0] [--british 20000]
 python -m recipes.voice.phonemes --held-out --output FILE
 
-`--texts` is the output of `recipes.voice.texts prepare`. The output is JSON, compressed: [text, American, British], the
-text normalized to the voice's alphabet, as the engine passes it to the model. Needs hibari-tts.
+`--texts` is the output of `recipes.voice.texts prepare`. The output is compressed JSON, a list of
+[text, American, British]. The text is normalized to the voice's alphabet, as the engine passes it to the model. Needs
+hibari-tts.
 """
 
 from __future__ import annotations

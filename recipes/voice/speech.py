@@ -169,7 +169,8 @@ def trimmed(samples: np.ndarray) -> np.ndarray:
 def read_phonemes(path: Path, part: int = 0, parts: int = 1) -> tuple[list[str], list[Text]]:
     """Read a part of the output of `phonemes.py`, a file or a folder.
 
-    Return all texts of the part in words, and the phonemes of those that fit into a batch, numbered by position.
+    Return all texts of the part in words, and the phonemes of the texts that are neither too short nor too long
+    (`MAX_PHONEMES`), numbered by position.
     """
     paths = sorted(path.glob("*.xz")) if path.is_dir() else [path]
     lines = [line for each in paths for line in json.loads(lzma.decompress(each.read_bytes()))][part::parts]
