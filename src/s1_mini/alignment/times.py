@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """Start and end of a word in seconds of its utterance."""
+    """Start and end of a word or a sound, in seconds from the start of the utterance, the request or the wave."""
 
     start_s: float
     end_s: float
@@ -68,7 +68,7 @@ class LiveTimes:
         self._num_reported = 0
 
     def push(self, scores: np.ndarray) -> list[Interval]:
-        """Add the scores [N] of the next frame; return the words that end with it."""
+        """Add the scores [N] of the next frame; return the words that can now be reported."""
         self._path.push(scores)
         while len(self._starts) < len(self._spans):
             first = self._spans[len(self._starts)].first
