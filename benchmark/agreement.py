@@ -70,7 +70,7 @@ class NoiseRows:
     ) -> Tensor:
         """Return the frames [F, B, K + 1] that these rows sample, teacher-forced with the frames `along` if given.
 
-        With `cached`, half of each row's positions are saved and loaded before the others are prefilled.
+        With `cached`, half of each row's positions are saved and loaded before the other half is prefilled.
         """
         positions = self.context + self.frames + 1
         stage = LanguageModel(model, slots=len(rows), positions=positions)
@@ -133,7 +133,7 @@ class NoiseRows:
 
 @torch.inference_mode()
 def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, alone: int) -> dict[str, Any]:
-    """Generate with `rows` rows in every way, and `alone` of them also alone; return the shares of equal tokens."""
+    """Generate `rows` rows eagerly and captured, `alone` of them in all other ways; return shares of equal tokens."""
     noise = NoiseRows(context, frames)
     spoken = noise.speak(model, range(rows))
     captured = noise.speak(model, range(rows), captured=True)

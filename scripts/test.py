@@ -4,7 +4,7 @@ Example: python scripts/test.py -k scheduler
 
 Needs only Python 3.11 or newer and this checkout. Every check runs, even after one has failed; the exit code is 0 only
 if all passed. Arguments are passed to pytest. With --infra, only the tests of infra/ run, in `.venv-infra`: cdk synth
-and the tests of its templates. They also need Node 20 or newer.
+and the tests of its templates. These tests also need Node 20 or newer.
 """
 
 import argparse

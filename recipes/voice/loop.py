@@ -253,8 +253,8 @@ class Group:
             torch.cuda.set_stream(torch.cuda.Stream())  # nothing can be captured from the default stream
         if "RANK" not in os.environ:
             return cls(), device
-        # Imported before the group exists. Otherwise dynamo imports it later, its functions keep the group, and the
-        # group's threads outlive `leave`; one of them may abort the process at exit.
+        # Imported before the group exists. Otherwise dynamo imports this module later, and the module's functions keep
+        # the group, so that the group's threads outlive `leave`; one of the threads may abort the process at exit.
         importlib.import_module("torch.distributed.nn")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         group = cls(distributed.get_world_size(), distributed.get_rank())

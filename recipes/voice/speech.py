@@ -37,7 +37,7 @@ KEPT_LEAD_S = 0.05  # kept part of the teacher's initial silence, which lasts a 
 KEPT_TAIL_S = 0.25
 KEPT_FRAMES = round(KEPT_TAIL_S * RATE / SAMPLES_PER_FRAME)
 LOUD = 300  # of 32,768
-EVEN = 24  # lengths of transforms are multiples of it
+EVEN = 24  # lengths of transforms are multiples of this number
 MAX_PLANS = 16  # of cuFFT
 
 

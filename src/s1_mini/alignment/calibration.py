@@ -23,7 +23,7 @@ LAGS_S = np.arange(-0.2, 0.6, HOP_S)
 SONORANTS = frozenset("aeiouylmnrw")
 # Delay from a sonorant letter's time, corrected by the head's shift, to the energy of its sound. It is the mean of 41,
 # 50 and 39 ms, measured with heads 2, 0 and 6 of the built-in voice's layer 3, whose shifts are known; any eight of the
-# 24 utterances give the same within 6 ms (2026-11-26).
+# 24 utterances measured give the same delay within 6 ms (2026-11-26).
 SONORANT_LAG_S = 0.043
 MIN_CORRELATION = 0.2  # of sonorant letters and energy; the built-in voice's heads have 0.4 to 0.5
 

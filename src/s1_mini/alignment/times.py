@@ -1,4 +1,4 @@
-"""Times of the words of one utterance: live while it is generated, or afterwards from all of it.
+"""Times of the words of one utterance: live during its generation, or afterwards from the whole utterance.
 
 During a pause, the head already attends to the next word. A word before a pause therefore ends when the head leaves the
 word's last letter. In whole utterances, a word boundary near a silence is moved to the edges of the silence.

@@ -68,7 +68,8 @@ def load_reference(
 def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> bytes | np.ndarray:
     """Return an undecoded recording: the bytes of its file, or the wave itself.
 
-    Raises `ReferenceAudioError` if the recording is missing, empty, over `max_bytes` (files) or of an unsupported type.
+    Raises `ReferenceAudioError` if the recording is missing, empty or over `max_bytes` (files), or if its type or
+    shape is not supported.
     """
     with naming(audio):
         return _check_array(audio) if isinstance(audio, np.ndarray) else _read(audio, max_bytes)

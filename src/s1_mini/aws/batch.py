@@ -86,7 +86,10 @@ def job(deployment: Deployment, model: str) -> dict[str, Any]:
 def wait_for_job(
     clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float
 ) -> tuple[str, str]:
-    """Wait until the transform job has ended; return its status and failure reason."""
+    """Wait until the transform job has ended; return its status and failure reason.
+
+    Raises `DeploymentError` after `limit_s` seconds.
+    """
     job: dict[str, Any] = {}
 
     def is_running() -> bool:
