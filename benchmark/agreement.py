@@ -1,8 +1,8 @@
 """Share of tokens that are unchanged when a step is captured, run alone, run after a cached prefix, or run by torch.
 
-The eager and the captured variant generate freely. All others are teacher-forced with the frames of the variant that
-they are compared with, and sample at each step, so that one difference does not propagate. Shapes: F frames, B rows, K
-codebooks.
+The eager, the captured and the greedy variant generate freely. All others are teacher-forced with the frames of the
+variant that they are compared with, and sample at each step, so that one difference does not propagate. Shapes: F
+frames, B rows, K codebooks.
 
 python -m benchmark.agreement --checkpoint full-size --rows 64
 """
@@ -68,9 +68,9 @@ class NoiseRows:
         captured: bool = False,
         cached: bool = False,
     ) -> Tensor:
-        """Return the frames [F, B, K + 1] that the rows of these numbers sample, teacher-forced if `along` is given.
+        """Return the frames [F, B, K + 1] that these rows sample, teacher-forced with the frames `along` if given.
 
-        With `cached`, half of each row's positions are saved and loaded before the others are prefilled.
+        With `cached`, half of each row's positions are saved and loaded before the other half is prefilled.
         """
         positions = self.context + self.frames + 1
         stage = LanguageModel(model, slots=len(rows), positions=positions)
@@ -83,7 +83,7 @@ class NoiseRows:
             conditions = Conditions(SamplingParams(temperature), row, 0, steps, {})
             stage.begin([Begin(slot, 0, items, None, 0, steps, 1, 0, len(items), conditions)])
         state.active.fill_(True)
-        if captured and not model.batch_invariant:  # captured prefill rounds differently, but only steps are compared
+        if captured and not model.batch_invariant:  # prefill eagerly: only steps are compared
             for slot, prompt in enumerate(prompts):
                 model.prefill(state, slot, prompt[:, :-1])
         else:
@@ -133,7 +133,7 @@ class NoiseRows:
 
 @torch.inference_mode()
 def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, alone: int) -> dict[str, Any]:
-    """Generate with `rows` rows in every way, and `alone` of them also alone; return the shares of equal tokens."""
+    """Generate `rows` rows eagerly and captured, `alone` of them in all other ways; return shares of equal tokens."""
     noise = NoiseRows(context, frames)
     spoken = noise.speak(model, range(rows))
     captured = noise.speak(model, range(rows), captured=True)

@@ -1,7 +1,8 @@
 """The cascade and `transformers` on one machine: the same random weights, the same lengths, in one run.
 
-Measures time to first audio and throughput at several concurrencies, the original with single texts and with a batch of
-eight, and the time per stage. Because weights are random, lengths are set by the number of semantic tokens.
+Measures time to first audio and throughput: of the engine at several concurrencies, and of `transformers` with single
+texts and with a batch of eight. Also measures the time of each stage of the engine. Because weights are random, lengths
+are set by the number of semantic tokens.
 
 python -m benchmark.cascade --size small --device cuda
 """
@@ -33,7 +34,7 @@ FAMILY, RATE = "cascade", 24_000  # Hz
 TOKENS_A_SECOND = 49.9  # semantic
 TEXT = "The morning train was late again, and nobody at the station knew why it had stopped."
 IDLE = 5  # requests, one after the other
-BATCH = 8  # texts in a batch of the original
+BATCH = 8  # texts in a batch of `transformers`
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument(
         "--tokens", type=int, default=250, help="semantic tokens per request, 49.9 per second of audio [250]"
     )
-    parser.add_argument("--original-rounds", type=int, default=1, help="number of runs of the original; 0: skip it [1]")
+    parser.add_argument("--original-rounds", type=int, default=1, help="number of runs of transformers; 0: none [1]")
     parser.add_argument("--no-stages", action="store_true", help="skip the table of stages")
     options = parser.parse_args()
     size, tokens = options.size, options.tokens

@@ -1,9 +1,10 @@
 """The cost of writing a corpus: throughput of a saturated engine if the audio is written, and if it is discarded.
 
-Runs one process per device, all concurrently, with the same texts for each mode; the modes alternate, and the figures
-are means. Texts are 0.5 to 1.5 times `--frames` long, so that they do not end together. Throughput is measured between
-the first and the last quarter of the audio; `cores` is the CPU use of a process during that time. `apart` is one engine
-whose codec is on the second device.
+The mode `corpus` writes the audio, and `engine` discards it. Both run one process per device, all concurrently. The
+mode `apart` discards the audio of one engine whose codec is on the last device. All modes get the same texts. With
+`--rounds`, the modes alternate, and the totals are means over the rounds. Texts are 0.5 to 1.5 times `--frames` long,
+so that they do not end together. Throughput is measured between the first and the last quarter of the audio; `cores` is
+the number of CPU cores that a process uses during that time.
 
 python -m benchmark.corpora --checkpoint full-size --devices cuda:0,cuda:1 --texts 5000
 """
@@ -128,7 +129,7 @@ def looks(worker: Worker) -> Iterator[list[Look]]:
 
 
 def speed(seen: list[Look]) -> tuple[float, float]:
-    """Return seconds of audio per second, and cores, while the engine was full; a very short run is taken whole."""
+    """Return seconds of audio per second, and cores, while the engine was full; of a very short run, over all of it."""
     total = seen[-1].audio_s
     first, last = (next(look for look in seen if look.audio_s >= share * total) for share in (FIRST, LAST))
     if first is last:

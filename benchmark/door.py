@@ -152,7 +152,7 @@ def _serve(path: str, work: Work) -> None:
 
 
 async def _read_all(places: Sequence[object], work: Work) -> tuple[list[float], float, list[float]]:
-    """Read all streams; return in seconds each chunk's delay, the total duration, and the time of each idle request."""
+    """Read all streams; return in seconds each chunk's delay, the total time, and the times of 300 later requests."""
     late: list[float] = []
 
     async def read(number: int) -> None:

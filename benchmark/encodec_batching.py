@@ -1,8 +1,8 @@
 """Encodec throughput over hours of utterances: one by one, in padded batches, and in lanes with streaming state.
 
 The input is 5.4 hours of synthetic audio in 2,628 files with the lengths of LibriSpeech's test-clean. Each method
-encodes all files and decodes as many codes. Random weights do not affect the time. `--share 0.01` uses every 100th
-file.
+encodes all files, and decodes random codes of the same lengths. Random weights do not affect the time. `--share 0.01`
+uses every 100th file.
 
 python -m benchmark.encodec_batching --device cuda --lanes 128 --batch 32
 python -m benchmark.encodec_batching --device cpu --share 0.01 --lanes 4 --batch 8
@@ -40,7 +40,7 @@ from s1_mini.runtime.loader import choose_device
 HISTOGRAM, SHORTEST_S, BIN_S = (970, 800, 375, 230, 125, 70, 30, 15, 8, 5), 1.3, 3.37
 SIZES = {"published": EncodecConfig(), "tiny": TINY}
 SOUND_S = 60  # length of the audio from which all files are cut
-WARM_UP = 2  # calls of each way before its time is taken
+WARM_UP = 2  # files, or padded batches, that each way processes before it is timed
 WAYS = ("single", "padded", "sorted", "lanes", "longest first")
 HEADS = {
     "direction": "",
@@ -60,7 +60,7 @@ Arrays = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Direction:
-    """Encoding or decoding: a call for rows of one length, its files, and the steps per frame of input and output."""
+    """Encoding or decoding: a function of rows of one length, the files, and steps per frame of input and output."""
 
     name: str
     call: Callable[[Tensor], Tensor]
@@ -75,7 +75,7 @@ class Direction:
 
 
 def draw_lengths(share: float, seed: int) -> list[float]:
-    """Return the files' lengths in seconds, in random order; a share of them has the same histogram."""
+    """Return the lengths of a share of the files in seconds, in random order; every share has the same histogram."""
     random = np.random.default_rng(seed)
     lengths = np.concatenate([SHORTEST_S + BIN_S * (at + random.random(count)) for at, count in enumerate(HISTOGRAM)])
     step = max(1, round(1 / share))
@@ -232,7 +232,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--bandwidth", type=float, default=6.0, help="bandwidth in kbit/s [6]")
     parser.add_argument("--share", type=share, default=1.0, help="fraction of the files to use [1]")
-    parser.add_argument("--single-share", type=share, default=1.0, help="fraction of these to process one by one [1]")
+    parser.add_argument(
+        "--single-share", type=share, default=1.0, help="fraction of the used files to process one by one [1]"
+    )
     parser.add_argument("--ways", type=names(WAYS), default=WAYS, help=f"methods to measure, from {', '.join(WAYS)}")
     parser.add_argument("--lanes", type=int, default=128)
     parser.add_argument(

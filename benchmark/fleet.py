@@ -3,7 +3,7 @@
 Each engine is a queue with slots; the time of a step is interpolated by the number of busy slots between two points of
 `s1-mini plan`, which are fitted to measurements. Arrivals are a Poisson process, durations are exponential. A fleet is
 full when one request in a thousand finds no free slot. Numbers in `PARTS` are measured or published by a provider; the
-last column names the source.
+last column of the second table names their sources.
 
 python -m benchmark.fleet --gpu l4 --price 1.15
 """
@@ -30,7 +30,7 @@ Counts = NDArray[np.int64]  # of requests, [fleets, engines]
 STEP_S = 0.02  # step of the simulation
 WARM_S, SEEN_S = 15.0, 20.0  # simulated seconds: warm-up, measurement
 LOADS = (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.96)
-WAITING = 1e-3
+WAITING = 1e-3  # share of requests that may find no free slot
 SIMULATED = 2000  # engines in one simulation, of many small fleets or of one large fleet
 SHARD = 256  # texts
 PCM_BYTES_A_S, OPUS_BYTES_A_S = 88_200, 4_000

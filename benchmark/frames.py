@@ -1,4 +1,4 @@
-"""Time of a frame of S1 or Qwen3-TTS by number of rows: device time, by CUDA events on a GPU.
+"""Time of a frame of S1 or Qwen3-TTS, by number of rows. On a GPU, CUDA events measure the time.
 
 python -m benchmark.frames --checkpoint full-size --rows 1,64,128
 python -m benchmark.frames --checkpoint full-size --rows 64,128,256 --voices 8
@@ -126,7 +126,8 @@ def measure_frames(
     """Measure `frames` frames, after `context` positions, for each number of rows.
 
     All rows share `voices` voices; with 0 voices, each row has its own. A CPU uses as many threads as the engine would.
-    `prepare` is called with the stage before each measurement.
+    `prepare` is called once, with the stage, before the first measurement. Raises `CheckpointMismatchError` for other
+    model families.
     """
     model, threads = getattr(loaded, "model", None), torch.get_num_threads()
     if not isinstance(model, FrameModel):

@@ -1,7 +1,7 @@
 """All performance figures with one command: frame time, throughput, time to first audio, streams, startup time.
 
 On a GPU, the figures are compared with targets, which are for a checkpoint of S1-mini's size in bfloat16 on one H200.
-On a CPU, the same parts run on a small scale, as a smoke test.
+Without CUDA, the same parts run on a small scale, as a smoke test.
 
 python -m benchmark.gpu_suite --checkpoint full-size --output suite.json
 """
@@ -121,7 +121,7 @@ class Scale:
     rows: tuple[int, ...] = (1, 64, 128)
     context: int = 300  # positions before the timed frames
     frames: int = 100  # timed frames
-    reference_s: float = 10.0  # length of the voice's recording in the other parts
+    reference_s: float = 10.0  # length of the recording from which the voice is encoded
     max_new_tokens: int = 100
     idle: int = 32  # requests to the idle engine
     rate: float = 20.0  # requests per second
@@ -163,7 +163,8 @@ SMALL = Scale(
 def run_suite(config: EngineConfig, scale: Scale, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure all parts, one after the other; return facts, figures and their details.
 
-    `progress` is called with the name of each part. Raises the errors of the engine's start.
+    `progress` is called with the name of each part. Raises the errors of the engine's start, and
+    `CheckpointMismatchError` if the checkpoint is not of S1.
     """
     begun, details = time.perf_counter(), dict[str, Any]()
     progress("start to ready")
@@ -249,7 +250,7 @@ class Parts:
         return self._bulk.closed("saturated", asks, concurrency=scale.clients, limit_s=scale.saturated_s)
 
     def streams(self) -> tuple[int, list[dict[str, Any]]]:
-        """Find the maximum number of real-time listeners, by doubling, then bisection; return it and each try."""
+        """Find the most real-time listeners by doubling, then bisection; return their number and each try's figures."""
         deadline = time.perf_counter() + self._scale.streams_s
         held, failed, tries = 0, self._scale.most_streams + 1, []
         count = self._scale.first_streams

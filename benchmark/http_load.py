@@ -116,7 +116,7 @@ async def until_ready(place: Place, is_alive: Callable[[], bool]) -> None:
 @contextmanager
 def served(checkpoint: Path | None, **options: object) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
     """Run `s1-mini serve` with these options until the block ends."""
-    require("server", "a server of our own (or name one with --url)")
+    require("server", "starting a server (instead of naming one with --url)")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -193,7 +193,7 @@ async def _run(load: Traffic) -> Heard:
     ends = counts + load.seconds
 
     async def stream() -> None:
-        if load.listens:  # otherwise all would keep ending together
+        if load.listens:  # spread the starts; otherwise all responses would end together
             await asyncio.sleep(random.random() * load.ramp_s / 2)  # noqa: S311 - no secret
         while time.monotonic() < ends:
             await _request(load, heard, counts, ends)

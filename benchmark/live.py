@@ -3,8 +3,7 @@
 A client writes texts word by word and plays the audio as it arrives. `first audio` counts from the moment when the
 first word is sent; `silent` is how long the player had nothing to play between the first audio and the end. For
 interruptions, a client clears a long text up to a second after its first audio; times count from the moment when the
-clearing message is sent.
-Prints a table of each, then one line of JSON.
+clearing message is sent. Prints a table for first audio and a table for interruptions, then one line of JSON.
 
 python -m benchmark.live --turns 20 --modes sentence,clause,words
 """
@@ -63,7 +62,7 @@ def connect(place: Place, path: str) -> AbstractAsyncContextManager[Any]:
 
 
 async def write(socket: Any, text: str, rate: float) -> None:
-    """Send a text at `rate` words per second, then its end."""
+    """Send a text at `rate` words per second, then the message that ends it."""
     started = time.perf_counter()
     for number, word in enumerate(text.split()):
         await asyncio.sleep(max(0.0, started + number / rate - time.perf_counter()))
@@ -72,7 +71,7 @@ async def write(socket: Any, text: str, rate: float) -> None:
 
 
 async def speak(place: Place, text: str, rate: float, options: dict[str, object]) -> dict[str, float]:
-    """Write one text; return seconds to the first audio, seconds without audio, and the pieces that were spoken."""
+    """Write one text; return seconds to the first audio, seconds without audio, and the number of pieces."""
     async with connect(place, OWN) as socket, asyncio.timeout(LIMIT_S):
         config = {"type": "session.config", "seed": 1, "sample_rate": RATE, **options}
         await socket.send(json.dumps(config))
@@ -134,7 +133,7 @@ async def audio_of(socket: Any, answer: str) -> AsyncIterator[tuple[float, float
 
 
 async def interrupt(place: Place, protocol: str, wait_s: float) -> tuple[float, float]:
-    """Clear a text `wait_s` after its first audio; return seconds to the answer, and seconds of audio before it."""
+    """Clear a text `wait_s` after its first audio; return seconds to the answer, and of audio received meanwhile."""
     path, begins, clears, answer = PROTOCOLS[protocol]
     async with connect(place, path) as socket, asyncio.timeout(LIMIT_S):
         for message in begins:
@@ -184,13 +183,15 @@ async def measure(place: Place, turns: int, rate: float, modes: tuple[str, ...],
 
 
 def main() -> int:
-    """Measure the server that is named, or one of our own."""
+    """Measure the server at `--url`, or start one."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--url", help=f"URL of a running server [start one]; its key is read from {KEY}")
     parser.add_argument("--checkpoint", type=Path, help="checkpoint directory [the built-in model]")
     parser.add_argument("--turns", type=int, default=20, help="texts per mode, interruptions per protocol [20]")
     parser.add_argument("--rate", type=float, default=5.0, help="words per second [5]")
-    parser.add_argument("--modes", type=names(list(MODES)), default=tuple(MODES), help=f"of {', '.join(MODES)} [all]")
+    parser.add_argument(
+        "--modes", type=names(list(MODES)), default=tuple(MODES), help=f"modes, from {', '.join(MODES)} [all]"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=1024, help="maximum frames of a piece of text [1024]")
     options = parser.parse_args()
     work = options.turns, options.rate, options.modes, options.max_new_tokens

@@ -3,8 +3,9 @@
 The baseline runs in float32, one request at a time, without a KV cache (every step recomputes its whole prefix,
 causally, so that the result is the same), waits for the device after every request, and copies all intermediate results
 to the host. Prenet dropout is off everywhere, so that waves can be compared. The text determines the number of frames
-(fifteen characters per second), because random weights end anywhere. `transformers` is also measured, with a checkpoint
-in the published form. Every figure is measured except `derived` and `GMAC`, and the number of runs is printed.
+(fifteen characters per second), because a model with random weights may stop anywhere. `transformers` is also measured,
+with a checkpoint in the published form. Every figure is measured except `derived` and `GMAC`, and the number of runs is
+printed.
 
 s1-mini random-checkpoint speecht5 --family mel --size full --form published
 python -m benchmark.mel_baseline --checkpoint speecht5 --output mel.json
@@ -244,8 +245,8 @@ def measure_each(
 def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float:
     """Return the multiplications of decoding, derived from steps S, tokens T, width d and L layers.
 
-    With caches, L (12 d² S + d S² + 2 d S T + 2 d² T), and the prenet P S. Without, each step repeats the work of all
-    earlier ones: L (12 d² S²/2 + d S³/3 · 2 + d S² T + 2 d² S T), and P S²/2.
+    P is the number for one step of the prenet. With caches: L (12 d² S + d S² + 2 d S T + 2 d² T), and P S. Without,
+    each step repeats the work of all earlier ones: L (12 d² S²/2 + d S³/3 · 2 + d S² T + 2 d² S T), and P S²/2.
     """
     width, layers = config.width, config.decoder_layers
     matrices = (
@@ -288,7 +289,7 @@ class Comparison:
         self.engine = ProductionTTSEngine(config)
 
     def start(self) -> None:
-        """Start the engine; the baseline takes its default voice."""
+        """Start the engine; the baseline then uses the engine's default voice."""
         self.engine.start()
         voice = self._speaker().voices.default
         if voice is not None:
@@ -413,7 +414,7 @@ class Comparison:
             batch["gpu_use"] = self._busy(partial(whole.time, "", ask), whole).get("", 0.0) / batch["seconds"]
 
     def _busy(self, work: Callable[[], object], clock: Clock) -> dict[str, float]:
-        """Run work again; return the seconds of kernels in the sections of its clock."""
+        """Run work again; return the seconds of kernels in the sections of `clock`."""
 
         def spans() -> Sequence[Span]:
             work()
@@ -504,7 +505,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--precision", default="auto", help="precision of the engine's model [auto]")
     parser.add_argument(
-        "--weights-dtype", default="full", help="format of its large weight matrices: full, int8 or fp8 [full]"
+        "--weights-dtype", default="full", help="format of the engine's large weight matrices: full, int8 or fp8 [full]"
     )
     parser.add_argument(
         "--texts",

@@ -1,9 +1,10 @@
 """Scaling of a server with replicas on one host, each on its own GPU, or on a CPU.
 
 For each number of replicas, it measures the startup time, throughput with `--streams` concurrent streams per replica,
-time to first byte at `--rate` requests per second and replica, `--listeners` per replica that play their responses, and
-the cost of killing one replica under the first load. Cores and memory of the server's processes are read from /proc, so
-it needs Linux. Prints a table, then one line of JSON; `--plot` draws it.
+time to first byte at `--rate` requests per second and replica, underruns of `--listeners` clients per replica that play
+their responses, and the requests lost when one replica is killed under the load of `--streams`. Cores and memory of the
+server's processes are read from /proc, so it needs Linux. Prints a table, then one line of JSON; `--plot` draws
+throughput and time to first byte.
 
 python -m benchmark.scaling --checkpoint full-size --replicas 1,2,4,8 --output scaling.json --plot scaling.svg
 """
@@ -42,17 +43,17 @@ HEADS = {
     "replicas": "replicas",
     "ready_s": "ready s",  # from the start until all are ready
     "sound_s_a_second": "sound/s",
-    "of_one": "of one",
+    "of_one": "of one",  # throughput, as a multiple of the throughput per replica in the first row
     "first_ms_p50": "first p50",
     "first_ms_p95": "p95 ms",
     "listeners": "listeners",
     "ran_dry": "dry",
-    "failed": "failed",  # failed requests of these three loads
+    "failed": "failed",  # failed requests of the three loads: streams, rate, listeners
     "cores": "cores",  # of a replica, under the first load
     "cores_proxy": "proxy",
     "gb": "GB each",  # host memory of a replica
     "lost": "lost",  # failed requests when one of several replicas is killed under the first load
-    "back_s": "back s",  # from then until all are ready again
+    "back_s": "back s",  # from this kill until all are ready again
 }
 PLAN = ("streams", "rate", "listeners", "frames", "seconds", "ramp_s", "listen_s")  # options in the JSON
 
@@ -165,7 +166,7 @@ def _lose_one(server: Server, load: Traffic, replicas: int) -> tuple[int, int, f
 
 
 def draw(outcomes: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw throughput and first bytes over replicas: the same file for the same figures."""
+    """Draw throughput and time to first byte over replicas. Equal figures give identical files."""
     import matplotlib as mpl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     mpl.use("Agg")

@@ -21,7 +21,7 @@ class Section:
     """Figures of one section of a request."""
 
     seconds: float = 0.0
-    memory_mb: float = 0.0  # growth of the memory in use: to its peak on a GPU, to its end on a CPU
+    memory_mb: float = 0.0  # growth of the memory in use: to the peak on a GPU, to the section's end on a CPU
     num_bytes: float = 0.0  # bytes of weights, keys and values that the section must read
     busy_s: float | None = None  # seconds that the device computes: a GPU's kernels, a CPU's cores on average
 

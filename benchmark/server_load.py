@@ -1,9 +1,8 @@
-"""Load on a server over HTTP: half of the streaming clients disconnect early; counts failures of the others.
+"""Load on a server over HTTP: half of the streaming clients disconnect early; counts failures.
 
 Every response to a client that stays connected must be complete, and responses to the same text and seed must be
-byte-identical.
-Memory is read from /proc, so it needs Linux. Prints a table per minute, then one line of JSON; the exit code is 1 if a
-response failed.
+byte-identical. The exit code is 1 if a request failed, if such responses differ, or if no response was complete.
+Memory is read from /proc, so this command needs Linux. Prints a table with a row per minute, then one line of JSON.
 
 python -m benchmark.server_load --checkpoint tests/assets/s1_tiny --streams 64 --seconds 180
 """
@@ -220,7 +219,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--url", help="URL of a running server [start one]")
-    parser.add_argument("--pid", type=int, help="process ID of that server, to read its memory")
+    parser.add_argument("--pid", type=int, help="with --url: process ID of the server, to read its memory")
     parser.add_argument("--checkpoint", type=Path, help="checkpoint directory [the built-in model]")
     parser.add_argument(
         "--max-batch-size", type=int, default=16, help="concurrent sentences of the server that is started [16]"

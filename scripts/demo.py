@@ -89,7 +89,7 @@ def is_ready(server: "subprocess.Popen[bytes]", port: int) -> bool:
 
 
 def parse(arguments: "Sequence[str]") -> "tuple[argparse.Namespace, list[str]]":
-    """Return our options, and the others for `s1-mini endpoint invoke`."""
+    """Return the options of this script, and the remaining arguments, which `s1-mini endpoint invoke` gets."""
     parser = argparse.ArgumentParser(
         description="Set up .venv and speak TEXT into a sound file.",
         epilog="Options of `s1-mini endpoint invoke` may follow TEXT: python scripts/demo.py 'Hello.' --voice clara",

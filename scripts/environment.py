@@ -331,7 +331,10 @@ class Environment:
         if code:
             output = self._last_step()
             end = "\n".join(output.splitlines()[-15:])
-            sentence = explain(output) or f"{end}\nA step of the setup failed (exit code {code}); its end is above"
+            sentence = (
+                explain(output)
+                or f"{end}\nA step of the setup failed (exit code {code}); the end of its output is above"
+            )
             raise SetupError(f"{sentence} (log: {self.log}).")
 
     def _last_step(self) -> str:

@@ -30,7 +30,7 @@ BROWSER = "sys_platform == 'emscripten'"  # Python in a browser, where torch doe
 
 
 class Lock(NamedTuple):
-    """A lock file, its inputs, and other locks whose versions it must have; `above`: it omits packages in those."""
+    """A lock file, its inputs, and other locks whose versions it must use; with `above`, it omits their packages."""
 
     name: str
     inputs: "Sequence[str]"

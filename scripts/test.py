@@ -4,7 +4,7 @@ Example: python scripts/test.py -k scheduler
 
 Needs only Python 3.11 or newer and this checkout. Every check runs, even after one has failed; the exit code is 0 only
 if all passed. Arguments are passed to pytest. With --infra, only the tests of infra/ run, in `.venv-infra`: cdk synth
-and the tests of its templates. They also need Node 20 or newer.
+and the tests of its templates. These tests also need Node 20 or newer.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import environment
 
 ROOT = Path(__file__).resolve().parent.parent
-# Tests that need no special machine, no download and little time.
+# Tests without these marks need no special machine, no download and little time; `EVERYWHERE` selects them.
 MARKED = "gpu java docker image schema sdk ray vllm docs clients long"
 EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 # The tests of a file run in one process, because they share fixtures that are slow to start; files run in the order of

@@ -1,7 +1,7 @@
 """The CDK app of s1_mini on AWS: a foundation stack for each stage, and a stack for each of its endpoints.
 
-`s1_mini.aws` describes these endpoints, and those of `s1-mini endpoint`. The package is imported from the checkout,
-because the engine is not installed in the CDK's environment.
+`s1_mini.aws` describes these endpoints, and those of `s1-mini endpoint`. `s1_mini` is imported from the checkout,
+because it is not installed in the CDK's environment.
 """
 
 import sys

@@ -77,7 +77,7 @@ def stack_options(stage: Stage, contents: str) -> dict[str, Any]:
 
 
 def explain(scope: IConstruct, resources: Sequence[str], *, reason: str) -> None:
-    """Acknowledge each wildcard among a statement's resources separately, so that all other wildcards are findings."""
+    """Acknowledge each wildcard of a statement's resources separately, so that every other wildcard stays a finding."""
     for resource in map(_as_finding, map(Stack.of(scope).resolve, resources)):
         if "*" in resource:
             rule = f"AwsSolutions::AwsSolutions-IAM5[Resource::{resource}]"

@@ -2,8 +2,9 @@
 
 python -m recipes.voice.again --checkpoint src/s1_mini/default_model --work DIR
 
-Dequantizes the weights, undoes the scaling of the export, and bounds the audio as in training. `codec.py decoder`,
-`tokens.py` and `model.py` then continue from `DIR` with fresh optimisers.
+Dequantizes the weights, undoes the scaling of the export, and removes the export's drive and ceiling from the codec's
+config. `codec.py decoder` and `model.py` then continue from `DIR` with fresh optimisers, and `tokens.py` uses
+the codec.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The codec's operations, optimized for training: channels last, convolutions as matrix products or `units.py` kernels.
 
 cuDNN transposes the layout of every one-dimensional convolution and chooses slow algorithms for few channels. For many
-channels and few steps, torch's compiler fuses everything in between.
+channels and few steps, torch's compiler fuses the operations between the products.
 The weights are those of a `Dac`; whole streams only, as with `NoState`.
 Shapes: B rows, T steps, I inputs, O outputs, K taps, S stride.
 """
@@ -263,11 +263,11 @@ class ChannelsLast:
             self._decode_wide = torch.compile(self._start, dynamic=False, fullgraph=True)
 
     def latents(self, waves: Tensor) -> Tensor:
-        """Vectors [B, C, F] of samples [B, 1, T], ready to be quantised; as `Dac.latents`."""
+        """Vectors [B, C, F] of samples [B, 1, T], ready to be quantised; the counterpart of `Dac.latents`."""
         return self._encode_wide(apply(self._narrow, waves.transpose(1, 2)))
 
     def synthesise(self, vectors: Tensor) -> Tensor:
-        """Samples [B, 1, T] of quantised vectors [B, C, F]; as `Dac.synthesise`."""
+        """Samples [B, 1, T] of quantised vectors [B, C, F]; the counterpart of `Dac.synthesise`."""
         return apply(self._narrow_last, self._decode_wide(vectors)).transpose(1, 2)
 
     def _latents_of(self, x: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class SpeechPool:
 
 
 class Books:
-    """All codebooks of a codec, the semantic one first, and how often their entries were used. Sizes are equal."""
+    """All codebooks of a codec, of equal sizes, the semantic one first; and how often their entries were used."""
 
     def __init__(self, quantizer: Quantizer, device: torch.device, *, compiles: bool = False) -> None:
         self._books: list[VectorQuantizer] = [*quantizer.semantic_quantizer.books, *quantizer.quantizer.books]
@@ -101,7 +101,7 @@ class Books:
         return used
 
     def quantise(self, exact: Tensor, dropout: Tensor | float, bypass: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Residual quantisation with straight-through gradients (van den Oord et al. 2017); vectors and commitment.
+        """Quantise residually, with straight-through gradients (van den Oord et al. 2017): vectors and commitment loss.
 
         A share `dropout` of the rows uses only the first few books, a share `bypass` is not quantised.
         """
@@ -140,7 +140,7 @@ class Books:
         return total.transpose(1, 2), commitment, torch.stack(all_codes), all_projected
 
     def revive(self, group: Group) -> None:
-        """Move entries that no process of `group` used to random vectors of the last batch."""
+        """Replace the entries that no process of `group` has used by random vectors of the last batch."""
         group.add(self._used)
         for used, book, projected in zip(self._used, self._books, self._projected, strict=True):
             dead = (used < 1).nonzero()[:, 0]
@@ -231,7 +231,7 @@ class CodecTraining(TimedTraining):
         self._halves = ChannelsLast(self.codec, compiles=compiles)
 
     def step(self) -> None:
-        """Encode, quantise and decode random speech; compute gradients of its distance to the original."""
+        """Encode, quantise and decode random speech; compute gradients of the distance to the original."""
         wave = self._softened(self.pool.batch(self.stage.rows, self.samples_per_row))
         vectors, commitment = self._coded(wave)
         with self.half():

@@ -26,7 +26,7 @@ EAR_RATE = 16_000
 
 
 class Ears:
-    """All judges, each loaded at its first use. Waves are float32 [T], mono."""
+    """All metrics; each network is loaded at its first use. Waves are float32 [T], mono."""
 
     def __init__(self, packages: Path) -> None:
         self._packages = packages

@@ -3,8 +3,9 @@
 python -m recipes.voice.gate speak --teacher DIR --phonemes FILE --output HELD.npz       (on a GPU)
 python -m recipes.voice.gate measure --codec DIR --packages DIR --phonemes FILE --speech HELD.npz [--count 120]
 
-`--phonemes` is the output of `phonemes.py --held-out`. `measure` passes (exit code 0) if the round trip loses at most
-0.3 of DistillMOS and one point of Whisper base's word error. It needs the `requirements.txt` of this folder.
+`--phonemes` is the output of `phonemes.py --held-out`. `measure` passes (exit code 0) if the round trip lowers
+DistillMOS by at most 0.3 and raises Whisper base's word error by at most one point. Needs the `requirements.txt` of
+this folder.
 """
 
 from __future__ import annotations

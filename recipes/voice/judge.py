@@ -5,7 +5,7 @@ python -m recipes.voice.judge --packages DIR --checkpoint DIR [--checkpoint DIR 
 
 Every checkpoint synthesizes the same held-out sentences on the CPU, with the engine's defaults: in its default voice,
 in all of its voices in turn, or as the held-out speakers that `gate.py speak` wrote to `--speech`, compared with the
-teacher's own audio. A held-out speaker is cloned from other utterances of the same speaker that last at least
+teacher's own audio. A held-out speaker is cloned from other utterances of the same speaker, joined until they last
 `--recording-s`.
 `--packages` is the output of `packages.py`. Needs this folder's `requirements.txt`.
 """

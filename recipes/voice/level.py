@@ -18,8 +18,8 @@ def loudness(waves: Tensor, rate: int) -> Tensor:
     """Integrated loudness in LUFS [B] of mono waves [B, T]; minus infinity for silence."""
     length, block, hop = waves.shape[-1], round(BLOCK_S * rate), round(HOP_S * rate)
     padded = torch.nn.functional.pad(waves.float(), (0, max(0, block - length)))
-    # Has room for the filters' tails. Multiples of EVEN, because many lengths, or large prime factors, would take much
-    # GPU memory.
+    # Length of the transforms: with room for the filters' tails, and a multiple of EVEN, because transforms of many
+    # different lengths, or of lengths with large prime factors, take much GPU memory.
     transformed = -(-(padded.shape[-1] + rate // 10) // EVEN) * EVEN
     spectrum = torch.fft.rfft(padded, n=transformed)
     frequencies = torch.linspace(0, rate / 2, spectrum.shape[-1], device=waves.device)

@@ -111,7 +111,7 @@ class TimedTraining(ABC):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
 
     def train(self, seconds: float) -> None:
-        """Resume with the other processes of the group, train for `seconds` and leave them."""
+        """Resume with the other processes of the group, train for `seconds`, then leave the group."""
         self.resume()
         self.group.share([*self.learners, *self.mean])
         if self.group.leads:
@@ -204,10 +204,10 @@ Step = Callable[[], None]
 
 
 def capture(first: Step, between: Step, last: Step, device: torch.device, *, warm_up: int = 3) -> Step:
-    """Run a step's three parts a few times, then return a function that replays the first and the last.
+    """Run a step's three parts a few times, then return a function that runs a step with two parts as CUDA graphs.
 
     `between` is not captured, so processes may exchange data there. The other parts must not read values, and their
-    optimisers must be capturable. On a CPU, all three are called normally.
+    optimisers must be capturable. On a CPU, all three parts are called normally.
     """
 
     def whole() -> None:
@@ -253,8 +253,8 @@ class Group:
             torch.cuda.set_stream(torch.cuda.Stream())  # nothing can be captured from the default stream
         if "RANK" not in os.environ:
             return cls(), device
-        # Imported before the group exists. Otherwise dynamo imports it later, its functions keep the group, and the
-        # group's threads outlive `leave`; one of them may abort the process at exit.
+        # Imported before the group exists. Otherwise dynamo imports this module later, and the module's functions keep
+        # the group, so that the group's threads outlive `leave`; one of the threads may abort the process at exit.
         importlib.import_module("torch.distributed.nn")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         group = cls(distributed.get_world_size(), distributed.get_rank())

@@ -47,10 +47,10 @@ class Batch:
     rows: int = 24
     columns: int = 1024
     frames: int = 8192  # of each step, drawn at random, on which the depth transformer is trained
-    dropout: float = 0.0  # of the backbone; 0.1 was worse on held-out data, also by the recogniser
+    dropout: float = 0.0  # of the backbone; 0.1 was worse on held-out data, also in word errors
     weight_decay: float = 0.05
-    # Share of the residual codes that are random in the backbone's input, because all exact codes of a frame identify
-    # the frame, which helps memorizing.
+    # Share of the residual codes that are random in the backbone's input. The exact codes of a frame identify the
+    # frame, so that the backbone could memorize the training data.
     noise: float = 0.0
     epochs: float = math.inf  # maximum number of epochs; if set, tokens that appear after the start are not read
 

@@ -24,7 +24,10 @@ MODEL_SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb
 
 
 def download(directory: Path) -> None:
-    """Fetch the missing packages. Raises `CalledProcessError`, or `SystemExit` for a wrong hash."""
+    """Fetch the missing packages.
+
+    Raises `CalledProcessError`, `FileNotFoundError` without npm, or `SystemExit` for a wrong hash.
+    """
     pins = f"--requirement={Path(__file__).with_name('packages.txt')}"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
     subprocess.run([*pip, pins, f"--dest={directory}"], check=True)

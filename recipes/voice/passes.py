@@ -1,7 +1,8 @@
 """Fused kernels for the element-wise operations between convolutions of the discriminators and of the teacher.
 
-Eager PyTorch needs several launches for each; torch's compiler fuses them, but takes minutes.
-Tensors must be contiguous, with the C channels last in memory. Kernels that need no channels treat them as flat memory.
+Eager PyTorch needs several launches for each of them; torch's compiler fuses them, but takes minutes.
+Tensors must be contiguous, with the C channels last in memory. Kernels that need no channels treat tensors as flat
+memory.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 python -m recipes.voice.phonemes --texts FILE --output FILE --count 100000 [--start 0] [--british 20000]
 python -m recipes.voice.phonemes --held-out --output FILE
 
-`--texts` is the output of `recipes.voice.texts prepare`. The output is JSON, compressed: [text, American, British], the
-text normalized to the voice's alphabet, as the engine passes it to the model. Needs hibari-tts.
+`--texts` is the output of `recipes.voice.texts prepare`. The output is compressed JSON, a list of
+[text, American, British]. The text is normalized to the voice's alphabet, as the engine passes it to the model. Needs
+hibari-tts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from recipes.voice.sizes import ALPHABET, LANGUAGE
 from recipes.voice.texts import held_out_sentences, load, utterances
 from s1_mini.text.form import TextForm
 
-# hibari always reads A as the article. This matches A as a letter: next to a single letter, or a capital in a sentence.
+# hibari always reads A as the article. A is a letter next to a single letter, or as a capital inside a sentence.
 LETTER_A = re.compile(r"\bA\b(?= [A-Z]\b)|(?<=\b[A-Z] )A\b|(?<=[a-z,;:] )A\b")
 LIKE_THE_LETTER = "eh"  # hibari reads this like the letter
 

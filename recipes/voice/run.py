@@ -3,9 +3,9 @@
 python -m recipes.voice.run --work DIR --teacher DIR --phonemes FILE --seconds 1500 [--stages spectral,adversarial]
 
 If `DIR` already holds a codec, it is trained further, for example with `--stages adversarial` or `decoder`.
-`--makers` processes generate speech during the first stage, which spends its first minute compiling (0 if the speech
-exists). `--rate` replaces the peak learning rate of every stage.
-`DIR/codec.safetensors` is the result, in half precision in `DIR/codec_half.safetensors`.
+`--makers` processes generate speech during the first stage, which spends its first minute compiling; use `--makers 0`
+if the speech exists. `--rate` replaces the peak learning rate of every stage.
+The result is `DIR/codec.safetensors`, and a copy in half precision, `DIR/codec_half.safetensors`.
 """
 
 from __future__ import annotations

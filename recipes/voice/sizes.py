@@ -68,7 +68,7 @@ _MODEL: dict[str, Any] = {
     "text": {"language": LANGUAGE, "alphabet": ALPHABET},
 }
 
-# README.md has the cost of a frame on a CPU.
+# The README.md of this folder has the cost of a frame on a CPU.
 MODELS: dict[str, dict[str, Any]] = {
     "quick": {**_MODEL, "dim": 256, "n_layer": 6, "n_head": 4, "intermediate_size": 768},
     "broad": {**_MODEL, "dim": 512, "n_layer": 6, "n_head": 8, "intermediate_size": 1280},

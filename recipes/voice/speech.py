@@ -37,7 +37,7 @@ KEPT_LEAD_S = 0.05  # kept part of the teacher's initial silence, which lasts a 
 KEPT_TAIL_S = 0.25
 KEPT_FRAMES = round(KEPT_TAIL_S * RATE / SAMPLES_PER_FRAME)
 LOUD = 300  # of 32,768
-EVEN = 24  # lengths of transforms are multiples of it
+EVEN = 24  # lengths of transforms are multiples of this number
 MAX_PLANS = 16  # of cuFFT
 
 
@@ -169,7 +169,8 @@ def trimmed(samples: np.ndarray) -> np.ndarray:
 def read_phonemes(path: Path, part: int = 0, parts: int = 1) -> tuple[list[str], list[Text]]:
     """Read a part of the output of `phonemes.py`, a file or a folder.
 
-    Return all texts of the part in words, and the phonemes of those that fit into a batch, numbered by position.
+    Return all texts of the part in words, and the phonemes of the texts that are neither too short nor too long
+    (`MAX_PHONEMES`), numbered by position.
     """
     paths = sorted(path.glob("*.xz")) if path.is_dir() else [path]
     lines = [line for each in paths for line in json.loads(lzma.decompress(each.read_bytes()))][part::parts]

@@ -1,11 +1,11 @@
 """Generate speech with the teacher in batches: phonemes to durations, then rows of equal length to audio at 24 kHz.
 
 The first half (`prepare`) uses padded batches, because its masks and packed LSTMs are exact. The second half (`speak`)
-uses rows with the same number of frames, which need no mask; the last phoneme is lengthened to a multiple of `SHELF`
-frames, so that only about 40 different numbers occur.
+uses rows with the same number of frames, which need no mask. The end of each text is lengthened to a multiple of
+`SHELF` frames in total, so that only about 40 different numbers occur.
 
-The generator computes the same as that of the package, but channels last and in half precision, with fused norms;
-phases and spectra are in float32. Shapes: B rows, C channels, T steps.
+On a GPU, the generator computes the same as the generator of the package `kokoro`, but channels last and in half
+precision, with fused norms; phases and spectra are in float32. Shapes: B rows, C channels, T steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from recipes.voice.weights import STYLE, load_teacher
 RATE = 24_000
 SAMPLES_PER_FRAME = 600  # 25 ms
 SHELF = 8  # frames; the first use of each count costs a tenth of a second
-SHORT, LAST_FRAMES = 20, 8  # the last phoneme of texts of up to 20 phonemes has at most 8 frames; longer ones drawl
+SHORT, LAST_FRAMES = 20, 8  # in texts of up to 20 phonemes, the last has at most 8 frames, or it sounds drawn out
 MARKS = frozenset(' .,!?;:…—"()“”')  # characters among phonemes without audio of their own
 
 
@@ -36,7 +36,7 @@ class Spoken(NamedTuple):
     sounds: Tensor  # [512, P], for the decoder
     durations: Tensor  # [P] frames of each phoneme, their sum a multiple of SHELF
     style: Tensor  # [256]
-    num_frames: int  # before the last phoneme was lengthened
+    num_frames: int  # before the end was lengthened
     num_sounding: int  # number of these frames up to the end of the last phoneme that is not a mark
 
 

@@ -1,4 +1,4 @@
-"""Synthesize with the teacher and encode the audio at once as training data for the dual-AR model; audio is not kept.
+"""Synthesize with the teacher and encode the audio as training data for the dual-AR model; the audio is not kept.
 
 python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds 300 [--part K --parts N]
     [--again K] [--held-out FILE] [--beside 4]
@@ -94,7 +94,7 @@ def encode_waves(codec: Dac | AsTrained, waves: list[NDArray[np.int16]]) -> list
 
 
 def as_segments(said: Sequence[Coded], tokenizer: S1Tokenizer) -> dict[str, Any]:
-    """Write utterances one after the other as the parts of a prompt; the arrays of a shard."""
+    """Return the arrays of a shard, which has the utterances one after the other, as the parts of a prompt."""
     tag, end = tokenizer.encode(SPEAKER), tokenizer.control("im_end")
     main: list[NDArray[np.int32]] = []
     books: list[NDArray[np.int16]] = []
@@ -203,7 +203,7 @@ class Speakers:
                 self._write()
 
     def finish(self) -> None:
-        """Write the remaining utterances, including those of speakers with fewer."""
+        """Write the remaining utterances, including those of speakers with fewer than `PER_GROUP`."""
         for speaker in sorted(self._waiting):
             self._ready += self._waiting[speaker]
         self._waiting.clear()

@@ -1,7 +1,7 @@
 """A residual unit of the codec in a few kernels, forward and backward, in channels-last layout.
 
-y = x + W2 · snake(W1 * snake(x) + b1) + b2, W1 a dilated convolution of seven taps. With this few channels, cuDNN and
-separate element-wise kernels take several times as long. Snake is recomputed wherever it is needed.
+y = x + W2 · snake(W1 * snake(x) + b1) + b2, W1 a dilated convolution of seven taps. With up to `MOST_CHANNELS`
+channels, cuDNN and separate element-wise kernels take several times as long. Snake is recomputed wherever it is needed.
 Shapes: B rows, T steps, C channels, K taps.
 """
 

@@ -113,7 +113,7 @@ def _module_path(node: str) -> str:
 
 
 def _lstm(path: str, inputs: list[Any]) -> list[tuple[str, Floats]]:
-    """Both directions of an LSTM: ONNX has the gates in the order i o f c, torch i f c o."""
+    """Return both directions of an LSTM. The order of the gates is i o f c in ONNX, and i f c o in torch."""
     named = []
     for direction, tail in enumerate(("", "_reverse")):
         for kind, (weight, scale, zero) in {"ih": (1, 8, 9), "hh": (2, 10, 11)}.items():

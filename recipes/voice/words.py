@@ -1,7 +1,7 @@
 """Count the word errors of a transcript, regardless of spelling.
 
-A reference is a sequence of positions, each with one or more spellings ("1984": "nineteen eighty four", "one thousand
-nine hundred eighty four", …). The edit distance picks, per position, the spelling closest to the hypothesis.
+A reference is a sequence of places, each with one or more spellings ("1984": "nineteen eighty four", "one thousand
+nine hundred eighty four", …). The edit distance picks, for each place, the spelling closest to the hypothesis.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def normalise(text: str) -> Words:
 
 
 def places(text: str) -> list[list[Words]]:
-    """Return the accepted spellings of `text`, place by place; the first of each is the plainest."""
+    """Return the accepted spellings of `text`, place by place; the first spelling of each place is the plainest."""
     return [_spellings(str(match.lastgroup), match[0]) for match in _PLACE.finditer(_plain(text))]
 
 
@@ -104,7 +104,7 @@ def _align(places: Sequence[Sequence[Words]], heard: Words) -> tuple[int, Words]
                 end = _advance(end, word, heard)
             ends.append(end)
         row = [min(column, key=lambda cell: cell[0]) for column in zip(*ends, strict=True)]
-        # Additions after this position may be cheaper with a different spelling.
+        # Additions after this place may be cheaper with a different spelling.
         for j in range(1, len(row)):
             row[j] = min(row[j], (row[j - 1][0] + 1, row[j - 1][1]), key=lambda cell: cell[0])
     return row[-1]

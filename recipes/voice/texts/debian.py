@@ -1,4 +1,4 @@
-"""Gather the corpora from the files of Debian packages, which the package's docstring names."""
+"""Gather the corpora from the files of Debian packages, which the docstring of `recipes.voice.texts` names."""
 
 import json
 import lzma

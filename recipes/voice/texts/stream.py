@@ -237,7 +237,7 @@ def sentence_of(text: str) -> str:
 MAX_CHARACTERS = 220
 
 # Number of utterances of each kind in every block of forty. A third are natural sentences. Word salads teach spelling,
-# which the prototype lacked because it overfitted 28,000 sentences. The rest covers texts that people type.
+# which an earlier voice, overfitted to 28,000 sentences, did not learn. The rest covers texts that people type.
 WEIGHTS = {
     "natural": 14,  # sentences of the corpus; each is used once before any is repeated
     "salad": 6,  # arbitrary word pairs, to learn spelling
@@ -253,7 +253,8 @@ BLOCK = sum(WEIGHTS.values())
 def utterances(seed: int, corpora: Corpora | None = None, start: int = 0) -> Iterator[str]:
     """Yield utterances without end, from the ``start``-th; the i-th depends on seed, corpora and i alone.
 
-    Without corpora, the templates' words replace them. Held-out sentences are never yielded.
+    Without corpora, sentences come from the templates and words from the word lists. Held-out sentences are never
+    yielded.
     """
     corpora = corpora or _small_corpora()
     i = start

@@ -18,12 +18,12 @@ from s1_mini.alignment.path import FREE, MAX_ADVANCE, SKIP_COST, frames_spent
 from s1_mini.alignment.times import HOP_S, WINDOW_S, Span, find_sounds, window_power
 
 LAST_S = 0.5  # end of an utterance, in which a head must have reached the last word
-NEAR_PAUSE_S = 0.3  # a word before a punctuation mark ends in the silence that begins within this time of it
+NEAR_PAUSE_S = 0.3  # from the estimated end of a word before a punctuation mark to the start of its pause, at most
 LAGS_S = np.arange(-0.2, 0.6, HOP_S)
 SONORANTS = frozenset("aeiouylmnrw")
-# Delay from a sonorant letter's time, corrected by the head's shift, to the energy of its sound. Measured with heads 2,
-# 0 and 6 of the built-in voice's layer 3, whose shifts are known: 41, 50 and 39 ms; any eight of 24 utterances give the
-# same within 6 ms (2026-11-26).
+# Delay from a sonorant letter's time, corrected by the head's shift, to the energy of its sound. It is the mean of 41,
+# 50 and 39 ms, measured with heads 2, 0 and 6 of the built-in voice's layer 3, whose shifts are known; any eight of the
+# 24 utterances measured give the same delay within 6 ms (2026-11-26).
 SONORANT_LAG_S = 0.043
 MIN_CORRELATION = 0.2  # of sonorant letters and energy; the built-in voice's heads have 0.4 to 0.5
 
@@ -32,9 +32,10 @@ class Measures(NamedTuple):
     """How well a head follows the text, each from 0 to 1."""
 
     # Mean share of the head's attention on its best monotonic path over the text, in the frames after the whole text
-    # was read. Before, a head that attends to the newest position also follows such a path, but not what is spoken.
+    # was read. In earlier frames, a head that always attends to the newest position also follows such a path, although
+    # it does not follow the speech.
     share: float
-    coverage: float  # share of the words that have the strongest token of at least one frame
+    coverage: float  # share of the words that contain the strongest token of at least one frame
     monotony: float  # share of frames whose strongest token is not before that of the previous frame
     ending: float  # whether the strongest token of a frame near the end is in the last word or after it
 
@@ -102,9 +103,9 @@ def best_paths(scores: np.ndarray) -> np.ndarray:
 
 
 def find_shifts(layer: int, head: int, utterances: Sequence[Followed]) -> AlignmentHead:
-    """Return a head with its shifts: that of starts from the lag of sonorants' energy, those of ends from silences.
+    """Return a head with its shifts: `shift_ms` from the lag of sonorants' energy, the other two from silences.
 
-    The shift of starts is 0 if energy does not follow the text's letters, as in scripts other than Latin.
+    `shift_ms` is 0 if energy does not follow the text's letters, as in scripts other than Latin.
     """
     curve = np.mean([_correlations(each) for each in utterances], axis=0)
     shift_s = float(LAGS_S[curve.argmax()]) - SONORANT_LAG_S if curve.max() >= MIN_CORRELATION else 0.0

@@ -13,7 +13,7 @@ import numpy as np
 MAX_ADVANCE = 4
 SKIP_COST = 1.0  # nats
 FREE = 3  # a path may begin at any of the first tokens without cost, and end at any of the last
-FLOOR = 1e-20  # smallest weight of a token: some path always has a weight above 0
+FLOOR = 1e-20  # smallest weight of a token, so that some path always has a weight above 0
 STEPS = np.array([1.0, *(np.exp(-SKIP_COST * skipped) for skipped in range(MAX_ADVANCE))])
 
 

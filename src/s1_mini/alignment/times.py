@@ -1,4 +1,4 @@
-"""Times of the words of one utterance: live while it is generated, or afterwards from all of it.
+"""Times of the words of one utterance: live during its generation, or afterwards from the whole utterance.
 
 During a pause, the head already attends to the next word. A word before a pause therefore ends when the head leaves the
 word's last letter. In whole utterances, a word boundary near a silence is moved to the edges of the silence.
@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """Start and end of a word in seconds of its utterance."""
+    """Start and end of a word or a sound, in seconds from the start of the utterance, the request or the wave."""
 
     start_s: float
     end_s: float
@@ -68,7 +68,7 @@ class LiveTimes:
         self._num_reported = 0
 
     def push(self, scores: np.ndarray) -> list[Interval]:
-        """Add the scores [N] of the next frame; return the words that end with it."""
+        """Add the scores [N] of the next frame; return the words that can now be reported."""
         self._path.push(scores)
         while len(self._starts) < len(self._spans):
             first = self._spans[len(self._starts)].first

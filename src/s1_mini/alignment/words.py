@@ -126,8 +126,8 @@ class WordTimes:
     def _known(self, *, is_last: bool) -> list[Word]:
         """Return the next written words.
 
-        All spoken words of a group need times; at the end of the request, or once later words have times, one is
-        enough.
+        All spoken words of a group need times. At the end of the request, or once later words have times, one word with
+        a time is enough.
         """
         known: list[Word] = []
         while self._groups:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from s1_mini.alignment.times import WORD
 
-MAX_WRITTEN, MAX_SPOKEN = 12, 60  # words of a run that are read differently
+MAX_WRITTEN, MAX_SPOKEN = 12, 60  # maximum number of words of a run that is read differently
 NUM_AROUND = 2  # context: words on each side of a run that are read together with it
 WRITTEN_WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'“”‘’«»([{<*_~`", "\"'“”‘’«»)]}>*_~`,.;:!?…"

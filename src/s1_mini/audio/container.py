@@ -1,8 +1,8 @@
 """Encode waves as wav, flac, mp3, Ogg Opus, raw 16-bit or G.711 samples: whole, in memory or to disk, or as a stream.
 
-Everything is mono, and 16 bit except G.711. `StreamEncoder` works piece by piece: it never changes bytes that it has
-returned, so headers do not contain the length. Many programs, including libsndfile, cannot read a flac without a
-length, so a flac is returned in one piece at the end.
+All audio is mono; wav, flac and pcm have 16 bits per sample. `StreamEncoder` works piece by piece: it never changes
+bytes that it has returned, so headers do not contain the length. Many programs, including libsndfile, cannot read a
+flac without a length, so a flac is returned in one piece at the end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keep the messages of C libraries out of a server's log: libmpg123 writes a message for every broken frame to stderr.
 
-Off by default, because it also silences other threads that write to stderr at that moment.
+Off by default, because redirecting stderr also discards what other threads write to it at that moment.
 """
 
 from __future__ import annotations

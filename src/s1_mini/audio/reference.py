@@ -52,7 +52,8 @@ def load_reference(
     already at `sample_rate`. `check` is called between blocks of 65,536 frames (1.4 s at 48 kHz, 16 s at 4 kHz)
     and may raise to stop the work.
     Raises `ReferenceAudioError` if the recording is missing, over `max_bytes` (files), longer than `max_s` or shorter
-    than `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
+    than `MIN_REFERENCE_S` seconds, silent, too loud (`MAX_PEAK`), not finite, corrupt, or not audio, or if its type,
+    shape, sample rate or number of channels is not supported; and the errors of `check`.
     """
     recording = read_recording(audio, max_bytes)
     with naming(audio):
@@ -67,7 +68,8 @@ def load_reference(
 def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> bytes | np.ndarray:
     """Return an undecoded recording: the bytes of its file, or the wave itself.
 
-    Raises `ReferenceAudioError` if the recording is missing, empty, over `max_bytes` (files) or of an unsupported type.
+    Raises `ReferenceAudioError` if the recording is missing, empty or over `max_bytes` (files), or if its type or
+    shape is not supported.
     """
     with naming(audio):
         return _check_array(audio) if isinstance(audio, np.ndarray) else _read(audio, max_bytes)
@@ -126,7 +128,7 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
 
 
 def _decode(data: bytes, sample_rate: int, max_s: float, check: Callable[[], None]) -> np.ndarray:
-    """Decode, average and resample block by block, so that only the result and one block are in memory."""
+    """Decode, average and resample block by block, so that only one block at the file's own rate is in memory."""
     _check_container(data)
     try:
         with kept_out(), soundfile.SoundFile(io.BytesIO(data)) as sound:

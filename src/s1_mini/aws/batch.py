@@ -23,7 +23,10 @@ POLL_S = 10.0
 def run(
     clients: Clients, deployment: Deployment, display: Display, sleep: Callable[[float], None], limit_s: float | None
 ) -> None:
-    """Start the job and wait up to `limit_s` seconds for its end (None: do not wait). Raises `DeploymentError`."""
+    """Start the job and wait up to `limit_s` seconds for its end (None: do not wait).
+
+    Raises `DeploymentError` if the job fails or has not ended in time, and the errors of botocore.
+    """
     sagemaker, name = clients["sagemaker"], deployment.name
     content = model_properties(deployment)
     model = f"{name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGEST]}"
@@ -83,7 +86,10 @@ def job(deployment: Deployment, model: str) -> dict[str, Any]:
 def wait_for_job(
     clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float
 ) -> tuple[str, str]:
-    """Wait until the transform job has ended; return its status and failure reason."""
+    """Wait until the transform job has ended; return its status and failure reason.
+
+    Raises `DeploymentError` after `limit_s` seconds.
+    """
     job: dict[str, Any] = {}
 
     def is_running() -> bool:

@@ -325,7 +325,7 @@ class Deployment(Described):
 
     @property
     def is_prefix(self) -> bool:
-        """Whether the artifact is a prefix of uncompressed files."""
+        """Whether the artifact is a prefix: of uncompressed files, or with multi-model of .tar.gz files."""
         return self.artifact.endswith("/")
 
     @property

@@ -19,8 +19,9 @@ export function keepKey(key) {
 }
 
 /**
- * Audio while it is generated: the sample rate and an async iterator of {bytes, alignment}. The bytes are s16le mono; the
- * alignment has the times of the next characters of the text, or is null.
+ * Audio while it is generated: {rate, warning, pieces}, the rate in Hz, a warning or "", and an async iterator of
+ * {bytes, alignment}. The bytes are s16le mono; the alignment has the times of the next characters of the text, or is
+ * null.
  */
 export async function speak({ voice = "default", ...body }, signal) {
   if (!modelRate) await readHealth();
@@ -47,7 +48,7 @@ async function* readPieces(body) {
   }
 }
 
-/** The same request as one complete file in the given format: {file, seconds}. */
+/** The audio of a request as one complete file in the given format: {file, seconds}. */
 export async function speakFile(request, format, signal) {
   const response = await post("v1/tts", { ...request, format }, signal);
   return { file: await response.blob(), seconds: Number(response.headers.get("X-Audio-Seconds")) };

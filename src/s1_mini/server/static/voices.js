@@ -76,7 +76,7 @@ export class Voices extends EventTarget {
     return row;
   }
 
-  /** Play a short sentence in this voice, or stop it. */
+  /** Play a short sentence in this voice, or stop the sentence if it is playing. */
   async listen(name) {
     const stops = this.auditioned === name;
     this.stop();
