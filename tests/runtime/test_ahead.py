@@ -325,11 +325,13 @@ def test_partial_compilation_is_reported() -> None:
         ({"compile": "false"}, 1e7, "disabled by"),
         ({"compile_backend": "eager"}, 1e7, "disabled by"),
         ({}, 1e6, "too small"),
+        ({}, 1e9, "a model this large"),
     ],
 )
 def test_nothing_is_compiled_where_it_is_disabled_or_not_worthwhile(
-    settings: dict[str, Any], num_bytes: float, told: str
+    settings: dict[str, Any], num_bytes: float, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ahead, "num_cores", lambda: 8)
     _, speaker = compiler(None, num_bytes=num_bytes, **settings)
 
     assert speaker.kernels.value == "torch"
