@@ -222,7 +222,8 @@ _REFUSALS = (
     ),
 )
 
-# Pairs of a pattern and the advice. The first pattern that matches AWS's reason for a failed resource counts.
+# Pairs of a pattern and the advice. The first pattern that matches AWS's reason for a failed resource determines the
+# advice.
 _REASONS = (
     (
         r"service limit|quota|LimitExceeded",

@@ -182,7 +182,7 @@ class CapacityPlan:
     wish: PlanOptions
     sizes: Sizes
     stages: Mapping[str, tuple[str, ...]]  # names of the stages, by GPU
-    rooms: tuple[DeviceMemory, ...]  # memory of each GPU without weights and the driver's context
+    rooms: tuple[DeviceMemory, ...]  # memory of each GPU that weights and the driver's context leave free
     slots: int
     columns: int
     floors: tuple[StepTime, ...]  # at `ROWS`, then at all slots

@@ -38,7 +38,7 @@ SENTENCES = (
     "It was a small mistake, yet it took the whole week to repair.",
 )
 MAX_LENGTH = 200  # characters of a sentence
-MAX_STEPS = 600  # limit per sentence; S1-mini speaks for 28 s in as many frames
+MAX_STEPS = 600  # limit per sentence; 600 frames of S1-mini last 28 s
 LEAST_SENTENCES = 2  # if no head has half of `REQUIRED.share` in any of these, the others are skipped
 COLUMNS = ("sentence", "word", "start_s", "end_s")
 
