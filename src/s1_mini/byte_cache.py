@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Figures of a cache since it was created."""
+    """The current size of a cache, and its hits, misses and evictions since it was created."""
 
     entries: int
     num_bytes: int
@@ -52,7 +52,7 @@ class ByteCache(Generic[Value]):
             return entry[0]
 
     def put(self, key: str, value: Value, num_bytes: int) -> bool:
-        """Store `value`, evicting others; return False if it does not fit with the pinned entries."""
+        """Store `value`, evicting others; return False if it and the pinned entries do not fit together."""
         with self._lock:
             self._remove(key)
             if self._pinned_bytes + num_bytes > self.max_bytes or len(self._pinned_entries) == self.max_entries:

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 CPUS = 0.2  # default for a replica of a stage, small enough that all stages fit a laptop
 SLOTS_ON_GPU, SLOTS_ON_CPU = 64, 4  # default limits of utterances at a replica of the first stage
 MANY = 1024  # default limit of utterances at a replica of a later stage; most of them wait for the previous stages
-# Another replica of a stage is started when the replicas have, on average, more than this share of the utterances that
-# each can have.
+# Ray Serve starts another replica of a stage when the replicas have, on average, more utterances than this share of the
+# slots, or of the stage's `max_ongoing` if that is set.
 LOAD = 0.75
 HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
-LOOK_S = 2.0  # interval of the replica count in `/health`
+LOOK_S = 2.0  # interval at which the ingress counts replicas for `/health`
 FULL_RETRY_S = 1.0
 FIGURES = {
     "seconds": "Seconds of work of a stage",

@@ -80,7 +80,7 @@ def test_a_failed_creation_leaves_nothing_and_names_the_first_cause(
     assert sentence.startswith("create hello: ")
     assert advice in sentence
     assert "RequestToken" not in sentence
-    assert "Nothing that was created for it is left" in sentence
+    assert "Nothing that was created for hello is left" in sentence
     assert cloudformation.stacks == {}
 
 

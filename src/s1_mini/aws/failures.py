@@ -37,7 +37,7 @@ def explain(error: BaseException, about: About, kind: type[S1MiniError] = Deploy
 
 @contextmanager
 def explained(about: About, kind: type[S1MiniError] = DeploymentError) -> Iterator[None]:
-    """Convert all errors of boto3 in this block to `kind`."""
+    """Convert every exception in this block, except an `S1MiniError`, to `kind`."""
     try:
         yield
     except S1MiniError:
@@ -218,11 +218,12 @@ _REFUSALS = (
     (r"instance ?type", "{clause}: use another --instance-type (docs/machines.md lists those that fit)"),
     (
         r"Throttling|TooManyRequests|RequestLimitExceeded|SlowDown",
-        "AWS throttled the request, also after several retries: run the command again in a minute",
+        "AWS throttled the request, even after several retries: run the command again in a minute",
     ),
 )
 
-# Pairs of a pattern and the advice. The first pattern that matches AWS's reason for a failed resource counts.
+# Pairs of a pattern and the advice. The first pattern that matches AWS's reason for a failed resource determines the
+# advice.
 _REASONS = (
     (
         r"service limit|quota|LimitExceeded",

@@ -1,4 +1,4 @@
-"""Endpoints and batches without a stack: those that earlier versions created by API calls, and transform jobs."""
+"""Resources without a stack: endpoints that earlier versions created by API calls, and transform jobs (batches)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float
 
 
 def delete_batch(clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float) -> bool:
-    """Stop the batch and delete its models; return whether there were any."""
+    """Stop the batch and delete its models; return whether the batch was running or had models."""
     sagemaker = clients["sagemaker"]
     job = find(sagemaker.describe_transform_job, TransformJobName=name) or {}
     is_running = job.get("TransformJobStatus") == "InProgress"

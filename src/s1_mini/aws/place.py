@@ -35,6 +35,6 @@ class S3Place:
 
 
 def split_location(location: str) -> tuple[str, str]:
-    """Return the bucket and key of an `s3://` location without a check, for locations that AWS returned or checks."""
+    """Split a valid `s3://` location into bucket and key, without a check."""
     bucket, _, key = location.removeprefix("s3://").partition("/")
     return bucket, key

@@ -36,7 +36,7 @@ def check_instance_types(deployment: Deployment) -> None:
 
 
 def check_artifact(clients: Clients, deployment: Deployment, owner: str) -> None:
-    """Check that the buckets belong to `owner` and are in this region, and that the artifact exists and fits the disk.
+    """Check that the artifact exists and fits the disk, and that all buckets belong to `owner` and are in the region.
 
     Raises `DeploymentError`.
     """
@@ -66,8 +66,8 @@ def _check_bucket(clients: Clients, name: str, place: str, owner: str) -> None:
     region = seen["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region", clients.region)
     if region != clients.region:  # boto3 follows redirects between regions, SageMaker does not
         raise DeploymentError(
-            f"{place}: bucket {bucket} is in {region}, the endpoint in {clients.region}: use a bucket of that region, "
-            "or set --region"
+            f"{place}: bucket {bucket} is in {region}, the endpoint in {clients.region}: use a bucket in "
+            f"{clients.region}, or set --region to {region}"
         )
 
 

@@ -114,7 +114,7 @@ class Stacks:
         }
 
     def list_all(self) -> list[dict[str, Any]]:
-        """Return name, status, instances and time of the last change of each endpoint, sorted by name."""
+        """For each endpoint, return name, status, number of instances and time of the last change, sorted by name."""
         listed, endpoints = [], set()
         with explained(About(region=self.clients.region, doing="list the endpoints")):
             for page in self._cloudformation.get_paginator("describe_stacks").paginate():
@@ -254,7 +254,7 @@ class Stacks:
             raise DeploymentError(f"{verb} {name}: not finished after {self._limit_s:.0f} s. {going_on}")
         cause = reason(_first_failure(events), name, self.clients.region).rstrip(".")
         ending = {
-            "DELETE_COMPLETE": "Nothing that was created for it is left",
+            "DELETE_COMPLETE": f"Nothing that was created for {name} is left",
             "UPDATE_ROLLBACK_COMPLETE": f"{name} runs again as before",
             "UPDATE_ROLLBACK_FAILED": "The rollback failed as well: run `aws cloudformation continue-update-rollback "
             f"--stack-name {stack_name(name)}`",

@@ -1,4 +1,4 @@
-"""The CloudFormation template of a deployment: a pure function, without clock, network and random numbers.
+"""The CloudFormation template of a deployment: a pure function, without clock, network or random numbers.
 
 Model and endpoint configuration are immutable and have no fixed names: a change creates new ones, moves the endpoint to
 them, and deletes the old ones. Only the endpoint and the inference component, which clients use, have fixed names.
@@ -25,7 +25,7 @@ NAMESPACE = "AWS/SageMaker"
 ROLLBACK = "Rolls back an update. If it fires outside an update, see docs/operations.md."
 FROM_ZERO = "Starts the first instance or copy when a request arrives at zero capacity."
 SCALE_OUT_S, SCALE_IN_S = 60, 300  # cooldowns
-PREFIX_BYTES = 1024  # PREFIX_AWARE compares this much of the start of the body
+PREFIX_BYTES = 1024  # at the start of the body, which the routing PREFIX_AWARE compares
 PROVISION_TIMEOUT_S = 900  # per instance pool
 
 Resource = dict[str, Any]
@@ -40,7 +40,7 @@ def build_template(deployment: Deployment) -> dict[str, Any]:
     resources = {"Model": _model(deployment), "Config": _config(deployment), **_rollback_alarms(deployment)}
     resources["Endpoint"] = _endpoint(deployment)
     if deployment.endpoint is not None:
-        del resources["Config"], resources["Endpoint"]  # the other deployment creates them
+        del resources["Config"], resources["Endpoint"]  # the deployment that owns the endpoint creates them
     if deployment.form == "components":
         resources["Component"] = _component(deployment)
     if deployment.scaling is not None:
@@ -79,7 +79,10 @@ def build_with_parameters(deployment: Deployment, *fields: str) -> dict[str, Any
 
 
 def read_template(template: Any) -> Deployment:
-    """Return the deployment that `build_template` was called with. Raises `ConfigurationError`."""
+    """Return the deployment that `build_template` was called with.
+
+    Raises `KeyError` for a template without metadata, and `ConfigurationError` for an invalid deployment.
+    """
     return Deployment.of(**template["Metadata"][METADATA])
 
 
@@ -325,7 +328,7 @@ def _follow(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
 
 
 def _wake(deployment: Deployment) -> dict[str, Resource]:
-    """Return a policy that adds the first instance or copy: at zero capacity, the other policy's metric has no data."""
+    """Return a policy that adds the first instance or copy; until then, the metric of `_follow` has no data."""
     step = {
         "AdjustmentType": "ChangeInCapacity",
         "MetricAggregationType": "Maximum",

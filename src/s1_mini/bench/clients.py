@@ -31,7 +31,7 @@ BUFFER_S = 0.1  # playback buffer of `underruns_100ms`
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of one request. A failed request has a `failure` and is left out of all other figures."""
+    """The figures of one request. A failed request has a `failure`; the percentiles leave it out."""
 
     end_to_end_s: float
     first_byte_s: float = 0.0
@@ -41,7 +41,7 @@ class Outcome:
     underruns_buffered: int = 0
     late_s: float = 0.0  # from the planned start to the call
     failure: str | None = None
-    is_cut: bool = False  # it reached `max_new_tokens`
+    is_cut: bool = False  # whether the speech reached `max_new_tokens` or the model's limit
 
     @property
     def real_time_factor(self) -> float:
@@ -89,7 +89,7 @@ class Listener:
 
     def __init__(self) -> None:
         self._chunks: list[tuple[float, float]] = []
-        self._loud: tuple[int, float] | None = None  # the chunk of the first audible sample, and its offset in it
+        self._loud: tuple[int, float] | None = None  # number of the first audible chunk, and its silent seconds
 
     def hear(self, arrived_s: float, wave: np.ndarray, sample_rate: int) -> None:
         """Record a chunk [samples]; empty chunks are ignored."""
@@ -121,7 +121,7 @@ class Listener:
 def resident_bytes(pid: int | None = None) -> int:
     """Return the resident memory of a process (default: this one); 0 if the system does not report it.
 
-    On systems without /proc, the result is the peak of this process.
+    On systems without /proc, the result is the peak for this process, and 0 for any other.
     """
     if sys.platform == "win32":
         return 0

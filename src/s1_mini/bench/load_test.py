@@ -19,7 +19,7 @@ from s1_mini.types import ChunkProfile
 from s1_mini.weights.directory import DEFAULT_MODEL
 
 WARM_UP = 2  # uncounted requests before each load
-MIN_IDLE = 8  # requests to an idle engine; a quarter of the workload if that is more
+MIN_IDLE = 8  # the idle engine gets a quarter of `LoadTest.requests`, but at least this many
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LoadTest:
 
 @dataclass
 class LoadResult:
-    """The results with an idle engine, of each load, and of the baseline, which has its own engine."""
+    """The results of the requests to an idle engine, of each load, and of the baseline, which has its own engine."""
 
     idle: Load
     loads: list[Load]
@@ -81,7 +81,10 @@ class LoadResult:
 
 
 def measure(test: LoadTest) -> LoadResult:
-    """Run a load test. Raises the errors of the engine's start; failed requests are counted."""
+    """Run a load test. Failed requests are counted.
+
+    Raises `ParameterError` for too many requests, and the errors of the engine's start.
+    """
     busy_before = load_average()  # of other processes
     counts = [max(MIN_IDLE, test.requests // 4)]
     counts += [test.requests] * (len(test.concurrencies) + len(test.rates))

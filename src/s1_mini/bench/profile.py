@@ -137,7 +137,7 @@ class Profiler:
 
         With a `config`, the steps for a CPU are compiled before the first request, if the config enables compilation.
 
-        Raises `ParameterError` or `CapacityError` for an unsupported text.
+        Raises `RequestError` or `CapacityError` for an unsupported text.
         """
         self.timer, self.frames = timer or Timer(torch.device(speaker.device.value)), 0
         self._text, self._rows, self._format = text, rows, audio_format
@@ -195,8 +195,8 @@ def measure_sections(
 ) -> tuple[list[Section], int]:
     """Generate `repeats` times after one warm-up; return the sections, and the frames of the first row.
 
-    `options` are passed to `Profiler`; `tell` is called before each repetition. If the checkpoint can encode, the audio
-    of the warm-up is also encoded as a recording.
+    `options` are passed to `Profiler`; `tell` is called before the warm-up and each repetition. If the checkpoint can
+    encode recordings, each repetition also encodes the audio of the warm-up.
     """
     threads = torch.get_num_threads()
     try:

@@ -1,8 +1,9 @@
 """A checkpoint on a GPU: memory, slots, minimum and expected time of a frame, real-time streams and instance types.
 
-A step reads every weight once, and the used keys and values of every row. The lower bound ("floor") of a stage that
-generates step by step is these bytes divided by the bandwidth; that of the codec is its operations divided by the
-computing rate. A GPU runs its stages in turn. Several GPUs work at the same time, and the slowest one counts.
+A step reads every weight once, and the used keys and values of every row. The lower bound ("floor") of a stage's time
+is the larger of two times: its bytes divided by the bandwidth, and its operations divided by the computing rate.
+Usually, the bytes decide for stages that generate step by step, and the operations for the codec. A GPU runs its stages
+in turn. Several GPUs work at the same time, and the slowest one counts.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ CodecFormat = Literal["half", "float32"]
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Efficiency of the engine: model time = `fixed_ms` + memory floor / `memory_share`.
+    """Efficiency of the engine: model time = `fixed_ms` + floor of the memory-bound stages / `memory_share`.
 
-    The codec's time is its compute floor / `compute_share`; both times add up to the time of a frame. The engine
+    The codec's time is its floor / `compute_share`; both times add up to the time of a frame. The engine
     sustains `engine_share` of the streams that this time allows; prompts, bookkeeping and bursts take the rest.
-    The defaults are fitted to an early H200 run (2026-11) and apply to every card: 1.19, 2.44, 3.47 and 5.60 ms at 1,
-    64, 128 and 256 rows of 350 positions, 1,900 seconds of audio per second by the codec alone, 640 streams.
+    The defaults apply to every card. They are fitted to an early H200 run (2026-11) with these figures: 1.19, 2.44,
+    3.47 and 5.60 ms of model time at 1, 64, 128 and 256 rows of 350 positions; 1,900 seconds of audio per second by
+    the codec alone; 640 streams.
     docs/internals/performance.md has later figures.
     """
 
@@ -180,7 +182,7 @@ class CapacityPlan:
     wish: PlanOptions
     sizes: Sizes
     stages: Mapping[str, tuple[str, ...]]  # names of the stages, by GPU
-    rooms: tuple[DeviceMemory, ...]  # memory of each GPU without weights and the driver's context
+    rooms: tuple[DeviceMemory, ...]  # memory of each GPU that weights and the driver's context leave free
     slots: int
     columns: int
     floors: tuple[StepTime, ...]  # at `ROWS`, then at all slots
@@ -252,7 +254,7 @@ class CapacityPlan:
 def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish: PlanOptions) -> list[CapacityPlan]:
     """Plan for each card; `measure` returns the checkpoint's sizes, given formats and the bytes of the prefix cache.
 
-    Raises `ParameterError` for invalid columns, formats or placements, and if the only card is too small.
+    Raises `ParameterError` for invalid columns, contexts, formats or placements, and if the only card is too small.
     """
     sizes = measure(wish.formats, PREFIX_CACHE_BYTES)
     for name, value in (("columns", wish.columns), ("context", wish.context)):
@@ -277,11 +279,12 @@ def plan_machine(
 ) -> CapacityPlan:
     """Plan for a machine with `replicas` (default: one per GPU, or a single one if `wish` places stages).
 
-    Raises `ParameterError` with options that fit if the machine has too few GPUs, and the errors of `make_plans`.
+    Raises the errors of `make_plans`, and `ParameterError` if the machine has too few GPUs or if several replicas are
+    combined with a placement.
     """
     has = f"{machine.instance_type} has {machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
     if wish.num_gpus > machine.num_gpus:
-        larger = _larger(machine, wish.num_gpus, "place stages on these only")
+        larger = _larger(machine, wish.num_gpus, "place stages only on its GPUs")
         raise ParameterError("placement", f"needs {wish.num_gpus} GPUs, but {has}, numbered from cuda:0; {larger}")
     if replicas is None:
         replicas = 1 if wish.placement else machine.num_gpus

@@ -1,8 +1,9 @@
 """The memory and work of a checkpoint, as counted by its family, and the slots that fit a device.
 
 The engine computes its slots from free memory once the checkpoint is loaded; `s1-mini plan` computes them from the
-memory of a GPU, less weights and context. `docs/internals/complexity.md` has the formulas of S1. Memory is in bytes; a
-multiplication and an addition are two operations. Small parts (norms, random numbers, embeddings) are not counted.
+memory of a GPU, minus the weights and the driver's context. `docs/internals/complexity.md` has the formulas of S1.
+Memory is in bytes; a multiplication and an addition are two operations. Small parts (norms, random numbers, embeddings)
+are not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class MemoryRequirement:
     stream_row: int = 0  # the codec's state of one row
     frame: int = 0  # working memory of decoding one frame
     prefix_cache: int = 0
-    reference_states: int = 0  # limit of the codec's states after references, which are kept
+    reference_states: int = 0  # limit of the cache for the codec's states after references
     encoding: int = 0  # the encoder of references and its working memory; loaded at first use
     # Memory that remains in use after loading and capturing: merged parts, the decoder's weights in the layout of its
     # graphs. Estimated from the size of the weights. An H200 with 256 slots of S1-mini used 72.7 GB (2026-11); the

@@ -38,8 +38,8 @@ SENTENCES = (
     "It was a small mistake, yet it took the whole week to repair.",
 )
 MAX_LENGTH = 200  # characters of a sentence
-MAX_STEPS = 600  # limit per sentence; S1-mini speaks for 28 s in as many frames
-LEAST_SENTENCES = 2  # if no head has half the share of `REQUIRED` in this many sentences, the rest are skipped
+MAX_STEPS = 600  # limit per sentence; 600 frames of S1-mini last 28 s
+LEAST_SENTENCES = 2  # if no head has half of `REQUIRED.share` in any of these, the others are skipped
 COLUMNS = ("sentence", "word", "start_s", "end_s")
 
 
@@ -71,7 +71,7 @@ class TextHead:
         return found
 
     def fitted(self, expected: Sequence[np.ndarray]) -> TextHead:
-        """Return a copy whose `shift_ms` is the median distance to the expected word starts.
+        """Return a copy whose `shift_ms` is the median time from the attention to the expected start of a word.
 
         `expected` has the times [words, 2] of each utterance. The first word of an utterance is left out.
         """
@@ -101,7 +101,7 @@ class TextHead:
     def read_words(self, path: Path) -> list[np.ndarray]:
         """Return the word times [words, 2] of each utterance from a table like that of `save`.
 
-        Raises `ParameterError` if the table has other words, or times outside the audio.
+        Raises `ParameterError` if the table cannot be read, has other words, or has times outside the audio.
         """
         found: list[list[tuple[str, float, float]]] = [[] for _ in self.utterances]
         try:

@@ -28,7 +28,8 @@ def verify_checkpoint(
 ) -> Iterator[Check]:
     """Yield the result of each check of a checkpoint directory.
 
-    Raises `CheckpointError` if the checkpoint cannot be read, `VerificationError` if the oracle is invalid or empty.
+    Raises `CheckpointError` if the checkpoint cannot be read, `VerificationError` if the oracle is invalid or empty,
+    and `ConfigurationError` if the device is missing.
     """
     content = _read_oracle(oracle)
     chosen = torch.device(choose_device(device).value)
@@ -50,7 +51,7 @@ def _read_oracle(path: Path) -> Mapping[str, Any]:
 
 @contextmanager
 def _named_faults(path: Path) -> Iterator[None]:
-    """Convert the errors that unexpected tensors in an oracle cause to a `VerificationError`."""
+    """Raise `VerificationError` in place of the errors that unexpected tensors in an oracle cause."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:

@@ -116,7 +116,7 @@ def plan(
 
     `plan create` and `plan update` need no credentials; the template of `plan update` omits the endpoint's scaling.
     `plan autoscale` reads the stack from AWS and prints its template with the new scaling; if --image, --role and
-    --artifact are all given, it uses these instead of the stack.
+    --artifact are all given, the command uses the options instead of the stack.
     Example: s1-mini endpoint plan create hello --image … --role … --artifact s3://…/model.tar.gz
     """
     from s1_mini.aws.batch import job

@@ -35,10 +35,11 @@ def plan(
     max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Maximum number of slots.")] = 256,
     weights: Annotated[
         Literal["half", "int8", "fp8"],
-        typer.Option(help="Format of large weight matrices. half here is full in S1_MINI_WEIGHTS_DTYPE."),
+        typer.Option(help="Format of large weight matrices. half is the same as full in S1_MINI_WEIGHTS_DTYPE."),
     ] = "half",
     kv: Annotated[
-        Literal["half", "fp8"], typer.Option(help="Format of the KV cache. half here is full in S1_MINI_KV_DTYPE.")
+        Literal["half", "fp8"],
+        typer.Option(help="Format of the KV cache. half is the same as full in S1_MINI_KV_DTYPE."),
     ] = "half",
     codec: Annotated[Literal["half", "float32"], typer.Option(help="Format of the codec.")] = "half",
     fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Fixed time per frame in ms. [measured]")] = None,

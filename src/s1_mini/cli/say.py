@@ -355,7 +355,10 @@ def find_loudspeaker() -> Any:
 
 
 def played(chunks: Iterator[AudioChunk], sample_rate: int, sounddevice: Any) -> Iterator[AudioChunk]:
-    """Play chunks as they arrive and yield them; return when all were played. Raises `ConfigurationError`."""
+    """Play chunks as they arrive and yield them; the generator ends when all are played.
+
+    Raises `ConfigurationError` if the output device fails.
+    """
     try:
         with sounddevice.OutputStream(samplerate=sample_rate, channels=1, dtype="float32") as stream:
             for chunk in chunks:

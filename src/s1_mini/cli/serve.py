@@ -113,7 +113,9 @@ def _plan_replicas(
     if count == 1:
         return None
     if settings.wyoming_port is not None:
-        raise ConfigurationError(f"--wyoming needs one engine process, not {count}; add `--replicas 1` or omit it")
+        raise ConfigurationError(
+            f"--wyoming needs one engine process, not {count}; add `--replicas 1` or omit --wyoming"
+        )
 
     from s1_mini.remote.proxy import find_proxy
     from s1_mini.remote.supervisor import ServePlan

@@ -60,7 +60,7 @@ def settings(
 def groups() -> Iterator[tuple[str, list[Setting]]]:
     """Yield the settings of engine, server, container and cluster with their values in this environment.
 
-    Raises `ConfigurationError` for a variable that is out of range.
+    Raises `ConfigurationError` for a variable with an invalid value.
     """
     from s1_mini.config import EngineConfig
     from s1_mini.remote.ray_settings import ClusterSettings

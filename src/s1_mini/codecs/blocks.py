@@ -10,7 +10,7 @@ Blocks = Generator[None, None, Result]
 
 
 def result_of(blocks: Blocks[Result]) -> Result:
-    """Return the result of work that is done at once."""
+    """Do all blocks without a pause and return the result."""
     while True:
         try:
             next(blocks)

@@ -71,7 +71,10 @@ class Saved(NamedTuple):
 
 @dataclass
 class Plan:
-    """The next work of one stage, done in the order of the fields. The plans of a stage are carried out in order."""
+    """The next work of one stage, done in the order of the fields.
+
+    The plans of an autoregressive stage are carried out in order; those of another stage may overlap.
+    """
 
     stage: int
     number: int

@@ -21,15 +21,15 @@ class PromptTokens:
     # is all items that are not shared.
     text: tuple[int, int] | None = None
     voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that condition the stages
-    lengths: Mapping[str, int] = field(default_factory=dict)  # items by the field of the request that they are from
+    lengths: Mapping[str, int] = field(default_factory=dict)  # number of items from each field of the request
 
     @property
     def num_after(self) -> int:
-        """Number of text tokens that follow the items; a step reads each."""
+        """Number of text tokens that follow the items; each is read by a step."""
         return 0 if self.text is None else max(0, self.text[1] - len(self.items))
 
     def excess(self, limit: str) -> str:
-        """Return the message for a prompt that is too long, which begins with the field of its longest part."""
+        """Return the message for a prompt that is too long. The message begins with the field of the longest part."""
         longest = max(self.lengths, key=lambda name: self.lengths[name], default="text")
         listed = ", ".join(f"{name} {length}" for name, length in self.lengths.items() if length)
         parts = f" ({listed})" if listed else ""

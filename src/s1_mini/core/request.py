@@ -39,7 +39,7 @@ class Utterance:
     was_cut: bool = False  # whether the utterance reached its step limit before its end
     # A text that is still being written: step n needs its token n, and waits for it.
     is_open: bool = False  # whether more of the text may come
-    num_texts: int = 0  # tokens so far, except those of the prompt
+    num_texts: int = 0  # text tokens so far, except those in `prompt.items`
     new_texts: list[np.ndarray] = field(default_factory=list)  # tokens that the first stage has not received
 
     @property
@@ -56,7 +56,7 @@ class Utterance:
         return self.prompt.items[start:stop] if self.arriving is None else self.arriving.cut(start, stop)
 
     def take_texts(self) -> tuple[int, np.ndarray]:
-        """Return the tokens that the first stage has not received [n], and the number of those before them."""
+        """Return the step of the first token that the first stage has not received, and all such tokens [n]."""
         tokens = np.concatenate(self.new_texts)
         self.new_texts.clear()
         return self.num_texts - len(tokens), tokens

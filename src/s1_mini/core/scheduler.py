@@ -145,7 +145,8 @@ class Pipeline:
             sequence.produced += count
             if (scores := result.scores.get(sequence.slot)) is not None:
                 sequence.add_scores(scores, count)
-            if not queue.is_last or queue.policy.is_autoregressive:  # which may take its own last items as input
+            # An autoregressive stage may take its own last items as input.
+            if not queue.is_last or queue.policy.is_autoregressive:
                 items = result.values[row]
                 sequence.items.extend(items if len(items) == count else items[:count])
             if not queue.is_last:
@@ -436,7 +437,7 @@ class Scheduler:
                 self._wake(0)
 
     def feed(self, utterance: Utterance, tokens: np.ndarray, *, is_last: bool) -> None:
-        """Add text tokens [n] of further steps of an opened utterance. The request's deadline restarts."""
+        """Add the text tokens [n] that an opened utterance's further steps read. The request's deadline restarts."""
         with self._lock:
             utterance.num_texts += len(tokens)
             if len(tokens):

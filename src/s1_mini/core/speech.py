@@ -26,7 +26,7 @@ class Joiner:
     Call `push` for each wave, `end_piece` after each piece except the last, and `finish` after the last piece. The
     output does not depend on how a piece is divided into waves. Only samples that may have to be faded out are held
     back. A pause is output with the first sample of the next piece, so that no pause follows the last piece, and an
-    empty piece adds none.
+    empty piece adds no pause.
     """
 
     def __init__(self, *, sample_rate: int, fade_ms: float = 5.0, pause_ms: float = 1000 * JOINT_S) -> None:

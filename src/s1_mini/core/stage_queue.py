@@ -269,7 +269,7 @@ class StageQueue:
         """Remove a sequence whose request has ended.
 
         The slot of an autoregressive stage is freed at once, because such a stage runs its plans in order. Plans of
-        other stages may run in several threads, so that a slot in use is freed only when its report arrives.
+        other stages may run in several threads, so that a slot in use is freed only when its plan is reported.
         """
         for sequences in (self.ready, self.reading, self.running):
             if sequence in sequences:

@@ -115,7 +115,7 @@ class WaitingLine:
             return taken
 
     def wakes(self, now: float, free: int) -> float | None:
-        """Return the seconds until `take` will return an utterance for `free` slots; None if none is waiting."""
+        """Return the seconds until `take` will return an utterance for `free` slots; None if it will not."""
         if free <= 0 or not self._waiting:
             return None
         with self._lock:

@@ -51,7 +51,7 @@ def for_many(config: EngineConfig) -> EngineConfig:
 
 
 def make_header(source: Source, config: EngineConfig, layout: Layout, audio_format: AudioFormat) -> dict[str, Any]:
-    """Return everything that the bytes of a corpus depend on. Raises `CheckpointNotFoundError` or `CorpusError`."""
+    """Return everything that the bytes of a corpus depend on. Raises the errors of `fingerprints`."""
     audible = {*AUDIBLE, *(name for kind in family_settings() for name in kind.model_fields)}
     return {
         "version": __version__,
@@ -67,7 +67,10 @@ def make_header(source: Source, config: EngineConfig, layout: Layout, audio_form
 
 
 def fingerprints(config: EngineConfig, voices: Iterable[str]) -> dict[str, Any]:
-    """Return the hashes of the checkpoint and of the added voices among `voices`. Raises `CorpusError`."""
+    """Return the hashes of the checkpoint and of the added voices among `voices`.
+
+    Raises `CheckpointError`, `ConfigurationError` or `CorpusError`.
+    """
     folder = config.voices_path
     return {
         "checkpoint": _fingerprint(open_checkpoint(config).directory),

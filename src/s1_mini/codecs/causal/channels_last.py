@@ -56,7 +56,7 @@ class ChannelsLastDecoder:
     """Decodes up to `rows` streams at once; it copies the codec's decoding weights to another layout."""
 
     def __init__(self, codec: CausalCodec, rows: int, *, chained: bool | None = None) -> None:
-        """`chained` says whether to run convolutions as a chain; None means if the GPU and the sizes support it."""
+        """`chained` says whether to run convolutions as a chain; None: yes, if the GPU and the sizes support it."""
         front, transformer, upsample, decoder = codec.parts
         self._pasts = pasts = _Pasts(rows)
         self._books = _Books(codec.tables(), transformer.norm.weight.dtype)
@@ -227,7 +227,7 @@ class _Upsampling:
 class _LastConvolution:
     """The last convolution, to one channel, with bias and bound: [B, P + T, C] to samples [B, T].
 
-    Computed as one product for all taps, so that each step is read once, and a sum of shifted columns.
+    One product for all taps, which reads each step once, is followed by a sum of shifted columns.
     """
 
     def __init__(self, layer: CausalConv1d, bound: nn.Module, pasts: _Pasts) -> None:
@@ -363,7 +363,7 @@ class ChainedDecoder:
 class _Link:
     """A dilated or transposed convolution, or a residual unit, with its epilogue."""
 
-    weight: Tensor  # [K, C, O]; for a residual unit, those of its second convolution
+    weight: Tensor  # [K, C, O]; for a residual unit, the weight of its second convolution
     dilation: int
     factors: Factors | None  # of the Snake before the convolution, which the previous link applies
     past: Tensor | None  # [rows, P, C]
@@ -379,7 +379,7 @@ class _Link:
 
     @classmethod
     def of_transposed(cls, layer: CausalConvTranspose1d, factors: Factors, pasts: _Pasts) -> _Link:
-        """Return a link that computes a transposed convolution as a convolution with the outputs of `stride` steps."""
+        """Return a transposed convolution as a convolution whose output channels are those of `stride` output steps."""
         conv, bias = layer.conv, layer.conv.bias
         epilogue = Epilogue(
             conv.out_channels, None if bias is None else bias.repeat(layer.stride), None, 0, keeps_total=False

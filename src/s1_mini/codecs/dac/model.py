@@ -222,8 +222,9 @@ class Dac(CausalCodec):
         return self.encode_rows(wave.unsqueeze(0))[0]
 
     def encode_rows(self, waves: Tensor) -> Tensor:
-        """Encode waves [B, T] to codes [B, K, F]. Shorter waves may be padded with silence: earlier frames stay equal.
+        """Encode waves [B, T] to codes [B, K, F].
 
+        Shorter waves may be padded with silence, which does not change the frames before it.
         Raises `CapacityError` for more than `max_frames` frames.
         """
         return torch.cat(list(self._encode_blocks(waves)), dim=-1)

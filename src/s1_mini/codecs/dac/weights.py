@@ -53,7 +53,7 @@ def build_codec(
 ) -> Dac:
     """Build the codec, with its encoder only if `encodes`.
 
-    Raises `CheckpointMismatchError` if config and weights contradict each other.
+    Raises `CheckpointMismatchError` if config and weights contradict each other, or if encoder weights are missing.
     """
     if encodes and not can_encode(tensors):
         raise CheckpointMismatchError(f"{source} has no encoder weights, so it cannot encode a reference")

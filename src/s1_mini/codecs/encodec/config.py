@@ -87,7 +87,7 @@ class EncodecConfig:
     def first_frames(self) -> int:
         """Minimum number of frames in a stream's first chunk, unless that is the whole stream: 7 as published.
 
-        Layers mirror the beginning of a stream, and for this they need so many frames.
+        Layers mirror the beginning of a stream, for which they need this many frames.
         """
         rate = 1
         # The number of inputs that a layer needs, one more than it mirrors, and its steps per frame.

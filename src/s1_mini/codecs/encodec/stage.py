@@ -29,7 +29,10 @@ MAX_FRAMES = 1600  # limit of a captured call; larger calls would saturate the G
 
 
 def chunk_sizes(config: EncodecConfig, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return `sizes`, with the first size raised to at least the `first_frames` that this codec needs."""
+    """Return `sizes`, with the first size raised to the `first_frames` of the codec if it is smaller.
+
+    A single size that is too small stays the size of the later chunks.
+    """
     first, *others = sizes
     if first >= config.first_frames:
         return (first, *others)

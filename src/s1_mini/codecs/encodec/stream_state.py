@@ -1,8 +1,8 @@
 """The state of Encodec's layers between two chunks, so that any division into chunks gives the result of one call.
 
-A convolution depends on past inputs. At the beginning of a stream, its first inputs, mirrored, take their place; if
-there are too few, zeros are added. A strided convolution also mirrors the end of the stream to complete its last step.
-To do so, it must know where in a chunk the stream ends. Padding after the end changes nothing.
+A convolution depends on past inputs. At the beginning of a stream, there are none: the stream's first inputs, mirrored,
+replace them; if there are too few, zeros are added. A strided convolution also mirrors the end of the stream to
+complete its last step. To do so, it must know where in a chunk the stream ends. Padding after the end changes nothing.
 Shapes: n rows of a call, C channels, T steps.
 """
 
@@ -39,7 +39,7 @@ class StreamChunk(SelectedStreams):
     """The next chunk of several streams.
 
     `reset_mask` [n] is true for rows that begin a new stream. `lengths` [n] are the numbers of valid steps in the
-    network's input; they are less than all only if a stream ends. `slot_ids` [n] are the rows of `whole` to use; None
+    network's input; a stream that continues has only valid steps. `slot_ids` [n] are the rows of `whole` to use; None
     means all.
     """
 
@@ -50,7 +50,10 @@ class StreamChunk(SelectedStreams):
         self._lengths = lengths
 
     def mirror(self, layer: nn.Module, x: Tensor, context: int, stride: int) -> Tensor:
-        """Prepend the past to x [n, C, T], or its mirrored beginning; mirror ends in place. `stride` must divide T."""
+        """Prepend the past to x [n, C, T], or the mirrored beginning of x in a new stream; mirror ends in place.
+
+        T must be a multiple of `stride`.
+        """
         if context:
             x = self.extend((layer, ""), x, context, beginning=self._beginning(x, context))
         if stride > 1:

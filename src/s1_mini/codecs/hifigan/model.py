@@ -21,7 +21,7 @@ from s1_mini.kernels.convolution import convolve
 from s1_mini.layers.convolution import conv1d, conv_transpose1d
 from s1_mini.weights.fit import check_fit, fit, skeleton
 
-LAST_SLOPE = 0.01  # slope before the last convolution; the original also ignores the config there
+LAST_SLOPE = 0.01  # slope before the last convolution, where the original also ignores the config
 END_TAPS = 7  # taps of the first and the last convolution
 
 

@@ -2,7 +2,7 @@
 
 It consists of a log-mel spectrogram, then ECAPA-TDNN (Desplanques et al. 2020) without batch norms. Parameters have the
 names of the checkpoint.
-All convolutions and the spectrogram are computed block by block, with a `yield` after each.
+The spectrogram and all convolutions over time are computed block by block, with a `yield` after each block.
 Shapes: T samples, M mel bins, F frames, C channels, D numbers of a vector.
 """
 
@@ -122,7 +122,7 @@ class TimeDelay(nn.Module):
 class Res2Net(nn.Module):
     """Convolves groups of channels in turn, each after adding the result of the previous group.
 
-    The first group is returned unchanged and added to none.
+    The first group is returned unchanged and is not added to the second.
     """
 
     def __init__(self, channels: int, kernel: int, dilation: int, scale: int) -> None:

@@ -44,7 +44,7 @@ export function startOptions(voices) {
   showMarkup();
 }
 
-/** Show only the options that a model of `/health` supports, with its defaults. */
+/** Show only the options that the model supports, with its defaults. The argument is `model` in `/health`. */
 export function showSupported({ sampling, defaults, languages, instructions }) {
   const show = (id, isSupported) => {
     element(id).closest(".field").hidden = !isSupported;
