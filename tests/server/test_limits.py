@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -15,8 +16,9 @@ from websockets.sync.client import connect
 
 from door_room import listening, raw_post
 from held_generation import SOUNDS, held_generation
-from s1_mini import ProductionTTSEngine
+from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.runtime.running import EngineRuntime
+from s1_mini.server import limits
 from s1_mini.server.app import create_app
 from s1_mini.server.limits import PROBES
 from s1_mini.server.settings import ServerSettings
@@ -210,6 +212,17 @@ def test_a_sane_request_id_is_kept_and_another_is_replaced(http: httpx2.Client) 
 
     assert kept.headers["x-request-id"] == "order-66.a"
     assert len(replaced.headers["x-request-id"]) == 16
+
+
+def test_the_cached_health_ends_when_the_engine_is_ready(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ready` is logged with the device, also if a probe has just asked while the engine was starting."""
+    monkeypatch.setattr(limits, "FRESH_S", 1e9)
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=1))
+    gate = create_app(engine, ServerSettings()).state.gate
+    assert gate.health()["status"] == "stopped"
+
+    with engine:
+        assert gate.health()["device"]["value"] == "cpu"
 
 
 def test_a_full_queue_refuses_before_the_body_is_read(

@@ -75,9 +75,12 @@ class AdmissionController:
         self._loading = asyncio.Lock()
 
     def health(self) -> dict[str, Any]:
-        """Return the engine's `health_check()`, cached for `FRESH_S`, because the check also queries the GPU driver."""
+        """Return the engine's `health_check()`, which also queries the GPU driver.
+
+        The result is cached for `FRESH_S`, or until the engine's status changes.
+        """
         now = time.monotonic()
-        if now - self._looked > FRESH_S:
+        if now - self._looked > FRESH_S or self._health["status"] != self._engine.state().status:
             self._health, self._looked = self._engine.health_check(), now
         return self._health
 
