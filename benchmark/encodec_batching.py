@@ -60,13 +60,13 @@ Arrays = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Direction:
-    """Encoding or decoding: a function of rows of one length, the files, and steps per frame of input and output."""
+    """Encoding or decoding. `call` takes rows of one length."""
 
     name: str
     call: Callable[[Tensor], Tensor]
     files: Sequence[np.ndarray]
-    steps_of_frame: int
-    made_of_frame: int
+    steps_of_frame: int  # of the input
+    made_of_frame: int  # steps of a frame of the output
     lanes: type[EncodeLanes | DecodeLanes]
 
     def frames(self, file: np.ndarray) -> int:

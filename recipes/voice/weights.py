@@ -20,7 +20,8 @@ from torch import nn
 
 Floats = NDArray[np.float32]
 
-# The published sizes of Kokoro-82M; every number is confirmed by a shape in the graph.
+# The published sizes of Kokoro-82M. Loading fails if a weight in the graph has another number of values. Sizes that no
+# weight depends on, such as heads, strides and dilations, are not checked.
 STYLE, HIDDEN = 128, 512
 SIZES: dict[str, Any] = {
     "dim_in": HIDDEN,

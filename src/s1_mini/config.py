@@ -113,8 +113,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     # Compilation: inductor on a GPU (runtime/loader.py), numba on a CPU (runtime/ahead.py), eager elsewhere.
     compile: CompileSwitch = Field(
         "auto",
-        description="auto: torch.compile on Linux with a GPU, numba in the background on a CPU; true: compile"
-        " before the engine starts",
+        description="auto: torch.compile on Linux with a GPU, numba in the background on a CPU, but not for models"
+        " under 2 MB, nor over 400 MB on more than four cores; true: compile before the engine starts",
     )
     compile_backend: CompileBackend = Field("auto", description="eager (alias off): no compilation")
     compile_cache_path: Folder = Field(
@@ -183,7 +183,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     normalize: Literal["auto", "off"] = Field(
         "auto",
         description="auto: read numbers and symbols as words if the checkpoint declares a language or has a choice;"
-        " off: pass the text unchanged",
+        " off: tidy only Unicode and white space",
     )
     on_unsupported: Literal["error", "skip"] = Field(
         "error",

@@ -13,7 +13,7 @@ from s1_mini.alignment.times import Interval, LiveTimes, after_silences, find_so
 from s1_mini.alignment.written import Group, Read, divide, find_groups, find_written, keys
 from s1_mini.types import Word
 
-WINDOW_S = 4.0  # audio before a word's end that is searched for silences
+WINDOW_S = 4.0  # duration of the latest audio that is searched for silences
 HELD_S = 0.01  # ignored at the end of the audio so far, because 5 ms are held back to join utterances
 
 
@@ -143,7 +143,7 @@ class WordTimes:
         return known
 
     def _is_passed(self, group: Group) -> bool:
-        """Return whether later words have times already, so that this group will get none: its utterance was cut."""
+        """Return whether later words have times already, so that this group gets no more: its utterance was cut."""
         return bool(self._times) and next(reversed(self._times)) >= group.stop_spoken
 
     def _word(self, group: Group) -> Word | None:

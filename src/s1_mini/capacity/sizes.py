@@ -2,8 +2,8 @@
 
 The engine computes its slots from free memory once the checkpoint is loaded; `s1-mini plan` computes them from the
 memory of a GPU, minus the weights and the driver's context. `docs/internals/complexity.md` has the formulas of S1.
-Memory is in bytes; a multiplication and an addition are two operations. Small parts (norms, random numbers, embeddings)
-are not counted.
+Memory is in bytes; a multiplication and an addition are two operations. The operations of small parts (norms, random
+numbers, embeddings) are not counted.
 """
 
 from __future__ import annotations

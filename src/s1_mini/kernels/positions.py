@@ -71,7 +71,7 @@ def store_frame(
     skipped: int = 0,
     seen: Tensor | None = None,
 ) -> None:
-    """Store `frame` [B, K + 1 or more] in the state of those of the first B rows that are `active` [rows], in place.
+    """Store `frame` [B, K + 1 or more] in the state of the first B rows, in place; skip rows not in `active` [rows].
 
     `history` [rows, W, K + 1] is a ring buffer of the last W frames; it leaves out the first `skipped` frames of each
     row. `tokens` [rows, K + 1] are the next step's input, at `position` [rows]. `count` [rows] is the number of frames

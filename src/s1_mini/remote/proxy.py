@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 STATES, COMMANDS, ADMIN = "states", "commands", "admin"  # files in the supervisor's folder
 
-SMALL_BODY_BYTES = 12_000  # limit for bodies that the proxy searches for a voice; fits the buffer together with a head
+SMALL_BODY_BYTES = 12_000  # limit for bodies searched for a voice; the buffer also holds a head of up to about 5 kB
 KEEP_ALIVE_S = 75  # same as the server; longer than load balancers keep idle connections
 MARGIN_S = 10  # added to the timeouts of replicas, which should fire first
 MAX_CONNECTIONS = 30_000  # an idle connection takes a few hundred bytes; requests have their own limits
@@ -199,7 +199,10 @@ async def route(folder: Path, index: int, *, is_open: bool) -> None:
 
 
 async def refuse_all(folder: Path) -> None:
-    """Refuse new requests, `/ping` included. Raises `OSError` if HAProxy is down."""
+    """Refuse new requests, `/ping` included; `/health` and `/metrics` are still answered.
+
+    Raises `OSError` if HAProxy is down.
+    """
     await _command(folder, f"set map {folder / STATES} now draining")
 
 

@@ -84,8 +84,8 @@ class ServerSettings(Settings):
     # When the audio of text that is still arriving starts (WebSocket sessions, Wyoming).
     start_at: Literal["sentence", "clause", "word"] = Field(
         "sentence",
-        description="audio of arriving text starts after a sentence, a clause, or the first words, which Qwen3-TTS "
-        "continues as one utterance",
+        description="when the audio of arriving text starts: after a sentence, after a clause, or (only Qwen3-TTS) "
+        "after the first words, with the rest of the text in the same utterance",
     )
     start_words: int = Field(
         0, ge=0, le=100, description="audio of arriving text starts after at most this many words; 0: off"

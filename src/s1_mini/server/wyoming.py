@@ -1,6 +1,7 @@
 """Text to speech over the Wyoming protocol, which Home Assistant's voice assistants use, on a separate TCP port.
 
-The protocol has no authentication. Limits, shares of clients, timeouts and logs are the same as for HTTP routes.
+The protocol has no authentication. Limits, shares of clients and logs are the same as for HTTP routes; the idle
+timeout and the maximum duration are those of WebSocket sessions.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ class _Connection:
             request = SpeechRequest(tts_request, "pcm", streams=True)
             try:
                 speech = await speak(state.engine, request, settings=state.settings, record=record)
-            except NothingToSpeakError as error:  # raised only if no other text can be spoken
+            except NothingToSpeakError as error:  # raised at the end if no other text was spoken
                 refused = error
                 continue
             if not rate:

@@ -109,7 +109,7 @@ _ACCENTED = re.compile("[a-z]*[ß-öø-žșțơưạ-ỹ]")  # in small letters,
 _ELIDED = re.compile(r"(?:[cdjlmnst]|qu)['’](?=[^\W\d_])")  # French and Italian: l'homme, c'est
 
 
-# Languages, or a script of several, by the first word of their letters' Unicode names.
+# The language, or the script if several languages use it, by the first word of a letter's Unicode name.
 _SCRIPTS = table(
     "HIRAGANA=ja, KATAKANA=ja, KATAKANA-HIRAGANA=ja, CJK=zh, HANGUL=ko, CYRILLIC=ru, LATIN=Latin, FULLWIDTH=Latin"
 )
@@ -162,7 +162,7 @@ def cut_by_language(text: str) -> list[tuple[str, str | None]]:
     ends = [stop for _, stop in sentence_spans(text)][:-1]
     sentences = [text[start:stop] for start, stop in pairwise((0, *ends, len(text)))]
     tags = [identify(sentence) or whole for sentence in sentences]
-    if whole == "ja":  # `identify` takes a sentence without kana for Chinese
+    if whole == "ja":  # `identify` returns zh for a Japanese sentence without kana
         tags = ["ja" if tag == "zh" else tag for tag in tags]
     runs = groupby(zip(sentences, tags, strict=True), itemgetter(1))
     return [("".join(sentence for sentence, _ in run), tag) for tag, run in runs]

@@ -1,8 +1,9 @@
 """Text normalization: `spoken` turns a written text into words and sentence marks.
 
 English is normalized as a whole, by the rules in `english`. In other languages numbers are spelt out by CLDR's rules,
-and elongated letters are shortened. In all languages, Markdown, HTML and code marks are removed, and emoji are replaced
-by their names. Normalization does not depend on the voice; `form` handles characters that a voice does not support.
+and in the nine of `multilingual` also dates, times or money. In all languages, elongated letters are shortened,
+Markdown, HTML and code marks are removed, and emoji are replaced by their names. Normalization does not depend on the
+voice; `form` handles characters that a voice does not support.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def _unicode_name(letter: str) -> str:
     return _WORDLESS.sub("", unicodedata.name(letter, "").lower()).replace("-", " ")
 
 
-MAX_PASSES = 4  # maximum repetitions until nothing changes, so that normalizing again changes nothing
+MAX_PASSES = 4  # maximum number of passes; a pass that changes nothing is the last, so the result is stable
 
 _LINE_ENDS = re.compile("\r\n?|[\v\f\x85\u2028]")
 _SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
@@ -245,8 +246,8 @@ def spoken(text: str, language: str = "en") -> str:
     """Return `text` as it is spoken: numbers, dates, money and abbreviations as words, without markup.
 
     Normalizing the result again changes nothing. `language` is a tag such as en, en-GB or de; in languages other than
-    English, only numbers, markup, emoji and elongated letters are normalized. Raises `ParameterError` for an
-    unsupported language, or a text that is not a str.
+    English, only numbers, markup, emoji and elongated letters are normalized, and in those of `multilingual` also
+    dates, times or money. Raises `ParameterError` for an unsupported language, or a text that is not a str.
     """
     if not isinstance(text, str):
         raise ParameterError("text", f"must be a str, not {type(text).__name__}")

@@ -248,7 +248,7 @@ def _dialects(talker: Mapping[str, Any], languages: Mapping[str, int], speakers:
 
 def _block(values: Mapping[str, Any]) -> BlockConfig:
     """Read the block of one transformer."""
-    from s1_mini.layers.transformer import BlockConfig  # imports torch, which is not needed to describe a checkpoint
+    from s1_mini.layers.transformer import BlockConfig  # imports torch, which importing this module does not
 
     def size(key: str) -> int:
         return read_size(f"config.json: {key}", values.get(key))

@@ -69,7 +69,7 @@ FULL_MODEL = {
     "scale_codebook_embeddings": True,
 }
 TINY_MODEL = FULL_MODEL | {
-    "vocab_size": 256 + len(CONTROL_TOKENS) + 64 + 1,  # as published, with one id after the last semantic token
+    "vocab_size": 256 + len(CONTROL_TOKENS) + 64 + 1,  # the last id is unused; FULL_MODEL, too, has unused ids
     "dim": 32,
     "n_layer": 3,
     "n_head": 4,

@@ -21,7 +21,7 @@ from s1_mini.kernels.compiled.product import Product
 
 
 class Weights(NamedTuple):
-    """All weights of a checkpoint; a product outside the layers is a stack of one, or of T."""
+    """All weights of a checkpoint. Each `Product` outside the layers holds one matrix, or T."""
 
     token_table: np.ndarray  # float32 [tokens, W]
     code_table: np.ndarray  # float32 [K V or more, W]
@@ -35,7 +35,7 @@ class Weights(NamedTuple):
     depth_rope: np.ndarray  # float32 [K, D / 2, 2]
     depth: Layers
     depth_norm: np.ndarray  # [F]
-    depth_output: Product  # T
+    depth_output: Product  # T matrices
     norms_depth_input: bool
     num_codes: int  # V
     code_scale: float  # divisor of the sum of a position's embeddings
@@ -174,12 +174,12 @@ def end_frame(slots, frames, state):
         state.counts[slot] += 1
 
 
-ONE, THREE = np.zeros((1, 1), np.float32), np.zeros((1, 1, 2), np.float32)  # have the types of weights
+ONE, THREE = np.zeros((1, 1), np.float32), np.zeros((1, 1, 2), np.float32)  # placeholders
 WHOLE = np.zeros(1, np.int64)
 
 
 def weights_of(formats: Sequence[str]) -> Weights:
-    """Return weights of the types that `formats` [products] lead to, to compile for."""
+    """Return placeholder weights, whose types numba compiles for; `formats` has the format of each product."""
     names = iter(formats)
     return Weights(
         ONE, ONE, (0, 0), THREE, _layers(names), ONE[0], _product(names), _product(names), THREE, THREE,
