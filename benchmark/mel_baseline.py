@@ -1,11 +1,11 @@
 """Compares the mel family with a plain baseline on one machine: the gain of its techniques.
 
 The baseline runs in float32, one request at a time, without a KV cache (every step recomputes its whole prefix,
-causally, so that the result is the same), waits for the device after every request, and copies all intermediate results
-to the host. Prenet dropout is off everywhere, so that waves can be compared. The text determines the number of frames
-(fifteen characters per second), because a model with random weights may stop anywhere. `transformers` is also measured,
-with a checkpoint in the published form. Every figure is measured except `derived` and `GMAC`, and the number of runs is
-printed.
+causally, so that the result is the same), waits for the device after every request, and copies the encoded text, the
+mel spectrogram and the audio to the host. Prenet dropout is off everywhere, so that waves can be compared. The text
+determines the number of frames (fifteen characters per second), because a model with random weights may stop anywhere.
+`transformers` is also measured, with a checkpoint in the published form. Every figure is measured except `derived`,
+`GMAC` and GB/s, and the number of runs is printed.
 
 s1-mini random-checkpoint speecht5 --family mel --size full --form published
 python -m benchmark.mel_baseline --checkpoint speecht5 --output mel.json
@@ -245,8 +245,9 @@ def measure_each(
 def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float:
     """Return the multiplications of decoding, derived from steps S, tokens T, width d and L layers.
 
-    P is the number for one step of the prenet. With caches: L (12 d² S + d S² + 2 d S T + 2 d² T), and P S. Without,
-    each step repeats the work of all earlier ones: L (12 d² S²/2 + d S³/3 · 2 + d S² T + 2 d² S T), and P S²/2.
+    P is the number for one step of the prenet, and the feed-forward width is 4 d. With caches: L (14 d² S + d S² +
+    2 d S T + 2 d² T), and P S. Without, each step repeats the work of all earlier ones: L (14 d² S²/2 + d S³/3 · 2 +
+    d S² T + 2 d² S T), and P S²/2.
     """
     width, layers = config.width, config.decoder_layers
     matrices = (
@@ -346,7 +347,7 @@ class Comparison:
     def batches(self, requests: Sequence[int], repeats: int) -> list[dict[str, Any]]:
         """Measure requests of fifty characters that arrive at once: the engine `repeats` times, the baseline once.
 
-        The baseline generates one request after the other, so that the first N of its longest run count as a run of N.
+        The baseline generates one request after the other; the first N requests of its longest run are its run of N.
         """
         text, steps, found = FIFTY, self.steps(FIFTY), []
         begun, ends = time.perf_counter(), []

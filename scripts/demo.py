@@ -2,7 +2,8 @@
 
 Example: python scripts/demo.py "Any sentence." -o demo.wav
 
-Needs only Python 3.11 or newer and this checkout. Without a checkpoint, it uses the built-in voice. The server is
+Needs Python 3.11 or newer, this checkout and, at the first run, network access to install packages. Without a
+checkpoint, it uses the built-in voice. The server is
 `s1-mini serve --local-endpoint demo`, called with boto3 (`s1-mini endpoint invoke demo`).
 """
 

@@ -2,10 +2,10 @@
 
 python -m recipes.voice.export --work DIR --teacher DIR --output build/voice
 
-`DIR` has the finished codec and model; `--teacher` is the output of `packages.py`. Every voice is an encoded utterance
-of the teacher. Two adjustments that listeners prefer are folded into the weights, so that they apply with all settings:
-a lower temperature of both transformers, mainly the depth transformer, and slightly louder audio. The codec's config
-raises the volume further and limits the peaks. Needs hibari-tts.
+`--work` has the finished codec and model; `--teacher` is the output of `packages.py`. Every voice is an encoded
+utterance of the teacher. Two adjustments that listeners prefer are folded into the weights, so that they apply with all
+settings: a lower temperature of both transformers, mainly the depth transformer, and slightly louder audio. The codec's
+config raises the volume further and limits the peaks. Needs hibari-tts.
 """
 
 from __future__ import annotations

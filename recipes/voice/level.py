@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-LOUDNESS = -17.0  # LUFS; exported voices have -16, and decoding changes the loudness a little
+LOUDNESS = -17.0  # LUFS of the teacher's audio; exported voices have -16, because `export.py` raises the volume
 KNEE, PEAK = 0.6, 0.85  # of full scale: above the knee, waves are compressed to stay below the peak
 BLOCK_S, HOP_S = 0.4, 0.1
 EVEN = 2400  # samples

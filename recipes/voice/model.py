@@ -3,10 +3,10 @@
 python -m recipes.voice.model --work DIR [--size quick] [--seconds 540] …
 
 Reads the shards of `DIR/tokens` (more may appear during the training), one of which is held back; the result,
-`DIR/model.safetensors`, is the mean of the weights where the loss on that shard was lowest. Every training window is a
-prompt in the engine's format: the utterances of one speaker, in random order, each a reference for the following ones,
-so that speaking with no, one or several references is one task. Start one process for each GPU (`run.py` sets the
-variables by which they find each other); every step then uses the batches of all processes.
+`DIR/model.safetensors`, is the running mean of the weights at the point where the loss on that shard was lowest. Every
+training window is a prompt in the engine's format: the utterances of one speaker, in random order, each a reference for
+the following ones, so that speaking with no, one or several references is one task. Start one process for each GPU
+(`run.py` sets the variables by which they find each other); every step then uses the batches of all processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import Attention, BlockConfig, FeedForward
 
 SCHEDULE = Schedule(total_s=1330.0, rate=1.5e-3, warm_up=400)
-MAX_TOKENS, MAX_HELD_TOKENS = 2**28, 2**18  # text and frames; 7 GB with their codes
+MAX_TOKENS, MAX_HELD_TOKENS = 2**28, 2**18  # text and frames; 5.4 GB with their codes
 REFILL_EVERY = 100  # steps
 HELD_BACK = "shard_held_00000.npz"  # for validation: texts and speakers that are in no other shard
 MAX_WAIT_S = 300  # for the first shards of tokens

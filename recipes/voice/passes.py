@@ -134,7 +134,8 @@ class _Distance(torch.autograd.Function):
 def squares(values: Sequence[Tensor], targets: Sequence[float]) -> Tensor:
     """Return the sum of the mean squared distances of all values to all targets.
 
-    The rows of each value are divided into as many equal parts as there are targets, in the same order.
+    The rows of each value are divided into as many equal parts as there are targets, and each part has its own target,
+    in the same order.
     """
     flat = torch.cat([value.flatten(1) for value in values], dim=1)
     shares = _shares(tuple(value[0].numel() for value in values), flat.device)
@@ -144,7 +145,7 @@ def squares(values: Sequence[Tensor], targets: Sequence[float]) -> Tensor:
 
 @lru_cache
 def _shares(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return a weight for each number of groups of `counts` numbers, so that the weights of a group add up to 1.
+    """Return one weight per element, for groups of `counts` elements, so that the weights of each group add up to 1.
 
     Cached, because a captured step cannot copy to the device.
     """

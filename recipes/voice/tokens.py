@@ -9,8 +9,8 @@ of earlier runs of this part, so that it uses other speakers and another order o
 processes that share its GPU. A speaker has eight texts, synthesized in any order and then written consecutively to
 `DIR/tokens`. The texts are normalized, like those that the engine passes to the model.
 
-The vocabulary consists of single bytes, the pieces of the speaker tag, S1's control tokens and semantic tokens. Bytes
-are enough for a language that is only read aloud; the tag is merged so that it costs five tokens.
+The vocabulary consists of single bytes, pieces of the speaker tag, S1's control tokens and semantic tokens. Single
+bytes are enough, because the model only reads the text aloud; the pieces shorten the tag to five tokens.
 
 A shard contains consecutive utterances in the format of the engine's prompts (speaker tag, text, frames, end):
 `main` int32 [T], `codes` int16 [K, T], `lengths` int32 [n] in tokens, `speaker` int32 [n].
@@ -94,7 +94,7 @@ def encode_waves(codec: Dac | AsTrained, waves: list[NDArray[np.int16]]) -> list
 
 
 def as_segments(said: Sequence[Coded], tokenizer: S1Tokenizer) -> dict[str, Any]:
-    """Return the arrays of a shard, which has the utterances one after the other, as the parts of a prompt."""
+    """Return the arrays of a shard: all utterances in order, each in the format of a part of a prompt."""
     tag, end = tokenizer.encode(SPEAKER), tokenizer.control("im_end")
     main: list[NDArray[np.int32]] = []
     books: list[NDArray[np.int16]] = []

@@ -169,7 +169,7 @@ class _Lifecycle:
         return EngineState("stopped") if running is None else running.state()
 
     def health_check(self) -> dict[str, Any]:
-        """Return state, placement and memory; never waits for requests and never raises."""
+        """Return state, placement and memory; never waits for requests. Raises PyTorch's error if the GPU fails."""
         running = self._running
         return {"status": "stopped", "ready": False, "vram": vram(None)} if running is None else running.health()
 

@@ -1,4 +1,4 @@
-"""All errors of this package; `S1MiniError` catches them all.
+"""The errors that the engine raises, and `S1MiniError`, the base of all errors of this package.
 
 Each error has a stable `code` for programs and a message for people, where possible with the given value, the allowed
 values or the setting to change. `RequestError` and its subclasses name the `field` at fault and are the caller's

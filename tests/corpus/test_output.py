@@ -141,7 +141,7 @@ def test_a_changed_input_or_setting_is_refused_with_the_difference_and_changes_n
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("thesis.doc", "the output holds no corpus.json but other files: thesis.doc; name a new or empty place"),
+        ("thesis.doc", r"the output has other files \(thesis.doc\) but no corpus.json; name a new or empty place"),
         ("corpus.json", "holds a corpus.json that `s1-mini corpus` did not write; name a new or empty place"),
     ],
 )

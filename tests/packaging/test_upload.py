@@ -85,7 +85,7 @@ def test_an_archive_arrives_whole_in_parts_with_checksums(s3: Any, large: Path) 
 def test_a_failed_upload_resumes_where_it_stopped(s3: Any, large: Path) -> None:
     broken = Recorder(s3, fails_at=5)
     with pytest.raises(
-        UploadError, match=r"cannot reach AWS.*parts of .* are uploaded; run the same command again.*abort-multipart"
+        UploadError, match=r"cannot reach AWS.*parts of .* are uploaded; to resume, .* --artifact FILE.*abort-multipart"
     ):
         Uploader(broken, part_bytes=PART).send(large, PLACE)
     arrived = broken.count("upload_part")

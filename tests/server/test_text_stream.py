@@ -197,7 +197,7 @@ def test_a_session_whose_text_does_not_go_on_is_idle(engine: ProductionTTSEngine
 @pytest.mark.parametrize(
     ("options", "text", "field"),
     [
-        ({}, "1 2 " * 200, "text: has"),
+        ({}, "1 2 " * 200, "text: needs a frame for each token"),
         ({}, "a" * 20_001, "text: is 20001 characters ahead of the audio; at most 20000 are allowed"),
         ({"word_times": True}, "", "word_times: is not supported"),
     ],
@@ -280,7 +280,7 @@ def test_the_limit_of_characters_counts_what_is_not_spoken_completely(checkpoint
         say(socket, type="input.text", text=" all of you")
         messages, _, code = hear(socket)
 
-    reason = "text: has 24 characters in unfinished utterances; at most 20 are allowed"
+    reason = "text: has 24 characters in unfinished utterances; the limit is 20"
     assert messages[-1]["error"]["message"].startswith(reason)
     assert code == 1008
 

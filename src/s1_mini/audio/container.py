@@ -154,7 +154,7 @@ def write(path: str | Path, wave: np.ndarray, sample_rate: int, audio_format: Au
 
 
 def check_writable(path: str | Path, *, is_windows: bool = os.name == "nt") -> None:
-    """Raise `ParameterError` if `write` cannot create or replace `path`: no folder, no permission, or not a file."""
+    """Raise `ParameterError` if `path` is a folder, its folder does not exist, or permission to write is missing."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise ParameterError("path", f"cannot write {str(path)!r}: it is a folder")

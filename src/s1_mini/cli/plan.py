@@ -111,8 +111,9 @@ def plan(
         )
         console.print(_table(plans))
         typer.echo(
-            f"floor: the minimum by the data sheet. Expected time per frame: {efficiency.fixed_ms:g} ms + floor of the "
-            f"model / {efficiency.memory_share:g} + floor of the codec / {efficiency.compute_share:g}. Expected "
+            "floor: the shortest possible time per frame according to the GPU's data sheet, with the measured share of "
+            f"its bandwidth. Expected time per frame: {efficiency.fixed_ms:g} ms + floor of the model / "
+            f"{efficiency.memory_share:g} + floor of the codec / {efficiency.compute_share:g}. Expected "
             f"streams: {efficiency.engine_share:g} × the number that this time allows ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))

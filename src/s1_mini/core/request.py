@@ -95,7 +95,7 @@ class StageSequence:
         # Counts for the unit in progress: prefilled positions, launched steps, reported steps.
         self.num_read = self.num_launched = self.num_steps = 0
         self.has_looked = False  # whether the prefix cache was searched
-        self.last_choice = 0  # number of the last choice of the stage's queue that selected this sequence
+        self.last_choice = 0  # serial number of the stage queue's most recent choice that included this sequence
 
     @property
     def before(self) -> StageSequence | None:

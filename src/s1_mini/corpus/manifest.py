@@ -90,7 +90,7 @@ def open_manifest(output: CorpusOutput, header: Mapping[str, Any]) -> dict[int, 
         strange = sorted(name for name in output.names("") if not is_temporary(name))
         if strange:
             raise CorpusError(
-                f"the output holds no {HEADER} but other files: {', '.join(strange[:_MAX_NAMED])}; "
+                f"the output has other files ({', '.join(strange[:_MAX_NAMED])}) but no {HEADER}; "
                 "name a new or empty place"
             )
     elif found != expected and (not _is_ours(found) or output.names(ENTRIES)):

@@ -299,7 +299,7 @@ class TextStreamModel(Protocol):
         """Build the prompt for the beginning of a text; None if it needs more text. Raises the errors of `prompt`."""
 
     def rest_of_text(self, text: str, *, is_last: bool) -> np.ndarray:
-        """Return the tokens [n] of the next part of a text, one for each step that has no token yet."""
+        """Return the tokens [n] of the next part of a text; the following steps read one each."""
 
 
 class LoadedModel(Protocol):

@@ -75,6 +75,6 @@ def check_rest(num_tokens: int, room: int) -> None:
     if num_tokens > room:
         raise TextError(
             "text",
-            f"has {num_tokens - room} more tokens than a slot has frames left, and each frame reads one; shorten it or "
-            "raise S1_MINI_MAX_COLUMNS",
+            f"needs a frame for each token, but has {num_tokens - room} more tokens than a slot has frames left; "
+            "shorten it or raise S1_MINI_MAX_COLUMNS",
         )

@@ -1,8 +1,8 @@
 """`POST /invocations` and `GET /execution-parameters`.
 
 The body is JSON, JSON lines or a form; `Accept` selects the format of the response; the custom attributes may select
-another route; the session headers open, use and close sessions. `GET /ping` and the bidirectional stream are routes of
-the server.
+another route. The header `X-Amzn-SageMaker-Session-Id` opens or names a session; closing one also needs
+`"requestType": "CLOSE"` in the body. `GET /ping` and the bidirectional stream are routes of the server.
 
 SageMaker passes on up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes`. The container uses
 comma-separated `name=value` pairs: `route=/v1/audio/speech` in a request, `sample_rate=44100,format=pcm` in a response.

@@ -133,9 +133,9 @@ class Uploader:
             self.client.complete_multipart_upload(**named, IfNoneMatch="*", MultipartUpload={"Parts": parts})
         except (BotoCoreError, ClientError, OSError) as error:
             error.add_note(
-                f"{len(parts)} of {count} parts of s3://{bucket}/{key} are uploaded; run the same command again to "
-                f"resume, or drop them: aws s3api abort-multipart-upload --bucket {bucket} --key {key} --upload-id "
-                f"{upload}"
+                f"{len(parts)} of {count} parts of s3://{bucket}/{key} are uploaded; to resume, upload the file "
+                f"again with --artifact FILE, or drop the parts: aws s3api abort-multipart-upload --bucket {bucket} "
+                f"--key {key} --upload-id {upload}"
             )
             raise
 

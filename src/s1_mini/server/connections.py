@@ -1,4 +1,4 @@
-"""Connection limits: at most N open connections, idle ones evicted first, stalled ones aborted.
+"""Connection limits: at most N open connections; connections whose client stops reading are aborted.
 
 Runs on the event loop and works on transports, independently of HTTP.
 """
@@ -36,7 +36,7 @@ WARN_EVERY_S = 10.0  # minimum interval between warnings with the same message
 
 
 class Connections(IdlePool[asyncio.Transport]):
-    """Open connections of one server; at the limit, the client that has most of them loses its longest idle one.
+    """Open connections of one server; at the limit, a new connection evicts another one, as in `IdlePool`.
 
     A connection is idle while it waits for a request or for the rest of a request, and busy while a request is being
     answered.
@@ -54,14 +54,16 @@ class Connections(IdlePool[asyncio.Transport]):
         asyncio.get_running_loop().set_exception_handler(self._note)
 
     def accept(self, transport: asyncio.Transport) -> bool:
-        """Register a connection, evicting another one if necessary; abort it and return False if all are busy."""
+        """Register a connection, evicting another one if necessary; abort it and return False if none can be."""
         is_full = len(self) >= self.limit
         if not self.add(transport, self._accounts.client(_address(transport)), can_evict=_has_sent_all):
-            self._warnings.warn("connections refused: all allowed connections are busy", connections=len(self))
+            self._warnings.warn(
+                "connections refused: the limit is reached and no open connection can be closed", connections=len(self)
+            )
             transport.abort()
             return False
         if is_full:
-            self._warnings.warn("idle connections closed to make room", connections=len(self))
+            self._warnings.warn("connections closed to make room for new ones", connections=len(self))
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

@@ -198,7 +198,7 @@ class Session:
             raise IdleError(f"no message arrived for {self.protocol.idle_s:g} s")
 
     async def _take(self, message: dict[str, Any]) -> None:
-        """Handle one message. An invalid message raises an error; once the text is complete, it is ignored."""
+        """Handle one message. An invalid message raises an error, or is ignored once the text is complete."""
         text = message.get("text")
         try:
             if text is None:
@@ -226,7 +226,7 @@ class Session:
         if ahead > allowed and track.stream is not None:
             raise TextError(
                 "text",
-                f"has {ahead} characters in unfinished utterances; at most {allowed} are allowed; end it earlier",
+                f"has {ahead} characters in unfinished utterances; the limit is {allowed}; end each text earlier",
             )
         if ahead > allowed:
             raise TextError("text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed")

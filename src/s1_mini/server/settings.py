@@ -99,7 +99,7 @@ class ServerSettings(Settings):
         300.0,
         gt=0,
         description="maximum time until a complete response or a stream's first audio; 55 in the container; "
-        "S1_MINI_REQUEST_TIMEOUT_S limits the time to the last audio in both cases",
+        "S1_MINI_REQUEST_TIMEOUT_S limits the time to the last audio, for streams and complete responses alike",
     )
     stream_timeout_s: float = Field(
         300.0,

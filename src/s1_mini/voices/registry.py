@@ -100,7 +100,7 @@ class AddedVoices:
 
     @property
     def names(self) -> set[str]:
-        """All names at the last `refresh`."""
+        """All known names: those at the last `refresh`, and changes by this process since then."""
         with self._lock:
             return set(self._voices)
 
@@ -301,7 +301,7 @@ class VoiceRegistry:
 
     @property
     def num_added(self) -> int:
-        """Number of added voices at the last `infos`, except those hidden by a voice of the checkpoint."""
+        """Number of known added voices, except those hidden by a voice of the checkpoint."""
         return len(self.added.names - set(self.library.names))
 
     def find(self, name: str) -> NamedVoice:

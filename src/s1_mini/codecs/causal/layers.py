@@ -34,7 +34,10 @@ class Chain(nn.ModuleList):
 
 
 class CausalConv1d(nn.Module):
-    """Causal convolution. T must be a multiple of the stride, except at the end of a stream, which zeros complete."""
+    """Causal convolution. T must be a multiple of the stride, except at the end of a stream.
+
+    There, zeros are appended to complete the last step.
+    """
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1

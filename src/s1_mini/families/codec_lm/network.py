@@ -154,7 +154,7 @@ class FrameNetwork(nn.Module):
         return CachePositions(target, target, position + 1, self.depth_rope[position].expand(rows, -1, -1), mask=None)
 
     def _depth_step(self, codebook: int, x: Tensor, positions: CachePositions, cache: KVCache) -> Tensor:
-        """Run one position of each row x [B, dim]; logits [B, V] of `codebook`."""
+        """Run one position of each row, or two in the first call, x [N, dim]; return logits [N, V] of `codebook`."""
         branch: Tensor | None = None
         for index, layer in enumerate(self.blocks(self.fast_layers)):
             x, branch = layer.step(x, branch, cache.rows(index), positions)

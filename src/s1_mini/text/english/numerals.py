@@ -229,7 +229,7 @@ def _scaled(found: re.Match[str]) -> str:
 
 
 def read_ranges(text: str) -> str:
-    """Spell out signs that join numbers, and remove digit grouping."""
+    """Spell out ordinals, ranges, chains of numbers, powers and numbers such as 5k, and remove digit grouping."""
     text = _SPACED.sub(lambda found: found.group().replace(" ", ""), text)
     text = _APOSTROPHES.sub(lambda found: found.group().replace("'", ""), text)
     text = _DOTS.sub(lambda found: found.group().replace(".", ""), text)
