@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
+from s1_mini.audio.container import encode
 from tests.server.conftest import Clock, Door, serving
 from waiting import EVENTUALLY_S, wait_until
 
@@ -93,6 +96,31 @@ def test_an_invalid_message_is_reported_by_its_fields(
 
     assert (output["error"]["code"], output["error"]["field"]) == ("request_invalid", field)
     assert output["error"]["message"].startswith(sentence)
+
+
+def test_a_session_clones_its_reference_with_a_transcript(
+    door: Door, small_engine: ProductionTTSEngine, tone: np.ndarray
+) -> None:
+    """All its sentences, which sound as over HTTP."""
+    wave = encode(tone, 44_100, "wav")
+    reference = {"reference_audio": base64.b64encode(wave).decode(), "reference_text": "Hi."}
+    with session(door) as socket:
+        say(socket, **CONFIG, **reference)
+        say(socket, type="input.text", text="Good morning. Good night.")
+        say(socket, type="input.done")
+        messages, sound, code = hear(socket)
+
+    expected = [
+        small_engine.generate(text, seed=1, max_new_tokens=20, reference_audio=wave, reference_text="Hi.").audio
+        for text in ("Good morning.", "Good night.")
+    ]
+    assert [message["text"].strip() for message in messages if message["type"] == "audio.start"] == [
+        "Good morning.",
+        "Good night.",
+    ]
+    samples = np.frombuffer(sound, "<i2") / 32_768
+    np.testing.assert_allclose(samples, np.concatenate(expected), atol=1e-3)
+    assert code == 1000
 
 
 @pytest.mark.parametrize("pieces", [[""], ["...", " !"]])

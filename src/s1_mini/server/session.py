@@ -255,10 +255,10 @@ class Session:
         is_accepted = track.config.text_type == "text" and self.state.engine.config.accept_ssml
         return track.config.text_type == "ssml" or (is_accepted and begins_ssml(text))
 
-    def check(self, config: SessionConfig) -> None:
-        """Raise `ParameterError` for options that the model does not support."""
+    def check(self, config: SessionConfig, recording: bytes | None) -> None:
+        """Raise `ParameterError` for options that the model does not support; `recording` is the config's reference."""
         description = self.state.engine.description
-        description.check(config.build("", config.response_format).speech)
+        description.check(config.build("", config.response_format, reference_audio=recording).speech)
         if self._streams_text(config):
             description.check_text_stream("start_at", "'word'")
             if config.word_times:
@@ -273,7 +273,7 @@ class Session:
             track.rest += text
             if not is_speakable(text) or (self.state.engine.config.accept_ssml and may_begin_ssml(track.rest)):
                 return
-            self.check(track.config)
+            self.check(track.config, self.queue.recording)
             text, track.rest, track.says = track.rest, "", True
             track.stream = _BackgroundStream()
             options = self.protocol.options | {"word_times": False}  # word times need the whole text

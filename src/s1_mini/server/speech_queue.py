@@ -86,7 +86,7 @@ class SpeechQueue:
         self._state, self._record, self._listener, self._on_idle = state, record, listener, on_idle
         assert record.holding is not None
         self._holding = record.holding  # charged for the recordings of waiting stretches, each recording once
-        self._recording: bytes | None = None
+        self.recording: bytes | None = None  # to clone
         self._items: deque[_Item] = deque()  # including the one that is being spoken
         self._has_changed = asyncio.Event()  # an item was added, or the queue was closed
         self._is_closed = False
@@ -113,13 +113,13 @@ class SpeechQueue:
 
     def set_recording(self, recording: bytes | None) -> None:
         """Clone this recording from now on. Raises `BusyError` or `TooManyRequestsError`."""
-        self._recording = recording
+        self.recording = recording
         self._count_recordings()
 
     def _count_recordings(self, *, checked: bool = True) -> None:
         """Charge the recordings that are still needed. Raises `BusyError` or `TooManyRequestsError`."""
         requests = [item.request for item in self._items if item.request is not None]
-        recordings = [self._recording or b"", *(request.reference for request in requests)]
+        recordings = [self.recording or b"", *(request.reference for request in requests)]
         distinct = {id(recording): len(recording) for recording in recordings}
         if self._items and (first := self._items[0].request) is not None:
             distinct.pop(id(first.reference), None)  # charged by `speak`
@@ -128,7 +128,7 @@ class SpeechQueue:
     def forget(self) -> None:
         """Drop the recordings now, because reference cycles keep this queue until the garbage collector runs."""
         self._items.clear()
-        self._recording = None
+        self.recording = None
         self._holding.set(Resource.BODY_BYTES, 0)
 
     def add(
@@ -145,7 +145,7 @@ class SpeechQueue:
         Raises `ParameterError`.
         """
         config = track.config
-        request = config.build(text, config.response_format, streams=True, reference_audio=self._recording, **options)
+        request = config.build(text, config.response_format, streams=True, reference_audio=self.recording, **options)
         request = replace(request, speech=replace(request.speech, continues=continues, stream=stream))
         self.num_waiting += len(_text_of(request))
         self._append(_Item(track, partial(self._say, track, request), request))

@@ -80,7 +80,7 @@ class OwnProtocol(Protocol):
         recording = None if coded is None else await in_turn(state, decode_base64, coded)
         if recording is not None:
             read_recording(recording, state.engine.config.max_reference_bytes)
-        self.session.check(config)
+        self.session.check(config, recording)
         self.session.end_stream(self._track)
         self._track.config, self._track.voice = config, ""
         self.session.queue.set_recording(recording)
