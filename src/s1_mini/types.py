@@ -130,6 +130,7 @@ class EngineState:
     status: Literal["stopped", "ready", "failed"]  # failed: `health_check` has the reason
     num_waiting: int = 0  # requests in the queue, without paused streams
     max_waiting: int = 0  # limit at which new requests are refused
+    retry_after_s: float = 1.0  # when a refused request should be sent again, in seconds
 
     @property
     def is_ready(self) -> bool:

@@ -17,6 +17,7 @@ from websockets.sync.client import connect
 from door_room import listening, raw_post
 from held_generation import SOUNDS, held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.runtime.running import EngineRuntime
 from s1_mini.server import limits
 from s1_mini.server.app import create_app
@@ -237,6 +238,18 @@ def test_a_full_queue_refuses_before_the_body_is_read(
     assert received.startswith(b"HTTP/1.1 503")
     assert b'"queue_full"' in received
     assert b"retry-after: 1" in lowered
+
+
+def test_a_refused_request_gets_the_retry_time_of_the_engine(
+    small_engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(small_engine) as door, door.client() as http:
+        monkeypatch.setattr(WaitingLine, "retry_after_s", 7.2)
+        monkeypatch.setattr(WaitingLine, "__len__", lambda line: line.max_size)
+
+        refused = http.post("/v1/tts", json={"text": "Hi."})
+
+    assert (refused.status_code, refused.headers["Retry-After"], code(refused)) == (503, "8", "queue_full")
 
 
 def test_requests_over_the_total_limit_get_503_and_over_the_client_limit_429(

@@ -43,6 +43,27 @@ class QueueStats:
     mean_batch_size: float  # mean number of utterances admitted together, over the last `HISTORY` admissions
 
 
+class _AdmissionRate:
+    """How fast utterances leave the queue, measured only while requests wait."""
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[float, int]] = deque(maxlen=RATE_HISTORY)  # time and size of admitted batches
+
+    def add(self, now: float, size: int) -> None:
+        self._batches.append((now, size))
+
+    def forget(self) -> None:
+        self._batches.clear()
+
+    def retry_after_s(self, num_waiting: int) -> float:
+        """Return the seconds until half of `num_waiting` utterances are admitted at the recent rate, within limits."""
+        if len(self._batches) < 2:
+            return MIN_RETRY_S
+        elapsed = self._batches[-1][0] - self._batches[0][0]
+        admitted = sum(size for _, size in self._batches) - self._batches[0][1]
+        return min(max(MIN_RETRY_S, num_waiting / 2 * elapsed / admitted), MAX_RETRY_S)
+
+
 class WaitingLine:
     """The waiting utterances of at most `max_size` requests. Further requests are refused.
 
@@ -57,11 +78,11 @@ class WaitingLine:
         self.grouping = grouping
         self._waiting: dict[Request, deque[Utterance]] = {}
         self._order = _FairOrder(self._waiting)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `submit` reads `retry_after_s`
         self._accepted = self._refused = 0
         self._waits: deque[float] = deque(maxlen=HISTORY)
         self._batches: deque[int] = deque(maxlen=HISTORY)
-        self._recent: deque[tuple[float, int]] = deque(maxlen=RATE_HISTORY)  # time and size of admitted batches
+        self._rate = _AdmissionRate()
 
     def __len__(self) -> int:
         with self._lock:
@@ -80,7 +101,7 @@ class WaitingLine:
         with self._lock:
             if len(self._waiting) >= self.max_size and (waiting := len(self._eligible())) >= self.max_size:
                 self._refused += 1
-                raise QueueFullError(waiting, self.max_size, self._retry_after_s())
+                raise QueueFullError(waiting, self.max_size, self.retry_after_s)
             self._accepted += 1
             self._push(request, request.utterances)
 
@@ -110,8 +131,9 @@ class WaitingLine:
             if taken:
                 self._waits.extend(max(0.0, now - utterance.due) for utterance in taken)
                 self._batches.append(len(taken))
-                self._recent.append((now, len(taken)))
-                self._restart_rate()
+                self._rate.add(now, len(taken))
+                if not self._waiting:
+                    self._rate.forget()
             return taken
 
     def wakes(self, now: float, free: int) -> float | None:
@@ -132,23 +154,21 @@ class WaitingLine:
         with self._lock:
             if self._waiting.pop(request, None) is not None:
                 self._order.leave(request)
-                self._restart_rate()
+                if not self._waiting:
+                    self._rate.forget()
 
     def forget(self) -> None:
         with self._lock:
             self._accepted = self._refused = 0
             self._waits.clear()
             self._batches.clear()
-            self._recent.clear()
+            self._rate.forget()
 
-    def _retry_after_s(self) -> float:
-        """Return the seconds until half of the waiting utterances are admitted at the recent rate, within limits."""
-        if len(self._recent) < 2:
-            return MIN_RETRY_S
-        elapsed = self._recent[-1][0] - self._recent[0][0]
-        admitted = sum(size for _, size in self._recent) - self._recent[0][1]
-        waiting = sum(map(len, self._waiting.values()))
-        return min(max(MIN_RETRY_S, waiting / 2 * elapsed / admitted), MAX_RETRY_S)
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds after which a request that the full queue refuses should be sent again."""
+        with self._lock:
+            return self._rate.retry_after_s(sum(map(len, self._waiting.values())))
 
     @property
     def stats(self) -> QueueStats:
@@ -163,11 +183,6 @@ class WaitingLine:
             )
 
     # ---- with the lock held ---------------------------------------------------------------------------------------
-
-    def _restart_rate(self) -> None:
-        """Forget the admission rate once no request waits, because it is measured only while requests wait."""
-        if not self._waiting:
-            self._recent.clear()
 
     def _eligible(self) -> list[Request]:
         return [request for request in self._waiting if not request.is_paused]

@@ -172,8 +172,8 @@ class EngineRuntime:
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
     def state(self) -> EngineState:
-        core = self.synthesizer.core
-        return EngineState("ready" if core.is_alive else "failed", len(core.line), core.line.max_size)
+        core, line = self.synthesizer.core, self.synthesizer.core.line
+        return EngineState("ready" if core.is_alive else "failed", len(line), line.max_size, line.retry_after_s)
 
     def health(self) -> dict[str, Any]:
         """Return state, placement and memory; never waits for the stages."""

@@ -53,7 +53,6 @@ UNREAD_CHECK_S = 0.5  # interval at which unread audio is charged
 PIECE_BYTES = 64 * 1024  # responses are written in pieces of this size, each after the previous one was sent
 
 FRESH_S = 0.02  # maximum age of the cached health
-RETRY_AFTER_S = 1.0
 
 
 class EngineDied(Exception):  # noqa: N818 - not an error of a request
@@ -105,7 +104,7 @@ class AdmissionController:
         if (refused := self.refusal(state)) is not None:
             return refused
         if state.num_waiting >= state.max_waiting:
-            return QueueFullError(state.num_waiting, state.max_waiting, RETRY_AFTER_S)
+            return QueueFullError(state.num_waiting, state.max_waiting, state.retry_after_s)
         queue_and_slots = state.max_waiting + self._engine.num_slots
         self.accounts.limits[Resource.REQUESTS] = min(self._settings.max_requests, queue_and_slots)
         return self.accounts.refusal(record.client, Resource.REQUESTS, 1)
