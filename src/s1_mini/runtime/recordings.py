@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from s1_mini.core.turns import Turns, client_share
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError, RequestTimeoutError
+from s1_mini.runtime.tasks import Durations
 from s1_mini.text.form import NormalizedText
 from s1_mini.types import Voice
 from s1_mini.voices.reference import Check
@@ -50,7 +51,7 @@ class Recordings:
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._is_closed = False
-        self._usual_s = USUAL_S
+        self._durations = Durations(USUAL_S)
 
     def submit(self, work: Callable[[Check], Result], client: str = "") -> Future[Result]:
         """Queue `work`, and return its future; cancelling the future ends the work at any time.
@@ -65,7 +66,12 @@ class Recordings:
             num_own = sum(each.client == client for each in self._waiting)
             allowed = max(1.0, client_share(self.max_waiting, len(self._waiting), num_own))
             if len(self._waiting) >= self.max_waiting or (client and num_own + 1 > allowed):
-                raise QueueFullError(len(self._waiting), self.max_waiting, self._retry_after_s(), "recordings")
+                raise QueueFullError(
+                    len(self._waiting),
+                    self.max_waiting,
+                    self._durations.retry_after_s(len(self._waiting), self._num_threads),
+                    "recordings",
+                )
             self._waiting.append(_Waiting(future, work, client))
             if client not in self._turns:
                 self._turns.join(client)
@@ -98,9 +104,6 @@ class Recordings:
     def health(self) -> dict[str, int]:
         return {"waiting": len(self._waiting), "running": len(self._running), "max_waiting": self.max_waiting}
 
-    def _retry_after_s(self) -> float:
-        return max(1.0, self._usual_s * len(self._waiting) / 2 / self._num_threads)
-
     def _forget(self, future: Future[Any]) -> None:
         with self._changed:
             for each in self._waiting:
@@ -121,7 +124,7 @@ class Recordings:
             else:
                 with suppress(InvalidStateError):
                     future.set_result(result)
-                self._usual_s += 0.2 * (time.monotonic() - started - self._usual_s)
+                self._durations.add(time.monotonic() - started)
                 del result
             with self._changed:
                 self._running.discard(future)

@@ -23,6 +23,21 @@ USUAL_S = 0.1  # first estimate of the duration of a task
 SPEAKING_SHARE = 3.0  # seconds of generation for each second of tasks, while there are requests
 
 
+class Durations:
+    """The usual duration of work that waits in a queue: a mean in which recent work counts most."""
+
+    def __init__(self, usual_s: float) -> None:
+        """`usual_s` is assumed until work has been measured."""
+        self._usual_s = usual_s
+
+    def add(self, seconds: float) -> None:
+        self._usual_s += 0.2 * (seconds - self._usual_s)
+
+    def retry_after_s(self, num_waiting: int, num_threads: int = 1) -> float:
+        """Return the seconds until half of the waiting work is done, at least 1."""
+        return max(1.0, self._usual_s * num_waiting / 2 / num_threads)
+
+
 class _Task:
     """One task. `make` returns its generator, again after an out-of-memory error."""
 
@@ -68,7 +83,7 @@ class Tasks:
         self._is_open, self._lock = True, threading.Lock()
         self._next = 0.0  # earliest time of the next step during generation
         self._started: float | None = None  # time of the first task's first step
-        self._usual_s = USUAL_S
+        self._durations = Durations(USUAL_S)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -83,7 +98,7 @@ class Tasks:
             if not self._is_open:
                 raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
             if len(self._tasks) >= self._max_size:
-                retry_after_s = max(1.0, self._usual_s * len(self._tasks) / 2)
+                retry_after_s = self._durations.retry_after_s(len(self._tasks))
                 raise QueueFullError(len(self._tasks), self._max_size, retry_after_s, "tasks")
             self._tasks.append(task)
         return task.future
@@ -104,7 +119,7 @@ class Tasks:
         if was_cancelled or attempt(work, fail) is not False:
             self._tasks.popleft()
             if not was_cancelled:
-                self._usual_s += 0.2 * (self._clock() - self._started - self._usual_s)
+                self._durations.add(self._clock() - self._started)
             self._started = None
         now = self._clock()
         self._next = now + SPEAKING_SHARE * (now - started)
