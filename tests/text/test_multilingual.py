@@ -13,7 +13,7 @@ from s1_mini.exceptions import TextError
 from s1_mini.families.qwen3.describe import TAGS
 from s1_mini.text.detection import cut_by_language, identify
 from s1_mini.text.form import TextForm
-from s1_mini.text.multilingual import LANGUAGES, read_certain
+from s1_mini.text.multilingual import MULTILINGUAL, read_certain
 from s1_mini.text.reading import spoken, spoken_certain
 from s1_mini.text.split import sentence_spans
 from tests.text.test_form import ROWS
@@ -121,7 +121,7 @@ def test_what_has_several_readings_stays_as_it_is_written(tag: str, written: str
     assert read_certain(written, tag) == written
 
 
-@pytest.mark.parametrize("tag", sorted(LANGUAGES))
+@pytest.mark.parametrize("tag", sorted(MULTILINGUAL))
 def test_no_word_next_to_a_number_is_lost_and_text_without_digits_is_unchanged(tag: str) -> None:
     draw = random.Random(7)
     for _ in range(200):
@@ -154,14 +154,14 @@ def test_no_text_takes_long_in_any_language() -> None:
     started = time.process_time()
 
     for unit in (*HOSTILE, "中。", "か。1", "한1 ", "x! ", "1.234.", "3:05 ", "12h", "第", "1\u202f"):
-        for language in (None, *LANGUAGES):
+        for language in (None, *MULTILINGUAL):
             spoken_certain((unit * 20_000)[:20_000], language)
 
     assert time.process_time() - started < 120  # all of them take 7 s on one core; a backtracking pattern takes minutes
 
 
 def test_sentences_of_the_ten_languages_are_found_or_left_open() -> None:
-    found = [(language, identify(sentence)) for language, sentence in ROWS if language in LANGUAGES | {"en"}]
+    found = [(language, identify(sentence)) for language, sentence in ROWS if language in MULTILINGUAL | {"en"}]
     foreign = [tag for language, tag in found if language != "en"]
 
     assert len(foreign) >= 50

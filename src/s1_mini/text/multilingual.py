@@ -55,7 +55,7 @@ _MONEY = {  # one unit | several; CLDR has the long names of price lists, such a
     "ko": table("€=유로, $=달러, £=파운드, ₩=원"),
 }
 _CENTS = table("de=, fr=, es=con , it=e , pt=e ")  # before cents; the other languages read decimals
-LANGUAGES = frozenset(_DATE)
+MULTILINGUAL = frozenset(_DATE)
 
 MAX_BARE_DIGITS = 4  # without separators; longer numbers are often codes
 MAX_CHINESE_DIGITS = 2  # because 911 and 110 are read digit by digit
@@ -98,8 +98,8 @@ _UNIT = r"(?:(?:[kcdmµμ]?[mglL][²³23]?|t|[kMGT]?(?:Hz|Wh?|V|A|B)|k?cal|ha|h|
 
 
 def read_certain(text: str, tag: str) -> str:
-    """Return `text` with the certain readings of its numbers, if `tag` is one of `LANGUAGES`; keeps all other text."""
-    for pattern, read in _readers(tag) if tag in LANGUAGES else ():
+    """Return `text` with the certain readings of its numbers, if `tag` is in `MULTILINGUAL`; keeps all other text."""
+    for pattern, read in _readers(tag) if tag in MULTILINGUAL else ():
         text = pattern.sub(lambda found: read(found, tag) or found.group(), text)  # noqa: B023
     return text
 

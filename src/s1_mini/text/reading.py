@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from s1_mini.exceptions import ParameterError
 from s1_mini.text.detection import cut_by_language
-from s1_mini.text.multilingual import LANGUAGES as MULTILINGUAL
-from s1_mini.text.multilingual import MINUS, PERCENT, POINT, read_certain
+from s1_mini.text.multilingual import MINUS, MULTILINGUAL, PERCENT, POINT, read_certain
 from s1_mini.text.numbers import MAX_DIGITS, spell
 from s1_mini.text.tables import table, words
 
