@@ -34,10 +34,10 @@ def test_turns_are_spoken_and_an_interruption_leaves_the_session_usable(
 ) -> None:
     config_of = deepgram.config_of
 
-    async def named_config(socket: Any, voice: str | None, *arguments: Any) -> Any:
+    async def named_config(socket: Any, start: Any, voice: str | None, *arguments: Any) -> Any:
         """Sentences of at most 20 frames in the default voice: the class cannot limit them, and must name a voice."""
         assert voice == "default"
-        config = await config_of(socket, None, *arguments)
+        config = await config_of(socket, start, None, *arguments)
         return config.model_copy(update={"seed": 1, "max_new_tokens": 20})
 
     monkeypatch.setattr(deepgram, "config_of", named_config)
