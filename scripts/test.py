@@ -32,9 +32,10 @@ EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 # Without this step, each process compiles all imported modules (20 s of CPU time) and the built-in voice's kernels
-# (10 s) at the same time. The run of pytest that follows reports errors.
+# (10 s) at the same time. torch imports `torch._dynamo` only when it is first used; compiling it takes 4 s. The run of
+# pytest that follows reports errors.
 COMPILE_IMPORTS = """
-import contextlib, os, pytest
+import contextlib, os, pytest, torch._dynamo
 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
     pytest.main(["--collect-only", "-n", "0"])
 with contextlib.suppress(Exception):

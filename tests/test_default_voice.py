@@ -101,7 +101,7 @@ def test_it_has_voices_of_its_own(voice: ProductionTTSEngine) -> None:
     assert len(voice.voice_names()) >= 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("pocketsphinx") is None, reason="pocketsphinx is missing: no wheel for this machine")
 def test_seven_sentences_by_as_many_voices_are_intelligible_and_stop_in_time(voice: ProductionTTSEngine) -> None:
     names = voice.voice_names()

@@ -95,7 +95,7 @@ except S1MiniError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_program_that_uses_the_package_passes_mypy_strict(tmp_path: Path) -> None:
     """Types are not just Any: a missing name and a text in place of a number are reported."""
     wrong = 'ProductionTTSEngine().generate("Hello.", seed="1").loudness\n'

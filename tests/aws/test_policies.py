@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def allowed(name: str, action: str, resource: str = "*") -> bool:
     )
 
 
+@cache  # botocore reads and parses the service models again for each session
 def operations() -> dict[str, set[str]]:
     """Return the actions of all operations that boto3 knows, by their Python names."""
     session, found = botocore.session.get_session(), dict[str, set[str]]()
@@ -85,13 +87,16 @@ def test_every_call_of_the_commands_is_allowed_by_the_policy_of_who_runs_them() 
     assert refused == set()
 
 
+@pytest.fixture(scope="module")
+def handlers() -> dict[str, Any]:
+    """The calls of CloudFormation by type of resource."""
+    folder = files("cfnlint").joinpath("data/schemas/resources")
+    texts = [path.read_text(encoding="utf-8") for path in folder.iterdir() if path.name.endswith(".json")]
+    return {schema["typeName"]: schema.get("handlers", {}) for schema in map(json.loads, texts)}
+
+
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "batch"])
-def test_every_call_of_cloudformation_for_a_stack_is_allowed(form: str) -> None:
-    handlers: dict[str, Any] = {}
-    for path in files("cfnlint").joinpath("data/schemas/resources").iterdir():
-        if path.name.endswith(".json"):
-            schema = json.loads(path.read_text(encoding="utf-8"))
-            handlers[schema["typeName"]] = schema.get("handlers", {})
+def test_every_call_of_cloudformation_for_a_stack_is_allowed(form: str, handlers: dict[str, Any]) -> None:
     template = build_template(deployment(form, scaling=Scaling()))
 
     for kind in {each["Type"] for each in template["Resources"].values()}:

@@ -35,13 +35,13 @@ def s1_mini(*arguments: str | Path, stdin: bytes = b"", **environment: str) -> s
     return subprocess.run(command, input=stdin, capture_output=True, env=ENVIRONMENT | environment, check=False)
 
 
-def test_say_writes_a_file_and_names_it_on_stderr(tiny: Path, tmp_path: Path) -> None:
+def test_say_writes_a_file_and_names_it_on_stderr(call: Call, tiny: Path, tmp_path: Path) -> None:
     options = ("--checkpoint", tiny, "--seed", "1", "--max-new-tokens", "12")
 
-    result = s1_mini("say", "Hello.", *options, "-o", tmp_path / "a.wav")
+    result = call("say", "Hello.", *options, "-o", tmp_path / "a.wav")
 
-    assert (result.returncode, result.stdout) == (0, b"")
-    *warned, wrote = result.stderr.decode().splitlines()
+    assert (result.code, result.out) == (0, "")
+    *warned, wrote = result.err.splitlines()
     assert wrote == f"wrote {tmp_path / 'a.wav'}"
     assert ["reached --max-new-tokens" in line for line in warned] == [True]  # see below: a random model has no end
     wave, rate = soundfile.read(tmp_path / "a.wav")
@@ -252,6 +252,7 @@ REFUSED_EARLY = {
     "reference that is not a sound": ["Hi.", "--reference", "{tmp}/bad.safetensors", "--checkpoint", "{tiny}"],
     "long reference": ["Hi.", "--reference", "{tmp}/long.wav", "--checkpoint", "{tiny}"],
     "reference where none is taken": ["Hi.", "--reference", "{tmp}/long.wav"],
+    "markup": ["<speak><b/></speak>", "--text-type", "ssml", "--checkpoint", "{tiny}"],
 }
 
 
@@ -382,13 +383,13 @@ def test_audio_may_be_written_to_the_null_device(monkeypatch: pytest.MonkeyPatch
         check_writable("/dev/null", is_windows=False)
 
 
-def test_say_reads_markup_and_checks_it_before_the_model_is_loaded(tiny: Path, tmp_path: Path) -> None:
+def test_say_reads_markup_and_names_the_place_of_a_mistake(call: Call, tiny: Path, tmp_path: Path) -> None:
     options = ("--checkpoint", tiny, "--seed", "1", "--max-new-tokens", "2", "-o", tmp_path / "out.wav")
 
-    said = s1_mini("say", "One. [pause 1s] Two.", "--text-type", "marked", *options)
-    refused = s1_mini("say", "<speak><b/></speak>", "--text-type", "ssml", *options)
+    said = call("say", "One. [pause 1s] Two.", "--text-type", "marked", *options)
+    refused = call("say", "<speak><b/></speak>", "--text-type", "ssml", *options)
 
-    assert said.returncode == 0, said.stderr
+    assert said.code == 0, said.err
     assert soundfile.info(tmp_path / "out.wav").frames == 44_100 + 4 * 2048
-    assert refused.returncode != 0
-    assert b"line 1, column 8: <b> is not supported" in refused.stderr
+    assert refused.code != 0
+    assert "line 1, column 8: <b> is not supported" in refused.err

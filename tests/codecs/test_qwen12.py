@@ -24,7 +24,7 @@ from s1_mini.codecs.causal.stage import CausalDecoder
 from s1_mini.codecs.qwen12.config import Qwen12Config
 from s1_mini.codecs.qwen12.encoder import Encoder
 from s1_mini.codecs.qwen12.model import Qwen12
-from s1_mini.codecs.qwen12.random import PUBLISHED, TINY, random_tensors
+from s1_mini.codecs.qwen12.random import PUBLISHED, TINY, TINY_BOOKS, random_tensors
 from s1_mini.codecs.qwen12.weights import build_decoder, build_encoder, decoder_shapes, encoder_shapes
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.core.messages import Begin, Conditions
@@ -35,7 +35,7 @@ from s1_mini.weights.fit import skeleton
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
-CPU, RATE, BOOKS = torch.device("cpu"), 1920, 16
+CPU, RATE, BOOKS = torch.device("cpu"), 1920, TINY_BOOKS
 CONFIG = Qwen12Config.from_json(TINY)
 CHUNKS = (1, 2, 3, 5, 13)
 
@@ -388,8 +388,8 @@ def test_the_published_config_is_read() -> None:
         ("decoder_config.upsample_rates", [8, 5, 4], r"decode_upsample_rate=1920 must be the product"),
         ("decoder_config.decoder_dim", 40, r"decoder_dim=40 a multiple of 16"),
         ("encoder_config.pad_mode", "reflect", r"pad_mode='reflect' is not supported; it must be constant"),
-        ("encoder_config.num_quantizers", 12, r"has 12 codebooks .* needs at least 16 with 64 entries each"),
-        ("encoder_valid_num_quantizers", 8, r"encoder_valid_num_quantizers=8 must be 16"),
+        ("encoder_config.num_quantizers", 4, r"has 4 codebooks .* needs at least 6 with 64 entries each"),
+        ("encoder_valid_num_quantizers", 8, r"encoder_valid_num_quantizers=8 must be 6"),
         ("input_sample_rate", 16_000, r"input_sample_rate=16000 must be 24000"),
     ],
 )

@@ -20,7 +20,7 @@ from s1_mini.types import SamplingParams, Voice
 from tests.families.qwen3_room import clone, opened, written
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
-pytestmark = [pytest.mark.usefixtures("no_grad"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_grad"), pytest.mark.long]
 
 SPAN, FRAMES = 128, 30
 OPTIONS = (

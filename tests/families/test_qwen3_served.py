@@ -104,7 +104,7 @@ def test_a_model_without_speakers_is_like_one_of_designed_voices(tmp_path: Path)
     assert not Checkpoint(custom).description.splits
 
 
-@pytest.mark.parametrize("has_voice", [True, False])
+@pytest.mark.parametrize("has_voice", [pytest.param(True, marks=pytest.mark.long), False])
 def test_the_check_of_a_package_speaks_with_its_first_voice_or_tells_how_to_add_one(
     tmp_path: Path, has_voice: bool
 ) -> None:

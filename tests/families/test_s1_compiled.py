@@ -19,7 +19,7 @@ from s1_mini.types import SamplingParams
 from tests.families.s1_room import build
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
-pytestmark = [pytest.mark.usefixtures("no_grad"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_grad"), pytest.mark.long]
 
 SPAN, FRAMES = 128, 40  # more frames than the repetition window
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

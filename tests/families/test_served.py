@@ -231,6 +231,7 @@ def test_a_voice_without_a_recording_is_listed_without_seconds(checkpoint: Path,
     assert "0.0" not in listed.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS[:1], indirect=True, scope="module")
 def test_a_package_passes_its_own_check(checkpoint: Path, tmp_path: Path) -> None:
     artifact = str(tmp_path / "model.tar.gz")

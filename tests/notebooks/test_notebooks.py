@@ -192,13 +192,9 @@ def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Proactor event loop")  # zmq on Windows
-@pytest.mark.parametrize(
-    "path",
-    [BOOKS[0], *(pytest.param(path, marks=pytest.mark.long) for path in BOOKS[1:])],
-    ids=[path.stem for path in BOOKS],
-)
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_with_no_network_and_shows_and_plays_what_it_made(
     path: Path, desk: Path, environment: dict[str, str], kernels: Path
 ) -> None:

@@ -22,7 +22,7 @@ from tests.toy.family import NAME, Toy
 from waiting import wait_until
 
 __all__ = ["browser", "shown", "visit", "voiced"]  # fixtures
-pytestmark = [needs_browser, pytest.mark.slow]
+pytestmark = [needs_browser, pytest.mark.long]
 
 TEXT = "Eight small boats sailed out at dawn."
 DIALOGUE = "[clara] Are you there? [pause 0.5s] [henry] Yes, I am."

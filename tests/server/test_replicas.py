@@ -27,7 +27,7 @@ from s1_mini.audio.container import encode
 from tests.server.conftest import LONG_SPEECH
 from waiting import EVENTUALLY_S, wait_until
 
-pytestmark = [needs_proxy, pytest.mark.slow]  # so that it starts early
+pytestmark = [needs_proxy, pytest.mark.long]
 
 SHORT = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
 LONG = LONG_SPEECH | {"format": "pcm", "stream": True}

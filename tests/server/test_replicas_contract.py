@@ -20,7 +20,7 @@ from tests.sagemaker import test_bidirectional, test_invocations, test_local_end
 from tests.sagemaker.conftest import runtime as runtime  # noqa: PLC0414 - a fixture of these tests, too
 from tests.server import test_health, test_hostile, test_limits, test_tts, test_websocket
 
-pytestmark = [needs_proxy, pytest.mark.slow]  # so that it starts early
+pytestmark = [needs_proxy, pytest.mark.long]
 
 MODULES: tuple[ModuleType, ...] = (
     *(test_tts, test_websocket, test_limits, test_hostile),

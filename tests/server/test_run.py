@@ -170,7 +170,7 @@ def test_requests_that_do_not_finish_in_time_get_an_error(tiny: Path, tmp_path: 
     assert [status for status, _ in results] == [503, 503]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stored_voices_survive_a_kill_during_storing(tiny: Path, tmp_path: Path, tone: np.ndarray) -> None:
     """Voices whose storage was confirmed survive a `kill -9` and sound the same; no other voice is half-written."""
     kept = {"S1_MINI_VOICES_PATH": str(tmp_path / "voices"), "S1_MINI_REFERENCE_CACHE_PATH": str(tmp_path / "cache")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -69,19 +70,23 @@ def variables(hub: Hub, folder: Path, **more: str) -> dict[str, str]:
 
 @contextmanager
 def hub_library(**values: str) -> Iterator[None]:
-    """Reload the library, because it reads its variables at import, and unload it afterwards."""
+    """Set the library's variables. It reads them when it imports `constants`, whose attributes it uses in each call."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("HF_", "S1_MINI_"))]:
             patch.delenv(name)
         for name, value in values.items():
             patch.setenv(name, value)
-        for name in loaded():
-            patch.delitem(sys.modules, name)
         try:
+            reload_constants()
             yield
         finally:
-            for name in loaded():
-                del sys.modules[name]
+            patch.undo()
+            reload_constants()
+
+
+def reload_constants() -> None:
+    if constants := sys.modules.get("huggingface_hub.constants"):
+        importlib.reload(constants)
 
 
 def loaded() -> list[str]:
@@ -319,8 +324,13 @@ def test_a_library_that_is_too_old_is_reported_with_the_upgrade_command(
     (tmp_path / "old" / "huggingface_hub").mkdir(parents=True)
     (tmp_path / "old" / "huggingface_hub" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "old")
+    for name in loaded():
+        monkeypatch.delitem(sys.modules, name)
 
-    assert refusal() == (
+    sentence = refusal()
+
+    del sys.modules["huggingface_hub"]
+    assert sentence == (
         f'configuration_invalid checkpoint {NAME}: huggingface-hub is too old; run pip install --upgrade "s1-mini[hub]"'
     )
 

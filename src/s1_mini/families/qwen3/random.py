@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.codecs.qwen12.config import Qwen12Config
-from s1_mini.codecs.qwen12.random import PUBLISHED, random_tensors
+from s1_mini.codecs.qwen12.random import PUBLISHED, TINY_BOOKS, random_tensors
 from s1_mini.codecs.qwen12.random import TINY as TINY_CODEC
 from s1_mini.codecs.qwen12.speaker import PREFIX as SPEAKER_PREFIX
 from s1_mini.codecs.qwen12.speaker import SpeakerConfig, SpeakerEncoder
@@ -51,7 +51,7 @@ def model_json(size: str) -> dict[str, Any]:
     is_tiny, kind = stem == "tiny", KINDS[kind]
     backbone = TINY if is_tiny else FULL if stem == "1.7b" else FULL | {"hidden": 1024, "inner": 3072}
     depth = TINY_DEPTH if is_tiny else FULL_DEPTH
-    codes, books, text = (64, 16, 300) if is_tiny else (2048, 16, NUM_TEXT_TOKENS)
+    codes, books, text = (64, TINY_BOOKS, 300) if is_tiny else (2048, 16, NUM_TEXT_TOKENS)
     text_dim = 24 if is_tiny else 2048
     is_custom = kind == "custom_voice"
     talker = _block(backbone) | {
