@@ -15,6 +15,7 @@ from torch import Tensor
 from s1_mini.kernels.common_attention import CommonPrefixes
 from s1_mini.kernels.head_scores import KeptHead
 from s1_mini.kernels.weight import cast_saturating
+from s1_mini.layers.staging import Writes
 
 # Stores new keys and values [B, H, T, D] of one layer, and returns all keys and values to attend to.
 KVStore = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -50,11 +51,10 @@ class KVCache:
         """Return copies of the keys and values [layers, H, count, D] of the first `count` positions of one slot."""
         return self.keys[:, slot, :, :count].clone(), self.values[:, slot, :, :count].clone()
 
-    def load(self, slot: int, saved: tuple[Tensor, Tensor]) -> None:
-        """Copy keys and values from `save` to the first positions of a slot."""
-        count = saved[0].shape[2]
-        self.keys[:, slot, :, :count] = saved[0]
-        self.values[:, slot, :, :count] = saved[1]
+    def load(self, slot: int, saved: tuple[Tensor, Tensor], writes: Writes) -> None:
+        """Copy keys and values from `save` to the first positions of a slot, when `writes` run."""
+        for cached, part in zip((self.keys, self.values), saved, strict=True):
+            writes.copy(cached[:, slot, :, : part.shape[2]], part)
 
     def block_store(self, layer: int, rows: slice, start: int) -> KVStore:
         """Return a store for the next T tokens of `rows`, from position `start` on.
