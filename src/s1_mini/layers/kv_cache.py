@@ -86,5 +86,6 @@ class CachePositions:
     rope: Tensor  # [n, D / 2, 2] rows of the rotary table
     mask: Tensor | None  # [n, 1, 1, span] true up to the token's position; None if all rows have `span` positions
     slots: Tensor | None = None  # [n] slot of each row; None: the first n slots
+    is_prompt: bool = False  # whether the rows are positions of prompts, most of them next to others of their slot
     common: CommonPrefixes | None = None  # shared prefixes of these rows
     kept: Sequence[KeptHead] = ()  # heads whose scores are stored; a layer gets only its own heads

@@ -168,7 +168,7 @@ class FrameModel(Generic[State]):
         """Prefill N positions of prompts: tokens [N, K + 1], slots [N] and positions [N]; position -1 is padding.
 
         Reads no value on the host, so it can be captured. Earlier positions of a prompt must be prefilled already, or
-        be among the N positions.
+        be among the N positions. A GPU is faster if the positions of a slot are side by side.
         """
         with batch_invariance(self.batch_invariant):
             x, where = self._embed(state, tokens, positions, span, slots=slots)
@@ -280,7 +280,7 @@ class FrameModel(Generic[State]):
             tokens, position, active, state.max_positions, self.embedding, self._network.rope
         )
         mask = used_positions(position, span, self._config.backbone.head_dim)
-        return x, CachePositions(target, position, span, rope, mask, slots)
+        return x, CachePositions(target, position, span, rope, mask, slots, is_prompt=slots is not None)
 
     def _width(self, state: State, rows: int) -> int:
         """Number of rows to compute: on a CPU, products of one to three rows round differently from larger ones."""
