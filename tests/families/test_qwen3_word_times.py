@@ -23,6 +23,7 @@ from s1_mini.families.qwen3.loaded import LoadedQwen3
 from s1_mini.families.qwen3.prompt import TEXTS
 from s1_mini.families.qwen3.random import model_json
 from s1_mini.families.qwen3.voice import CODES, VECTOR
+from s1_mini.layers.staging import Writes
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice, Word
@@ -141,7 +142,9 @@ def expected_attention(loaded: LoadedQwen3, directory: Path, text: str, frames: 
 
 def state_of(loaded: LoadedQwen3, voice: dict[str, Any]) -> Any:
     state = loaded.model.allocate(1, 8)
-    loaded.model.take(state, 0, Conditions(SamplingParams(), 0, 0, 1, voice))
+    writes = Writes(loaded.model.device)
+    loaded.model.take(state, [0], [Conditions(SamplingParams(), 0, 0, 1, voice)], writes)
+    writes.run()
     return state
 
 

@@ -12,6 +12,7 @@ import reference_s1
 from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.random import RECIPES, Recipe, random_model
+from s1_mini.layers.staging import Writes
 from tests.families.s1_room import build
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -197,7 +198,8 @@ def test_a_saved_prefix_matches_one_just_computed(tmp_path: Path) -> None:
     model.prefill(state, 0, tokens[:, shared:-1], shared)
 
     prefix = model.save(state, 0, shared)
-    model.load(state, 1, prefix)
+    model.load(state, 1, prefix, writes := Writes(model.device))
+    writes.run()
     model.prefill(state, 1, tokens[:, shared:-1], shared)
 
     for slot in (0, 1):

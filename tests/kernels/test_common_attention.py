@@ -17,6 +17,7 @@ from s1_mini.kernels import common_attention, decode_attention
 from s1_mini.kernels.backend import HAS_TRITON, batch_invariance
 from s1_mini.kernels.common_attention import CommonPrefixes
 from s1_mini.kernels.rope import HeadNorms
+from s1_mini.layers.staging import Writes
 from s1_mini.runtime.rows import SharedPrefixes
 
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
@@ -60,7 +61,10 @@ class Room:
         self.position = torch.tensor([self.length(row) + 17 * row % 70 for row in range(rows)], device=DEVICE)
         tables = common_attention.allocate_common(rows, HEADS, GROUPS, SIZE, self.qkv)
         assert tables is not None
-        self.shared, self.prefixes = SharedPrefixes(tables), {voice: torch.zeros(1) for voice in self.lengths}
+        self.shared, self.prefixes = (
+            SharedPrefixes(tables, Writes(self.qkv.device)),
+            {voice: torch.zeros(1) for voice in self.lengths},
+        )
         for row in range(rows):
             self.join(row, self.voices[row])
 
@@ -105,6 +109,7 @@ class Room:
 
     def together(self) -> Tensor:
         self.shared.write(len(self.voices))
+        self.shared.writes.run()
         return self.step(self.shared.tables)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from s1_mini.kernels.common_attention import FEWEST_ROWS, LEADER, LENGTH, MAX_COMMON, MEMBERS, CommonPrefixes
+from s1_mini.layers.staging import Writes
 from s1_mini.runtime.rows import WORTH_POSITIONS, SharedPrefixes, share_out
 
 SLOTS, MOST = 24, 8
@@ -17,14 +18,14 @@ SLOTS, MOST = 24, 8
 @pytest.fixture
 def shared() -> SharedPrefixes:
     groups = SLOTS // FEWEST_ROWS
-    return SharedPrefixes(
-        CommonPrefixes(torch.zeros(SLOTS + groups * (MEMBERS + MOST), dtype=torch.int32), SLOTS, MOST)
-    )
+    tables = CommonPrefixes(torch.zeros(SLOTS + groups * (MEMBERS + MOST), dtype=torch.int32), SLOTS, MOST)
+    return SharedPrefixes(tables, Writes(torch.device("cpu")))
 
 
 def groups_of(shared: SharedPrefixes, rows: int = SLOTS) -> list[tuple[int, int, list[int]]]:
     """Return leader, positions and members of each group."""
     shared.write(rows)
+    shared.writes.run()
     lines = [line for line in shared.tables.groups.tolist() if line[LENGTH]]
     return [(line[LEADER], line[LENGTH], [slot for slot in line[MEMBERS:] if slot >= 0]) for line in lines]
 

@@ -1,4 +1,4 @@
-"""GPU kernels for the attention of one token per row: one computes a part of a row, the others join the parts.
+"""GPU kernels for attention: one computes a part of a row with one token, others join the parts, one computes prompts.
 
 `decode_attention` launches these kernels. A program computes P = PADDED lines, at least 16 because a Triton product
 needs as many. The first SHARED lines are the query heads that share one key-value head; the others are padding.
@@ -202,6 +202,65 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are resolved at compile t
         store_sums(sums, tops, (row * heads + head) * num_sums + part, is_head, top, total, mixed, SIZE)
     elif NEW:
         store_sums(sums, tops, (row * heads + head) * num_sums, is_head & (part == 0), top, total, mixed, SIZE)
+
+
+@jit
+def prompt_kernel(
+    queries,
+    keys,
+    values,
+    position,
+    slots,
+    out,
+    rows,
+    scale,
+    slot_stride,
+    group_stride,
+    heads,
+    SHARED: tl.constexpr,
+    PADDED: tl.constexpr,
+    LINES: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Attend at one key-value head from a tile of rows, with PADDED lines each, to the positions of their slots.
+
+    Keys and values are read once for all neighbouring rows of a slot in the tile.
+    """
+    line, channel = tl.arange(0, LINES), tl.arange(0, SIZE)
+    row = (tl.program_id(0) * (LINES // PADDED) + line // PADDED).to(tl.int64)
+    group = tl.program_id(1)
+    is_row = row < rows
+    is_head = is_row & (line % PADDED < SHARED)
+    at = tl.load(position + row, mask=is_row, other=-1)
+    slot = tl.load(slots + row, mask=is_row, other=-1)
+    where = (row * heads + group * SHARED + line % PADDED)[:, None] * SIZE + channel[None, :]
+    wait_for_last(EARLY)
+    q = tl.load(queries + where, mask=is_head[:, None], other=0.0)
+    top = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    mixed = tl.zeros([LINES, SIZE], tl.float32)
+    first = 0
+    while first < LINES:  # once for neighbouring rows of a slot
+        current = tl.max(tl.where(line == first, slot, -1), axis=0)
+        after = tl.min(tl.where((line > first) & (slot != current), line, LINES), axis=0)
+        is_own = (line >= first) & (line < after)
+        last = tl.max(tl.where(is_own, at, -1), axis=0) + 1
+        start = current * slot_stride + group * group_stride
+        for begin in range(0, last, BLOCK):
+            index = begin + tl.arange(0, BLOCK)
+            score = block_scores(q, keys, start, index, last, scale, SIZE, EARLY)
+            score = tl.where(is_own[:, None] & (index[None, :] <= at[:, None]), score, float("-inf"))
+            higher = tl.maximum(top, tl.max(score, axis=1))
+            finite = tl.where(higher > float("-inf"), higher, 0.0)  # lines of later slots have no score yet
+            weight, fade = tl.exp(score - finite[:, None]), tl.exp(top - finite)
+            mixed = mixed * fade[:, None] + block_values(weight, q, values, start, index, last, SIZE, EARLY)
+            total = total * fade + tl.sum(weight, axis=1)
+            top = higher
+        first = after
+    total = tl.where(total > 0, total, 1.0)  # padding attends to nothing
+    tl.store(out + where, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head[:, None])
 
 
 @jit

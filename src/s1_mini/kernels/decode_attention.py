@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.attention_kernels import join_blocks_kernel, join_kernel, part_kernel
+from s1_mini.kernels.attention_kernels import join_blocks_kernel, join_kernel, part_kernel, prompt_kernel
 from s1_mini.kernels.backend import HAS_TRITON, is_batch_invariant, launch, runs_triton
 from s1_mini.kernels.common_attention import FEWEST_ROWS, INVARIANT_BLOCK, CommonPrefixes, attend_common
 from s1_mini.kernels.rope import HeadNorms, rope_store
@@ -25,6 +25,7 @@ if HAS_TRITON:
 BLOCK = 64  # positions per iteration
 MANY_ROWS = 64  # with more rows, smaller blocks are faster
 PROGRAMS = 256  # rows are split into parts until this many programs fill the GPU
+PROMPT_LINES = 32  # rows times query heads per program of a prompt
 
 
 def used_positions(position: Tensor, span: int, size: int) -> Tensor | None:
@@ -55,6 +56,7 @@ def step_attention(
     mask: Tensor | None,
     slots: Tensor | None = None,
     common: CommonPrefixes | None = None,
+    is_prompt: bool = False,
 ) -> Tensor:
     """Store a token of each row in the cache, and return its attention [B, H D] to the row's positions.
 
@@ -64,11 +66,15 @@ def step_attention(
     which may repeat; None means the first B. `rope` [B, D / 2, 2] has each row's cos and sin. All positions are below
     `span`; `mask` is the result of `used_positions`. No kernel of a frame may write `position`, `slots` or `common`,
     because this kernel reads them before the previous kernel has ended. Where it is faster, the prefixes in `common`
-    are read from one slot of each group, which only changes rounding, and nothing in batch-invariant mode.
+    are read from one slot of each group, which only changes rounding, and nothing in batch-invariant mode. With
+    `is_prompt`, which needs `slots`, neighbouring rows of a slot read its keys and values once, except in
+    batch-invariant mode; rows with negative positions are padding, and their results are undefined.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):
         return _attend_triton(qkv, keys, values, position, span, new=(target, rope, norms), common=common)
     query = rope_store(qkv, keys, values, target, rope, norms, slots)
+    if is_prompt and slots is not None and _can_attend(query, query.shape[-1]) and not is_batch_invariant():
+        return _attend_prompt(query, keys, values, position, slots)
     return decode_attention(query, keys, values, position, span, mask, slots).flatten(1)
 
 
@@ -211,6 +217,36 @@ def _attend_triton(
         join_kernel[(rows, heads)](
             sums, tops, out, heads, parts, triton.next_power_of_2(parts), size, **launch(queries), num_warps=1
         )
+    return out
+
+
+def _attend_prompt(query: Tensor, keys: Tensor, values: Tensor, position: Tensor, slots: Tensor) -> Tensor:
+    rows, heads, size = query.shape
+    groups = keys.shape[1]
+    padded = triton.next_power_of_2(heads // groups)
+    lines = max(PROMPT_LINES, padded)
+    out = torch.empty(rows, heads * size, dtype=query.dtype, device=query.device)
+    prompt_kernel[(triton.cdiv(rows, lines // padded), groups)](
+        query.contiguous(),  # without Triton, `rope_store` returns a slice
+        keys,
+        values,
+        position,
+        slots,
+        out,
+        rows,
+        1 / math.sqrt(size),
+        keys.stride(0),
+        keys.stride(1),
+        heads,
+        heads // groups,
+        padded,
+        lines,
+        size,
+        BLOCK if query.element_size() <= 2 else BLOCK // 2,
+        **launch(query),
+        num_warps=4,
+        num_stages=2,
+    )
     return out
 
 

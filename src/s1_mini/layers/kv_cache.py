@@ -15,6 +15,7 @@ from torch import Tensor
 from s1_mini.kernels.common_attention import CommonPrefixes
 from s1_mini.kernels.head_scores import KeptHead
 from s1_mini.kernels.weight import cast_saturating
+from s1_mini.layers.staging import Writes
 
 # Stores new keys and values [B, H, T, D] of one layer, and returns all keys and values to attend to.
 KVStore = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -50,11 +51,10 @@ class KVCache:
         """Return copies of the keys and values [layers, H, count, D] of the first `count` positions of one slot."""
         return self.keys[:, slot, :, :count].clone(), self.values[:, slot, :, :count].clone()
 
-    def load(self, slot: int, saved: tuple[Tensor, Tensor]) -> None:
-        """Copy keys and values from `save` to the first positions of a slot."""
-        count = saved[0].shape[2]
-        self.keys[:, slot, :, :count] = saved[0]
-        self.values[:, slot, :, :count] = saved[1]
+    def load(self, slot: int, saved: tuple[Tensor, Tensor], writes: Writes) -> None:
+        """Copy keys and values from `save` to the first positions of a slot, when `writes` run."""
+        for cached, part in zip((self.keys, self.values), saved, strict=True):
+            writes.copy(cached[:, slot, :, : part.shape[2]], part)
 
     def block_store(self, layer: int, rows: slice, start: int) -> KVStore:
         """Return a store for the next T tokens of `rows`, from position `start` on.
@@ -86,5 +86,6 @@ class CachePositions:
     rope: Tensor  # [n, D / 2, 2] rows of the rotary table
     mask: Tensor | None  # [n, 1, 1, span] true up to the token's position; None if all rows have `span` positions
     slots: Tensor | None = None  # [n] slot of each row; None: the first n slots
+    is_prompt: bool = False  # whether the rows are positions of prompts, most of them next to others of their slot
     common: CommonPrefixes | None = None  # shared prefixes of these rows
     kept: Sequence[KeptHead] = ()  # heads whose scores are stored; a layer gets only its own heads

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
+
+from s1_mini.kernels.backend import runs_triton
+from s1_mini.kernels.writes import FIELDS, write_all
+from s1_mini.layers.randomness import uniforms
+
+ALIGNMENT = 16  # bytes between the beginnings of arrays in a packed buffer
 
 
 def stage(x: Tensor, device: torch.device) -> Tensor:
@@ -11,3 +20,131 @@ def stage(x: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)
     return x.contiguous().pin_memory().to(device, non_blocking=True)
+
+
+class Writes:
+    """Writes to tensors of one device that are carried out together: on a GPU, by one copy and one kernel.
+
+    The writes between two calls of `run` are carried out in any order, and must not overlap except where stated. Arrays
+    and sources must not change before `run`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._empty = torch.empty(0, device=device)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows: list[tuple[Tensor, Sequence[int], np.ndarray]] = []  # values as bytes, [1 or n, bytes]
+        self._firsts: dict[int, tuple[Tensor, np.ndarray]] = {}  # by address
+        self._uniforms: list[tuple[Tensor, int, int]] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
+    def rows(self, tensor: Tensor, rows: Sequence[int], values: np.ndarray) -> None:
+        """Set the first numbers of `rows` [n] of a contiguous `tensor` [B, …].
+
+        `values` [n, …] has the numbers of each row; [1, …] has the same numbers for all rows.
+        """
+        self._rows.append((tensor, rows, _bytes_for(tensor, values, len(values), tensor.stride(0))))
+
+    def first(self, tensor: Tensor, values: np.ndarray) -> None:
+        """Set the first numbers of a contiguous `tensor`, instead of an earlier `first` that has not run."""
+        self._firsts[tensor.data_ptr()] = tensor, _bytes_for(tensor, values, 1, tensor.numel())
+
+    def uniforms(self, numbers: Tensor, seed: int, piece: int) -> None:
+        """Set contiguous `numbers` [frames, samples] fp32 to the result of `randomness.uniforms`."""
+        self._uniforms.append((numbers, seed, piece))
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy a contiguous `source` to a `target` of the same shape and dtype on the same device."""
+        self._copies.append((target, source))
+
+    def run(self) -> None:
+        """Carry out the writes without waiting for the device. After an error, the next call carries them out."""
+        if not (self._rows or self._firsts or self._uniforms or self._copies):
+            return
+        if runs_triton(self._empty):
+            self._run_packed()
+        else:
+            self._run_each()
+        self._clear()
+
+    def _all_rows(self) -> list[tuple[Tensor, Sequence[int], np.ndarray]]:
+        return [*self._rows, *((tensor.view(1, -1), [0], array) for tensor, array in self._firsts.values())]
+
+    def _run_each(self) -> None:
+        for tensor, rows, array in self._all_rows():
+            flat = tensor.view(len(tensor), -1).view(torch.uint8)
+            if flat.is_cpu:
+                flat.numpy()[rows, : array.shape[1]] = array
+                continue
+            for row, values in zip(rows, np.broadcast_to(array, (len(rows), array.shape[1])), strict=True):
+                flat[row, : len(values)].copy_(stage(torch.tensor(values), self._device))
+        for numbers, seed, piece in self._uniforms:
+            numbers.copy_(stage(uniforms(seed, piece, *numbers.shape), self._device))
+        for target, source in self._copies:
+            target.copy_(source)
+
+    def _run_packed(self) -> None:
+        """Pack a table of the writes, and the arrays that they copy, into one buffer."""
+        tables, arrays, end = [], [], 0
+        for tensor, rows, array in self._all_rows():
+            targets = tensor.data_ptr() + np.array(rows, np.int64) * (tensor.stride(0) * tensor.element_size())
+            offsets = np.arange(len(rows)) * array.shape[1] if len(array) > 1 else 0
+            tables.append(_lines(len(rows), targets, end + offsets, array.shape[1]))
+            arrays.append(array.ravel())
+            end += _aligned(array.size)
+        num_packed = sum(map(len, tables))
+        for numbers, seed, piece in self._uniforms:
+            tables.append(_lines(1, numbers.data_ptr(), 0, numbers.nbytes))
+            tables[-1][:, 3:] = np.array([seed, piece], np.uint64).view(np.int64)
+        for target, source in self._copies:
+            addresses, size = _contiguous_parts(target)
+            count = len(addresses)
+            tables.append(_lines(count, addresses, source.data_ptr() + np.arange(count) * size, size))
+        table = np.concatenate(tables)
+        begin = _aligned(table.nbytes)
+        host = torch.empty(begin + end, dtype=torch.uint8, pin_memory=self._empty.is_cuda)
+        buffer = torch.empty(begin + end, dtype=torch.uint8, device=self._device)
+        table[:num_packed, 1] += buffer.data_ptr() + begin
+        packed = host.numpy()
+        packed[: table.nbytes] = table.view(np.uint8).ravel()
+        for array in arrays:
+            packed[begin : begin + array.size] = array
+            begin += _aligned(array.size)
+        buffer.copy_(host, non_blocking=True)
+        write_all(buffer.view(torch.int64), len(table), int(table[:, 2].max()))
+
+
+def _bytes_for(tensor: Tensor, values: np.ndarray, rows: int, room: int) -> np.ndarray:
+    """Return `values` in the dtype of `tensor` as bytes [rows, bytes].
+
+    Raises `ValueError` if a row has more than `room` numbers, which kernels do not check.
+    """
+    numbers = torch.from_numpy(values).to(tensor.dtype).reshape(rows, -1).contiguous()
+    if numbers.shape[1] > room:
+        raise ValueError(f"{numbers.shape[1]} numbers do not fit in {room}")
+    return numbers.view(torch.uint8).numpy()
+
+
+def _lines(count: int, targets: np.ndarray | int, sources: np.ndarray | int, size: int) -> np.ndarray:
+    """Return `count` lines of the table in `kernels/writes.py`."""
+    lines = np.zeros((count, FIELDS), np.int64)
+    lines[:, 0], lines[:, 1], lines[:, 2] = targets, sources, size
+    return lines
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _contiguous_parts(x: Tensor) -> tuple[np.ndarray, int]:
+    """Return the addresses of the contiguous parts of x in order, and the bytes of each part."""
+    addresses, size, axes = np.array([x.data_ptr()]), x.element_size(), x.dim()
+    while axes and x.stride(axes - 1) * x.element_size() == size:
+        axes -= 1
+        size *= x.shape[axes]
+    for axis in range(axes):
+        offsets = np.arange(x.shape[axis]) * x.stride(axis) * x.element_size()
+        addresses = (addresses[:, None] + offsets).ravel()
+    return addresses, size

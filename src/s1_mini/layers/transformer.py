@@ -135,6 +135,7 @@ class Attention(nn.Module):
             mask=positions.mask,
             slots=positions.slots,
             common=positions.common,
+            is_prompt=positions.is_prompt,
         )
         for kept in positions.kept:
             store_scores(qkv, cached[0], positions.position, positions.rope, norms, positions.span, kept)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from itertools import count
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from s1_mini.kernels.common_attention import (
@@ -19,7 +18,7 @@ from s1_mini.kernels.common_attention import (
     WHOLE_BLOCKS,
     CommonPrefixes,
 )
-from s1_mini.layers.staging import stage
+from s1_mini.layers.staging import Writes
 
 SPAN = 64  # steps attend to a multiple of this many positions, itself a multiple of the kernel's block size
 _LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -44,16 +43,17 @@ def whole_spans(positions: int) -> int:
 class SteppingSlots:
     """The slots that take part in a step. Steps read them from `flags`, bool [slots] on the device."""
 
-    def __init__(self, flags: Tensor) -> None:
-        self._flags = flags
-        self._now: frozenset[int] = frozenset()
+    def __init__(self, flags: Tensor, writes: Writes) -> None:
+        self._flags, self._writes = flags, writes
+        self._now: frozenset[int] | None = None
 
     def choose(self, slots: Collection[int]) -> None:
+        """Choose the slots of the next step; `writes` must run before it."""
         chosen = frozenset(slots)
         if chosen != self._now:
-            flags = torch.zeros(len(self._flags), dtype=torch.bool)
+            flags = np.zeros(len(self._flags), np.bool_)
             flags[list(chosen)] = True
-            self._flags.copy_(stage(flags, self._flags.device))
+            self._writes.first(self._flags, flags)
             self._now = chosen
 
 
@@ -66,8 +66,8 @@ class SharedPrefixes:
     grouped again before their next step.
     """
 
-    def __init__(self, tables: CommonPrefixes) -> None:
-        self.tables = tables
+    def __init__(self, tables: CommonPrefixes, writes: Writes) -> None:
+        self.tables, self.writes = tables, writes
         self._numbers = np.zeros(tables.slots, np.int64)  # number of each slot's prefix; 0: none
         self._lengths = np.zeros(tables.slots, np.int64)  # number of positions of each slot's prefix that may be shared
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # prefixes and their numbers, by identity
@@ -88,13 +88,12 @@ class SharedPrefixes:
     def write(self, rows: int) -> bool:
         """Update the tables for a step of the first `rows` slots; return whether any of them share a prefix.
 
-        This does not wait for the device.
+        `writes` must run before the step.
         """
         if rows != self._written_for:
             table = self._table(rows)
             self._has_groups = bool(table[:rows].any())
-            device = self.tables.table.device
-            self.tables.table.copy_(stage(torch.from_numpy(table), device), non_blocking=True)
+            self.writes.first(self.tables.table, table)
             self._written_for = rows
         return self._has_groups
 

@@ -33,7 +33,7 @@ from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.kernels.decode_attention import used_positions
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.randomness import uniforms
-from s1_mini.layers.staging import stage
+from s1_mini.layers.staging import Writes, stage
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
@@ -105,12 +105,16 @@ class TokenStage(Stage):
         self._prompts: dict[int, np.ndarray] = {}  # by slot
         self._num_read: dict[int, int] = {}
         self._lengths = [0] * rows  # by slot: number of positions of prompt and tokens
-        self._stepping = SteppingSlots(self._active)
+        self._writes = Writes(self.device)
+        self._stepping = SteppingSlots(self._active, self._writes)
         self._ladder = ladder(slots)
         self._steps: StepGraphs[int] | None = None
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
     def make_graphs(self) -> None:
+        self._stepping.choose(())
+        self._writes.run()  # compiles its kernel
+
         def read(_: tuple[int, int], tokens: Tensor, slots: Tensor) -> list[Tensor]:
             self._network.read_whole(tokens, self._cache, slots)
             return []
@@ -190,6 +194,7 @@ class TokenStage(Stage):
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         self._stepping.choose(slots)
+        self._writes.run()
         rows = 1 + max(slots)
         if self._steps is not None:
             wait = self._steps.launch(fit(self._ladder, rows))

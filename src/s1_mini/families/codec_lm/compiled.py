@@ -92,8 +92,7 @@ def first_frame(
         sampling = SamplingTensors(
             parameters[1], parameters[2], parameters[0], torch.full((1, 2, model.num_codebooks), 0.5)
         )
-        model.begin(state, 0, tokens, 0)
-        state.active[0] = True
+        model.activate(state, 0, tokens.unsqueeze(1))
         if weights is None:
             found = model.step(state, sampling, 1)
         else:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,7 +28,7 @@ from s1_mini.kernels.head_scores import KeptHead
 from s1_mini.kernels.linear import branch_sum
 from s1_mini.kernels.positions import Embedding, embed, embed_positions
 from s1_mini.layers.kv_cache import CachePositions, KVCache
-from s1_mini.layers.staging import stage
+from s1_mini.layers.staging import Writes
 from s1_mini.layers.transformer import BlockConfig, FeedForward
 
 CPU_ROWS = 4
@@ -167,7 +168,7 @@ class FrameModel(Generic[State]):
         """Prefill N positions of prompts: tokens [N, K + 1], slots [N] and positions [N]; position -1 is padding.
 
         Reads no value on the host, so it can be captured. Earlier positions of a prompt must be prefilled already, or
-        be among the N positions.
+        be among the N positions. A GPU is faster if the positions of a slot are side by side.
         """
         with batch_invariance(self.batch_invariant):
             x, where = self._embed(state, tokens, positions, span, slots=slots)
@@ -181,25 +182,32 @@ class FrameModel(Generic[State]):
         saved = state.cache.save(slot, positions)
         return Saved(saved, positions, sum(part.numel() * part.element_size() for part in saved))
 
-    def load(self, state: State, slot: int, saved: Saved) -> None:
-        state.cache.load(slot, saved.state)
+    def load(self, state: State, slot: int, saved: Saved, writes: Writes) -> None:
+        state.cache.load(slot, saved.state, writes)
 
-    def begin(self, state: State, slot: int, tokens: Tensor, position: int) -> None:
-        """Prepare `slot` for its first step, with `tokens` [K + 1] at `position`; the caller sets `state.active`."""
-        state.tokens[slot] = stage(tokens, self.device)
-        state.position[slot].fill_(position)  # an assignment would wait for the device
-        state.count[slot].zero_()
+    def begin(
+        self, state: State, slots: Sequence[int], tokens: np.ndarray, positions: Sequence[int], writes: Writes
+    ) -> None:
+        """Prepare `slots` [n] for their first steps, with `tokens` [n, K + 1] at `positions` [n].
 
-    def take(self, state: State, slot: int, conditions: Conditions) -> None:
-        """Store the other conditions of a request that its `slot` needs; called before `begin`."""
+        The caller sets `state.active`.
+        """
+        writes.rows(state.tokens, slots, tokens)
+        writes.rows(state.position, slots, np.array(positions))
+        writes.rows(state.count, slots, np.zeros(1, np.int64))
 
-    def feed(self, state: State, slot: int, start: int, tokens: Tensor) -> None:
+    def take(self, state: State, slots: Sequence[int], conditions: Sequence[Conditions], writes: Writes) -> None:
+        """Store the other conditions that the `slots` of requests need."""
+
+    def feed(self, state: State, slot: int, start: int, tokens: np.ndarray, writes: Writes) -> None:
         """Store text tokens [n] for the steps of a slot from `start` on; for families that read one token per step."""
         raise NotImplementedError
 
     def activate(self, state: State, slot: int, tokens: Tensor) -> None:
         """Start generation in `slot` after a prompt [K + 1, S] that is prefilled except for its last position."""
-        self.begin(state, slot, tokens[:, -1], tokens.shape[1] - 1)
+        writes = Writes(self.device)
+        self.begin(state, [slot], tokens[:, -1:].T.cpu().numpy(), [tokens.shape[1] - 1], writes)
+        writes.run()
         state.active[slot].fill_(True)
 
     def step(self, state: State, sampling: SamplingTensors, span: int, rows: int | None = None) -> Tensor:
@@ -272,7 +280,7 @@ class FrameModel(Generic[State]):
             tokens, position, active, state.max_positions, self.embedding, self._network.rope
         )
         mask = used_positions(position, span, self._config.backbone.head_dim)
-        return x, CachePositions(target, position, span, rope, mask, slots)
+        return x, CachePositions(target, position, span, rope, mask, slots, is_prompt=slots is not None)
 
     def _width(self, state: State, rows: int) -> int:
         """Number of rows to compute: on a CPU, products of one to three rows round differently from larger ones."""

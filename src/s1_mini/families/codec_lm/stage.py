@@ -20,8 +20,7 @@ from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Begin, Feed, Prefill, Saved, StepResult
 from s1_mini.families.codec_lm.model import FrameModel
 from s1_mini.families.codec_lm.sampling import SamplingTensors
-from s1_mini.layers.randomness import uniforms
-from s1_mini.layers.staging import stage
+from s1_mini.layers.staging import Writes
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SharedPrefixes, SteppingSlots, fit, ladder, whole_spans
@@ -45,27 +44,27 @@ class LanguageModel(Stage):
             ones = torch.ones(3, slots, device=self.device)
             table = torch.zeros(slots, self._positions + 1, model.num_codebooks, device=self.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
+            # The rows of a prefill [n, K + 3]: tokens, slot and position; position -1 is padding.
+            self._to_read = torch.zeros(READS[-1], model.num_codebooks + 3, dtype=torch.int64, device=self.device)
+        self._writes = Writes(self.device)  # run before every call that reads the state
         self.shares_prefixes = True  # read keys and values of a common prefix once; set before `make_graphs`
-        self._shared = None if self.state.common is None else SharedPrefixes(self.state.common)
+        self._shared = None if self.state.common is None else SharedPrefixes(self.state.common, self._writes)
         self._ladder = ladder(slots)
         self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
         self._lengths = [0] * slots  # positions of prompt and frames
         self._scores = TextScores(self.state.kept)
-        self._stepping = SteppingSlots(self.state.active)
+        self._stepping = SteppingSlots(self.state.active, self._writes)
         self._compiled = CompiledSlots()
         self._steps: StepGraphs[tuple[int, bool]] | None = None  # key: rows, whether prefixes are shared
         self._reads: StepGraphs[int] | None = None
 
     def make_graphs(self) -> None:
+        self._stepping.choose(())
+        self._writes.run()  # compiles its kernel
         books = self._model.num_codebooks
         options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(
-            self._read,
-            READS[::-1],
-            lambda count: [Buffer((count, books + 3))],
-            lambda _: [],
-            device=self.device,
-            options=replace(options, is_staged=True),
+            self._read, READS[::-1], lambda _: [], lambda _: [], device=self.device, options=options
         )
         self._steps = StepGraphs(
             lambda key: [self._run(key, self._positions)],
@@ -88,23 +87,29 @@ class LanguageModel(Stage):
         return self._compiled.compilable("frames", compiled, model, make)
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        for begin in begins:
-            slot, sampling, prompt = begin.slot, begin.conditions.sampling, begin.inputs
-            if self._shared is not None:
+        self._writes.run()  # an earlier utterance of a slot may have writes left
+        slots, conditions = [begin.slot for begin in begins], [begin.conditions for begin in begins]
+        if self._shared is not None:
+            for slot in slots:
                 self._shared.forget(slot)  # first, so that no slot reads this one as a prefix if a later line fails
-            self._sampling.temperature[slot].fill_(sampling.temperature)  # an assignment would wait for the device
-            self._sampling.top_p[slot].fill_(sampling.top_p)
-            self._sampling.repetition_penalty[slot].fill_(sampling.repetition_penalty)
-            table = uniforms(begin.conditions.seed, begin.conditions.utterance, begin.steps, self._model.num_codebooks)
-            self._sampling.uniforms[slot, : begin.steps] = stage(table, self.device)
-            self._model.take(self.state, slot, begin.conditions)
-            self._model.begin(self.state, slot, torch.from_numpy(prompt[-1]), len(prompt) - 1)
+        prompts = [begin.inputs for begin in begins]
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            values = np.array([getattr(each.sampling, name) for each in conditions])
+            self._writes.rows(getattr(self._sampling, name), slots, values)
+        self._model.take(self.state, slots, conditions, self._writes)
+        tokens, positions = np.stack([prompt[-1] for prompt in prompts]), [len(prompt) - 1 for prompt in prompts]
+        self._model.begin(self.state, slots, tokens, positions, self._writes)
+        for begin in begins:
+            slot, prompt = begin.slot, begin.inputs
+            numbers = self._sampling.uniforms[slot, : begin.steps]
+            self._writes.uniforms(numbers, begin.conditions.seed, begin.conditions.utterance)
             self._prompts[slot], self._lengths[slot] = prompt, len(prompt)
             self._scores.begin(begin)
             self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         if self._reads is None and not self._model.batch_invariant:
+            self._writes.run()
             for part in parts:
                 tokens = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
                 self._model.prefill(self.state, part.slot, tokens, part.start)
@@ -114,21 +119,26 @@ class LanguageModel(Stage):
             batch = rows[at : at + READS[-1]]
             size = fit(READS, len(batch))
             padded = np.zeros((size, rows.shape[1]), np.int64)
-            padded[: len(batch)], padded[len(batch) :, -1] = batch, -1  # position -1 is padding
+            padded[: len(batch)], padded[len(batch) :, -1] = batch, -1
+            self._writes.first(self._to_read, padded)
+            self._writes.run()
             if self._reads is None:
-                self._read(size, stage(torch.from_numpy(padded), self.device))
+                self._read(size)
             else:
-                self._reads.launch(size, padded)
+                self._reads.launch(size)
 
     def feed(self, feeds: Sequence[Feed]) -> None:
+        self._writes.run()  # `begin` may have set the same texts
         for each in feeds:
-            self._model.feed(self.state, each.slot, each.start, torch.from_numpy(each.tokens))
+            self._model.feed(self.state, each.slot, each.start, each.tokens, self._writes)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         rows = 1 + max(slots)
         if self._steps is not None:
             self._stepping.choose(slots)
-            wait = self._steps.launch(self._kind(fit(self._ladder, rows), self._positions))
+            kind = self._kind(fit(self._ladder, rows), self._positions)
+            self._writes.run()
+            wait = self._steps.launch(kind)
             copied = self._scores.copy(slots, self._lengths)
             self._count(slots)
             return lambda: _result(slots, wait()[0], copied())
@@ -136,7 +146,10 @@ class LanguageModel(Stage):
         if others := self._compiled.others(slots):
             self._stepping.choose(others)
             span = min(whole_spans(max(self._lengths[slot] for slot in others)), self._positions)
-            frames[: 1 + max(others)] = self._run(self._kind(1 + max(others), span), span).cpu()
+            kind = self._kind(1 + max(others), span)
+            self._writes.run()
+            frames[: 1 + max(others)] = self._run(kind, span).cpu()
+        self._writes.run()
         self._compiled.fill(slots, frames)
         scores = self._scores.read(slots, self._lengths, others)
         self._count(slots)
@@ -147,18 +160,21 @@ class LanguageModel(Stage):
             self._lengths[slot] += 1
 
     def save(self, slot: int, positions: int) -> Saved:
+        self._writes.run()
         saved = self._model.save(self.state, slot, positions)
         self._hold(slot, saved)
         return saved
 
     def load(self, slot: int, saved: Saved) -> None:
-        self._model.load(self.state, slot, saved)
+        self._model.load(self.state, slot, saved, self._writes)
         self._hold(slot, saved)
 
     def replay(self, rows: int) -> bool:
         """Launch a captured frame of the first slots without reading it. Return whether graphs exist."""
         if self._steps is not None:
-            self._steps.replay(self._kind(fit(self._ladder, rows), self._positions))
+            kind = self._kind(fit(self._ladder, rows), self._positions)
+            self._writes.run()
+            self._steps.replay(kind)
         return self._steps is not None
 
     def _run(self, kind: tuple[int, bool], span: int) -> Tensor:
@@ -173,7 +189,7 @@ class LanguageModel(Stage):
         return [(rows, shares) for shares in (False, True) if not shares or self._may_share(rows, self._positions)]
 
     def _kind(self, rows: int, span: int) -> tuple[int, bool]:
-        """Return the kind of step for the first `rows` slots, and copy their shared prefixes to the device."""
+        """Return the kind of step for the first `rows` slots, and update the tables of their shared prefixes."""
         return rows, self._shared is not None and self._may_share(rows, span) and self._shared.write(rows)
 
     def _may_share(self, rows: int, span: int) -> bool:
@@ -190,7 +206,8 @@ class LanguageModel(Stage):
         slots = np.full((len(items), 1), part.slot)
         return np.concatenate((items, slots, np.arange(part.start, part.stop)[:, None]), axis=1)
 
-    def _read(self, _: int, rows: Tensor) -> list[Tensor]:
+    def _read(self, count: int) -> list[Tensor]:
+        rows = self._to_read[:count]
         slots, positions = rows[:, -2].contiguous(), rows[:, -1].contiguous()
         self._model.prefill_rows(self.state, rows[:, :-2], slots, positions, self._positions)
         return []

@@ -19,6 +19,7 @@ from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.voice import SPEAKER
+from s1_mini.layers.staging import Writes
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
@@ -50,12 +51,15 @@ class MelDecoder(Stage):
         self._lengths = [0] * slots  # number of steps that are done or launched
         self._num_tokens = [0] * slots
         self._begun: dict[int, Begin] = {}  # by slot
-        self._stepping = SteppingSlots(self.state.active)
+        self._writes = Writes(self.device)
+        self._stepping = SteppingSlots(self.state.active, self._writes)
         self._compiled = CompiledSlots()
         self._graphs: StepGraphs[int] | None = None
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
     def make_graphs(self) -> None:
+        self._stepping.choose(())
+        self._writes.run()  # compiles its kernel
         config = self._model.config
         options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(
@@ -126,6 +130,7 @@ class MelDecoder(Stage):
         rows = 1 + max(slots)
         if self._graphs is not None:
             self._stepping.choose(slots)
+            self._writes.run()
             wait = self._graphs.launch(fit(self._ladder, rows))
             copied = self._scores.copy(slots, self._num_tokens)
             self._count(slots)
@@ -134,6 +139,7 @@ class MelDecoder(Stage):
         output = np.zeros((rows, config.frames_per_step * config.num_bins + 2), np.float32)
         if others := self._compiled.others(slots):
             self._stepping.choose(others)
+            self._writes.run()
             span = min(whole_spans(max(self._lengths[slot] for slot in others) + 1), self._steps)
             text_span = min(whole_spans(max(len(self._texts[slot]) for slot in others)), config.max_text)
             rows = 1 + max(others)

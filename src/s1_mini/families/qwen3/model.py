@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from s1_mini.families.qwen3.settings import TextLayout
 from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
 from s1_mini.families.qwen3.voice import CODES, VECTOR
 from s1_mini.kernels.positions import store_frame
-from s1_mini.layers.staging import stage
+from s1_mini.layers.staging import Writes
 from s1_mini.types import Voice
 
 
@@ -90,26 +91,31 @@ class Qwen3Model(FrameModel[Qwen3State]):
             depth=depth,
         )
 
-    def take(self, state: Qwen3State, slot: int, conditions: Conditions) -> None:
-        sampling, defaults, voice = conditions.sampling, self.defaults, conditions.voice
-        is_greedy = sampling.temperature == 0  # then all codes of a frame are greedy
-        state.top_k[slot].fill_(sampling.top_k)
-        state.depth.temperature[slot].fill_(0.0 if is_greedy else defaults.depth_temperature)
-        state.depth.top_k[slot].fill_(defaults.depth_top_k)
-        state.depth.top_p[slot].fill_(defaults.depth_top_p)
-        state.texts[slot].fill_(self.config.text.pad)
-        if TEXTS in voice:  # no step reads tokens that do not fit; the engine rejects a text that has them
-            self.feed(state, slot, 0, torch.from_numpy(voice[TEXTS][: state.texts.shape[1]]))
-        if VECTOR in voice:
-            state.vectors[slot] = stage(torch.from_numpy(voice[VECTOR]).to(self.dtype), self.device)
+    def take(self, state: Qwen3State, slots: Sequence[int], conditions: Sequence[Conditions], writes: Writes) -> None:
+        defaults, depth = self.defaults, state.depth
+        # With temperature 0, all codes of a frame are greedy.
+        temperatures = [defaults.depth_temperature if each.sampling.temperature else 0.0 for each in conditions]
+        writes.rows(state.top_k, slots, np.array([each.sampling.top_k for each in conditions]))
+        writes.rows(depth.temperature, slots, np.array(temperatures))
+        writes.rows(depth.top_k, slots, np.array([defaults.depth_top_k]))
+        writes.rows(depth.top_p, slots, np.array([defaults.depth_top_p]))
+        texts = np.full((len(slots), state.texts.shape[1]), self.config.text.pad)
+        for slot, text, each in zip(slots, texts, conditions, strict=True):
+            if TEXTS in each.voice:  # no step reads tokens that do not fit; the engine rejects a text that has them
+                text[: len(each.voice[TEXTS])] = each.voice[TEXTS][: len(text)]
+            if VECTOR in each.voice:
+                writes.rows(state.vectors, [slot], each.voice[VECTOR][None])
+        writes.rows(state.texts, slots, texts)
 
-    def feed(self, state: Qwen3State, slot: int, start: int, tokens: Tensor) -> None:
+    def feed(self, state: Qwen3State, slot: int, start: int, tokens: np.ndarray, writes: Writes) -> None:
         if len(tokens):
-            state.texts[slot, start : start + len(tokens)] = stage(tokens, self.device)
+            writes.first(state.texts[slot, start:], tokens)
 
-    def begin(self, state: Qwen3State, slot: int, tokens: Tensor, position: int) -> None:
-        super().begin(state, slot, tokens, position)
-        state.seen[slot].zero_()
+    def begin(
+        self, state: Qwen3State, slots: Sequence[int], tokens: np.ndarray, positions: Sequence[int], writes: Writes
+    ) -> None:
+        super().begin(state, slots, tokens, positions, writes)
+        writes.rows(state.seen, slots, np.zeros((1, state.seen.shape[1]), np.uint8))
 
     def _condition(self, state: Qwen3State, x: Tensor, tokens: Tensor, slots: Tensor) -> Tensor:
         is_vector = (tokens[:, 1] == self._vector_row).unsqueeze(1)

@@ -31,6 +31,7 @@ from s1_mini.families.qwen3.model import Qwen3Model, Qwen3State
 from s1_mini.families.qwen3.prompt import TEXTS, Columns
 from s1_mini.families.qwen3.settings import Qwen3Settings
 from s1_mini.families.qwen3.voice import CODES, PRESET, VECTOR
+from s1_mini.layers.staging import Writes
 from s1_mini.types import SamplingParams, Voice
 
 # Inputs of the computation, and the origin of the oracle.
@@ -172,7 +173,9 @@ def _open(model: Qwen3Model, prompt: PromptTokens, case: Mapping[str, Any]) -> t
     penalty, frames = case["repetition_penalty"], len(case["tokens"]) + 1
     state = model.allocate(1, len(prompt.items) + frames)
     params = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, repetition_penalty=penalty)
-    model.take(state, 0, Conditions(params, seed=0, utterance=0, max_steps=frames, voice=prompt.voice))
+    writes = Writes(model.device)
+    model.take(state, [0], [Conditions(params, seed=0, utterance=0, max_steps=frames, voice=prompt.voice)], writes)
+    writes.run()
     items = torch.from_numpy(prompt.items).T
     model.prefill(state, 0, items[:, :-1])
     model.activate(state, 0, items)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from s1_mini.families.s1.prompt import build_prompt
 from s1_mini.families.s1.settings import Heads, RepetitionMode
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.kernels.positions import store_frame
+from s1_mini.layers.staging import Writes
 from s1_mini.types import Voice
 
 
@@ -82,9 +84,11 @@ class S1Model(FrameModel[S1State]):
         window = RepetitionWindow(history, is_fixed=self.repetition_mode == "fixed")
         return S1State(**self._common_state(slots, positions, kept), window=window)
 
-    def begin(self, state: S1State, slot: int, tokens: Tensor, position: int) -> None:
-        super().begin(state, slot, tokens, position)
-        state.window.history[slot].zero_()
+    def begin(
+        self, state: S1State, slots: Sequence[int], tokens: np.ndarray, positions: Sequence[int], writes: Writes
+    ) -> None:
+        super().begin(state, slots, tokens, positions, writes)
+        writes.rows(state.window.history, slots, np.zeros((1, state.window.history[0].numel()), np.int64))
 
     def _sample(
         self,
