@@ -16,6 +16,7 @@ from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card, find_mac
 from s1_mini.capacity.plan import COPY_SHARE, REPLICA_SHARE, Efficiency, Floors, PlanOptions, make_plans, plan_machine
 from s1_mini.capacity.prices import HOURLY_USD, PRICES_OF
 from s1_mini.capacity.sizes import (
+    AUTO_SLOTS,
     CONTEXT_BYTES,
     GIB,
     Cost,
@@ -30,10 +31,12 @@ from s1_mini.capacity.sizes import (
 from s1_mini.cli.app import app
 from s1_mini.codecs.causal.costs import count
 from s1_mini.config import EngineConfig
+from s1_mini.core.turns import CLIENT_SHARE
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import get_family
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
+from s1_mini.server.settings import ServerSettings
 
 Run = Callable[..., tuple[str, dict[str, Any]]]
 
@@ -295,3 +298,13 @@ def test_the_price_table_names_the_costs_their_date_and_what_is_unknown(capsys: 
     assert PRICES_OF in every
     assert all(machine.instance_type in every for machine in MACHINES)
     assert set(HOURLY_USD) <= set(re.findall(r"ml\.\S+", every))
+
+
+def test_an_h200_accepts_768_streams_of_one_client_by_default() -> None:
+    (plan,) = make_plans(partial(get_family().sizes, None), [find_card("h200")], PlanOptions())
+    engine, server = EngineConfig(), ServerSettings()
+
+    assert plan.slots == AUTO_SLOTS
+    in_progress = min(server.max_requests, server.max_connections, plan.slots + engine.max_queue_size)
+    assert int(CLIENT_SHARE * in_progress) >= 768
+    assert plan.slots + int(CLIENT_SHARE * engine.max_queue_size) >= 768

@@ -21,6 +21,7 @@ from s1_mini.audio.container import check_writable
 from s1_mini.cli.app import run
 from s1_mini.cli.say import is_gone
 from s1_mini.exceptions import ParameterError
+from s1_mini.packaging.compile_cache import VARIABLES
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice
 from s1_mini.weights.directory import DEFAULT_MODEL
@@ -339,6 +340,35 @@ def test_verify_prints_a_table_and_exits_by_its_outcome(call: Call, oracle: Path
     assert (passed.code, failed.code) == (0, 1)
     assert "codec enc_codes" in passed.out
     assert "checks failed" in failed.err
+
+
+@pytest.mark.long
+def test_compile_writes_a_cache_that_a_later_start_uses(tiny: Path, tmp_path: Path) -> None:
+    options = ("--checkpoint", tiny, "--device", "cpu")
+
+    compiled = s1_mini("compile", *options, "-o", tmp_path)
+    files = sorted(tmp_path.rglob("*"))
+    again = s1_mini("compile", *options, "-o", tmp_path)
+
+    assert compiled.returncode == again.returncode == 0, compiled.stderr + again.stderr
+    assert any(path.suffix == ".nbi" for path in files)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+def test_compile_fails_if_nothing_can_be_compiled_or_another_cache_is_set(
+    call: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in VARIABLES:
+        monkeypatch.setenv(variable, "")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    elsewhere = call("compile", "--checkpoint", tiny, "-o", tmp_path / "a")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.setenv("S1_MINI_COMPILE_BACKEND", "eager")
+    unsupported = call("compile", "--checkpoint", tiny, "--device", "cpu", "-o", tmp_path / "b")
+
+    assert unsupported.code == elsewhere.code == 1
+    assert "nothing to compile: disabled by S1_MINI_COMPILE" in unsupported.err
+    assert "TRITON_CACHE_DIR names another compile cache" in elsewhere.err
 
 
 def test_convert_and_random_checkpoint_work_on_directories(call: Call, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ app.command("convert", cls=Verb)(checkpoints.convert)
 app.command("verify", cls=Verb)(checkpoints.verify)
 app.command("random-checkpoint", cls=Verb)(checkpoints.random_checkpoint)
 app.command("align", cls=Verb)(checkpoints.align)
+app.command("compile", cls=Verb)(checkpoints.compile_checkpoint)
 app.add_typer(endpoint)
 app.command("package", cls=Verb)(checkpoints.package)
 

@@ -1,7 +1,9 @@
-"""`s1-mini convert`, `verify`, `random-checkpoint`, `align` and `package`: checkpoints and artifacts."""
+"""`s1-mini convert`, `verify`, `random-checkpoint`, `align`, `compile` and `package`: checkpoints and artifacts."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -193,6 +195,41 @@ def align(
     if writes:
         write_alignment(directory, found.head)
         typer.echo(f"wrote {directory / 'config.json'}", err=True)
+
+
+def compile_checkpoint(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the compile cache; it may exist.")],
+    checkpoint: Checkpoint = None,
+    device: DeviceName = "auto",
+) -> None:
+    """Compile a checkpoint for this machine's GPU or CPU, so that later starts are fast.
+
+    The folder is for S1_MINI_COMPILE_CACHE_PATH and `s1-mini package --compile-cache`. Other settings, such as the
+    precision, are S1_MINI_* variables, which must be the same at later starts.
+
+    Example: s1-mini compile --checkpoint openaudio-s1-mini -o compiled
+    """
+    config = engine_config(checkpoint_path=checkpoint, device=device, compile="true", compile_cache_path=output)
+
+    from s1_mini.packaging.compile_cache import VARIABLES, cache_key
+
+    if named := [variable for variable in VARIABLES if os.environ.get(variable)]:
+        raise ConfigurationError(f"{named[0]} names another compile cache; unset it")
+    directory = named_checkpoint(config.checkpoint_path).directory
+
+    from s1_mini.bench.workload import tone
+    from s1_mini.engine import ProductionTTSEngine
+
+    begun = time.perf_counter()
+    with ProductionTTSEngine(config.model_copy(update={"checkpoint_path": directory})) as engine:
+        if engine.description.voice.clones:  # the first reference compiles the encoder
+            engine.generate(
+                "Hello.", reference_audio=tone(engine.sample_rate), reference_text="Hello.", max_new_tokens=2
+            )
+        kernels = engine.health_check()["kernels"]
+    if kernels["value"] == "torch":
+        raise ConfigurationError(f"nothing to compile: {kernels['reason']}")
+    typer.echo(f"compiled {output} for {cache_key()} in {time.perf_counter() - begun:.0f} s", err=True)
 
 
 Layout = Literal["archive", "prefix"]

@@ -1,4 +1,4 @@
-"""Import of Triton that does not fail on machines without it, and the launch options of kernels.
+"""Import of Triton that does not fail on machines without it, the compilation and the launch options of kernels.
 
 On GPUs of compute capability 9 and above, a kernel is launched while the previous kernel still runs (programmatic
 dependent launch): it prefetches its inputs, then waits for the end of the previous kernel with `wait_for_last`. Every
@@ -14,14 +14,16 @@ for every batch, and only the number of rows and outputs per program may vary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 try:
     import triton
@@ -32,6 +34,7 @@ except ImportError:  # not on Windows, macOS and CPU builds
 HAS_TRITON = triton is not None
 _uses_triton = HAS_TRITON
 _is_batch_invariant: ContextVar[bool] = ContextVar("is_batch_invariant", default=False)
+_compiler: ContextVar[_Compiler | None] = ContextVar("compiler", default=None)
 
 
 def runs_triton(x: Tensor) -> bool:
@@ -76,9 +79,71 @@ def batch_invariance(enabled: bool = True) -> Iterator[None]:
         _is_batch_invariant.reset(token)
 
 
+@contextmanager
+def compile_in_parallel(threads: int) -> Iterator[None]:
+    """Compile all kernels that this thread calls in this block in other threads, and wait for them at its end.
+
+    A call of a kernel that is not compiled yet only submits it to the compiler. Tensors that such a kernel should have
+    filled are zero, so that they remain valid indices. Use this block only for calls whose results are not needed. A
+    kernel that cannot be compiled raises its error when it is called after the block. Most of Triton's compiler runs
+    without the GIL.
+    """
+    with ThreadPoolExecutor(threads, "s1_mini kernels") as pool, _Zeros():
+        token = _compiler.set(_Compiler(pool))
+        try:
+            yield
+        finally:
+            _compiler.reset(token)
+
+
+class _Compiler:
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._submitted: set[Hashable] = set()
+
+    def submit(self, key: Hashable, compile_kernel: Callable[[], object]) -> None:
+        if key not in self._submitted:
+            self._submitted.add(key)
+            self._pool.submit(compile_kernel)
+
+
+class _Zeros(TorchFunctionMode):
+    """Fill new tensors with zeros."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _FILLED.get(func, func)(*args, **(kwargs or {}))
+
+
+_FILLED: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.empty: torch.zeros,
+    torch.empty_like: torch.zeros_like,
+    Tensor.new_empty: Tensor.new_zeros,
+}
+
+
+class CompiledInParallel:
+    """What a kernel adds to Triton's `JITFunction` for `compile_in_parallel`."""
+
+    def _do_compile(self, key: str, *specialization: Any, **options: Any) -> Any:
+        """Compile a specialization of the kernel, or return None, so that Triton does not launch it."""
+        compile_now = partial(super()._do_compile, key, *specialization, **options)  # type: ignore[misc]
+        compiler = _compiler.get()
+        if compiler is None:
+            return compile_now()
+        compiler.submit((id(self), key), compile_now)
+        return None
+
+
+if HAS_TRITON:
+
+    class _Kernel(CompiledInParallel, triton.JITFunction): ...
+
+
 def jit(function: Any) -> Any:
     """Mark a Triton kernel; without Triton it is never called."""
-    return triton.jit(function) if HAS_TRITON else function
+    return jit_for_any()(function)
 
 
 def jit_for_any(*names: str) -> Callable[[Any], Any]:
@@ -86,7 +151,10 @@ def jit_for_any(*names: str) -> Callable[[Any], Any]:
 
     By default, Triton compiles a kernel again for special values, such as 1.
     """
-    return triton.jit(do_not_specialize=names) if HAS_TRITON else lambda function: function
+    if not HAS_TRITON:
+        return lambda function: function
+    make = triton.jit if triton.knobs.runtime.interpret else _Kernel
+    return lambda function: make(function, do_not_specialize=names)
 
 
 @lru_cache

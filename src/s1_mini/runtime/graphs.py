@@ -6,6 +6,9 @@ overwrite each other's counters, and both graphs could hang. Torch takes streams
 streams that are created at different times may be the same. The streams of all stages are therefore created together.
 
 A process may have several engines, and an engine may run while another engine starts.
+
+Before the first capture of a kind of call, all its sizes run once to find the kernels to compile. The kernels are then
+compiled in parallel, on all cores; one after another they take a minute (H200, 2026-11).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import gc
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -24,9 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from s1_mini.kernels.backend import compile_in_parallel
 from s1_mini.layers.staging import stage
+from s1_mini.runtime.process import num_cores
 
-WARM_UPS = 2  # calls before a capture, which compile kernels and allocate workspaces
+MAX_COMPILERS = 16  # threads that compile kernels; more would wait for the GIL
 STREAMS = 8  # number of CUDA streams per GPU; each stage that captures graphs uses one of them
 
 # Held during a capture and its warm-ups, because a capture would also record other engines' work on the same stream.
@@ -54,13 +59,12 @@ def capture(
 ) -> Callable[[], None]:
     """Warm up and capture `work`; return a function that replays it and then calls `after`.
 
-    The work of other threads is not captured.
+    The warm-up loads kernels and allocates workspaces. The work of other threads is not captured.
     """
     with one_capture:
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                work()
+            work()
         graph = torch.cuda.CUDAGraph()
         captures = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
         with _replays, no_collections(), captures:  # `captures` first waits until the device is idle
@@ -154,6 +158,8 @@ class StepGraphs(Generic[Key]):
                 if options.is_ahead:
                     self._reserve(("made", at), buffer, on_device=True)
         self._graphs = {key: self._prepare(key, inputs(key), outputs(key)) for key in keys}
+        if options.stream is not None:
+            self._capture_all(options.stream)
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
@@ -207,19 +213,31 @@ class StepGraphs(Generic[Key]):
             if done is not None:
                 done.record()
 
-        stream = self._options.stream
-        if stream is None:
+        def run() -> None:
+            work()
+            hand_out()
 
-            def replay() -> None:
-                work()
-                hand_out()
+        return _Graph(work, hand_out, run, inputs, places)
 
-            return _Graph(replay, inputs, places)
-        with ExitStack() as settings:
+    def _capture_all(self, stream: torch.cuda.Stream) -> None:
+        with compile_in_parallel(min(num_cores(), MAX_COMPILERS)), self._capturing():
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+            with torch.cuda.stream(stream):
+                for graph in self._graphs.values():
+                    graph.work()
+        for key, graph in self._graphs.items():
+            with self._capturing():
+                replay = capture(graph.work, stream, self._options.pool, graph.hand_out)
+            self._graphs[key] = replace(graph, replay=replay)
+
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        """Hold the lock of captures, and apply the settings of this kind of call."""
+        with one_capture, ExitStack() as settings:
             if self._options.own_kernels:
                 for setting in _without_plans():
                     settings.enter_context(setting)
-            return _Graph(capture(work, stream, self._options.pool, hand_out), inputs, places)
+            yield
 
 
 class _Launched:
@@ -240,7 +258,9 @@ class _Launched:
 
 @dataclass(frozen=True)
 class _Graph:
-    replay: Callable[[], None]
+    work: Callable[[], None]
+    hand_out: Callable[[], None]
+    replay: Callable[[], None]  # work, then `hand_out`; captured on a GPU
     inputs: list[Tensor]
     outputs: list[list[Tensor]]  # by place
 
@@ -248,4 +268,4 @@ class _Graph:
 def _without_plans() -> tuple[AbstractContextManager[Any], ...]:
     """Return global settings that disable cuDNN, which took 8 of the 19 seconds of a start (H200, 2026-11)."""
     own = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return one_capture, torch.backends.cudnn.flags(enabled=False), sdpa_kernel(own)
+    return torch.backends.cudnn.flags(enabled=False), sdpa_kernel(own)

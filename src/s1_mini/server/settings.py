@@ -124,7 +124,7 @@ class ServerSettings(Settings):
         512, ge=1, description="maximum WebSocket sessions; a new one replaces the longest idle one"
     )
     max_requests: int = Field(
-        512,
+        2048,
         ge=1,
         description="maximum texts in progress; beyond this, requests get 503; the engine's queue has its own limit",
     )
