@@ -1,7 +1,8 @@
 """GPU kernels for attention: one computes a part of a row with one token, others join the parts, one computes prompts.
 
-`decode_attention` launches these kernels. A program computes P = PADDED lines, at least 16 because a Triton product
-needs as many. The first SHARED lines are the query heads that share one key-value head; the others are padding.
+`decode_attention` launches these kernels. `short_kernel` attends to few positions, as in a depth transformer, without
+a product. A program of `part_kernel` computes P = PADDED lines, at least 16 because a Triton product needs as many. The
+first SHARED lines are the query heads that share one key-value head; the others are padding.
 """
 
 from __future__ import annotations
@@ -261,6 +262,69 @@ def prompt_kernel(
         first = after
     total = tl.where(total > 0, total, 1.0)  # padding attends to nothing
     tl.store(out + where, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head[:, None])
+
+
+@jit
+def short_kernel(
+    qkv,
+    keys,
+    values,
+    position,
+    target,
+    rope,
+    q_norm,
+    k_norm,
+    eps,
+    out,
+    scale,
+    slot_stride,
+    group_stride,
+    position_stride,
+    target_stride,
+    rope_stride,
+    heads,
+    groups,
+    SHARED: tl.constexpr,
+    SIZE: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROUND_LAST: tl.constexpr,
+    FP8: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Rotate and store a row's token at one key-value head, and attend to at most SPAN positions before it."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    length = tl.load(position + row * position_stride)
+    index, channel, one = tl.arange(0, SPAN), tl.arange(0, SIZE), tl.arange(0, 1)[:, None]
+    inside = (index < length)[:, None]
+    start = row * slot_stride + group * group_stride
+    earlier = start + index[:, None] * SIZE + channel[None, :]
+    head = group * SHARED + tl.arange(0, SHARED)
+    token = qkv + row * (heads + 2 * groups) * SIZE
+    cos_sin = rope + row * rope_stride + 2 * tl.arange(0, SIZE // 2)
+    wait_for_last(EARLY)
+    # All loads come first, so that they wait for memory together.
+    q = tl.load(token + head[:, None] * SIZE + channel[None, :])
+    k = tl.load(token + (heads + group + one) * SIZE + channel[None, :])
+    v = tl.load(token + (heads + groups + group + one) * SIZE + channel[None, :])
+    cos, sin = tl.load(cos_sin)[None, :], tl.load(cos_sin + 1)[None, :]
+    to = start + (tl.load(target + row * target_stride) + one) * SIZE + channel[None, :]
+    old_keys = tl.load(keys + earlier, mask=inside, other=0.0)
+    old_values = tl.load(values + earlier, mask=inside, other=0.0)
+    q = norm_and_rotate(q, q_norm, cos, sin, eps, SHARED, SIZE, ROUND_LAST).to(tl.float32)
+    k = norm_and_rotate(k, k_norm, cos, sin, eps, 1, SIZE, ROUND_LAST)
+    k, v = cast_saturating(k, keys, FP8), cast_saturating(v, values, FP8)
+    tl.store(keys + to, k)
+    tl.store(values + to, v)
+    score = tl.sum(q[:, None, :] * old_keys.to(tl.float32)[None, :, :], axis=2) * scale
+    score = tl.where((index < length)[None, :], score, float("-inf"))
+    last = tl.sum(q * k.to(tl.float32), axis=1) * scale
+    top = tl.maximum(tl.max(score, axis=1), last)
+    weight, last = tl.exp(score - top[:, None]), tl.exp(last - top)
+    mixed = tl.sum(weight[:, :, None] * old_values.to(tl.float32)[None, :, :], axis=1)
+    mixed = (mixed + last[:, None] * v.to(tl.float32)) / (tl.sum(weight, axis=1) + last)[:, None]
+    where = (row * heads + head[:, None]) * SIZE + channel[None, :]
+    tl.store(out + where, mixed.to(out.dtype.element_ty))
 
 
 @jit

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.attention_kernels import join_blocks_kernel, join_kernel, part_kernel, prompt_kernel
+from s1_mini.kernels.attention_kernels import join_blocks_kernel, join_kernel, part_kernel, prompt_kernel, short_kernel
 from s1_mini.kernels.backend import HAS_TRITON, is_batch_invariant, launch, runs_triton
 from s1_mini.kernels.common_attention import FEWEST_ROWS, INVARIANT_BLOCK, CommonPrefixes, attend_common
 from s1_mini.kernels.rope import HeadNorms, rope_store
@@ -26,6 +26,8 @@ BLOCK = 64  # positions per iteration
 MANY_ROWS = 64  # with more rows, smaller blocks are faster
 PROGRAMS = 256  # rows are split into parts until this many programs fill the GPU
 PROMPT_LINES = 32  # rows times query heads per program of a prompt
+SHORT = 16  # positions, as many as a depth transformer has; fewer need no product
+SHORT_NUMBERS = 2048  # products of queries and keys of a warp, at most 64 per thread
 
 
 def used_positions(position: Tensor, span: int, size: int) -> Tensor | None:
@@ -71,6 +73,8 @@ def step_attention(
     batch-invariant mode; rows with negative positions are padding, and their results are undefined.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):
+        if _is_short(qkv, keys, span) and common is None:
+            return _attend_short(qkv, keys, values, target, position, rope, norms, span)
         return _attend_triton(qkv, keys, values, position, span, new=(target, rope, norms), common=common)
     query = rope_store(qkv, keys, values, target, rope, norms, slots)
     if is_prompt and slots is not None and _can_attend(query, query.shape[-1]) and not is_batch_invariant():
@@ -125,6 +129,59 @@ def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tenso
 def _can_attend(x: Tensor, size: int) -> bool:
     """Return whether the kernel supports x and this head size: Triton's product needs a power of two, at least 16."""
     return runs_triton(x) and size >= 16 and size & (size - 1) == 0
+
+
+def _is_short(qkv: Tensor, keys: Tensor, span: int) -> bool:
+    """Return whether `short_kernel` supports these sizes."""
+    groups, size = keys.shape[1], keys.shape[3]
+    shared = qkv.shape[1] // size // groups - 2
+    return span <= SHORT and shared & (shared - 1) == 0 and shared * SHORT * size <= 4 * SHORT_NUMBERS
+
+
+def _attend_short(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    target: Tensor,
+    position: Tensor,
+    rope: Tensor,
+    norms: HeadNorms | None,
+    span: int,
+) -> Tensor:
+    """Compute `step_attention` with one program for each row and key-value head."""
+    rows, groups, size = len(qkv), keys.shape[1], keys.shape[3]
+    heads = qkv.shape[1] // size - 2 * groups
+    out = torch.empty(rows, heads * size, dtype=qkv.dtype, device=qkv.device)
+    # The order of sums must not depend on the span in batch-invariant mode.
+    padded = SHORT if is_batch_invariant() else triton.next_power_of_2(span)
+    short_kernel[(rows, groups)](
+        qkv,
+        keys,
+        values,
+        position,
+        target,
+        rope,
+        norms.query if norms else None,
+        norms.key if norms else None,
+        norms.eps if norms else 0.0,
+        out,
+        1 / math.sqrt(size),
+        keys.stride(0),
+        keys.stride(1),
+        position.stride(0),
+        target.stride(0),
+        rope.stride(0),
+        heads,
+        groups,
+        heads // groups,
+        size,
+        padded,
+        ROUND_LAST=norms is None or norms.round_last,
+        FP8=keys.dtype != qkv.dtype,
+        **launch(qkv),
+        num_warps=triton.cdiv(heads // groups * SHORT * size, SHORT_NUMBERS),
+    )
+    return out
 
 
 def _attend_triton(
