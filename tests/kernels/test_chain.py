@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kernel_checks import needs_gpu, randn
+from s1_mini.kernels.backend import batch_invariance
 from s1_mini.kernels.convolution import DILATED, POINTWISE, TRANSPOSED, UNITS, ConvolutionTile, is_many, tile_of
 from s1_mini.kernels.convolution_chain import (
     Epilogue,
@@ -54,6 +55,11 @@ def test_a_width_without_a_tile_uses_the_tile_of_a_divisor() -> None:
 
 def test_many_rows_of_few_steps_are_many() -> None:
     assert [is_many(rows, 100) for rows in (1, 64)] == [False, True]
+
+
+def test_in_batch_invariant_mode_the_number_of_rows_does_not_choose_tiles() -> None:
+    with batch_invariance():
+        assert [is_many(rows, steps) for steps in (100, 800) for rows in (1, 64)] == [False, False, True, True]
 
 
 def needs_chain() -> None:

@@ -12,10 +12,12 @@ from kernel_checks import dtypes, needs_gpu, randn
 from s1_mini.kernels import decode_attention
 from s1_mini.kernels.backend import batch_invariance
 from s1_mini.kernels.convolution import convolve
+from s1_mini.kernels.convolution_chain import convolve_on, residual_unit, runs_chain
 from s1_mini.kernels.linear import branch_sum, linear, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm, add_norm
 from s1_mini.kernels.rope import HeadNorms
 from s1_mini.kernels.weight import quantize
+from tests.kernels.test_chain import ending_of, unit_of
 
 ROWS = 300
 COUNTS = (1, 2, 3, 8, 16, 63, 64, 65, 128, 129, 256)
@@ -103,3 +105,17 @@ def test_the_kernels_of_audio_stages(channels: int, steps: int) -> None:
 
     assert_same_bits(lambda rows: convolve(x[rows], kernel, 9), (1, 16, 64))
     assert_same_bits(lambda rows: linear(x[rows], flat, None), (1, 16, 64))
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@pytest.mark.parametrize(("channels", "steps"), [(96, 3200), (192, 700), (768, 25), (1536, 4)])
+def test_a_residual_unit_and_a_transposed_convolution_of_the_chain(channels: int, steps: int) -> None:
+    x = randn(ROWS, steps + 54, channels, dtype=torch.float16)
+    if not runs_chain(x):
+        pytest.skip("needs compute capability 9")
+    unit, ending = unit_of(channels, 9), ending_of(channels, channels, 6)
+    transposed = (randn(2, channels, 4 * 96) / (2 * channels) ** 0.5).half()
+
+    assert_same_bits(lambda rows: residual_unit(x[rows], unit, ending, x[rows][:, 54:].contiguous())[0], (1, 16, 64))
+    assert_same_bits(lambda rows: convolve_on(x[rows], transposed, 1, ending_of(4 * 96, 96, 0))[0], (1, 16, 64))

@@ -71,8 +71,11 @@ UNITS = {  # keys are the channels of a residual unit; `more` must be 0, otherwi
 
 
 def is_many(rows: int, steps: int) -> bool:
-    """Return whether `rows` of `steps` steps fill a GPU with large tiles."""
-    return rows * steps >= MANY_STEPS
+    """Return whether `rows` of `steps` steps use large tiles: if these fill a GPU, or for invariance, if a row is long.
+
+    In batch-invariant mode, the result does not depend on `rows`.
+    """
+    return steps >= INVARIANT_MANY_STEPS if is_batch_invariant() else rows * steps >= MANY_STEPS
 
 
 def tile_of(outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
@@ -94,8 +97,7 @@ def convolve(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
     steps = length - (taps - 1) * dilation
     out = x.new_empty(batch, steps, outputs)
     block = next((size for size in (64, 32, 16) if inputs % size == 0), 64)
-    are_many = steps >= INVARIANT_MANY_STEPS if is_batch_invariant() else is_many(batch, steps)
-    if are_many and x.element_size() <= 2:
+    if is_many(batch, steps) and x.element_size() <= 2:
         tall, wide, warps, stages = 128, 128 if outputs > 64 else 64, 8, 3
     else:
         tall, wide, warps, stages = 32 if steps > 16 else 16, 32, 4, 4

@@ -60,10 +60,8 @@ class CausalDecoder(ChunkStage):
         self._snakes: dict[int, Snake | None] = {}  # by slot, from an utterance's first chunk to its last
 
     def make_graphs(self) -> None:
-        # The chain is not batch-invariant, because its order of sums depends on the number of steps.
-        chained = False if self._batch_invariant else None
         slots = self._policy.slots + 1  # the last slot is for padding rows
-        decoder = self._decoder = ChannelsLastDecoder(self._codec, slots, chained=chained)
+        decoder = self._decoder = ChannelsLastDecoder(self._codec, slots)
 
         def call(codes: Tensor, rows: Tensor) -> Tensor:
             with batch_invariance(self._batch_invariant):
