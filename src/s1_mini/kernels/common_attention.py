@@ -47,7 +47,7 @@ class Shape(NamedTuple):
     warps: int
 
 
-FREE = Shape(lines=64, block=64, parts=4, warps=4)
+FREE = Shape(lines=64, block=64, parts=2, warps=4)
 # Block and warps are those of `part_kernel` in batch-invariant mode, so that threads sum a block in the same layout.
 ORDERED = Shape(lines=16, block=INVARIANT_BLOCK, parts=8, warps=2)
 
