@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.core.messages import Begin, Conditions
+from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.qwen3.kernels.sampling import CodeSampling, sample_code
 from s1_mini.families.qwen3.model import Qwen3Model
@@ -45,7 +45,7 @@ def start(stage: LanguageModel, model: Qwen3Model, slot: int, voices: list[Voice
     conditions = Conditions(OPTIONS[slot], seed=slot, utterance=0, max_steps=FRAMES, voice=prompt.voice, text_start=3)
     begin = Begin(slot, 0, prompt.items, None, 0, FRAMES, 1, context=0, consumes=length, conditions=conditions)
     stage.begin([begin])
-    model.prefill(stage.state, slot, torch.from_numpy(prompt.items[:-1].T.copy()))
+    stage.prefill([Prefill(slot, 0, length - 1)])
 
 
 def make(directory: Path, kind: str = "custom_voice", *, compiled: bool) -> LanguageModel:

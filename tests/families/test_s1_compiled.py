@@ -1,4 +1,4 @@
-"""Compiled S1 frames match torch's, and do not depend on the other rows of a call.
+"""Compiled prefill and frames of S1 match torch's, and do not depend on the other rows of a call.
 
 The first run on a machine compiles for about ten seconds, as every engine does, and fills the compile cache.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from s1_mini.core.messages import Begin, Conditions
+from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.s1.model import S1Model
 from s1_mini.types import SamplingParams
@@ -49,7 +49,7 @@ def start(stage: LanguageModel, model: S1Model, slot: int) -> None:
     )
     begin = Begin(slot, 0, prompt, None, 0, FRAMES, 1, context=0, consumes=len(prompt), conditions=asked)
     stage.begin([begin])
-    model.prefill(stage.state, slot, torch.from_numpy(prompt[:-1].T.copy()))
+    stage.prefill([Prefill(slot, 0, len(prompt) - 1)])
 
 
 def make(model: S1Model, *, compiled: bool) -> LanguageModel:
@@ -103,6 +103,20 @@ def test_a_row_is_the_same_to_the_bit_alone_and_among_others(tmp_path: Path) -> 
 
     assert torch.equal(together.state.cache.keys, apart.state.cache.keys)
     assert torch.equal(together.state.depth_cache.values, apart.state.depth_cache.values)
+
+
+def test_a_prompt_is_the_same_to_the_bit_in_parts_and_as_a_whole(tmp_path: Path) -> None:
+    model = build(tmp_path, {})
+    whole, parts = make(model, compiled=True), make(model, compiled=True)
+    parts.state.cache.keys.zero_()
+    parts.state.cache.values.zero_()
+
+    for slot in range(3):
+        end = len(whole._prompts[slot]) - 1
+        parts.prefill([Prefill(slot, start, min(start + 3, end)) for start in range(0, end, 3)])
+
+    assert torch.equal(whole.state.cache.keys, parts.state.cache.keys)
+    assert torch.equal(whole.state.cache.values, parts.state.cache.values)
 
 
 def test_an_utterance_keeps_the_step_that_it_began_with(tmp_path: Path) -> None:

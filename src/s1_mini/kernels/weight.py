@@ -92,12 +92,14 @@ def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact:
         layers = [each.detach() for each in weights if isinstance(each, Tensor)]
     is_bfloat16 = quantized is None and compact and all(_is_bfloat16(each) for each in layers)
     dtype = np.int8 if quantized is not None else np.uint16 if is_bfloat16 else np.float32
-    weight = np.empty((len(weights), inputs * outputs), dtype)
+    added = -outputs % BLOCK
+    weight = np.empty((len(weights), inputs * (outputs + added)), dtype)
     for index, each in enumerate(layers):  # one by one, because large models have gigabytes of them
         layer = each.bfloat16().view(torch.uint16) if is_bfloat16 else each if quantized is not None else each.float()
-        weight[index] = np.concatenate([block.T.numpy().ravel() for block in layer.split(BLOCK)])
-    added = [torch.zeros(outputs) if bias is None else bias.detach().float() for bias in biases]
-    return Product(weight, scale.numpy(), torch.stack(added).numpy())
+        blocks = F.pad(layer, (0, 0, 0, added)).split(BLOCK)
+        weight[index] = np.concatenate([block.T.numpy().ravel() for block in blocks])
+    offsets = [torch.zeros(outputs) if bias is None else bias.detach().float() for bias in biases]
+    return Product(weight, scale.numpy(), torch.stack(offsets).numpy())
 
 
 def is_close(first: Tensor, second: Tensor, share: float) -> bool:

@@ -1,4 +1,4 @@
-"""A frame as one compiled call on a CPU: weights and state for `kernels/compiled/frame.py`, and a check.
+"""Frames and prefill as compiled calls on a CPU: weights and state for `kernels/compiled/frame.py`, and a check.
 
 Shapes: K codebooks, T tables of the depth transformer, V codes.
 """
@@ -17,6 +17,7 @@ from s1_mini.alignment.head import AlignmentHead
 from s1_mini.families.codec_lm.model import FrameModel, FrameState
 from s1_mini.families.codec_lm.network import FrameConfig, FrameNetwork
 from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.kernels.compiled import frame
 from s1_mini.kernels.compiled.frame import State, Weights
 from s1_mini.kernels.compiled.layers import Layers
 from s1_mini.kernels.compiled.product import Product
@@ -25,6 +26,8 @@ from s1_mini.kernels.weight import Weight, is_close, pack
 from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 from s1_mini.runtime.compiled import Step
+
+Prefill = Callable[[int, Tensor, int], None]  # called with slot, tokens [K + 1, n] and the first position
 
 CHECKS = 4  # number of random inputs that `compare` tries
 TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # allowed difference from torch, relative to the largest number
@@ -39,6 +42,17 @@ def stepping(books: int, make_frame: Callable[..., object], *arguments: Any) -> 
         return frames
 
     return step
+
+
+def prefilling(model: FrameModel[Any], state: FrameState, weights: Weights) -> Prefill:
+    """Return a compiled function that does the same as `model.prefill` with this state."""
+    arrays = shared(state)
+
+    def prefill(slot: int, tokens: Tensor, start: int) -> None:
+        x = model.embed_prompt(state, slot, tokens.T).contiguous()
+        frame.prefill(x.numpy(), slot, start, arrays, weights)
+
+    return prefill
 
 
 def shared(state: FrameState) -> State:
@@ -85,21 +99,24 @@ def compare(model: FrameModel[Any], weights: Weights, step_of: Callable[..., Ste
 def first_frame(
     model: FrameModel[Any], tokens: Tensor, weights: Weights | None, step_of: Callable[..., Step]
 ) -> list[Tensor]:
-    """Return the frame after one position, then keys and values; computed by torch if `weights` is None."""
+    """Return the frame after two positions, then keys and values; computed by torch if `weights` is None."""
     with torch.inference_mode():
-        state = model.allocate(1, 1)
+        state = model.allocate(1, 2)
         parameters = torch.tensor([[1.5], [1e-5], [0.9]])
         sampling = SamplingTensors(
             parameters[1], parameters[2], parameters[0], torch.full((1, 2, model.num_codebooks), 0.5)
         )
-        model.activate(state, 0, tokens.unsqueeze(1))
+        prompt = tokens.unsqueeze(1)
+        model.activate(state, 0, prompt.repeat(1, 2))
         if weights is None:
-            found = model.step(state, sampling, 1)
+            model.prefill(state, 0, prompt)
+            found = model.step(state, sampling, 2)
         else:
+            prefilling(model, state, weights)(0, prompt, 0)
             found = torch.from_numpy(step_of(model, state, sampling, weights)([0]))
     kept = (
-        state.cache.keys[..., :1, :],
-        state.cache.values[..., :1, :],
+        state.cache.keys,
+        state.cache.values,
         state.depth_cache.keys,
         state.depth_cache.values,
     )

@@ -7,8 +7,9 @@ Shapes: B slots of a call, S positions, K codebooks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -55,6 +56,7 @@ class LanguageModel(Stage):
         self._scores = TextScores(self.state.kept)
         self._stepping = SteppingSlots(self.state.active, self._writes)
         self._compiled = CompiledSlots()
+        self._prefill: Callable[[int, Tensor, int], None] = partial(model.prefill, self.state)  # of compiled slots
         self._steps: StepGraphs[tuple[int, bool]] | None = None  # key: rows, whether prefixes are shared
         self._reads: StepGraphs[int] | None = None
 
@@ -82,6 +84,7 @@ class LanguageModel(Stage):
         compiled = import_module(model.compiled_by)  # numba takes a moment to import
 
         def make(weights: Any) -> Step:
+            self._prefill = compiled.prefilling(model, self.state, weights)
             return compiled.step_of(model, self.state, self._sampling, weights)
 
         return self._compiled.compilable("frames", compiled, model, make)
@@ -112,7 +115,10 @@ class LanguageModel(Stage):
             self._writes.run()
             for part in parts:
                 tokens = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
-                self._model.prefill(self.state, part.slot, tokens, part.start)
+                if self._compiled.others([part.slot]):
+                    self._model.prefill(self.state, part.slot, tokens, part.start)
+                else:
+                    self._prefill(part.slot, tokens, part.start)
             return
         rows = np.concatenate([self._rows_of(part) for part in parts])
         for at in range(0, len(rows), READS[-1]):

@@ -1,16 +1,16 @@
-"""A frame of Qwen3-TTS as one compiled call on a CPU: weights and state for `kernels/frame.py`."""
+"""Frames of Qwen3-TTS as compiled calls on a CPU: weights and state for `kernels/frame.py`."""
 
 from __future__ import annotations
 
 from s1_mini.families.codec_lm import compiled
-from s1_mini.families.codec_lm.compiled import formats_of, shared, stepping
+from s1_mini.families.codec_lm.compiled import formats_of, prefilling, shared, stepping
 from s1_mini.families.codec_lm.sampling import SamplingTensors
 from s1_mini.families.qwen3.kernels import frame
 from s1_mini.families.qwen3.model import Qwen3Model, Qwen3State
 from s1_mini.kernels.compiled.frame import Weights
 from s1_mini.runtime.compiled import Step
 
-__all__ = ["MODULE", "check", "formats_of", "gather", "step_of"]
+__all__ = ["MODULE", "check", "formats_of", "gather", "prefilling", "step_of"]
 
 MODULE = frame.__name__
 

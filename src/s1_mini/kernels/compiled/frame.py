@@ -1,9 +1,9 @@
 """Parts of a frame of a codec language model: embedding, both transformers, and the logits of every code.
 
-The `make_frame` of a family calls them in order, and samples between them. The results match those of the network in
-torch, except for the last bits.
-Shapes: R rows, B slots, K codebooks, W width, F width of the depth transformer, V codes of a codebook, D head size,
-S positions, T tables: one for all codebooks of the depth transformer, or one for each.
+The `make_frame` of a family calls them in order, except for `prefill`, and samples between them. The results match
+those of the network in torch, except for the last bits.
+Shapes: R rows, P positions of a prompt, B slots, K codebooks, W width, F width of the depth transformer, V codes of a
+codebook, D head size, S positions, T tables: one for all codebooks of the depth transformer, or one for each.
 """
 
 from __future__ import annotations
@@ -93,6 +93,16 @@ def _copy(table, indices, out):
     for row in range(out.shape[0]):
         for k in range(to.shape[1]):
             to[row, k] = flat[indices[row], k]
+
+
+@in_order
+def prefill(x, slot, start, state, weights):
+    """Run the backbone on the embeddings x [P, W] of positions start … start + P of a slot, in place."""
+    count = x.shape[0]
+    positions = np.arange(start, start + count)
+    rope = weights.rope[start : start + count]
+    slots = np.full(count, slot)
+    step_layers(x, weights.backbone, state.keys, state.values, slots, positions, positions + 1, rope, state.kept)
 
 
 @in_order
@@ -193,9 +203,10 @@ def state_of() -> State:
     return State(cache, cache, cache, cache, np.zeros((1, 1), np.int64), WHOLE, WHOLE, ONE)
 
 
-def compile_frame(make_frame: Any, *arguments: Any) -> None:
-    """Compile a family's frame for these arguments, and cache it."""
-    make_frame.compile(tuple(numba.typeof(each) for each in arguments))
+def compile_frame(make_frame: Any, state: Any, weights: Weights, *others: Any) -> None:
+    """Compile a family's frame and `prefill` for these arguments, and cache them; `state.frame` is a `State`."""
+    make_frame.compile(tuple(numba.typeof(each) for each in (WHOLE, state, weights, *others)))
+    prefill.compile(tuple(numba.typeof(each) for each in (ONE, 0, 0, state.frame, weights)))
 
 
 def _product(names: Iterator[str]) -> Product:

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-BLOCK = 256  # outputs whose sums stay in the L1 cache
+BLOCK = 64  # outputs whose sums are computed at once
 
 
 class Product(NamedTuple):
     """A linear layer with K inputs and N outputs in each of L blocks: x @ `weight` * `scale` + `bias`."""
 
-    weight: np.ndarray  # [L, K N], block by block, inputs first; float32, int8, or uint16 with the bits of bfloat16
+    # [L, K N], block by block, inputs first, with N padded to whole blocks; uint16 has the bits of bfloat16
+    weight: np.ndarray
     scale: np.ndarray  # [L, N] float32
     bias: np.ndarray  # [L, N] float32

@@ -116,7 +116,7 @@ def make_frame(slots, state, weights, frames):
 
 
 def compile_for(formats):
-    """Compile `make_frame` for weights of these formats, and cache it."""
+    """Compile `make_frame` and `prefill` for weights of these formats, and cache them."""
     one, whole = frame.ONE, frame.WHOLE
     sampling = Sampling(one[0], whole, one[0])
     state = State(
@@ -128,4 +128,4 @@ def compile_for(formats):
         sampling,
         frame.THREE,
     )
-    frame.compile_frame(make_frame, whole, state, frame.weights_of(formats), np.zeros((1, 1), np.int64))
+    frame.compile_frame(make_frame, state, frame.weights_of(formats), np.zeros((1, 1), np.int64))

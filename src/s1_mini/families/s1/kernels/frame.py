@@ -153,8 +153,8 @@ def make_frame(slots, state, weights, rules, frames):
 
 
 def compile_for(formats):
-    """Compile `make_frame` for weights of these formats, and cache it."""
+    """Compile `make_frame` and `prefill` for weights of these formats, and cache them."""
     one, three = frame.ONE, frame.THREE
     state = State(frame.state_of(), np.zeros((1, 1, 1), np.int64), one[0], one[0], one[0], three)
     rules = Rules(0, 0, 0, 1, False, False)
-    frame.compile_frame(make_frame, frame.WHOLE, state, frame.weights_of(formats), rules, np.zeros((1, 1), np.int64))
+    frame.compile_frame(make_frame, state, frame.weights_of(formats), rules, np.zeros((1, 1), np.int64))
