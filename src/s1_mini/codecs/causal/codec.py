@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from s1_mini.codecs.causal.fourier import FourierDecoder, SpectralHead
 from s1_mini.codecs.causal.layers import CausalConv1d, CausalConvTranspose1d, Chain, Decoder, WindowTransformer
 from s1_mini.codecs.stream_state import SelectedStreams, Snake, StreamState
 from s1_mini.exceptions import CapacityError
@@ -26,7 +27,7 @@ class DecoderParts(NamedTuple):
     front: CausalConv1d | None  # before the transformer
     transformer: WindowTransformer
     upsample: Chain  # pairs of a transposed convolution and a ConvNeXt block
-    decoder: Decoder
+    decoder: Decoder | FourierDecoder
 
 
 class CausalCodec(nn.Module):
@@ -76,7 +77,7 @@ class CausalCodec(nn.Module):
         """Number of the transformer's latest output frames that determine the state of the later layers."""
         steps, rate = 0.0, 1
         for layer in [*self.parts.upsample.modules(), *self.parts.decoder.modules()]:
-            if isinstance(layer, CausalConv1d | CausalConvTranspose1d):
+            if isinstance(layer, CausalConv1d | CausalConvTranspose1d | SpectralHead):
                 steps += layer.context / rate
             if isinstance(layer, CausalConvTranspose1d):
                 rate *= layer.stride

@@ -118,12 +118,12 @@ class ResidualUnit(nn.Module):
 class ConvNeXtBlock(nn.Module):
     """Causal ConvNeXt block (Liu et al. 2022): depthwise convolution, pointwise bottleneck, skip connection."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, expansion: int = 4) -> None:
         super().__init__()
         self.dwconv = CausalConv1d(channels, channels, 7, groups=channels)
         self.norm = nn.LayerNorm(channels, eps=1e-6)
-        self.pwconv1 = nn.Linear(channels, 4 * channels)
-        self.pwconv2 = nn.Linear(4 * channels, channels)
+        self.pwconv1 = nn.Linear(channels, expansion * channels)
+        self.pwconv2 = nn.Linear(expansion * channels, channels)
         self.gamma = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:

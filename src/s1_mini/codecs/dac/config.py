@@ -21,6 +21,7 @@ ROPE_BASE = 10_000
 
 # Larger than in any codec, but small enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**18
+MAX_STEP = 4096  # of the decoder, in samples
 
 _size = partial(size, most=MAX_SIZE)
 _sizes = partial(sizes, most=MAX_LAYERS)
@@ -42,7 +43,10 @@ class DacConfig:
     enc_window: int = _size(512)
     enc_head_dim: int = _size(64)
     decoder_dim: int = _size(1536)
-    decoder_rates: tuple[int, ...] = _sizes((8, 8, 4, 2))
+    decoder_rates: tuple[int, ...] = sizes((8, 8, 4, 2), most=MAX_STEP)
+    # ConvNeXt blocks before an inverse Fourier transform, see `FourierDecoder`; 0: residual convolutions, as published.
+    decoder_layers: int = _size(0, least=0, most=MAX_LAYERS)
+    decoder_expansion: int = _size(3, most=16)  # of the ConvNeXt blocks
     input_dim: int = _size(1024)  # channels between encoder, quantizer and decoder
     n_codebooks: int = _size(9, most=MAX_LAYERS)  # residual codebooks, without the semantic one
     codebook_size: int = _size(1024)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from s1_mini.codecs.blocks import Blocks
 from s1_mini.codecs.causal.codec import CausalCodec, DecoderParts
+from s1_mini.codecs.causal.fourier import FourierDecoder
 from s1_mini.codecs.causal.layers import (
     DILATIONS,
     Block,
@@ -192,7 +193,18 @@ class Dac(CausalCodec):
         self.max_frames = config.q_block_size
         self.quantizer = Quantizer(config, encodes=encodes)
         bound = Bound(config.drive, config.ceiling)
-        self.decoder = Decoder(config.input_dim, config.decoder_dim, config.decoder_rates, bound)
+        self.decoder: Decoder | FourierDecoder
+        if config.decoder_layers:
+            self.decoder = FourierDecoder(
+                config.input_dim,
+                config.decoder_dim,
+                config.decoder_rates,
+                config.decoder_layers,
+                bound,
+                expansion=config.decoder_expansion,
+            )
+        else:
+            self.decoder = Decoder(config.input_dim, config.decoder_dim, config.decoder_rates, bound)
         if encodes:
             self.encoder = Encoder(config)
 
