@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recipes.voice import units
+from s1_mini.codecs.causal.fourier import FourierDecoder, SpectralHead, overlap_add
 from s1_mini.codecs.causal.layers import (
     CausalConv1d,
     CausalConvTranspose1d,
@@ -213,7 +214,10 @@ def unit(x: Tensor, layer: ResidualUnit) -> Tensor:
 
 
 def convnext(x: Tensor, layer: ConvNeXtBlock) -> Tensor:
-    """Apply a ConvNeXt block to x [B, T, C]; cuDNN is slow, or fails, with so few channels per group."""
+    """Apply a ConvNeXt block to x [B, T, C]; cuDNN is slow, or fails, with so few channels per group.
+
+    The sum is in float32, because many blocks may add to it.
+    """
     conv, length = layer.dwconv.conv, x.shape[1]
     assert conv.bias is not None
     padded = F.pad(x, (0, 0, layer.dwconv.context, 0))
@@ -221,7 +225,14 @@ def convnext(x: Tensor, layer: ConvNeXtBlock) -> Tensor:
     for tap, weight in enumerate(conv.weight.squeeze(1).unbind(1)):
         inner = inner + padded[:, tap : tap + length] * weight
     inner = layer.gamma * layer.pwconv2(F.gelu(layer.pwconv1(layer.norm(inner))))
-    return (x + inner).to(x.dtype)
+    return x + inner
+
+
+def spectral(x: Tensor, head: SpectralHead) -> Tensor:
+    """Samples [B, T * hop, 1] of x [B, T, C]; in float32, also within an autocast region."""
+    with torch.autocast(x.device.type, enabled=False):
+        windows = head.windows(x)
+    return overlap_add(F.pad(windows, (0, 0, head.context, 0)), head.hop).unsqueeze(2)
 
 
 def apply(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
@@ -240,6 +251,8 @@ def apply(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
             x = convnext(x, layer)
         elif isinstance(layer, (EncoderBlock, DecoderBlock)):
             x = apply(layer.block, x)
+        elif isinstance(layer, SpectralHead):
+            x = spectral(x, layer)
         else:
             x = layer(x, NoState())
     return x
@@ -254,8 +267,13 @@ class ChannelsLast:
         width = codec.config.encoder_dim
         count = 1 + sum(width * 2**index <= units.MOST_CHANNELS for index in range(len(encoding) - 3))
         self._narrow, self._wide = encoding[:count], encoding[count:]
-        width = codec.config.decoder_dim // 2
-        count = 1 + sum(width // 2**index > units.MOST_CHANNELS for index in range(len(decoding) - 4))
+        if isinstance(codec.decoder, FourierDecoder):
+            count = (
+                len(decoding) - 2
+            )  # the head and the bound are not compiled: torch's compiler has no complex numbers
+        else:
+            width = codec.config.decoder_dim // 2
+            count = 1 + sum(width // 2**index > units.MOST_CHANNELS for index in range(len(decoding) - 4))
         self._wide_first, self._narrow_last = decoding[:count], decoding[count:]
         self._encode_wide, self._decode_wide = self._latents_of, self._start
         if compiles:

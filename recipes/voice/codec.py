@@ -34,13 +34,17 @@ class Stage:
     is_adversarial: bool = True
     keeps_codes: bool = False
     breadth: int = 1  # of the discriminators
-    patience: int = 0  # steps in which new discriminators learn before the codec does
+    patience: int = 0  # steps in which new discriminators learn before they teach the codec
+    is_fresh: bool = False  # the decoder is new: in these steps, it learns from spectra alone instead of waiting
 
 
 STAGES = {
     "spectral": Stage(Schedule(290.0, 8e-4, 600), 12, 0.5, 0.15, is_adversarial=False),
     "adversarial": Stage(Schedule(980.0, 4e-4, 1000, 0.9995), 6, 0.0, 0.0),
     "decoder": Stage(Schedule(1000.0, 3e-4, 300, 0.9995), 24, 0.0, 0.0, keeps_codes=True, breadth=2, patience=1000),
+    "fresh": Stage(
+        Schedule(1000.0, 5e-4, 500, 0.9995), 24, 0.0, 0.0, keeps_codes=True, breadth=2, patience=1000, is_fresh=True
+    ),
 }
 
 
@@ -209,7 +213,8 @@ class CodecTraining(TimedTraining):
         self.adversary = Adversary(stage.breadth).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._judges = [parameter for parameter in self.adversary.parameters() if parameter.requires_grad]
         self._judges_optimiser = self.adam([{"params": self._judges, "weight_decay": 1e-3}], betas=(0.8, 0.99))
-        self._judges_rate = torch.tensor(0.0, device=device)  # separate, because the codec's rate is 0 at first
+        self._judges_rate = torch.tensor(0.0, device=device)  # separate, because the codec's rate may be 0 at first
+        self._trust = torch.ones((), device=device)  # factor of the discriminators' losses
         self._let_judges_follow()
         self._patience = stage.patience if stage.is_adversarial else 0
         self.samples_per_row = config.q_window * self.codec.samples_per_frame
@@ -246,7 +251,7 @@ class CodecTraining(TimedTraining):
             self._judges_optimiser.zero_grad(set_to_none=True)
             judged.backward()
             verdict, distance = self._deceive(false, features)
-            loss = loss + VERDICT * verdict + FEATURES * distance
+            loss = loss + self._trust * (VERDICT * verdict + FEATURES * distance)
             losses = [mel, commitment, verdict, distance, judged]
         self.derive(loss)
         self._report.lerp_(torch.stack([each.detach().float() for each in losses]), 0.02)
@@ -303,7 +308,8 @@ class CodecTraining(TimedTraining):
         super()._set_rate()
         self._judges_rate.copy_(self.rate)
         if self._patience:
-            self.rate.mul_(min(1.0, max(0.0, self.steps / self._patience - 1)))
+            share = min(1.0, max(0.0, self.steps / self._patience - 1))
+            self._trust.fill_(share) if self.stage.is_fresh else self.rate.mul_(share)
 
     def wait(self) -> None:
         """Wait for the first speech; raises `SystemExit` if it does not come in time."""

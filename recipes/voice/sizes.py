@@ -45,6 +45,14 @@ CODECS: dict[str, dict[str, Any]] = {
         "q_window": 24,
     },
 }
+# The codes of "fast", decoded by ConvNeXt blocks at 80 steps/s and inverse Fourier transforms.
+CODECS["fourier"] = {
+    **CODECS["fast"],
+    "decoder_rates": [2, 300],
+    "decoder_dim": 384,
+    "decoder_layers": 7,
+    "decoder_expansion": 3,
+}
 
 _MODEL: dict[str, Any] = {
     "model_type": "dual_ar",

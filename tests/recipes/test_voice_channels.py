@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ SMALL = {
     "q_inter": 16,
     "q_window": 8,
 }
+SMALL_FOURIER = {**SMALL, "decoder_dim": 16, "decoder_rates": [2, 6], "decoder_layers": 2}
 on_a_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
@@ -58,8 +60,9 @@ def filled(codec: Dac) -> Dac:
     return codec
 
 
-def test_training_computes_what_the_engine_computes_and_its_gradients() -> None:
-    codec = filled(Dac(DacConfig.from_json(SMALL)))
+@pytest.mark.parametrize("size", [SMALL, SMALL_FOURIER], ids=["residual", "fourier"])
+def test_training_computes_what_the_engine_computes_and_its_gradients(size: dict[str, Any]) -> None:
+    codec = filled(Dac(DacConfig.from_json(size)))
     halves = ChannelsLast(codec, compiles=False)
     waves, vectors = 0.1 * torch.randn(2, 1, 8 * codec.samples_per_frame), torch.randn(2, 16, 8)
     both = []

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from recipes.voice import codec as codec_stage
+from recipes.voice.again import with_new_decoder
 from recipes.voice.codec import MIN_POOL_S, STAGES, CodecTraining
 from recipes.voice.run import environments, share
 from recipes.voice.sizes import CODECS
@@ -43,6 +45,8 @@ TINY = {
     "semantic_codebook_size": 16,
 }
 
+TINY_FOURIER = {**TINY, "decoder_rates": [2, 10], "decoder_layers": 1}
+
 
 def tone(frequency: float, seconds: float, amplitude: float) -> torch.Tensor:
     return amplitude * torch.sin(2 * torch.pi * frequency * torch.arange(round(seconds * RATE)) / RATE)
@@ -51,6 +55,7 @@ def tone(frequency: float, seconds: float, amplitude: float) -> torch.Tensor:
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(CODECS, "tiny", TINY)
+    monkeypatch.setitem(CODECS, "tiny_fourier", TINY_FOURIER)
     monkeypatch.setattr(codec_stage, "POOL_S", 90)
     monkeypatch.setattr(codec_stage, "SCALES", ((64, 10, 1.0), (256, 20, 1.0)))
     monkeypatch.setattr(codec_stage, "CROP_S", 0.05)
@@ -60,10 +65,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def training(work: Path, name: str) -> CodecTraining:
+def training(work: Path, name: str, size: str = "tiny") -> CodecTraining:
     torch.manual_seed(0)
     stage = replace(STAGES[name], rows=2, breadth=1)
-    made = CodecTraining(name, "tiny", work, stage, CPU, compiles=False)
+    made = CodecTraining(name, size, work, stage, CPU, compiles=False)
     made.resume()
     made.pool.wait(MIN_POOL_S * made.codec.sample_rate, 1.0)
     made.rate.fill_(1e-3)
@@ -158,6 +163,38 @@ def test_the_decoder_waits_until_new_discriminators_have_learnt(work: Path) -> N
     assert training(work, "decoder")._patience == stage.stage.patience  # its saved state has the progress
     (work / "decoder.pt").unlink()
     assert training(work, "decoder")._patience == 0  # trained discriminators need no warm-up
+
+
+def test_a_new_decoder_learns_the_old_codes_from_spectra_alone_until_the_discriminators_have_learnt(work: Path) -> None:
+    first = training(work, "adversarial")
+    first.save()
+    old = open_dac(work, encodes=True)
+    save_file(with_new_decoder(load_file(work / "codec.safetensors"), "tiny_fourier"), work / "codec.safetensors")
+    (work / "adversary_1.pt").unlink()
+
+    stage = training(work, "fresh", "tiny_fourier")
+    stage._set_rate()
+    assert stage._trust == 0
+    assert stage.rate > 0
+    stage._report.zero_()
+    before = stage._report.clone()
+    stage.rate.fill_(5e-3)
+    for _ in range(12):
+        stage._report.zero_()
+        stage.step()
+        stage.move()
+        before = before if before.any() else stage._report.clone()
+    assert stage._report[0] < 0.9 * before[0]
+    stage.steps = 2 * stage.stage.patience
+    stage._set_rate()
+    assert stage._trust == 1
+    stage.save()
+    assert training(work, "fresh", "tiny_fourier").steps == stage.steps
+
+    new, wave = open_dac(work, encodes=True), tone(300.0, 0.2, 0.3)
+    with torch.inference_mode():
+        assert torch.equal(new.encode(wave), old.encode(wave))
+        assert new.decode(new.encode(wave)[None]).shape == old.decode(old.encode(wave)[None]).shape
 
 
 TOGETHER = """
