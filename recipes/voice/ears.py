@@ -1,8 +1,9 @@
 """Learned metrics of speech, from the packages that `packages.py` downloads: words, naturalness, speaker, and DNSMOS.
 
-DNSMOS P.835 (Reddy et al., 2022, arXiv 2110.01763) predicts a mean opinion score of 1 to 5. This module runs the
-network of the speechmos wheel with onnxruntime, because speechmos' own code needs librosa and pandas for unused
-figures. DNSMOS was trained to rate noise suppression, so compare its scores only with those of the teacher.
+DNSMOS P.835 (Reddy et al., 2022, arXiv 2110.01763) and P.808 (Reddy et al., 2020, arXiv 2010.15258) predict a mean
+opinion score of 1 to 5. This module runs the networks of the speechmos wheel with onnxruntime, because speechmos' own
+code needs pandas and computes unused figures. Both were trained to rate noise suppression, so compare their scores only
+with those of the teacher.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class Ears:
     def quality(self, wave: Wave, rate: int) -> float:
         """DNSMOS overall, from 1 to 5; designed to rate noise suppression."""
         return overall_quality(_at_16k(wave, rate))
+
+    def opinion(self, wave: Wave, rate: int) -> float:
+        """DNSMOS P.808, from 1 to 5."""
+        return p808(_at_16k(wave, rate))
 
     def voice(self, wave: Wave, rate: int) -> NDArray[np.float32]:
         """Resemblyzer's embedding [256] of the speaker, of length 1."""
@@ -121,20 +126,34 @@ def overall_quality(wave_16k: NDArray[np.generic]) -> float:
     A shorter recording is repeated up to 9.01 s and judged once. (speechmos doubles it until it is long enough and
     judges a window for every second: up to eight times the work.) NaN for a recording without samples.
     """
+    # One at a time, so that the figures do not depend on the number of windows.
+    network = _network("sig_bak_ovr")
+    raw = [network.run(None, {"input_1": window[None]})[0][0][2] for window in _windows(wave_16k)]
+    return float(np.mean(OVERALL(np.array(raw, np.float64)))) if raw else float("nan")
+
+
+def p808(wave_16k: NDArray[np.generic]) -> float:
+    """Predict the opinion (1 to 5) by the P.808 network, from the windows of `overall_quality`."""
+    import librosa
+
+    scores = []
+    for window in _windows(wave_16k):
+        mel = librosa.feature.melspectrogram(y=window[:-160], sr=EAR_RATE, n_fft=321, hop_length=160, n_mels=120)
+        features = ((librosa.power_to_db(mel, ref=np.max) + 40) / 40).T.astype(np.float32)
+        scores.append(_network("model_v8").run(None, {"input_1": features[None]})[0][0][0])
+    return float(np.mean(scores)) if scores else float("nan")
+
+
+def _windows(wave_16k: NDArray[np.generic]) -> list[Wave]:
     scale = 32768.0 if np.issubdtype(wave_16k.dtype, np.integer) else 1.0
     wave = np.clip(wave_16k.astype(np.float32) / scale, -1, 1)
-    if not len(wave):
-        return float("nan")
-    if len(wave) < WINDOW:
+    if 0 < len(wave) < WINDOW:
         wave = np.resize(wave, WINDOW)
-    windows = [wave[start : start + WINDOW] for start in range(0, len(wave) - WINDOW + 1, EAR_RATE)]
-    # One at a time, so that the figures do not depend on the number of windows.
-    raw = [_network().run(None, {"input_1": window[None]})[0][0][2] for window in windows]
-    return float(np.mean(OVERALL(np.array(raw, np.float64))))
+    return [wave[start : start + WINDOW] for start in range(0, len(wave) - WINDOW + 1, EAR_RATE)]
 
 
 @functools.cache
-def _network() -> Any:
+def _network(name: str) -> Any:
     import onnxruntime  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     spec = find_spec("speechmos")
@@ -144,5 +163,5 @@ def _network() -> Any:
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # several processes may run at once
-    path = Path(spec.origin).parent / "dnsmos_models" / "sig_bak_ovr.onnx"
+    path = Path(spec.origin).parent / "dnsmos_models" / f"{name}.onnx"
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

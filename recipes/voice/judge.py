@@ -44,6 +44,7 @@ MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # a longer generation counts as not s
 COLUMNS = {
     "distillmos": ("DistillMOS", "{:.2f}"),
     "lowest": ("lowest", "{:.2f}"),
+    "p808": ("P.808", "{:.2f}"),
     "dnsmos": ("DNSMOS", "{:.2f}"),
     "word_error": ("words wrong", "{:.1f} %"),
     "similarity": ("alike", "{:.2f}"),
@@ -147,11 +148,12 @@ def recording(one: Held, held: Sequence[Held], seconds: float) -> Held | None:
 
 def judge(said: Iterable[Said], ears: Ears) -> dict[str, float]:
     """Return figures of utterances: means (except `lowest` and `true_peak`), and shares in percent."""
-    natural, quality, alike, loud, peaks, wrong, words, late = [], [], [], [], [], 0, 0, 0
+    natural, opinion, quality, alike, loud, peaks, wrong, words, late = [], [], [], [], [], [], 0, 0, 0
     took_s = seconds = 0.0
     before: dict[str, Wave] = {}
     for one in said:
         natural.append(ears.naturalness(one.wave, one.rate))
+        opinion.append(ears.opinion(one.wave, one.rate))
         quality.append(ears.quality(one.wave, one.rate))
         heard = compare(one.text, ears.words(one.wave, one.rate))
         wrong, words, late = wrong + heard.word_errors, words + heard.words, late + (not one.ended)
@@ -166,6 +168,7 @@ def judge(said: Iterable[Said], ears: Ears) -> dict[str, float]:
         "utterances": len(natural),
         "distillmos": float(np.mean(natural)),
         "lowest": float(np.min(natural)),
+        "p808": float(np.mean(opinion)),
         "dnsmos": float(np.mean(quality)),
         "word_error": 100 * wrong / words,
         "similarity": float(np.mean(alike)) if alike else math.nan,
