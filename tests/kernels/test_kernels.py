@@ -10,6 +10,7 @@ from kernel_checks import assert_close, assert_near, by_both, dtypes, needs_gpu,
 from s1_mini.kernels import (
     convolution,
     decode_attention,
+    depthwise,
     head_scores,
     linear,
     norm,
@@ -47,6 +48,14 @@ def test_a_sum_and_its_norm(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype,
 
     assert torch.equal(ours[0], theirs[0])
     assert_close(ours[1], theirs[1], dtype)
+
+
+@dtypes
+def test_a_depthwise_convolution_and_its_norm(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    x, weights = randn(3, 6 + 5, 384, dtype=dtype), randn(7, 384, dtype=dtype)
+    others = randn(3, 384, dtype=dtype)
+
+    assert_close(*by_both(monkeypatch, depthwise, lambda: depthwise.depthwise_norm(x, weights, *others, 1e-6)), dtype)
 
 
 @dtypes

@@ -21,7 +21,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)  # numbers of slots of captured calls; the small
 
 
 def rows_of(device: torch.device, slots: int) -> tuple[int, ...]:
-    """Return the numbers of slots in captured calls; on a CPU only 1, so that slots cannot affect each other."""
+    """Return the numbers of slots in captured calls; on a CPU only 1."""
     return tuple(sorted({min(rows, slots) for rows in ROWS})) if device.type == "cuda" else (1,)
 
 
@@ -31,7 +31,7 @@ Graphs = StepGraphs[tuple[int, int]]  # key: number of slots, chunk size
 class ChunkStage(Stage):
     """A codec stage, which computes several chunks in one captured call on a GPU.
 
-    On a CPU, it computes chunks one by one, so that no result depends on other chunks.
+    On a CPU, no result depends on other chunks.
     """
 
     def __init__(self, device: torch.device, policy: Chunks, *, number: int, rate: int) -> None:
@@ -72,10 +72,14 @@ class ChunkStage(Stage):
         counts = [begin.consumes * self._rate for begin in begun]
         if self._graphs is not None:
             return whole_units(self._launch(self._graphs, begun, size), counts)
-        return whole_units(made([self._alone(begin) for begin in begun]), counts)
+        return whole_units(made(self._call_eagerly(begun)), counts)
 
     def _launch(self, graphs: Graphs, begun: list[Begin], size: int) -> Wait:
         raise NotImplementedError
+
+    def _call_eagerly(self, begun: list[Begin]) -> list[np.ndarray]:
+        """Return the audio of each chunk, computed without graphs, so that no result depends on other chunks."""
+        return [self._alone(begin) for begin in begun]
 
     def _alone(self, begin: Begin) -> np.ndarray:
         raise NotImplementedError

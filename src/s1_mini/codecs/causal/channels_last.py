@@ -3,13 +3,15 @@
 It computes the same as `CausalCodec.push`, with sums in another order. A pointwise or transposed convolution is one
 matrix product; a dilated convolution has its own kernel (`kernels/convolution.py`). One kernel applies bias, skip and
 Snake between two convolutions (`kernels/snake.py`). GPUs that support it run the convolutions as a chain: the kernel of
-each convolution also writes the input of the next, with fewer passes over memory and less rounding.
+each convolution also writes the input of the next, with fewer passes over memory and less rounding. A decoder with an
+inverse Fourier transform (`fourier.py`) consists of matrix products.
 Shapes: B rows, P steps of past, T steps, C channels, O outputs; S = window - 1 + T attended steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from s1_mini.codecs.causal.codec import CausalCodec
+from s1_mini.codecs.causal.fourier import FourierDecoder, SpectralHead, overlap_add
 from s1_mini.codecs.causal.layers import (
     CausalConv1d,
     CausalConvTranspose1d,
@@ -29,6 +32,7 @@ from s1_mini.codecs.causal.layers import (
     ResidualUnit,
     Snake,
     WindowTransformer,
+    transposed_by_step,
     window_mask,
 )
 from s1_mini.kernels.convolution import convolve
@@ -41,6 +45,7 @@ from s1_mini.kernels.convolution_chain import (
     residual_unit,
     runs_chain,
 )
+from s1_mini.kernels.depthwise import depthwise_norm
 from s1_mini.kernels.linear import linear
 from s1_mini.kernels.norm import add_norm
 from s1_mini.kernels.rope import rope_and_split
@@ -56,15 +61,14 @@ class ChannelsLastDecoder:
     """Decodes up to `rows` streams at once; it copies the codec's decoding weights to another layout."""
 
     def __init__(self, codec: CausalCodec, rows: int, *, chained: bool | None = None) -> None:
-        """`chained` says whether to run convolutions as a chain; None: yes, if the GPU and the sizes support it."""
+        """`chained` says whether to run residual convolutions as a chain; None: if the GPU and the sizes support it."""
         front, transformer, upsample, decoder = codec.parts
         self._pasts = pasts = _Pasts(rows)
         self._books = _Books(codec.tables(), transformer.norm.weight.dtype)
         self._front = None if front is None else _Convolution(front, pasts)
         self._transformer = _WindowRows(transformer, pasts)
         self._upsample = [_Upsampling(cast(Chain, stage), pasts) for stage in upsample]
-        is_chained = can_chain(decoder) if chained is None else chained
-        self._decoder = (ChainedDecoder if is_chained else _PlainDecoder)(decoder, pasts)
+        self._decoder = _decoder_of(decoder, pasts, chained)
 
     def push_slots(self, codes: Tensor, slot_ids: Tensor, reset_mask: Tensor) -> Tensor:
         """Decode the next frames [n, K, F] of the streams `slot_ids` [n] to samples [n, T].
@@ -204,24 +208,33 @@ class _Layer:
         return x, linear(swiglu(linear(normed, self._gated_weight, None)), self._down_weight, None)
 
 
-class _Upsampling:
-    """A transposed convolution that keeps the number of channels, then a ConvNeXt block."""
+class _ConvNeXt:
+    """A ConvNeXt block, with the layer scale folded into the second product."""
 
-    def __init__(self, stage: Chain, pasts: _Pasts) -> None:
-        transposed, block = cast(CausalConvTranspose1d, stage[0]), cast(ConvNeXtBlock, stage[1])
-        self._transposed = _TransposedConvolution(transposed, pasts)
-        self._depthwise, self._norm, self._up = block.dwconv.conv, block.norm, block.pwconv1
-        self.past = pasts.of(self._depthwise.weight, block.dwconv.context, block.gamma.numel())
+    def __init__(self, block: ConvNeXtBlock, pasts: _Pasts) -> None:
+        conv, norm = block.dwconv.conv, block.norm
+        assert conv.bias is not None
+        self.past = pasts.of(conv.weight, block.dwconv.context, block.gamma.numel())
+        self._depthwise = conv.weight.squeeze(1).t().contiguous(), conv.bias, norm.weight, norm.bias, norm.eps
+        self._up = block.pwconv1
         self._down_weight = block.gamma.unsqueeze(1) * block.pwconv2.weight
         self._bias = block.gamma * block.pwconv2.bias
 
     def __call__(self, x: _Sum, rows: Rows) -> _Sum:
-        conv, norm = self._depthwise, self._norm
-        total, joined = self._transposed(x, None, rows).enter(None, self.past, rows, keeps_total=True)
-        inner = F.conv1d(joined.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups).transpose(1, 2)
-        inner = F.layer_norm(inner, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        activated = F.gelu(linear(inner, self._up.weight, self._up.bias))
+        total, joined = x.enter(None, self.past, rows, keeps_total=True)
+        activated = F.gelu(linear(depthwise_norm(joined, *self._depthwise), self._up.weight, self._up.bias))
         return _Sum(linear(activated, self._down_weight, None), self._bias, total)
+
+
+class _Upsampling:
+    """A transposed convolution that keeps the number of channels, then a ConvNeXt block."""
+
+    def __init__(self, stage: Chain, pasts: _Pasts) -> None:
+        self._transposed = _TransposedConvolution(cast(CausalConvTranspose1d, stage[0]), pasts)
+        self._block = _ConvNeXt(cast(ConvNeXtBlock, stage[1]), pasts)
+
+    def __call__(self, x: _Sum, rows: Rows) -> _Sum:
+        return self._block(self._transposed(x, None, rows), rows)
 
 
 class _LastConvolution:
@@ -266,7 +279,7 @@ class _TransposedConvolution:
         inputs, self._outputs, _ = layer.conv.weight.shape
         self.past = pasts.of(layer.conv.weight, layer.context, inputs)
         self._bias, self._stride, self._seen = layer.conv.bias, layer.stride, layer.context + 1
-        self._weight = _by_step(layer).flatten(0, 1).t().contiguous()  # [stride * O, seen steps * C]
+        self._weight = transposed_by_step(layer).flatten(0, 1).t().contiguous()  # [stride * O, seen steps * C]
 
     def __call__(self, x: _Sum, factors: Factors | None, rows: Rows) -> _Sum:
         _, joined = x.enter(factors, self.past, rows)
@@ -275,15 +288,6 @@ class _TransposedConvolution:
         seen = joined.as_strided((batch, steps, self._seen * inputs), (length * inputs, inputs, 1))
         out = linear(seen.contiguous(), self._weight, None)
         return _Sum(out.view(batch, steps * self._stride, self._outputs), self._bias)
-
-
-def _by_step(layer: CausalConvTranspose1d) -> Tensor:
-    """Return the weights as [contributing steps, C, stride * O], the oldest step first."""
-    weight, stride = layer.conv.weight, layer.stride
-    inputs, outputs, taps = weight.shape
-    assert taps == (layer.context + 1) * stride, "the kernel size must be a multiple of the stride"
-    parts = weight.unflatten(2, (layer.context + 1, stride)).flip(2).permute(2, 0, 3, 1)
-    return parts.reshape(-1, inputs, stride * outputs).contiguous()
 
 
 class _Unit:
@@ -300,6 +304,15 @@ class _Unit:
         total, joined = x.enter(self._factors[0], self._dilated.past, rows, keeps_total=True)
         _, inner = self._dilated(joined).enter(self._factors[1], None, rows)
         return _Sum(linear(inner, self._weight, None), self._bias, total)
+
+
+def _decoder_of(
+    decoder: Decoder | FourierDecoder, pasts: _Pasts, chained: bool | None
+) -> Callable[[_Sum, Rows], Tensor]:
+    if isinstance(decoder, FourierDecoder):
+        return _FourierDecoder(decoder, pasts)
+    is_chained = can_chain(decoder) if chained is None else chained
+    return (ChainedDecoder if is_chained else _PlainDecoder)(decoder, pasts)
 
 
 class _PlainDecoder:
@@ -324,6 +337,43 @@ class _PlainDecoder:
             for unit in units:
                 x = unit(x, rows)
         return self._last(x.enter(self._last_factors, self._last.past, rows)[1])
+
+
+class _FourierDecoder:
+    """The layers of a `FourierDecoder`: [B, T, C] to samples [B, T']."""
+
+    def __init__(self, decoder: FourierDecoder, pasts: _Pasts) -> None:
+        first, *layers, head, bound = decoder.model
+        self._first = _Convolution(cast(CausalConv1d, first), pasts)
+        self._transposed = [_TransposedConvolution(e, pasts) for e in layers if isinstance(e, CausalConvTranspose1d)]
+        self._blocks = [_ConvNeXt(each, pasts) for each in layers if isinstance(each, ConvNeXtBlock)]
+        self._head, self._bound = _SpectralHead(cast(SpectralHead, head), pasts), bound
+
+    def __call__(self, x: _Sum, rows: Rows) -> Tensor:
+        x = self._first(x.enter(None, self._first.past, rows)[1])
+        for transposed in self._transposed:
+            x = transposed(x, None, rows)
+        for block in self._blocks:
+            x = block(x, rows)
+        return self._bound(self._head(x, rows))
+
+
+class _SpectralHead:
+    """Converts x [B, T, C] to samples [B, T'], in float32.
+
+    The inverse transform is a product, because the kernels of cuFFT depend on the number of rows.
+    """
+
+    def __init__(self, head: SpectralHead, pasts: _Pasts) -> None:
+        self._head = deepcopy(head).float()
+        self._basis = head.inverse_basis()
+        self.past = pasts.allocate(self._basis, head.context, head.size)
+
+    def __call__(self, x: _Sum, rows: Rows) -> Tensor:
+        amplitude, phase = self._head.polar(x.enter(None, None, rows)[1])
+        parts = torch.cat((amplitude * phase.cos(), (amplitude * phase.sin())[..., 1:-1]), dim=-1)
+        _, windows = snake_extend(linear(parts, self._basis, None), None, self.past, rows)
+        return overlap_add(windows, self._head.hop)
 
 
 def can_chain(decoder: Decoder) -> bool:
@@ -384,7 +434,9 @@ class _Link:
         epilogue = Epilogue(
             conv.out_channels, None if bias is None else bias.repeat(layer.stride), None, 0, keeps_total=False
         )
-        return cls(_by_step(layer), 1, factors, pasts.of(conv.weight, layer.context, conv.in_channels), epilogue)
+        return cls(
+            transposed_by_step(layer), 1, factors, pasts.of(conv.weight, layer.context, conv.in_channels), epilogue
+        )
 
     @classmethod
     def of_unit(cls, unit: ResidualUnit, pasts: _Pasts) -> _Link:

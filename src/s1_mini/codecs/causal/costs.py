@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from s1_mini.codecs.causal.codec import CausalCodec
-from s1_mini.codecs.causal.layers import CausalConv1d, CausalConvTranspose1d, WindowTransformer
+from s1_mini.codecs.causal.fourier import SpectralHead
+from s1_mini.codecs.causal.layers import CausalConv1d, CausalConvTranspose1d, ConvNeXtBlock, WindowTransformer
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.kernels.backend import current
 from s1_mini.layers.transformer import TransformerBlock
@@ -19,13 +20,22 @@ LIVE_TENSORS = 4  # tensors of a convolution in memory at once: input, input wit
 
 
 def widest(codec: CausalCodec) -> int:
-    """Return the number of elements per frame, channels times steps, of the decoder's largest activation."""
+    """Return the number of elements per frame, channels times steps, of the decoder's largest activation.
+
+    Numbers that are always float32 count twice, as if the others had 16 bits.
+    """
     steps, most = 1, 0
     for part in (codec.parts.upsample, codec.parts.decoder):
         for layer in part.modules():
+            width = 0
             if isinstance(layer, CausalConvTranspose1d):
                 steps *= layer.stride
-                most = max(most, steps * layer.conv.out_channels)
+                width = layer.conv.out_channels
+            elif isinstance(layer, ConvNeXtBlock):
+                width = layer.pwconv1.out_features
+            elif isinstance(layer, SpectralHead):
+                width = 2 * layer.linear.out_features
+            most = max(most, steps * width)
     return most
 
 
@@ -35,15 +45,17 @@ def stream_bytes(codec: CausalCodec) -> int:
     The sizes are read from the layers. Running the layers on the meta device would import torch's compiler, which takes
     seconds.
     """
-    numbers, steps = 0, 0
+    numbers, other_bytes = 0, 0
     for part in codec.modules():
         if isinstance(part, CausalConv1d | CausalConvTranspose1d):
             numbers += part.context * part.conv.in_channels
         elif isinstance(part, WindowTransformer):
             config = cast(TransformerBlock, part.layers[0]).attention.config
             numbers += 2 * len(part.layers) * (part.window - 1) * config.num_kv_heads * config.head_dim
-            steps += torch.int64.itemsize
-    return numbers * next(codec.parameters()).element_size() + steps
+            other_bytes += torch.int64.itemsize
+        elif isinstance(part, SpectralHead):
+            other_bytes += part.context * part.size * torch.float32.itemsize
+    return numbers * next(codec.parameters()).element_size() + other_bytes
 
 
 def codec_operations(codec: CausalCodec) -> float:

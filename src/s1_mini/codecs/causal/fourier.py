@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from s1_mini.codecs.causal.layers import CausalConv1d, CausalConvTranspose1d, Chain, ConvNeXtBlock
 from s1_mini.codecs.stream_state import StreamState
+from s1_mini.kernels.linear import linear
 
 OVERLAP = 4  # windows that contribute to each sample; squared Hann windows at a quarter step add up to 3/2
 MAX_AMPLITUDE = 1e3  # of a spectrum; a full-scale sine has N / 4 = 300 in the built-in voice
@@ -38,11 +39,26 @@ class SpectralHead(nn.Module):
 
     def windows(self, x: Tensor) -> Tensor:
         """Return the windowed inverse transforms [B, T, N] of x [B, T, C]."""
+        return torch.fft.irfft(torch.polar(*self.polar(x)), self.size) * self.window(torch.float32, x.device)
+
+    def polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return amplitudes and phases [B, T, N / 2 + 1] of the spectra of x [B, T, C], in float32."""
         x = F.layer_norm(x.float(), x.shape[-1:], self.norm.weight.float(), self.norm.bias.float(), self.norm.eps)
-        amplitude, phase = F.linear(x, self.linear.weight.float(), self.linear.bias.float()).chunk(2, dim=-1)
-        spectrum = torch.polar(amplitude.exp().clamp(max=MAX_AMPLITUDE), phase)
-        window = torch.hann_window(self.size, device=x.device) * (1 / 1.5)
-        return torch.fft.irfft(spectrum, self.size) * window
+        amplitude, phase = linear(x, self.linear.weight.float(), self.linear.bias.float()).chunk(2, dim=-1)
+        return amplitude.exp().clamp(max=MAX_AMPLITUDE), phase
+
+    def inverse_basis(self) -> Tensor:
+        """Return the matrix [N, N] that converts spectra to windows, in float32.
+
+        Its inputs are all N / 2 + 1 real parts, then the imaginary parts except the first and the last, which are zero.
+        """
+        unit = torch.eye(self.size // 2 + 1, dtype=torch.complex128, device=self.linear.weight.device)
+        waves = torch.fft.irfft(torch.cat((unit, 1j * unit[1:-1])), self.size) * self.window(torch.float64, unit.device)
+        return waves.t().float().contiguous()
+
+    def window(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """Return the window [N] that the inverse transforms are multiplied by."""
+        return torch.hann_window(self.size, dtype=dtype, device=device) / 1.5
 
 
 def overlap_add(windows: Tensor, hop: int) -> Tensor:

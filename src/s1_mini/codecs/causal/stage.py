@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor
 from s1_mini.byte_cache import ByteCache
 from s1_mini.codecs.causal.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.causal.codec import CausalCodec, CodecStream
-from s1_mini.codecs.stage import ChunkStage, Graphs
+from s1_mini.codecs.causal.fourier import FourierDecoder
+from s1_mini.codecs.stage import ChunkStage, Graphs, rows_of
 from s1_mini.codecs.stream_state import Snake
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
@@ -29,8 +31,21 @@ from s1_mini.runtime.graphs import Buffer, Wait
 from s1_mini.runtime.rows import fit
 from s1_mini.runtime.stage import Pending
 
+if TYPE_CHECKING:
+    from s1_mini.codecs.causal.compiled import CompiledDecoder
+
 MAX_FRAMES = 400  # limit of a captured call; larger calls would saturate the GPU and delay first chunks
+# On a CPU, a call of a codec with a compiled decoder has at most this many slots, and this many frames if it has
+# several slots. With more frames, the weights are a small part of what a call reads.
+CPU_ROWS, CPU_FRAMES = (1, 2, 4, 8), 32
 START_BYTES = 2**28  # limit of all cached start states; a state of Qwen3-TTS's codec has 2.6 MB in float16
+
+
+def call_limits(codec: CausalCodec, device: torch.device, slots: int) -> tuple[tuple[int, ...], int]:
+    """Return the possible numbers of slots in a call, and the limit of frames in a call of several slots."""
+    if device.type == "cpu" and isinstance(codec.parts.decoder, FourierDecoder):
+        return tuple(sorted({min(rows, slots) for rows in CPU_ROWS})), CPU_FRAMES
+    return rows_of(device, slots), MAX_FRAMES
 
 
 class CausalDecoder(ChunkStage):
@@ -56,8 +71,11 @@ class CausalDecoder(ChunkStage):
         self._batch_invariant = batch_invariant
         super().__init__(codec.device, policy, number=number, rate=codec.samples_per_frame)
         self._codec, self._stream = codec, codec.open(policy.slots)
-        self._compiled: Snake | None = None
-        self._snakes: dict[int, Snake | None] = {}  # by slot, from an utterance's first chunk to its last
+        self._snake: Snake | None = None
+        self._compiled: CompiledDecoder | None = None
+        # From an utterance's first chunk to its last, its slot keeps the activation or decoder that it began with.
+        self._snakes: dict[int, Snake | None] = {}
+        self._compiled_slots: set[int] = set()
 
     def make_graphs(self) -> None:
         # The chain is not batch-invariant, because its order of sums depends on the number of steps.
@@ -75,7 +93,24 @@ class CausalDecoder(ChunkStage):
     def compilable(self) -> Compilable | None:
         if self.device.type != "cpu" or any(part.dtype != torch.float32 for part in self._codec.parameters()):
             return None
+        return self._compilable_decoder() if self._is_compilable_whole else self._compilable_snake()
 
+    @property
+    def _is_compilable_whole(self) -> bool:
+        return isinstance(self._codec.parts.decoder, FourierDecoder) and not self._reference
+
+    def _compilable_decoder(self) -> Compilable:
+        from s1_mini.codecs.causal import compiled  # numba takes a moment to import
+
+        decoder = compiled.CompiledDecoder(self._codec, self._policy.slots)
+
+        def use() -> None:
+            compiled.check(self._codec, decoder)
+            self._compiled = decoder
+
+        return Compilable("the decoder of the codec", compiled.MODULE, decoder.formats, use)
+
+    def _compilable_snake(self) -> Compilable:
         from s1_mini.kernels.compiled import layers as kernel  # numba takes a moment to import
 
         def snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
@@ -90,7 +125,7 @@ class CausalDecoder(ChunkStage):
             expected = x + (alpha * x).sin().square() / alpha
             if not torch.allclose(snake(x, alpha, alpha), expected, rtol=1e-5, atol=1e-5):
                 raise RuntimeError("the compiled activation does not match torch's")
-            self._compiled = snake
+            self._snake = snake
 
         return Compilable("the activation of the codec", kernel.__name__, [], use)
 
@@ -121,10 +156,25 @@ class CausalDecoder(ChunkStage):
             rows[:, at] = slot, has_begun
         return graphs.launch((n, size), codes, rows)
 
+    def _call_eagerly(self, begun: list[Begin]) -> list[np.ndarray]:
+        for begin in begun:
+            if begin.number == 0:
+                (self._compiled_slots.discard if self._compiled is None else self._compiled_slots.add)(begin.slot)
+        together = [begin for begin in begun if begin.slot in self._compiled_slots]
+        if not together:
+            return super()._call_eagerly(begun)
+        assert self._compiled is not None
+        codes = np.zeros((len(together), max(len(begin.inputs) for begin in together), self._codec.num_codebooks), int)
+        for at, begin in enumerate(together):
+            codes[at, : len(begin.inputs)] = begin.inputs
+        slots, begins = [begin.slot for begin in together], [begin.number == 0 for begin in together]
+        waves = iter(self._compiled.push(codes.transpose(0, 2, 1), slots, begins))
+        return [next(waves) if begin.slot in self._compiled_slots else self._alone(begin) for begin in begun]
+
     def _alone(self, begin: Begin) -> np.ndarray:
         if begin.number == 0:
             self._stream.reset(begin.slot)
-            self._snakes[begin.slot] = self._compiled
+            self._snakes[begin.slot] = self._snake
             self._precede(begin, self._stream, lambda codes: self._stream.skip(begin.slot, self._on_device(codes)))
         codes = self._on_device(begin.inputs.T).unsqueeze(0)
         wave: np.ndarray = self._stream.push(codes, [begin.slot], self._snakes.get(begin.slot))[0].float().cpu().numpy()

@@ -21,7 +21,7 @@ ROPE_BASE = 10_000
 
 # Larger than in any codec, but small enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**18
-MAX_STEP = 4096  # of the decoder, in samples
+MAX_STEP = 1024  # of the spectra of `FourierDecoder`, in samples
 
 _size = partial(size, most=MAX_SIZE)
 _sizes = partial(sizes, most=MAX_LAYERS)

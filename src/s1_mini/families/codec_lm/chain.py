@@ -10,8 +10,7 @@ import numpy as np
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.alignment.words import Aligner
 from s1_mini.codecs.causal.codec import CausalCodec
-from s1_mini.codecs.causal.stage import MAX_FRAMES, CausalDecoder
-from s1_mini.codecs.stage import rows_of
+from s1_mini.codecs.causal.stage import CausalDecoder, call_limits
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
 from s1_mini.families.base import StageChain
@@ -50,6 +49,7 @@ def make_chain(
     """
     positions = min(positions, model.max_positions)
     frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
+    rows, max_frames = call_limits(codec, model.device, CODEC_SLOTS * slots)
     policies = (
         Autoregressive(
             name="language model",
@@ -66,8 +66,8 @@ def make_chain(
             output=Spec("float32", rate=codec.sample_rate),
             slots=CODEC_SLOTS * slots,
             sizes=CHUNK_FRAMES,
-            rows=rows_of(model.device, CODEC_SLOTS * slots),
-            max_items=MAX_FRAMES,
+            rows=rows,
+            max_items=max_frames,
             helped_size=0 if model.device.type == "cuda" else SMALL_CHUNK,
             items_a_turn=SPARE_FRAMES + 2 * slots,
             not_finite="the codec's samples were not finite; its weights may be damaged",

@@ -35,7 +35,7 @@ def _dequantize(weight):
 
 
 @intrinsic
-def _prefetch(_, array, index):
+def prefetch(_, array, index):
     """Begin to read a number of an array, which may be outside it."""
 
     def build(context, builder, signature, values):
@@ -64,7 +64,7 @@ def _block(x, weight, scale, bias, out, first):  # noqa: C901 - nested loops are
         w0, w1, w2, w3 = block[k], block[k + 1], block[k + 2], block[k + 3]
         ahead = first * inputs + k * size + AHEAD // weight.itemsize
         for place in range(ahead, ahead + 4 * size, line):
-            _prefetch(weight, place)
+            prefetch(weight, place)
         for row in range(rows):
             x0, x1, x2, x3 = x[row, k], x[row, k + 1], x[row, k + 2], x[row, k + 3]
             to = out[row, first:last]
