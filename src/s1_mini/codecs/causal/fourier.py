@@ -52,9 +52,9 @@ class SpectralHead(nn.Module):
 
         Its inputs are all N / 2 + 1 real parts, then the imaginary parts except the first and the last, which are zero.
         """
-        unit = torch.eye(self.size // 2 + 1, dtype=torch.complex128, device=self.linear.weight.device)
-        waves = torch.fft.irfft(torch.cat((unit, 1j * unit[1:-1])), self.size) * self.window(torch.float64, unit.device)
-        return waves.t().float().contiguous()
+        unit = torch.eye(self.size // 2 + 1, dtype=torch.complex128)
+        waves = torch.fft.irfft(torch.cat((unit, 1j * unit[1:-1])), self.size) * self.window(torch.float64)
+        return waves.t().float().contiguous().to(self.linear.weight.device)
 
     def window(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
         """Return the window [N] that the inverse transforms are multiplied by."""
