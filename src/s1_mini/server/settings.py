@@ -32,6 +32,10 @@ class ServerSettings(Settings):
     replicas: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="engine processes behind the port; auto, the container's default: one for each GPU"
     )
+    engine_process: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether the engine runs in a process of its own; auto: on an NVIDIA GPU",
+    )
     api_key: SecretStr | None = Field(
         None, description="bearer key, required except on public paths (serving.md); unset: no authentication"
     )
