@@ -285,6 +285,20 @@ def test_a_process_that_is_killed_ends_its_requests_and_fails_the_engine(single:
         single.voices()
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a signal that stops a process")
+def test_a_process_that_hangs_is_killed_and_fails_the_engine(
+    single: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert single._link is not None
+    single._link._process.send_signal(signal.SIGSTOP)
+    assert single.state().is_ready
+
+    monkeypatch.setattr(single, "config", single.config.model_copy(update={"stuck_after_s": 1.5}))
+    wait_until(lambda: single.state().status == "failed")
+    with pytest.raises(EngineNotReadyError, match="process has ended"):
+        chunks_of(single, TTSRequest.of("Hi."))
+
+
 def test_signals_to_the_group_leave_the_end_of_the_engine_to_the_server(apart: Door) -> None:
     assert isinstance(apart.engine, EngineProcess)
     assert apart.engine._link is not None

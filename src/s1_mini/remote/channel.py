@@ -26,6 +26,7 @@ from s1_mini.types import AudioChunk, EngineState, TTSRequest
 PIPE_BYTES = 2**20  # capacity of a pipe, so that the audio of one codec call fits (Linux; 64 KiB by default)
 BUFFER_BYTES = 2**18  # of the files at both ends of a pipe; larger arrays pass them by
 STATUS_S = 0.05  # interval at which the engine's state is sent, if it has changed
+HEARTBEAT_S = 1.0  # interval at which it is sent in any case
 WINDOW_S = 5.0  # seconds of audio that are sent ahead of the consumer; the rest stays unread in the engine's process
 ACKNOWLEDGED_S = 1.0  # seconds of audio that the consumer takes between two `Taken`
 _SIZE = struct.Struct("<Q")
@@ -82,6 +83,7 @@ class Facts(NamedTuple):
     """Properties of a started engine."""
 
     directory: Path  # of the checkpoint
+    health: dict[str, Any]
     num_slots: int
     has_word_times: bool
 

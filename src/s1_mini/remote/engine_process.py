@@ -13,6 +13,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -105,7 +106,7 @@ class EngineLink:
         Raises the errors of `ProductionTTSEngine.start`, and `EngineNotReadyError` if the process exits.
         """
         self.state, self.voice_names = EngineState("stopped"), list[str]()
-        self.health: dict[str, Any] = {}  # the last known
+        self.heard = time.monotonic()  # when the process sent its last message
         self._numbers = itertools.count(START + 1)
         self._outputs: dict[int, RemoteOutput] = {}
         started: Future[Facts] = Future()
@@ -117,6 +118,7 @@ class EngineLink:
             stdout=subprocess.PIPE,
             bufsize=BUFFER_BYTES,
             pipesize=PIPE_BYTES,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
         source, target = cast("BinaryIO", self._process.stdout), cast("BinaryIO", self._process.stdin)
         self._channel = Channel(source, target, name="engine", on_message=self._receive, on_end=self._end)
@@ -127,6 +129,7 @@ class EngineLink:
         except BaseException:
             self.close()
             raise
+        self.health = self.facts.health  # the last known
         self.description = Checkpoint(self.facts.directory).description
 
     def begin(self, request: TTSRequest, *, streams: bool) -> RemoteOutput:
@@ -151,6 +154,13 @@ class EngineLink:
         if self._is_over:
             self._end_all()
         return future
+
+    def check(self, silent_s: float) -> None:
+        """Kill the process if it has sent nothing for `silent_s`, as if all its threads wait for one that hangs."""
+        if time.monotonic() - self.heard > silent_s and not self._is_closing:
+            logger.error("the engine's process hangs; killing it")
+            self.state = EngineState("failed")
+            self._process.kill()
 
     def close(self) -> None:
         """End the process."""
@@ -179,6 +189,7 @@ class EngineLink:
     # ---- in the reading thread ------------------------------------------------------------------------------------
 
     def _receive(self, message: Any) -> None:
+        self.heard = time.monotonic()
         match message:
             case Audio():
                 self._deliver(message)
@@ -274,7 +285,11 @@ class EngineProcess:
     def state(self) -> EngineState:
         """Return whether the engine is ready, and how full its queue is, as it was at most `STATUS_S` ago."""
         link = self._link
-        return EngineState("stopped") if link is None else link.state
+        if link is None:
+            return EngineState("stopped")
+        if link.state.is_ready:
+            link.check(self.config.stuck_after_s)
+        return link.state
 
     def health_check(self) -> dict[str, Any]:
         """Return state, placement and memory; the last known ones if the process does not answer."""

@@ -25,6 +25,7 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import S1MiniError
 from s1_mini.remote.channel import (
     BUFFER_BYTES,
+    HEARTBEAT_S,
     START,
     STATUS_S,
     WINDOW_S,
@@ -132,7 +133,7 @@ class EngineWorker:
         self._outgoing: dict[int, Outgoing] = {}
         self._state: EngineState | None = None  # last sent
         self._voice_changes = -1  # at the last sent names
-        self._next_news = 0.0
+        self._next_news = self._next_heartbeat = 0.0
         self._collector = IdleCollector()
 
     def run(self) -> None:
@@ -145,7 +146,9 @@ class EngineWorker:
         engine = self._engine
         await asyncio.to_thread(engine.start)
         self._collector.start()
-        self.send(Result(START, Facts(engine.directory, engine.num_slots, engine.has_word_times)))
+        self.send(
+            Result(START, Facts(engine.directory, engine.health_check(), engine.num_slots, engine.has_word_times))
+        )
 
     # ---- in the reading thread ------------------------------------------------------------------------------------
 
@@ -247,17 +250,17 @@ class EngineWorker:
         now = time.monotonic()
         if now >= self._next_news or any(isinstance(message, Result) for message in messages):
             self._next_news = now + STATUS_S
-            messages[:0] = self._news()  # first, so that the caller of a method sees its effects
+            messages[:0] = self._news(now)  # first, so that the caller of a method sees its effects
             self._collector.look(is_idle=not self._tasks and not self._outgoing, now=now)
         return messages
 
-    def _news(self) -> Iterator[Status | Held]:
+    def _news(self, now: float) -> Iterator[Status | Held]:
         engine, names = self._engine, None
         state = engine.state()
         if state.is_ready and (changes := engine.voice_changes) != self._voice_changes:
             self._voice_changes, names = changes, engine.voice_names()
-        if names is not None or state != self._state:
-            self._state = state
+        if names is not None or state != self._state or now >= self._next_heartbeat:
+            self._state, self._next_heartbeat = state, now + HEARTBEAT_S
             yield Status(state, names)
         for outgoing in list(self._outgoing.values()):
             if (held := outgoing.held()) is not None:
