@@ -299,6 +299,7 @@ def test_a_process_that_hangs_is_killed_and_fails_the_engine(
         chunks_of(single, TTSRequest.of("Hi."))
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows has no signals that a process can handle")
 def test_signals_to_the_group_leave_the_end_of_the_engine_to_the_server(apart: Door) -> None:
     assert isinstance(apart.engine, EngineProcess)
     assert apart.engine._link is not None
@@ -323,3 +324,14 @@ def test_the_setting_chooses_the_process(choice: Any, kind: type) -> None:
     assert isinstance(make_engine(EngineConfig(device="cpu"), choice), kind)
     assert isinstance(make_engine(EngineConfig(device="cpu"), "auto"), ProductionTTSEngine)
     assert isinstance(make_engine(EngineConfig(device="cuda"), "auto"), EngineProcess)
+
+
+@pytest.mark.gpu
+def test_an_engine_on_a_gpu_has_its_own_process_and_generates_the_same_audio(tiny: Path) -> None:
+    settings = EngineConfig(checkpoint_path=tiny, max_batch_size=1, batch_invariant="on")
+    request = TTSRequest.of("Hi there.", seed=1, max_new_tokens=8)
+    engine = make_engine(settings, "auto")
+    assert isinstance(engine, EngineProcess)
+    with ProductionTTSEngine(settings) as inside, running(settings) as outside:
+        assert outside.health_check()["device"]["value"].startswith("cuda")
+        np.testing.assert_array_equal(join(chunks_of(outside, request)), join(chunks_of(inside, request)))

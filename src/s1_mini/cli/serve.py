@@ -34,7 +34,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="N",
-            help="Engine processes behind the port: a number, or auto for one per GPU. [1]",
+            help="Engines behind the port: a number, or auto for one per GPU. [1]",
             autocompletion=completing("auto", "1", "2", "4", "8"),
         ),
     ] = None,
