@@ -328,7 +328,7 @@ def test_the_setting_chooses_the_process(choice: Any, kind: type) -> None:
 
 @pytest.mark.gpu
 def test_an_engine_on_a_gpu_has_its_own_process_and_generates_the_same_audio(tiny: Path) -> None:
-    settings = EngineConfig(checkpoint_path=tiny, max_batch_size=1, batch_invariant="on")
+    settings = EngineConfig(checkpoint_path=tiny, max_batch_size=1)
     request = TTSRequest.of("Hi there.", seed=1, max_new_tokens=8)
     engine = make_engine(settings, "auto")
     assert isinstance(engine, EngineProcess)
