@@ -17,7 +17,8 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Ta
             tally.failed[f"ping {status}"] += 1
 
     async def measure_memory() -> None:
-        if pid is not None and (memory := resident_bytes(pid)):
+        if pid is not None and (memory := sum(map(resident_bytes, processes_of(pid)))):
             tally.minute.memory.append(memory)
 
     watching = [
@@ -145,6 +146,15 @@ async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Ta
             tally.failed[f"watching: {ended}"] += 1
     tally.free_ms = await free_after_all_vanish(place, streams)
     return tally
+
+
+def processes_of(pid: int) -> Iterator[int]:
+    """Yield a process and all processes below it, such as the server's engine."""
+    yield pid
+    with suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text(encoding="ascii").split():
+                yield from processes_of(int(child))
 
 
 async def every(interval_s: float, act: Callable[[], Awaitable[None]]) -> None:

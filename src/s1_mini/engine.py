@@ -28,7 +28,7 @@ from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
 from s1_mini.runtime.composition import Composition, Plan, is_plain
 from s1_mini.runtime.loader import LoadedCheckpoint, load
-from s1_mini.runtime.recordings import Prepared, in_thread, wait_async
+from s1_mini.runtime.recordings import in_thread, wait_async
 from s1_mini.runtime.running import EngineRuntime, run, vram
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
@@ -148,6 +148,11 @@ class _Lifecycle:
         return self._ready().speaker.description.sample_rate
 
     @property
+    def directory(self) -> Path:
+        """Directory of the loaded checkpoint."""
+        return self._ready().speaker.directory
+
+    @property
     def description(self) -> Description:
         """Properties of the loaded checkpoint, such as the languages that a request may choose."""
         return self._ready().speaker.description
@@ -202,6 +207,11 @@ class _Voices(_Lifecycle):
     def voice_names(self) -> list[str]:
         """Return the names of all voices, sorted, without opening any file."""
         return self._ready().voices.registry.names
+
+    @property
+    def voice_changes(self) -> int:
+        """A number that grows when `voice_names` changes."""
+        return self._ready().voices.registry.added.num_changes
 
     def voices(self) -> list[VoiceInfo]:
         """Return all named voices, sorted: the checkpoint's and added ones."""
@@ -318,7 +328,7 @@ class ProductionTTSEngine(_Voices):
 
         `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
         """
-        return AudioStream(partial(self._begin_async, request, streams=streams))
+        return AudioStream(partial(self.begin_async, request, streams=streams))
 
     def generate(
         self,
@@ -349,7 +359,7 @@ class ProductionTTSEngine(_Voices):
         """Generate as `generate` does, without blocking the event loop; cancelling the task cancels the request."""
         request = TTSRequest.of(text, **options)
         chosen, started = check_format(audio_format), time.perf_counter()
-        async with aclosing(aiter(await self._begin_async(request, streams=False))) as chunks:  # type: ignore[type-var]
+        async with aclosing(aiter(await self.begin_async(request, streams=False))) as chunks:  # type: ignore[type-var]
             heard = [chunk async for chunk in chunks]
         return await asyncio.to_thread(whole, heard, started, chosen, return_bytes=return_bytes)
 
@@ -426,8 +436,11 @@ class ProductionTTSEngine(_Voices):
                 if self._running is running:  # otherwise `reload` has replaced `running`, so try again
                     raise
 
-    async def _begin_async(self, request: TTSRequest, *, streams: bool) -> Output:
-        """Submit a request. No thread waits for its references; cancelling the task cancels their encoding."""
+    async def begin_async(self, request: TTSRequest, *, streams: bool) -> Output:
+        """Submit a request and return its output; `streams` is that of `speak_async`.
+
+        No thread waits for its references; cancelling the task cancels their encoding.
+        """
         deadline = self._deadline()
         running = self._ready()
         if not is_plain(request, running.config, running.lexicons):
@@ -437,10 +450,13 @@ class ProductionTTSEngine(_Voices):
         while True:
             running = self._ready()
             try:
-                prepared = await in_thread(partial(running.prepare, request), Prepared.close)
-                voices = await prepared.voices_async(deadline)
-                begin = partial(running.begin, request, prepared, voices, deadline, streams=streams)
-                return await in_thread(begin, OutputQueue.close)
+                begin = partial(running.begin_if_encoded, request, deadline, streams=streams)
+                begun = await in_thread(begin, lambda begun: begun.close())
+                if isinstance(begun, OutputQueue):
+                    return begun
+                voices = await begun.voices_async(deadline)
+                begin_with = partial(running.begin, request, begun, voices, deadline, streams=streams)
+                return await in_thread(begin_with, OutputQueue.close)
             except EngineNotReadyError:
                 if self._running is running:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 
@@ -73,3 +74,14 @@ class TextStream:
             finally:
                 with self._lock:
                     self._is_passing = False
+
+
+class BackgroundTextStream(TextStream):
+    """A text that is written on an event loop and whose words are read in a thread.
+
+    Normalizing a text takes up to 0.1 ms per character, for which an event loop cannot wait.
+    """
+
+    def _on_change(self) -> None:
+        if self._sink is not None and not self._is_passing:  # otherwise the passing thread or `attach` sends it
+            asyncio.get_running_loop().run_in_executor(None, self._pass_on)

@@ -49,7 +49,8 @@ def request(
 def sequence(made: Request, stage: int = 0, index: int = 0) -> StageSequence:
     """The sequence of an utterance at a stage, and its other sequences."""
     utterance = made.utterances[index]
-    utterance.sequences = utterance.sequences or [StageSequence(utterance, each, CODES) for each in range(2)]
+    if not utterance.sequences:
+        utterance.begin([CODES, CODES])
     return utterance.sequences[stage]
 
 

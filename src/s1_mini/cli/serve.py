@@ -34,7 +34,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="N",
-            help="Engine processes behind the port: a number, or auto for one per GPU. [1]",
+            help="Engines behind the port: a number, or auto for one per GPU. [1]",
             autocompletion=completing("auto", "1", "2", "4", "8"),
         ),
     ] = None,
@@ -88,11 +88,11 @@ def serve(
     if config.checkpoint_path is not None:  # a hub name, resolved a second time, might be a different directory
         config = config.model_copy(update={"checkpoint_path": checkpoint})
 
-    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.remote.engine_process import make_engine
     from s1_mini.sagemaker.app import make_container_app
     from s1_mini.sagemaker.async_store import open_store
 
-    engine = ProductionTTSEngine(config)
+    engine = make_engine(config, settings.engine_process)
     store = None if local_endpoint is None else open_store(_place(async_store))
     app = make_container_app(engine, settings, endpoint=local_endpoint, store=store)
     raise typer.Exit(run(app))

@@ -65,7 +65,7 @@ class OutputQueue:
         self.on_take: Callable[[], None] | None = None
         self.reports_takes = False  # whether to call `on_take`; true while the request is paused
         self._changed = threading.Condition()
-        self._wake: Callable[[], None] | None = None  # wakes a consumer on an event loop
+        self._wake: Callable[[], None] | None = None  # see `watch`
         self._details: dict[str, Any] = {}  # sent with the first chunk
         self.effects: Effects | None = None  # applied to each chunk when the consumer takes it
         self.words: WordSource | None = None  # asked for words when the consumer takes a chunk
@@ -89,6 +89,7 @@ class OutputQueue:
         with self._changed:
             assert not self._ended, "a request ended twice"
             self._ended, self._error = True, error
+            self._on_close, self.on_take = _do_nothing, None  # they refer to the request, which refers to this queue
             self._notify()
 
     @property
@@ -108,8 +109,7 @@ class OutputQueue:
 
     async def __aiter__(self) -> AsyncIterator[AudioChunk]:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
-        with self._changed:
-            self._wake = partial(_set_in_loop, loop, changed)
+        self.watch(partial(_set_in_loop, loop, changed))
         try:
             while True:
                 changed.clear()
@@ -123,9 +123,25 @@ class OutputQueue:
                 else:
                     await changed.wait()
         finally:
-            with self._changed:
-                self._wake = None
+            self.watch(None)
             self.close()
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        """Call `wake`, from any thread and with a lock held, when there is a new chunk or the request has ended."""
+        with self._changed:
+            self._wake = wake
+
+    def poll(self) -> tuple[AudioChunk | None, bool]:
+        """Return the next chunk, or None if there is none yet, and whether the request is over.
+
+        Raises the request's error.
+        """
+        with self._changed:
+            taken, is_over = self._take()
+        if taken is None:
+            return None, is_over
+        self._report_take()
+        return self._finished(*taken), False
 
     def wait(self) -> AudioChunk | None:
         """Wait for the next chunk and return it; return None after the last. Raises the request's error."""
@@ -152,8 +168,8 @@ class OutputQueue:
         return replace(chunk, audio=audio, sample_rate=self.effects.sample_rate)
 
     def _report_take(self) -> None:
-        if self.reports_takes and self.on_take is not None and not self._ended:
-            self.on_take()
+        if self.reports_takes and (on_take := self.on_take) is not None:  # None after the end
+            on_take()
 
     def _take(self) -> tuple[tuple[AudioChunk, AlignedFrames | None] | None, bool]:
         if self._chunks:
@@ -225,6 +241,10 @@ class AudioStream(AsyncIterator[AudioChunk]):
         async with aclosing(aiter(self._queue)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 yield chunk
+
+
+def _do_nothing() -> None:
+    """Take the place of a callback that is no longer needed."""
 
 
 def _set_in_loop(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -74,6 +74,13 @@ class Utterance:
             return 0.0
         return (self.sequences[-1].available - self.sequences[-1].consumed) / rate
 
+    def begin(self, outputs: Sequence[Spec]) -> None:
+        """Create the sequences of all stages, given the stages' outputs."""
+        before = None
+        for stage, output in enumerate(outputs):
+            before = StageSequence(self, stage, output, before)
+            self.sequences.append(before)
+
     def release_prompt(self) -> None:
         """Free the memory of the prompt's items, once the first stage needs them no longer."""
         self.prompt = replace(self.prompt, items=self.prompt.items[:0].copy())
@@ -82,8 +89,10 @@ class Utterance:
 class StageSequence:
     """The progress of one utterance at one stage."""
 
-    def __init__(self, utterance: Utterance, stage: int, output: Spec) -> None:
+    def __init__(self, utterance: Utterance, stage: int, output: Spec, before: StageSequence | None = None) -> None:
+        """`before` is the sequence of the same utterance at the previous stage."""
         self.utterance, self.request, self.stage, self.output = utterance, utterance.request, stage, output
+        self.before = before
         self.items = Items(output)  # the stage's output so far; not kept for the last stage
         self.scores: Items | None = None  # attention scores of each output item, if word times are requested
         self.available = self.consumed = self.produced = self.units = 0
@@ -96,11 +105,6 @@ class StageSequence:
         self.num_read = self.num_launched = self.num_steps = 0
         self.has_looked = False  # whether the prefix cache was searched
         self.last_choice = 0  # serial number of the stage queue's most recent choice that included this sequence
-
-    @property
-    def before(self) -> StageSequence | None:
-        """The sequence of the same utterance at the previous stage."""
-        return self.utterance.sequences[self.stage - 1] if self.stage else None
 
     @property
     def progress(self) -> Progress:
@@ -194,6 +198,12 @@ class Request:
         builds = [self.later.popleft() for _ in range(min(count, len(self.later)))]
         self.is_building = bool(builds)
         return builds
+
+    def release(self) -> None:
+        """Drop the references of an ended request to itself, so that it is freed without the garbage collector."""
+        for utterance in self.utterances:
+            utterance.sequences = []
+        self.utterances, self.later, self.set_voice = [], deque(), None
 
     @property
     def finish_reason(self) -> FinishReason:

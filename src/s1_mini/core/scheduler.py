@@ -86,7 +86,7 @@ class Pipeline:
         """Admit waiting utterances to the first stage, at most as many as it has free slots."""
         for utterance in self._line.take(self.num_free, now):
             self._build_later(utterance.request)
-            utterance.sequences = [StageSequence(utterance, stage.index, stage.policy.output) for stage in self.stages]
+            utterance.begin([stage.policy.output for stage in self.stages])
             self.ledger.count_admitted(utterance.request, now)
             self._feed(utterance.sequences[0], utterance.num_given, is_final=utterance.has_arrived)
 
@@ -228,6 +228,7 @@ class Pipeline:
         request.front += 1
         request.utterances.remove(utterance)
         request.num_finished += utterance.sequences[self.counted].produced
+        utterance.sequences = []  # they refer to the utterance
         if request.has_more:
             request.speech.end_utterance(now, was_cut=utterance.was_cut)
             self._wake(len(self.stages) - 1)
@@ -255,6 +256,7 @@ class Pipeline:
                     self._line.charge(request, utterance.sequences[0].produced)
         finally:
             self.ledger.end(request, error, reason, self._clock())
+            request.release()
             self._on_end()
 
 

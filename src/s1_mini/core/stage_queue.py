@@ -169,13 +169,13 @@ class StageQueue:
             sequence.slot = self.slots.allocate()
         self.ready.remove(sequence)
         sequence.begin()
-        before = utterance.sequences[self.index - 1].items.cut if self.index else utterance.given
+        given = utterance.given if sequence.before is None else sequence.before.items.cut
         produced = sequence.produced
         plan.begins.append(
             Begin(
                 slot=sequence.slot,
                 number=sequence.units,
-                inputs=before(unit.start, unit.stop),
+                inputs=given(unit.start, unit.stop),
                 past=sequence.items.cut(produced - unit.past, produced),
                 produced=produced,
                 steps=unit.steps,

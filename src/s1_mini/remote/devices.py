@@ -1,7 +1,8 @@
-"""The number of replicas, and the device of each replica: one GPU, or a share of the CPU cores."""
+"""The number of replicas, and the device of each: one GPU, or a share of the CPU cores."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
@@ -92,6 +93,16 @@ def measure(checkpoint: Path) -> int:
     """Return the size of a checkpoint's tensor files in bytes."""
     files = (path for path in checkpoint.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
     return sum(path.stat().st_size for path in files)
+
+
+def sees_gpu() -> bool:
+    """Whether NVIDIA's driver shows this process a GPU. Does not import torch."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    except (OSError, AttributeError):  # there is no driver
+        return False
 
 
 def _count_gpus(requested: Wanted) -> int:

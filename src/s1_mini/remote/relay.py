@@ -302,6 +302,7 @@ class Relay:
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
         self._ledger.end(request, error, reason, time.monotonic())
+        request.release()
 
     def _work(self, utterance: Utterance) -> Work:
         request = utterance.request

@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from queue import Empty, SimpleQueue
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from s1_mini.exceptions import ConfigurationError
 
@@ -52,7 +52,7 @@ def serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[st
 
 
 def _serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[str, Any]]]) -> None:
-    output = _take_output()
+    output = os.fdopen(take_output(), "wb")
 
     def send(message: Mapping[str, Any]) -> None:
         output.write(json.dumps(message).encode() + b"\n")
@@ -103,8 +103,8 @@ def _listen(inbox: SimpleQueue[dict[str, Any]]) -> None:
         os._exit(0)
 
 
-def _take_output() -> BinaryIO:
-    """Reserve standard output for messages; redirect prints of libraries to standard error."""
-    output = os.fdopen(os.dup(1), "wb")
+def take_output() -> int:
+    """Reserve standard output for messages, and return its descriptor; prints of libraries go to standard error."""
+    output = os.dup(1)
     os.dup2(2, 1)
     return output

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 
 M_MMAP_THRESHOLD = -3  # number of this option in glibc's malloc.h
 LARGE_BYTES = 4 * 2**20  # more than a step of a small model allocates, but less than large bodies and recordings
+NEVER = 2**31 - 1  # as a threshold: more collections than a process ever makes
+IDLE_S = 1.0  # time without requests before a full collection
 SWITCH_S = 0.001  # thread switch interval of the interpreter; the default is 0.005
 
 
@@ -43,6 +45,31 @@ def freeze_what_is_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+class IdleCollector:
+    """Full garbage collections of a process that runs an engine: none while it works, one each time it becomes idle.
+
+    Requests leave no reference cycles behind, so memory does not grow while no full collection runs. Collections of
+    young objects, which take less than a millisecond, stay automatic.
+    """
+
+    def __init__(self) -> None:
+        self._is_due = False
+        self._busy_at = 0.0  # when the engine was last seen busy
+
+    def start(self) -> None:
+        """Exempt the loaded objects from collections, and turn automatic full collections off."""
+        freeze_what_is_loaded()
+        gc.set_threshold(*gc.get_threshold()[:2], NEVER)
+
+    def look(self, *, is_idle: bool, now: float) -> None:
+        """Collect if the engine has been idle for `IDLE_S`. To be called at least that often."""
+        if not is_idle:
+            self._is_due, self._busy_at = True, now
+        elif self._is_due and now - self._busy_at >= IDLE_S:
+            self._is_due = False
+            freeze_what_is_loaded()  # the objects that stay are not visited again
 
 
 @contextmanager

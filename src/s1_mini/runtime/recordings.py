@@ -192,6 +192,8 @@ async def in_thread(work: Callable[[], Result], close: Callable[[Result], object
     except asyncio.CancelledError:
         running.add_done_callback(discard)
         raise
+    finally:
+        del running  # its exception refers to this frame
 
 
 def _wait(reference: Future[Voice], deadline: float) -> Voice:

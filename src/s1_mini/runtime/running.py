@@ -92,6 +92,16 @@ class EngineRuntime:
             cleanup.pop_all()
         return prepared
 
+    def begin_if_encoded(self, request: TTSRequest, deadline: float, *, streams: bool) -> OutputQueue | Prepared:
+        """Prepare a request, and submit it unless one of its references is still being encoded.
+
+        Raises the errors of `prepare` and `begin`.
+        """
+        prepared = self.prepare(request)
+        if not all(reference.done() for reference in prepared.references):
+            return prepared
+        return self.begin(request, prepared, prepared.voices(deadline), deadline, streams=streams)
+
     def begin(
         self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
     ) -> OutputQueue:

@@ -19,11 +19,11 @@ from s1_mini.server.settings import ServerSettings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.engine import SpeechEngine
 
 
 def make_container_app(
-    engine: ProductionTTSEngine,
+    engine: SpeechEngine,
     settings: ServerSettings | None = None,
     container: ContainerSettings | None = None,
     *,
@@ -42,7 +42,7 @@ def make_container_app(
     container = container or ContainerSettings()
     app = create_app(engine, settings, member)
     app.state.sessions = Sessions(container, app.state.accounts, suffix=member.session_suffix if member else "")
-    app.state.hosted = HostedModels(container, engine.config)
+    app.state.hosted = HostedModels(container, engine)
     app.include_router(invocations.router)
     app.include_router(models.router)
     app.state.streams = streams

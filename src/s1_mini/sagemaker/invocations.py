@@ -49,7 +49,7 @@ from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak,
 from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
-    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.engine import SpeechEngine
 
 router = APIRouter(tags=["sagemaker"])
 
@@ -146,7 +146,7 @@ def routes_of(request: Request) -> frozenset[str]:
     return frozenset({path for path in found if "{" not in path} | {"/invocations"})
 
 
-async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
+async def answer(request: Request, engine: SpeechEngine) -> Response:
     read_attributes(request.headers.get(ATTRIBUTES))
     session_id, known = request.headers.get(sessions.ID_HEADER), request.app.state.sessions
     if content_type(request) in JSON_LINES_TYPES:
@@ -170,7 +170,7 @@ async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
 
 async def _speak(
     request: Request,
-    engine: ProductionTTSEngine,
+    engine: SpeechEngine,
     speech_request: SpeechRequest,
     named: AudioFormat | None,
     headers: dict[str, str],
@@ -187,7 +187,7 @@ async def _speak(
 
 
 async def _open_session(
-    request: Request, engine: ProductionTTSEngine, body: InvocationBody, recording: bytes | None
+    request: Request, engine: SpeechEngine, body: InvocationBody, recording: bytes | None
 ) -> Response:
     """Open a session; speak the text, if any, as its first request."""
     client = record_of(request).client
@@ -224,7 +224,7 @@ def _split_lines(data: bytes) -> list[bytes]:
     return lines.split(b"\n")
 
 
-async def _speak_lines(request: Request, engine: ProductionTTSEngine, lines: list[bytes]) -> AsyncIterator[bytes]:
+async def _speak_lines(request: Request, engine: SpeechEngine, lines: list[bytes]) -> AsyncIterator[bytes]:
     """Yield one line of JSON for each of `lines`; closing the generator cancels unfinished lines."""
     at_once = 2 * engine.num_slots
     tasks: deque[asyncio.Task[tuple[bytes, AudioResponse | None]]] = deque()
@@ -244,9 +244,7 @@ async def _speak_lines(request: Request, engine: ProductionTTSEngine, lines: lis
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _answer_line(
-    request: Request, engine: ProductionTTSEngine, line: bytes
-) -> tuple[bytes, AudioResponse | None]:
+async def _answer_line(request: Request, engine: SpeechEngine, line: bytes) -> tuple[bytes, AudioResponse | None]:
     try:
         speech_request = await asyncio.to_thread(
             lambda: replace(parse_json(line, SpeechBody).to_request(), streams=False)
@@ -257,9 +255,7 @@ async def _answer_line(
     return await _to_json(speech, speech_request) + b"\n", speech
 
 
-async def _speak_patiently(
-    request: Request, engine: ProductionTTSEngine, speech_request: SpeechRequest
-) -> AudioResponse:
+async def _speak_patiently(request: Request, engine: SpeechEngine, speech_request: SpeechRequest) -> AudioResponse:
     """Speak one line; wait while the queue is full."""
     record = record_of(request)
     for _ in range(MAX_TRIES):

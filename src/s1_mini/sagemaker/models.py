@@ -1,4 +1,4 @@
-"""The routes `/models…` of a multi-model container: several checkpoints in one process, within one memory budget.
+"""The routes `/models…` of a multi-model container: several checkpoints within one memory budget.
 
 Each model has its own engine, in addition to the one that is always loaded. The registry is used only by the event
 loop's thread; loading and unloading happen in other threads.
@@ -16,11 +16,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from s1_mini.config import EngineConfig
-from s1_mini.engine import ProductionTTSEngine
 from s1_mini.sagemaker import invocations
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.bodies import read_json
+from s1_mini.server.engine import SpeechEngine
 from s1_mini.server.errors import ConflictError, InvalidError, NotFoundError, StorageError
 from s1_mini.server.schemas import Strict
 
@@ -62,7 +61,7 @@ class Hosted:
     name: str
     url: str
     num_bytes: int  # share of the memory budget
-    engine: ProductionTTSEngine
+    engine: SpeechEngine
     is_ready: bool = False  # False while the model is being loaded or unloaded
 
     def describe(self) -> dict[str, str]:
@@ -72,8 +71,9 @@ class Hosted:
 class HostedModels:
     """The loaded models by name."""
 
-    def __init__(self, settings: ContainerSettings, config: EngineConfig) -> None:
-        self._settings, self._config = settings, config
+    def __init__(self, settings: ContainerSettings, engine: SpeechEngine) -> None:
+        """Models run as `engine` does: in the server's process or in their own."""
+        self._settings, self._config, self._make = settings, engine.config, type(engine)
         self._models: dict[str, Hosted] = {}
 
     def list(self) -> list[Hosted]:
@@ -108,7 +108,7 @@ class HostedModels:
         num_bytes = measure(directory) + round(kv_bytes)
         self._check_memory(num_bytes)
         update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / GB}
-        model = Hosted(name, url, num_bytes, ProductionTTSEngine(self._config.model_copy(update=update)))
+        model = Hosted(name, url, num_bytes, self._make(self._config.model_copy(update=update)))
         self._models[name] = model
         try:
             await asyncio.to_thread(model.engine.start)

@@ -68,7 +68,7 @@ from s1_mini.server.settings import ServerSettings
 from s1_mini.version import __version__
 
 if TYPE_CHECKING:
-    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.engine import SpeechEngine
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ UNITS = {  # units of the metrics in log lines
 
 
 def create_app(
-    engine: ProductionTTSEngine,
+    engine: SpeechEngine,
     settings: ServerSettings | None = None,
     member: ReplicaInfo | None = None,
     *,
@@ -327,7 +327,7 @@ def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 class ServerMetrics:
     """All metrics of one server and its process, in a separate registry."""
 
-    def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
+    def __init__(self, engine: SpeechEngine, gate: AdmissionController) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineFigures(engine, gate))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -355,7 +355,7 @@ class ServerMetrics:
 class EngineFigures(Collector):
     """Readiness, resources held by clients and, with `metrics_enabled`, the engine's own metrics."""
 
-    def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
+    def __init__(self, engine: SpeechEngine, gate: AdmissionController) -> None:
         self._engine, self._gate = engine, gate
 
     def collect(self) -> Iterator[Metric]:

@@ -35,7 +35,7 @@ from s1_mini.server.polly import access_key
 from s1_mini.server.record import RequestLog, record_of
 
 if TYPE_CHECKING:
-    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.engine import SpeechEngine
     from s1_mini.server.settings import ServerSettings
     from s1_mini.types import EngineState
 
@@ -62,7 +62,7 @@ class EngineDied(Exception):  # noqa: N818 - not an error of a request
 class AdmissionController:
     """Decides whether a request is admitted, and counts requests in progress. Never blocks the event loop."""
 
-    def __init__(self, engine: ProductionTTSEngine, settings: ServerSettings, accounts: Accounts) -> None:
+    def __init__(self, engine: SpeechEngine, settings: ServerSettings, accounts: Accounts) -> None:
         self._engine, self._settings, self.accounts = engine, settings, accounts
         self._health: dict[str, Any] = {}
         self._looked = float("-inf")

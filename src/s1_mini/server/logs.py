@@ -33,8 +33,8 @@ class JsonFormatter(logging.Formatter):
         if self._replica is not None:
             line["replica"] = self._replica
         line |= getattr(record, "fields", {})
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+        if traceback := _traceback(record):
+            line["traceback"] = traceback
         return json.dumps(line, default=str)
 
 
@@ -53,7 +53,7 @@ class TextFormatter(logging.Formatter):
             lines = f"s1-mini: {fields['reason']}".splitlines()
         else:
             lines = [f"{moment} {level}{self._who}{_sentence(record.getMessage(), fields)}"]
-        lines += self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        lines += _traceback(record).splitlines()
         return "\n".join(_printable(line) for line in lines)
 
 
@@ -66,6 +66,11 @@ def set_up_logging(log_format: LogFormat = "auto", stream: TextIO | None = None,
     if is_text:
         handler.addFilter(_is_shown_as_text)
     logging.basicConfig(level="INFO", handlers=[handler], force=True)
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    """Return the traceback of a record, which a record from another process has as text."""
+    return logging.Formatter().formatException(record.exc_info) if record.exc_info else record.exc_text or ""
 
 
 def _sentence(message: str, fields: dict[str, Any]) -> str:

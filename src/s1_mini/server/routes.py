@@ -45,7 +45,7 @@ from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak,
 from s1_mini.server.voice_names import own_voice
 
 if TYPE_CHECKING:
-    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.engine import SpeechEngine
     from s1_mini.types import VoiceInfo
 
 speech_router, openai_router, voices_router = (APIRouter(tags=[tag]) for tag in ("speech", "openai", "voices"))
@@ -271,10 +271,10 @@ async def delete_voice(request: Request, name: str) -> Response:
     return Response(status_code=204)
 
 
-def ready_engine(request: Request) -> ProductionTTSEngine:
+def ready_engine(request: Request) -> SpeechEngine:
     """Return the engine. Raises `EngineNotReadyError` or `DrainingError`."""
     state = request.app.state
     if (refused := state.gate.refusal()) is not None:
         raise refused
-    engine: ProductionTTSEngine = state.engine
+    engine: SpeechEngine = state.engine
     return engine

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -97,11 +98,11 @@ async def health(request: Request) -> dict[str, Any]:
         "held": gate.accounts.describe(),
     }
     reason = {} if refused is None else {"reason": str(refused)}
-    return {**gate.health(), "ready": refused is None, "server": server, **reason}
+    return {**await asyncio.to_thread(gate.health), "ready": refused is None, "server": server, **reason}
 
 
 @health_router.get("/metrics", response_class=Response, summary="Metrics for Prometheus")
 async def metrics(request: Request) -> Response:
     """Return the metrics of engine and server in Prometheus' text format."""
-    content, kind = request.app.state.meter.text()
+    content, kind = await asyncio.to_thread(request.app.state.meter.text)
     return Response(content, media_type=kind)

@@ -177,7 +177,8 @@ class DrainingServer(uvicorn.Server):
         gate = self._state.gate
         if "ready" not in self._logged and gate.refusal() is None:
             seconds = round(time.monotonic() - self._began, 1)
-            self._log("ready", **self._place, device=gate.health()["device"]["value"], seconds=seconds)
+            health = await asyncio.to_thread(gate.health)
+            self._log("ready", **self._place, device=health["device"]["value"], seconds=seconds)
             self._state.lifecycle.submit(freeze_what_is_loaded)
         if gate.failure is not None:
             self._begin_drain()

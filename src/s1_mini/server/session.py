@@ -40,7 +40,7 @@ from s1_mini.server.voice_names import names_in_markup, own_voice
 from s1_mini.text.markup import begins_ssml, cut_documents, last_voice, may_begin_ssml
 from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
-from s1_mini.text_stream import TextStream
+from s1_mini.text_stream import BackgroundTextStream
 from s1_mini.types import AudioFormat
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -275,7 +275,7 @@ class Session:
                 return
             self.check(track.config, self.queue.recording)
             text, track.rest, track.says = track.rest, "", True
-            track.stream = _BackgroundStream()
+            track.stream = BackgroundTextStream()
             options = self.protocol.options | {"word_times": False}  # word times need the whole text
             self.queue.add(track, "", options, stream=track.stream)
             self.state.websockets.mark_busy(self)
@@ -359,14 +359,6 @@ class Session:
 
     async def send_bytes(self, content: bytes) -> None:
         await self._socket.send_bytes(content)
-
-
-class _BackgroundStream(TextStream):
-    """A text whose words are read in a thread, because normalization takes up to 0.1 ms per character."""
-
-    def _on_change(self) -> None:
-        if self._sink is not None and not self._is_passing:  # otherwise the passing thread or `attach` sends it
-            asyncio.get_running_loop().run_in_executor(None, self._pass_on)
 
 
 def _cut_sentences(text: str) -> tuple[list[str], str]:

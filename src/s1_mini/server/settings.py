@@ -30,7 +30,11 @@ class ServerSettings(Settings):
     )
     wyoming_host: str = Field("127.0.0.1", description="address for the Wyoming protocol, which has no authentication")
     replicas: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="engine processes behind the port; auto, the container's default: one for each GPU"
+        1, description="engines behind the port; auto, the container's default: one for each GPU"
+    )
+    engine_process: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether the engine runs in a process of its own; auto: on an NVIDIA GPU",
     )
     api_key: SecretStr | None = Field(
         None, description="bearer key, required except on public paths (serving.md); unset: no authentication"

@@ -29,7 +29,7 @@ from s1_mini.server.schemas import SpeechRequest
 from s1_mini.server.voice_names import with_voice_names
 
 if TYPE_CHECKING:
-    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.engine import SpeechEngine
     from s1_mini.server.settings import ServerSettings
     from s1_mini.types import AudioChunk, SpokenMark, Word
 
@@ -90,14 +90,14 @@ class AudioResponse:
         self.holding.release()
 
 
-async def speak_to_client(request: Request, engine: ProductionTTSEngine, speech: SpeechRequest) -> AudioResponse:
+async def speak_to_client(request: Request, engine: SpeechEngine, speech: SpeechRequest) -> AudioResponse:
     """Speak for an HTTP request. Raises the errors of `speak`, and `ClientGoneError` if the client disconnects."""
     work = speak(engine, speech, settings=request.app.state.settings, record=record_of(request))
     return await while_listened(request.receive, work)
 
 
 async def speak(
-    engine: ProductionTTSEngine, request: SpeechRequest, *, settings: ServerSettings, record: RequestLog
+    engine: SpeechEngine, request: SpeechRequest, *, settings: ServerSettings, record: RequestLog
 ) -> AudioResponse:
     """Speak `request`; return when all audio exists or, for a stream, the first chunk.
 
@@ -130,7 +130,7 @@ async def speak(
 
 
 async def _generate(
-    engine: ProductionTTSEngine, request: SpeechRequest, record: RequestLog, holding: Holding, times: Times
+    engine: SpeechEngine, request: SpeechRequest, record: RequestLog, holding: Holding, times: Times
 ) -> AsyncIterator[AudioChunk]:
     """Yield the engine's chunks and record their figures and times. Closing the generator cancels the request."""
     speech, limit = request.speech, request.speech.sampling.get("max_new_tokens")

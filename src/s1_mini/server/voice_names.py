@@ -17,7 +17,7 @@ from starlette.datastructures import State
 from s1_mini.types import TTSRequest, VoiceInfo
 
 if TYPE_CHECKING:
-    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.engine import SpeechEngine
     from s1_mini.server.settings import ServerSettings
 
 # OpenAI's names with the gender and accent of its voices, as heard by listeners; OpenAI does not publish them.
@@ -109,7 +109,7 @@ def names_in_markup(state: State) -> frozenset[str]:
     return frozenset({*state.engine.voice_names(), *map(str.lower, names)})
 
 
-async def with_voice_names(engine: ProductionTTSEngine, settings: ServerSettings, request: TTSRequest) -> TTSRequest:
+async def with_voice_names(engine: SpeechEngine, settings: ServerSettings, request: TTSRequest) -> TTSRequest:
     """Return a request whose markup may use the voice names of other services."""
     if request.text_type == "text" and not (engine.config.accept_ssml and request.text.lstrip().startswith("<")):
         return request

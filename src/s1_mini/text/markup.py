@@ -282,13 +282,6 @@ class _SsmlReader:
         self.ignored: dict[str, None] = {}  # in order
         self._source, self._language = source, language
         self._open: list[_Element] = []
-        self._starts: dict[str, Callable[[_Element], object]] = {
-            "break": self._break,
-            "p": lambda _: self.builder.paragraph(),
-            "s": lambda each: self.builder.add(PARAGRAPH_BREAK, each.offset, each.offset, is_fixed=True),
-            "prosody": self._prosody,
-            "voice": self._voice,
-        }
 
     def start(self, name: str, attributes: dict[str, str], offset: int) -> None:
         element = _Element(name, attributes, offset, self.builder.style)
@@ -305,8 +298,17 @@ class _SsmlReader:
             raise self._error(offset, f"<{name[:40]}> is not supported; allowed are {allowed} and amazon:…")
         if name.startswith(WITHOUT_EFFECT):
             self.ignored[f"<{name[:40]}>"] = None
-        if name in self._starts:
-            self._starts[name](element)
+        match name:
+            case "break":
+                self._break(element)
+            case "p":
+                self.builder.paragraph()
+            case "s":
+                self.builder.add(PARAGRAPH_BREAK, offset, offset, is_fixed=True)
+            case "prosody":
+                self._prosody(element)
+            case "voice":
+                self._voice(element)
         self._open.append(element)
 
     def text(self, data: str, start: int, stop: int) -> None:

@@ -49,6 +49,8 @@ def read_xml(source: str, handler: Handler) -> None:
         reader.parser.Parse(content, True)
     except expat.ExpatError as error:
         raise _error(error.lineno, error.offset + 1, f"not well-formed XML: {expat.ErrorString(error.code)}") from None
+    finally:
+        del reader.parser  # its handlers refer to the reader
 
 
 class _Reader:

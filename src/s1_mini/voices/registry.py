@@ -95,6 +95,7 @@ class AddedVoices:
 
     def __init__(self, form: VoiceFormat) -> None:
         self.form = form  # tensors of the voices, and their encoder
+        self.num_changes = 0  # grows whenever `names` changes
         self._voices: dict[str, NamedVoice] = {}
         self._lock = threading.Lock()
 
@@ -123,10 +124,12 @@ class AddedVoices:
                 raise _exists(named.name)
             _check_count(len(self._voices | {named.name: named}), MAX_IN_MEMORY)
             self._voices[named.name] = named
+            self.num_changes += 1
 
     def remove(self, name: str) -> bool:
         """Delete a voice; return whether it was there. Raises `EngineError`."""
         with self._lock:
+            self.num_changes += 1
             return self._voices.pop(name, None) is not None
 
     def pin(self, name: str, *, pinned: bool) -> None:
@@ -163,6 +166,7 @@ class VoiceDirectory(AddedVoices):
         except OSError as error:
             raise EngineError(f"the voices directory cannot be read: {error.strerror}") from None
         with self._lock:
+            self.num_changes += names != self._names
             self._names = names
 
     def get(self, name: str) -> NamedVoice | None:
@@ -256,6 +260,7 @@ class VoiceDirectory(AddedVoices):
 
     def _note(self, name: str, *, is_there: bool) -> None:
         with self._lock:
+            self.num_changes += is_there != (name in self._names)
             if is_there:
                 self._names.add(name)
             else:

@@ -1,0 +1,252 @@
+"""Messages between two processes over two pipes, and the messages between a server and its engine's process.
+
+A message is any object that can be pickled. All messages that wait are written as one record: the sizes of its parts, a
+pickle, and the arrays of the pickle, which are not copied. Only for processes that trust each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import struct
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from s1_mini.config import EngineConfig
+from s1_mini.metrics import EngineMetrics
+from s1_mini.types import AudioChunk, EngineState, TTSRequest
+
+PIPE_BYTES = 2**20  # capacity of a pipe, so that the audio of one codec call fits (Linux; 64 KiB by default)
+BUFFER_BYTES = 2**18  # of the files at both ends of a pipe; larger arrays pass them by
+STATUS_S = 0.05  # interval at which the engine's state is sent, if it has changed
+HEARTBEAT_S = 1.0  # interval at which it is sent in any case
+WINDOW_S = 5.0  # seconds of audio that are sent ahead of the consumer; the rest stays unread in the engine's process
+ACKNOWLEDGED_S = 1.0  # seconds of audio that the consumer takes between two `Taken`
+_SIZE = struct.Struct("<Q")
+
+
+class Start(NamedTuple):
+    """The first message to the engine's process. It answers with `Result`, which has `Facts`, or with `Failed`."""
+
+    config: EngineConfig
+    metrics: EngineMetrics  # of earlier processes, to be continued
+    log_level: int
+
+
+class Speak(NamedTuple):
+    """Speak `request`. The answers are `Audio` with the same number."""
+
+    number: int
+    request: TTSRequest  # without `stream`
+    streams: bool
+    has_stream: bool  # whether `Text` with the text of the request follows
+
+
+class Text(NamedTuple):
+    """The next piece of the text of a request, and whether it is the last one."""
+
+    number: int
+    piece: str
+    is_last: bool
+
+
+class Taken(NamedTuple):
+    """The consumer of a request has taken this many bytes of audio in total."""
+
+    number: int
+    num_bytes: int
+
+
+class Cancel(NamedTuple):
+    """Cancel a request or a call; does nothing if it has ended."""
+
+    number: int
+
+
+class Call(NamedTuple):
+    """Call a method of the engine. The answer is `Result` or `Failed`."""
+
+    number: int
+    method: str
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class Facts(NamedTuple):
+    """Properties of a started engine."""
+
+    directory: Path  # of the checkpoint
+    health: dict[str, Any]
+    num_slots: int
+    has_word_times: bool
+
+
+class Audio(NamedTuple):
+    """The next chunks of a request, and whether it has ended, maybe with an error."""
+
+    number: int
+    chunks: Sequence[AudioChunk]
+    has_ended: bool = False
+    error: Exception | None = None
+
+
+class Held(NamedTuple):
+    """Audio of a request that is not sent yet, in bytes, because its consumer has not taken earlier audio."""
+
+    number: int
+    num_bytes: int
+
+
+class Status(NamedTuple):
+    """The engine's state, and the names of its voices if they have changed."""
+
+    state: EngineState
+    voice_names: list[str] | None
+
+
+class Result(NamedTuple):
+    """The result of a call."""
+
+    number: int
+    value: Any
+
+
+class Failed(NamedTuple):
+    """The error of a call."""
+
+    number: int
+    error: Exception
+
+
+class Log(NamedTuple):
+    """A log record of the engine's process."""
+
+    record: logging.LogRecord
+
+
+START = 0  # number of the answer to `Start`
+
+
+class Channel:
+    """Sends and receives messages in two threads. `send` never waits; messages arrive in the order of `send`."""
+
+    def __init__(
+        self,
+        source: BinaryIO,
+        target: BinaryIO,
+        *,
+        name: str,
+        on_message: Callable[[Any], None],
+        on_end: Callable[[], None],
+        expand: Callable[[list[Any]], list[Any]] | None = None,
+        tick_s: float | None = None,
+    ) -> None:
+        """`on_message` receives messages, and `on_end` is called at the end of the input, both in one thread.
+
+        `expand`, called in the other thread, replaces the objects that `send` got by the messages to write; it is also
+        called without objects after `tick_s` without any.
+        """
+        self._source, self._target = source, target
+        self._on_message, self._on_end = on_message, on_end
+        self._expand, self._tick_s = expand, tick_s
+        self._outbox: SimpleQueue[Any] = SimpleQueue()  # its `put` may be called by the garbage collector
+        self._writer = threading.Thread(target=self._write, name=f"s1_mini to {name}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"s1_mini from {name}", daemon=True)
+
+    def start(self) -> None:
+        self._writer.start()
+        self._reader.start()
+
+    def send(self, message: object) -> None:
+        self._outbox.put(message)
+
+    def close(self) -> None:
+        """Write the messages that wait, then end the output; further messages are discarded."""
+        self._outbox.put(_END)
+        self._writer.join()
+
+    def join(self) -> None:
+        """Wait for the end of the input."""
+        if self._reader is not threading.current_thread():
+            self._reader.join()
+
+    def _write(self) -> None:
+        try:
+            with self._target:
+                is_over = False
+                while not is_over:
+                    items = self._waiting()
+                    is_over = _END in items
+                    items = [item for item in items if item is not _END]
+                    messages = items if self._expand is None else self._expand(items)
+                    if messages:
+                        write_messages(self._target, messages)
+        except OSError:  # the other process has ended, which `_read` notices
+            pass
+        except Exception:  # nothing can be sent any more
+            traceback.print_exc()
+            self._on_end()
+
+    def _waiting(self) -> list[Any]:
+        """Wait for an object to send; return all that wait, none after `tick_s`."""
+        items = []
+        with suppress(Empty):
+            items.append(self._outbox.get(timeout=self._tick_s))
+            while True:
+                items.append(self._outbox.get_nowait())
+        return items
+
+    def _read(self) -> None:
+        try:
+            with self._source:
+                while (messages := read_messages(self._source)) is not None:
+                    for message in messages:
+                        self._on_message(message)
+        except Exception:  # nothing can be received any more
+            traceback.print_exc()
+        self._on_end()
+
+
+_END = object()
+
+
+def write_messages(target: BinaryIO, messages: list[Any]) -> None:
+    """Write messages as one record. Raises `OSError`."""
+    arrays: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(messages, 5, buffer_callback=arrays.append)
+    views = [array.raw() for array in arrays]
+    sizes = [len(views), len(content), *(view.nbytes for view in views)]
+    target.write(b"".join(map(_SIZE.pack, sizes)) + content)
+    for view in views:
+        target.write(view)
+    target.flush()
+
+
+def read_messages(source: BinaryIO) -> list[Any] | None:
+    """Read one record; return None at the end of the input, even within a record."""
+    try:
+        (num_arrays,) = _SIZE.unpack(_read_exactly(source, _SIZE.size))
+        sizes = [size for (size,) in _SIZE.iter_unpack(_read_exactly(source, (1 + num_arrays) * _SIZE.size))]
+        content, *arrays = [_read_exactly(source, size) for size in sizes]
+    except (EOFError, OSError):
+        return None
+    messages: list[Any] = pickle.loads(content, buffers=arrays)  # noqa: S301 - from our own process
+    return messages
+
+
+def _read_exactly(source: BinaryIO, size: int) -> memoryview:
+    content = np.empty(size, np.uint8).data  # not initialized, unlike a bytearray
+    done = 0
+    while done < size:
+        count = source.readinto(content[done:])  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError
+        done += count
+    return content

@@ -1,0 +1,390 @@
+"""An engine in a process of its own, so that its threads do not wait for those of the server.
+
+Threads of one Python process run one at a time: while the server encodes and sends audio, a thread of the engine that
+wakes up waits for it. `EngineProcess` has the methods of `ProductionTTSEngine` that the server uses. It imports no
+torch; `engine_worker.py` is the other process, and `channel.py` describes their messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, BinaryIO, Literal, cast
+
+from s1_mini.config import EngineConfig
+from s1_mini.core.output_queue import AudioStream, Output, OutputIterator, OutputQueue
+from s1_mini.exceptions import EngineNotReadyError
+from s1_mini.families.base import Description
+from s1_mini.families.find import Checkpoint
+from s1_mini.metrics import EngineMetrics, MetricFamily
+from s1_mini.remote.channel import (
+    ACKNOWLEDGED_S,
+    BUFFER_BYTES,
+    PIPE_BYTES,
+    START,
+    Audio,
+    Call,
+    Cancel,
+    Channel,
+    Facts,
+    Failed,
+    Held,
+    Log,
+    Result,
+    Speak,
+    Start,
+    Status,
+    Taken,
+    Text,
+)
+from s1_mini.remote.devices import sees_gpu
+from s1_mini.server.engine import SpeechEngine
+from s1_mini.types import Audio as Recording
+from s1_mini.types import AudioChunk, EngineState, Normalize, OnUnsupported, TTSRequest, VoiceInfo
+
+logger = logging.getLogger(__name__)
+
+PROCESS = "s1_mini.remote.engine_worker"
+PROBE_S = 2.0  # timeout of a health check
+EXIT_S = 10.0  # time for the process to exit after `stop`; then it is killed
+
+
+class RemoteOutput:
+    """The audio of one request for one consumer, who uses it like an `OutputQueue`."""
+
+    def __init__(self, queue: OutputQueue) -> None:
+        self.queue = queue
+        self.whole = False  # chunks arrive as they are generated
+        self.held_bytes = 0  # audio in the engine's process
+        self.received_bytes = self.acknowledged_bytes = 0
+        self.report_bytes = 0.0  # `ACKNOWLEDGED_S` in bytes
+
+    def receive(self, chunk: AudioChunk) -> None:
+        """Deliver a chunk to the consumer."""
+        self.report_bytes = ACKNOWLEDGED_S * chunk.sample_rate * chunk.audio.itemsize
+        self.received_bytes += chunk.audio.nbytes  # first, because the consumer may take the chunk at once
+        self.queue.put(chunk)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Size of the audio that the consumer has not taken; readable from any thread."""
+        return self.queue.unread_bytes + self.held_bytes
+
+    def close(self) -> None:
+        """Cancel the request if it has not ended."""
+        self.queue.close()
+
+    def wait(self) -> AudioChunk | None:
+        """Wait for the next chunk and return it; return None after the last. Raises the request's error."""
+        return self.queue.wait()
+
+    def __iter__(self) -> OutputIterator:
+        """Yield chunks as they arrive; raises the request's error. Closing the iterator cancels the request."""
+        return OutputIterator(self)
+
+    def __aiter__(self) -> AsyncIterator[AudioChunk]:
+        """Yield chunks as they arrive; raises the request's error. Closing the iterator cancels the request."""
+        return aiter(self.queue)
+
+
+class EngineLink:
+    """One running process of an engine. Thread-safe."""
+
+    def __init__(self, config: EngineConfig, metrics: EngineMetrics) -> None:
+        """Start the process and wait until its engine has started.
+
+        Raises the errors of `ProductionTTSEngine.start`, and `EngineNotReadyError` if the process exits.
+        """
+        self.state, self.voice_names = EngineState("stopped"), list[str]()
+        self.heard = time.monotonic()  # when the process sent its last message
+        self._numbers = itertools.count(START + 1)
+        self._outputs: dict[int, RemoteOutput] = {}
+        started: Future[Facts] = Future()
+        self._calls: dict[int, Future[Any]] = {START: started}
+        self._is_closing = self._is_over = False
+        self._process = subprocess.Popen(  # noqa: S603 - this Python and a module of ours
+            [sys.executable, "-m", PROCESS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=BUFFER_BYTES,
+            pipesize=PIPE_BYTES,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+        source, target = cast("BinaryIO", self._process.stdout), cast("BinaryIO", self._process.stdin)
+        self._channel = Channel(source, target, name="engine", on_message=self._receive, on_end=self._end)
+        self._channel.start()
+        self._channel.send(Start(config, metrics, logging.getLogger().level))
+        try:
+            self.facts = started.result()
+        except BaseException:
+            self.close()
+            raise
+        self.health = self.facts.health  # the last known
+        self.description = Checkpoint(self.facts.directory).description
+
+    def begin(self, request: TTSRequest, *, streams: bool) -> RemoteOutput:
+        """Submit a request; the output raises its errors. Raises `ParameterError` for a `TextStream` in use."""
+        number, stream = next(self._numbers), request.stream
+        queue = OutputQueue(partial(self._cancel, number))
+        output = self._outputs[number] = RemoteOutput(queue)
+        queue.on_take, queue.reports_takes = partial(self._acknowledge, number), True
+        self._channel.send(Speak(number, replace(request, stream=None), streams, stream is not None))
+        if stream is not None:
+            stream.attach(lambda piece, is_last: self._channel.send(Text(number, piece, is_last)))
+        if self._is_over:
+            self._end_all()
+        return output
+
+    def call(self, method: str, *args: Any, **options: Any) -> Future[Any]:
+        """Call a method of the engine. Cancelling the future cancels the call if the method is a coroutine."""
+        number, future = next(self._numbers), Future[Any]()
+        self._calls[number] = future
+        future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
+        self._channel.send(Call(number, method, args, options))
+        if self._is_over:
+            self._end_all()
+        return future
+
+    def check(self, silent_s: float) -> None:
+        """Kill the process if it has sent nothing for `silent_s`, as if all its threads wait for one that hangs."""
+        if time.monotonic() - self.heard > silent_s and not self._is_closing:
+            logger.error("the engine's process hangs; killing it")
+            self.state = EngineState("failed")
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process."""
+        self._is_closing = True
+        self._channel.close()
+        try:
+            self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._channel.join()
+
+    def _cancel(self, number: int) -> None:
+        """Forget a request or a call, and cancel it. The garbage collector may call this, so it takes no lock."""
+        self._outputs.pop(number, None)
+        self._calls.pop(number, None)
+        self._channel.send(Cancel(number))
+
+    def _acknowledge(self, number: int) -> None:
+        """Report the audio that the consumer of a request has taken, but not after each chunk."""
+        if (output := self._outputs.get(number)) is not None:
+            taken = output.received_bytes - output.queue.unread_bytes
+            if taken - output.acknowledged_bytes >= output.report_bytes:
+                output.acknowledged_bytes = taken
+                self._channel.send(Taken(number, taken))
+
+    # ---- in the reading thread ------------------------------------------------------------------------------------
+
+    def _receive(self, message: Any) -> None:
+        self.heard = time.monotonic()
+        match message:
+            case Audio():
+                self._deliver(message)
+            case Held():
+                if (output := self._outputs.get(message.number)) is not None:
+                    output.held_bytes = message.num_bytes
+            case Status():
+                self.state = message.state
+                if message.voice_names is not None:
+                    self.voice_names = message.voice_names
+            case Result():
+                if (future := self._calls.pop(message.number, None)) is not None:
+                    with suppress(InvalidStateError):  # cancelled at this moment
+                        future.set_result(message.value)
+            case Failed():
+                self._fail(message.number, message.error)
+            case Log():
+                logging.getLogger(message.record.name).handle(message.record)
+
+    def _deliver(self, audio: Audio) -> None:
+        if (output := self._outputs.get(audio.number)) is None:  # cancelled
+            return
+        for chunk in audio.chunks:
+            output.receive(chunk)
+        if audio.has_ended and self._outputs.pop(audio.number, None) is not None:
+            output.queue.end(audio.error)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        if (output := self._outputs.pop(number, None)) is not None:
+            output.queue.end(error)
+        if (future := self._calls.pop(number, None)) is not None:
+            with suppress(InvalidStateError):  # cancelled at this moment
+                future.set_exception(error)
+
+    def _end(self) -> None:
+        """End everything that is open after the process has ended or closed its output."""
+        if not self._is_closing:
+            self.state = EngineState("failed")
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(EXIT_S)
+            logger.error("the engine's process ended", extra={"fields": {"exit_code": self._process.returncode}})
+        self._is_over = True
+        self._end_all()
+
+    def _end_all(self) -> None:
+        error = EngineNotReadyError("the engine's process has ended; see the server's log")
+        for number in [*self._outputs, *self._calls]:
+            self._fail(number, error)
+
+
+class EngineProcess:
+    """An engine in another process, with the methods of `ProductionTTSEngine` that the server uses. Thread-safe."""
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig()
+        self._metrics = EngineMetrics()  # of the processes that have ended
+        self._link: EngineLink | None = None
+        self._was_stopped = False
+        self._lifecycle = threading.Lock()
+
+    def start(self) -> None:
+        """Start the process and load the checkpoint; does nothing if it runs. Raises the errors of `EngineLink`."""
+        with self._lifecycle:
+            if self._link is None:
+                self._link = EngineLink(self.config, self._metrics)
+
+    def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
+        """Stop the engine as `ProductionTTSEngine.stop` does, and end the process."""
+        with self._lifecycle:
+            link, self._link = self._link, None
+            if link is not None:
+                self._was_stopped = True
+                with suppress(EngineNotReadyError):  # the process has ended
+                    self._metrics = link.call("stop", drain=drain, timeout_s=timeout_s).result()
+                link.close()
+
+    @property
+    def description(self) -> Description:
+        """Properties of the loaded checkpoint."""
+        return self._ready().description
+
+    @property
+    def has_word_times(self) -> bool:
+        """Whether the loaded checkpoint reports when words are spoken."""
+        return self._ready().facts.has_word_times
+
+    @property
+    def num_slots(self) -> int:
+        """Number of sentences that are generated at once; before the start, the configured number, or 1."""
+        link = self._link
+        return link.facts.num_slots if link else self.config.max_batch_size or 1
+
+    def state(self) -> EngineState:
+        """Return whether the engine is ready, and how full its queue is, as it was at most `STATUS_S` ago."""
+        link = self._link
+        if link is None:
+            return EngineState("stopped")
+        if link.state.is_ready:
+            link.check(self.config.stuck_after_s)
+        return link.state
+
+    def health_check(self) -> dict[str, Any]:
+        """Return state, placement and memory; the last known ones if the process does not answer."""
+        link = self._link
+        if link is None:
+            return {"status": "stopped", "ready": False, "vram": {"used_gb": 0.0, "total_gb": 0.0}}
+        asked = link.call("health_check")
+        try:
+            link.health = asked.result(PROBE_S)
+        except (TimeoutError, EngineNotReadyError):
+            asked.cancel()
+            return link.health | {"status": link.state.status, "ready": link.state.is_ready}
+        return link.health
+
+    def families(self) -> list[MetricFamily]:
+        """Return all current metrics; only those of earlier processes if the process does not answer."""
+        link = self._link
+        if link is not None:
+            asked = link.call("families")
+            with suppress(TimeoutError, EngineNotReadyError):
+                families: list[MetricFamily] = asked.result(PROBE_S)
+                return families
+            asked.cancel()
+        return list(self._metrics.families())
+
+    def voice_names(self) -> list[str]:
+        """Return the names of all voices, sorted."""
+        return self._ready().voice_names
+
+    def voices(self) -> list[VoiceInfo]:
+        """Return all named voices, sorted. Raises `EngineError`."""
+        return cast("list[VoiceInfo]", self._call("voices"))
+
+    def describe_voice(self, name: str) -> VoiceInfo:
+        """Return one voice. Raises `VoiceNotFoundError` or `VoiceFileError`."""
+        return cast("VoiceInfo", self._call("describe_voice", name))
+
+    async def add_voice_async(
+        self,
+        name: str,
+        reference_audio: Recording,
+        reference_text: str = "",
+        *,
+        description: str = "",
+        replace: bool = False,
+        client: str = "",
+    ) -> VoiceInfo:
+        """Add a voice as `ProductionTTSEngine.add_voice_async` does."""
+        options = {"description": description, "replace": replace, "client": client}
+        adding = self._ready().call("add_voice_async", name, reference_audio, reference_text, **options)
+        return cast("VoiceInfo", await asyncio.wrap_future(adding))
+
+    async def prepare_reference_async(
+        self, reference_audio: Recording, reference_text: str = "", *, client: str = ""
+    ) -> None:
+        """Encode a reference as `ProductionTTSEngine.prepare_reference_async` does."""
+        encoding = self._ready().call("prepare_reference_async", reference_audio, reference_text, client=client)
+        await asyncio.wrap_future(encoding)
+
+    def delete_voice(self, name: str) -> None:
+        """Delete an added voice. Raises the errors of `ProductionTTSEngine.delete_voice`."""
+        self._call("delete_voice", name)
+
+    def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
+        """Stream a request as `ProductionTTSEngine.speak_async` does."""
+
+        async def begin() -> Output:
+            return self._ready().begin(request, streams=streams)
+
+        return AudioStream(begin)
+
+    def count_tokens(
+        self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
+    ) -> int:
+        """Count the tokens of a text as `ProductionTTSEngine.count_tokens` does."""
+        return cast("int", self._call("count_tokens", text, normalize=normalize, on_unsupported=on_unsupported))
+
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        return self._ready().call(method, *args, **options).result()
+
+    def _ready(self) -> EngineLink:
+        link = self._link
+        if link is None:
+            reason = "was stopped" if self._was_stopped else "is not started"
+            raise EngineNotReadyError(f"the engine {reason}; start() loads it")
+        return link
+
+
+def make_engine(config: EngineConfig, choice: Literal["auto", "on", "off"]) -> SpeechEngine:
+    """Return an engine that is not started, in its own process or in this one (`ServerSettings.engine_process`)."""
+    is_apart = choice == "on"
+    if choice == "auto":
+        is_apart = config.device.startswith("cuda") or (config.device == "auto" and sees_gpu())
+    if is_apart:
+        return EngineProcess(config)
+    from s1_mini.engine import ProductionTTSEngine
+
+    return ProductionTTSEngine(config)

@@ -1,0 +1,312 @@
+"""The process of an engine: `python -m s1_mini.remote.engine_worker`, started by `EngineProcess`.
+
+It receives `Start` and further messages on standard input, and ends when its input ends, so that it never outlives the
+server. Its standard output has its answers; its log records are messages too, so that the server formats them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from inspect import iscoroutinefunction
+from typing import Any, BinaryIO
+
+from s1_mini.audio.native_noise import keep_out
+from s1_mini.core.output_queue import Output, OutputQueue
+from s1_mini.engine import ProductionTTSEngine
+from s1_mini.exceptions import S1MiniError
+from s1_mini.remote.channel import (
+    BUFFER_BYTES,
+    HEARTBEAT_S,
+    START,
+    STATUS_S,
+    WINDOW_S,
+    Audio,
+    Call,
+    Cancel,
+    Channel,
+    Facts,
+    Failed,
+    Held,
+    Log,
+    Result,
+    Speak,
+    Start,
+    Status,
+    Taken,
+    Text,
+    read_messages,
+)
+from s1_mini.remote.token_server import take_output
+from s1_mini.runtime.process import IdleCollector, prepare_process
+from s1_mini.text_stream import BackgroundTextStream
+from s1_mini.types import AudioChunk, EngineState
+
+logger = logging.getLogger(__name__)
+
+
+class Outgoing:
+    """The audio of one request on its way to the server. Used by the writing thread, except where noted."""
+
+    def __init__(self, number: int, output: Output, send: Callable[[object], None]) -> None:
+        """`send(self)` makes the writing thread call `take`."""
+        self.number, self.output, self._send = number, output, send
+        self._queue = output if isinstance(output, OutputQueue) else None  # markup has no queue; see `_pump`
+        self.taken = 0  # bytes that the consumer has taken; set by the reading thread
+        self._is_marked = False
+        self._sent = self._held = 0  # bytes: sent; reported as not sent
+        self._window = float("inf")  # bytes; set by the first chunk
+
+    def mark(self) -> None:
+        """Note that there may be something to send. Called by any thread."""
+        if self._queue is not None and not self._is_marked:
+            self._is_marked = True
+            self._send(self)
+
+    def close(self) -> None:
+        """Cancel the request if it has not ended. Called by any thread."""
+        if self._queue is not None:
+            self._queue.watch(None)
+        self.output.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more audio may be sent before the consumer takes some. Called by any thread."""
+        return self._sent - self.taken < self._window
+
+    def take(self) -> Audio | None:
+        """Return the chunks that may be sent now; None if there is nothing to send."""
+        self._is_marked = False
+        assert self._queue is not None
+        chunks: list[AudioChunk] = []
+        is_over = False
+        try:
+            while self.is_open and not is_over:
+                chunk, is_over = self._queue.poll()
+                if chunk is None:
+                    break
+                self.count(chunk)
+                chunks.append(chunk)
+        except Exception as error:  # any error of the request belongs to its consumer
+            return Audio(self.number, chunks, has_ended=True, error=portable(error))
+        return Audio(self.number, chunks, has_ended=is_over) if chunks or is_over else None
+
+    def count(self, chunk: AudioChunk) -> None:
+        """Count a chunk that is sent. Called by one thread."""
+        self._sent += chunk.audio.nbytes
+        self._window = WINDOW_S * chunk.sample_rate * chunk.audio.itemsize
+
+    def held(self) -> Held | None:
+        """Return how much audio waits because the consumer reads slowly, if that has changed."""
+        held = 0 if self.is_open else self.output.unread_bytes
+        if held == self._held:
+            return None
+        self._held = held
+        return Held(self.number, held)
+
+
+class EngineWorker:
+    """Serves the messages of one server with one engine."""
+
+    def __init__(self, engine: ProductionTTSEngine, source: BinaryIO, target: BinaryIO) -> None:
+        self._engine, self._loop = engine, asyncio.new_event_loop()
+        self._channel = Channel(
+            source,
+            target,
+            name="server",
+            on_message=self._receive,
+            on_end=lambda: os._exit(0),  # an ordinary exit would wait for a GPU that hangs
+            expand=self._expand,
+            tick_s=STATUS_S,
+        )
+        self.send = self._channel.send
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # requests that begin, requests with markup, and calls
+        self._texts: dict[int, BackgroundTextStream] = {}  # that are still being written
+        self._outgoing: dict[int, Outgoing] = {}
+        self._state: EngineState | None = None  # last sent
+        self._voice_changes = -1  # at the last sent names
+        self._next_news = self._next_heartbeat = 0.0
+        self._collector = IdleCollector()
+
+    def run(self) -> None:
+        """Start the engine, answer `Start`, and serve until the process ends."""
+        self._channel.start()
+        self._spawn(START, self._start())
+        self._loop.run_forever()
+
+    async def _start(self) -> None:
+        engine = self._engine
+        await asyncio.to_thread(engine.start)
+        self._collector.start()
+        self.send(
+            Result(START, Facts(engine.directory, engine.health_check(), engine.num_slots, engine.has_word_times))
+        )
+
+    # ---- in the reading thread ------------------------------------------------------------------------------------
+
+    def _receive(self, message: Any) -> None:
+        if isinstance(message, Taken):
+            if (outgoing := self._outgoing.get(message.number)) is not None:
+                outgoing.taken = message.num_bytes
+                outgoing.mark()
+        else:
+            self._loop.call_soon_threadsafe(self._handle, message)
+
+    # ---- on the event loop ----------------------------------------------------------------------------------------
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case Speak():
+                if message.has_stream:
+                    self._texts[message.number] = BackgroundTextStream()
+                self._spawn(message.number, self._speak(message))
+            case Call():
+                self._spawn(message.number, self._call(message))
+            case Text():
+                self._write_text(message)
+            case Cancel():
+                self._cancel(message.number)
+
+    def _spawn(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, and send its error. Cancelled work is not answered, because the server has forgotten it."""
+        task = self._tasks[number] = self._loop.create_task(work)
+        task.add_done_callback(partial(self._end, number))
+
+    def _end(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._tasks[number]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._texts.pop(number, None)
+            self.send(Failed(number, portable(error)))
+
+    async def _speak(self, message: Speak) -> None:
+        number, request = message.number, message.request
+        if message.has_stream:
+            request = replace(request, stream=self._texts[number])
+        output = await self._engine.begin_async(request, streams=message.streams)
+        output.whole = False
+        outgoing = self._outgoing[number] = Outgoing(number, output, self.send)
+        if isinstance(output, OutputQueue):
+            output.watch(outgoing.mark)
+            outgoing.mark()  # for what came before
+        else:
+            await self._pump(outgoing)
+
+    async def _pump(self, outgoing: Outgoing) -> None:
+        """Send the audio of a text with markup, whose later parts are submitted while it is read."""
+        try:
+            async with aclosing(aiter(outgoing.output)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    outgoing.count(chunk)
+                    self.send(Audio(outgoing.number, [chunk]))
+                    while not outgoing.is_open:
+                        await asyncio.sleep(STATUS_S)
+            self.send(Audio(outgoing.number, [], has_ended=True))
+        finally:
+            self._outgoing.pop(outgoing.number, None)
+
+    async def _call(self, call: Call) -> None:
+        method = getattr(self._engine, call.method)
+        if iscoroutinefunction(method):
+            value = await method(*call.args, **call.options)
+        else:
+            value = await asyncio.to_thread(method, *call.args, **call.options)
+        self.send(Result(call.number, self._engine.metrics if call.method == "stop" else value))
+
+    def _write_text(self, message: Text) -> None:
+        if (text := self._texts.get(message.number)) is None:
+            return
+        if message.piece:
+            text.write(message.piece)
+        if message.is_last:
+            text.close()
+            del self._texts[message.number]
+
+    def _cancel(self, number: int) -> None:
+        self._texts.pop(number, None)
+        if (task := self._tasks.get(number)) is not None:
+            task.cancel()
+        if (outgoing := self._outgoing.pop(number, None)) is not None:
+            outgoing.close()
+
+    # ---- in the writing thread ------------------------------------------------------------------------------------
+
+    def _expand(self, items: list[Any]) -> list[Any]:
+        messages: list[Any] = []
+        for item in items:
+            if not isinstance(item, Outgoing):
+                messages.append(item)
+            elif item.number in self._outgoing and (audio := item.take()) is not None:
+                messages.append(audio)
+                if audio.has_ended and self._outgoing.pop(item.number, None) is not None:
+                    item.close()
+        now = time.monotonic()
+        if now >= self._next_news or any(isinstance(message, Result) for message in messages):
+            self._next_news = now + STATUS_S
+            messages[:0] = self._news(now)  # first, so that the caller of a method sees its effects
+            self._collector.look(is_idle=not self._tasks and not self._outgoing, now=now)
+        return messages
+
+    def _news(self, now: float) -> Iterator[Status | Held]:
+        engine, names = self._engine, None
+        state = engine.state()
+        if state.is_ready and (changes := engine.voice_changes) != self._voice_changes:
+            self._voice_changes, names = changes, engine.voice_names()
+        if names is not None or state != self._state or now >= self._next_heartbeat:
+            self._state, self._next_heartbeat = state, now + HEARTBEAT_S
+            yield Status(state, names)
+        for outgoing in list(self._outgoing.values()):
+            if (held := outgoing.held()) is not None:
+                yield held
+
+
+class LogSender(logging.Handler):
+    """Sends log records to the server, which writes them."""
+
+    def __init__(self, send: Callable[[object], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record = copy(record)
+        record.msg, record.args = record.getMessage(), None
+        if record.exc_info:
+            record.exc_text, record.exc_info = logging.Formatter().formatException(record.exc_info), None
+        self._send(Log(record))
+
+
+def portable(error: BaseException) -> Exception:
+    """Return an error that the server can unpickle, without its traceback. Log an error of another package."""
+    if not isinstance(error, S1MiniError):
+        logger.error("a call of the engine failed", exc_info=error)
+        return RuntimeError(f"{type(error).__name__}: {error}; the log has the traceback")
+    return error.with_traceback(None)  # whose frames refer to the error
+
+
+def main() -> None:
+    """Serve one engine until the input ends."""
+    source, target = os.fdopen(os.dup(0), "rb", BUFFER_BYTES), os.fdopen(take_output(), "wb", BUFFER_BYTES)
+    keep_out()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server decides; handlers, unlike SIG_IGN, are not inherited
+        signal.signal(number, lambda *_: None)
+    messages = read_messages(source)
+    if messages is None:
+        return
+    start: Start = messages[0]
+    engine = ProductionTTSEngine(start.config)
+    engine.metrics = start.metrics
+    worker = EngineWorker(engine, source, target)
+    logging.basicConfig(level=start.log_level, handlers=[LogSender(worker.send)], force=True)
+    prepare_process()
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""A server whose engine runs in its own process answers like one whose engine runs in the server's process."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+from websockets.sync.client import connect
+
+from s1_mini import (
+    CheckpointError,
+    EngineConfig,
+    EngineNotReadyError,
+    ProductionTTSEngine,
+    QueueFullError,
+    TextStream,
+)
+from s1_mini.remote.channel import ACKNOWLEDGED_S, WINDOW_S
+from s1_mini.remote.engine_process import EngineProcess, make_engine
+from s1_mini.server.engine import SpeechEngine
+from s1_mini.types import AudioChunk, TTSRequest
+from tests.families.qwen3_room import LETTERS, config, follow_text, written
+from tests.server.conftest import LONG_SPEECH, Door, serving
+from waiting import EVENTUALLY_S, wait_until
+
+pytestmark = pytest.mark.slow
+
+FEW: dict[str, Any] = {"seed": 1, "max_new_tokens": 8}
+RECORDING = {"text": (None, "Hi there."), "seed": (None, "1"), "max_new_tokens": (None, "8")}
+REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "whole": ("POST", "/v1/tts", {"json": {"text": "Hi there.", **FEW}}),
+    "streamed": ("POST", "/v1/tts", {"json": {"text": "Hi there. " * 9, "stream": True, "format": "pcm", **FEW}}),
+    "effects": ("POST", "/v1/tts", {"json": {"text": "Hi.", "speed": 1.5, "gain_db": 3, "sample_rate": 8000, **FEW}}),
+    "ssml": (
+        "POST",
+        "/v1/tts",
+        {"json": {"text": '<speak>Hi <break time="0.3s"/> you.</speak>', "text_type": "ssml", "stream": True, **FEW}},
+    ),
+    "marked": ("POST", "/v1/tts", {"json": {"text": "Hi [pause 0.2s] you.", "text_type": "marked", **FEW}}),
+    "batch": ("POST", "/v1/tts/batch", {"json": {"items": [{"text": "Hi."}, {"text": "?"}], **FEW}}),
+    "events": ("POST", "/v1/audio/speech", {"json": {"input": "Hi there.", "stream_format": "sse", **FEW}}),
+    "unknown voice": ("POST", "/v1/tts", {"json": {"text": "Hi.", "voice": "nobody"}}),
+    "no word times": ("POST", "/v1/tts/batch", {"json": {"items": [{"text": "Hi.", "language": "en"}]}}),
+    "empty text": ("POST", "/v1/tts", {"json": {"text": " "}}),
+    "wrong markup": ("POST", "/v1/tts", {"json": {"text": "<speak>Hi", "text_type": "ssml"}}),
+    "long text": ("POST", "/v1/tts", {"json": {"text": "Hi. " * 9000}}),
+    "broken recording": ("POST", "/v1/tts", {"files": {**RECORDING, "reference_audio": ("a.wav", b"noise")}}),
+    "voices": ("GET", "/v1/voices", {}),
+    "voice": ("GET", "/v1/voices/nobody", {}),
+    "ready": ("GET", "/ready", {}),
+}
+
+
+@contextmanager
+def running(config: EngineConfig) -> Iterator[EngineProcess]:
+    engine = EngineProcess(config)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop(drain=False)
+
+
+@pytest.fixture(scope="module")
+def apart(tiny: Path) -> Iterator[Door]:
+    """A server whose engine runs in its own process, with the settings of `door`."""
+    with (
+        running(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4)) as engine,
+        serving(engine) as served,  # type: ignore[arg-type]
+    ):
+        yield served
+
+
+@pytest.fixture(scope="module")
+def only_engine(tiny: Path) -> Iterator[EngineProcess]:
+    settings = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=1, max_queue_size=1)
+    with running(settings) as engine:
+        yield engine
+
+
+@pytest.fixture
+def single(only_engine: EngineProcess) -> EngineProcess:
+    """A running engine with one slot and room for one waiting request, which tests may stop."""
+    if not only_engine.state().is_ready:
+        only_engine.stop()
+        only_engine.start()
+    return only_engine
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """The settings of a model that reads texts while they are written, and reports word times."""
+    directory = written(tmp_path_factory.mktemp("custom") / "checkpoint", "custom_voice")
+    follow_text(directory, {"layer": 1, "head": 2, "shift_ms": 0})
+    return config(directory, device="cpu", text_layout="step", chunk_length=1000)
+
+
+def content_of(answer: httpx2.Response) -> tuple[int, str | None, Any]:
+    """Return what must not depend on the process: status, type and body, without the request's id and times."""
+    kind = answer.headers.get("content-type")
+    if kind != "application/json":
+        return answer.status_code, kind, answer.content
+    text = re.sub(r'"(generation|total)_time": [\d.]+', "", json.dumps(answer.json(), sort_keys=True))
+    return answer.status_code, kind, text.replace(answer.headers["x-request-id"], "ID")
+
+
+def chunks_of(engine: SpeechEngine, request: TTSRequest) -> list[AudioChunk]:
+    async def collect() -> list[AudioChunk]:
+        return [chunk async for chunk in engine.speak_async(request)]
+
+    return asyncio.run(collect())
+
+
+def join(chunks: list[AudioChunk]) -> np.ndarray:
+    return np.concatenate([chunk.audio for chunk in chunks])
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_gets_the_same_response_from_both(door: Door, apart: Door, name: str) -> None:
+    method, path, options = REQUESTS[name]
+    with door.client() as inside, apart.client() as outside:
+        expected, answer = inside.request(method, path, **options), outside.request(method, path, **options)
+
+    assert content_of(answer) == content_of(expected)
+
+
+def test_an_uploaded_reference_is_spoken_and_becomes_a_voice_that_is_known_at_once(
+    door: Door, apart: Door, tone: np.ndarray
+) -> None:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tone, 44_100, format="WAV")
+    file, answers = ("me.wav", buffer.getvalue()), []
+    for served in (door, apart):
+        with served.client() as client:
+            spoken = client.post(
+                "/v1/tts", files={**RECORDING, "reference_audio": file, "reference_text": (None, "Ah.")}
+            )
+            added = client.post("/v1/voices", data={"name": "carl", "text": "Ah."}, files={"audio": file})
+            named = client.post("/v1/audio/speech", json={"input": "Hi there.", "voice": "carl", **FEW})
+            deleted = client.delete("/v1/voices/carl")
+            unknown = client.post("/v1/tts", json={"text": "Hi.", "voice": "carl"})
+            answers.append([content_of(answer) for answer in (spoken, added, named, deleted, unknown)])
+
+    assert [status for status, *_ in answers[0]] == [200, 201, 200, 204, 404]
+    assert answers[0] == answers[1]
+
+
+def test_health_and_metrics_have_the_same_fields(door: Door, apart: Door) -> None:
+    with door.client() as inside, apart.client() as outside:
+        expected, health = inside.get("/health").json(), outside.get("/health").json()
+        metrics = [
+            {line.split()[2] for line in client.get("/metrics").text.splitlines() if line.startswith("# TYPE s1_mini_")}
+            for client in (inside, outside)
+        ]
+
+    assert health.keys() == expected.keys()
+    assert health["status"] == "ready"
+    assert health["slots"]["total"] == expected["slots"]["total"]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_session_speaks_and_a_client_that_disconnects_frees_its_slot(apart: Door) -> None:
+    with connect(f"ws://127.0.0.1:{apart.port}/v1/audio/speech/stream", proxy=None) as socket:
+        socket.send(json.dumps({"type": "session.config", "seed": 1}))
+        socket.send(json.dumps({"type": "input.text", "text": LONG_SPEECH["text"]}))
+        while not isinstance(socket.recv(timeout=EVENTUALLY_S), bytes):
+            pass
+
+    def is_free() -> bool:
+        health = apart.engine.health_check()
+        return bool(health["requests"] == 0 and health["slots"]["free"] == health["slots"]["total"])
+
+    wait_until(is_free)
+
+
+def test_a_stream_that_nobody_reads_is_paused_and_its_audio_is_counted(apart: Door, door: Door) -> None:
+    request = TTSRequest.of(LONG_SPEECH["text"], seed=1, max_new_tokens=40)
+    expected = join(chunks_of(door.engine, request))
+
+    async def read_late() -> np.ndarray:
+        stream = apart.engine.speak_async(request)
+        heard = [await anext(stream)]
+        window = (WINDOW_S + ACKNOWLEDGED_S) * heard[0].sample_rate * heard[0].audio.itemsize
+        while stream.unread_bytes < min(2 * window, 0.9 * expected.nbytes):
+            await asyncio.sleep(0.01)
+        return join(heard + [chunk async for chunk in stream])
+
+    np.testing.assert_array_equal(asyncio.run(read_late()), expected)
+
+
+def test_a_full_queue_refuses_with_the_engines_retry_time(single: EngineProcess) -> None:
+    async def fill() -> QueueFullError:
+        streams = [single.speak_async(TTSRequest.of(LONG_SPEECH["text"], seed=seed)) for seed in range(4)]
+        await anext(streams[0])
+        firsts = [asyncio.ensure_future(anext(stream)) for stream in streams[1:]]
+        ended, _ = await asyncio.wait(firsts, return_when=asyncio.FIRST_COMPLETED)
+        for first in firsts:
+            first.cancel()
+        await asyncio.gather(*firsts, return_exceptions=True)
+        await streams[0].aclose()
+        error = ended.pop().exception()
+        assert isinstance(error, QueueFullError)
+        return error
+
+    assert asyncio.run(fill()).retry_after_s > 0
+
+
+def test_words_and_a_text_that_is_still_being_written_are_the_same(qwen: EngineConfig) -> None:
+    timed = TTSRequest.of(LETTERS, voice="ryan", word_times=True, seed=3, max_new_tokens=30)
+
+    def write(engine: SpeechEngine) -> list[AudioChunk]:
+        stream = TextStream()
+        request = TTSRequest.of(stream, voice="ryan", seed=3, max_new_tokens=30, normalize="off")
+
+        async def speak() -> list[AudioChunk]:
+            reading = asyncio.ensure_future(_all(engine, request))
+            for piece in ("Goo", "d mor", "ning. So ", "mu", "ch. "):
+                stream.write(piece)
+                await asyncio.sleep(0)
+            stream.close()
+            return await reading
+
+        return asyncio.run(speak())
+
+    with ProductionTTSEngine(qwen) as inside, running(qwen) as outside:
+        assert outside.has_word_times
+        expected, output = (chunks_of(engine, timed) for engine in (inside, outside))
+        np.testing.assert_array_equal(join(write(outside)), join(write(inside)))
+
+    np.testing.assert_array_equal(join(output), join(expected))
+    words = [word for chunk in output for word in chunk.words]
+    assert words == [word for chunk in expected for word in chunk.words]
+    assert words
+
+
+async def _all(engine: SpeechEngine, request: TTSRequest) -> list[AudioChunk]:
+    return [chunk async for chunk in engine.speak_async(request)]
+
+
+def test_an_engine_that_is_stopped_continues_its_metrics_when_it_starts_again(single: EngineProcess) -> None:
+    request = TTSRequest.of("Hi.", seed=1, max_new_tokens=4)
+
+    def num_spoken() -> float:
+        (ends,) = (family.value for family in single.families() if family.name == "requests_total")
+        assert isinstance(ends, dict)
+        return ends.get("spoken", 0)
+
+    before = num_spoken()
+    chunks_of(single, request)
+    single.stop()
+    assert single.state().status == "stopped"
+    assert num_spoken() == before + 1
+    with pytest.raises(EngineNotReadyError, match="was stopped"):
+        chunks_of(single, request)
+
+    single.start()
+    chunks_of(single, request)
+    assert num_spoken() == before + 2
+
+
+def test_a_process_that_is_killed_ends_its_requests_and_fails_the_engine(single: EngineProcess) -> None:
+    assert single._link is not None
+    process = single._link._process
+
+    async def speak() -> None:
+        async for _ in single.speak_async(TTSRequest.of(LONG_SPEECH["text"], seed=1)):
+            process.kill()
+
+    with pytest.raises(EngineNotReadyError, match="process has ended"):
+        asyncio.run(speak())
+    wait_until(lambda: single.state().status == "failed")
+    assert single.health_check()["status"] == "failed"
+    with pytest.raises(EngineNotReadyError):
+        single.voices()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a signal that stops a process")
+def test_a_process_that_hangs_is_killed_and_fails_the_engine(
+    single: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert single._link is not None
+    single._link._process.send_signal(signal.SIGSTOP)
+    assert single.state().is_ready
+
+    monkeypatch.setattr(single, "config", single.config.model_copy(update={"stuck_after_s": 1.5}))
+    wait_until(lambda: single.state().status == "failed")
+    with pytest.raises(EngineNotReadyError, match="process has ended"):
+        chunks_of(single, TTSRequest.of("Hi."))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows has no signals that a process can handle")
+def test_signals_to_the_group_leave_the_end_of_the_engine_to_the_server(apart: Door) -> None:
+    assert isinstance(apart.engine, EngineProcess)
+    assert apart.engine._link is not None
+    process = apart.engine._link._process
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+
+    assert join(chunks_of(apart.engine, TTSRequest.of("Hi.", seed=1, max_new_tokens=4))).size
+    assert process.poll() is None
+
+
+def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    engine = EngineProcess(EngineConfig(checkpoint_path=tmp_path / "nothing", device="cpu"))
+
+    with pytest.raises(CheckpointError, match="nothing"):
+        engine.start()
+    assert engine.state().status == "stopped"
+
+
+@pytest.mark.parametrize(("choice", "kind"), [("on", EngineProcess), ("off", ProductionTTSEngine)])
+def test_the_setting_chooses_the_process(choice: Any, kind: type) -> None:
+    assert isinstance(make_engine(EngineConfig(device="cpu"), choice), kind)
+    assert isinstance(make_engine(EngineConfig(device="cpu"), "auto"), ProductionTTSEngine)
+    assert isinstance(make_engine(EngineConfig(device="cuda"), "auto"), EngineProcess)
+
+
+@pytest.mark.gpu
+def test_an_engine_on_a_gpu_has_its_own_process_and_generates_the_same_audio(tiny: Path) -> None:
+    settings = EngineConfig(checkpoint_path=tiny, max_batch_size=1)
+    request = TTSRequest.of("Hi there.", seed=1, max_new_tokens=8)
+    engine = make_engine(settings, "auto")
+    assert isinstance(engine, EngineProcess)
+    with ProductionTTSEngine(settings) as inside, running(settings) as outside:
+        assert outside.health_check()["device"]["value"].startswith("cuda")
+        np.testing.assert_array_equal(join(chunks_of(outside, request)), join(chunks_of(inside, request)))
