@@ -94,7 +94,7 @@ def check(config: EngineConfig, cluster: ClusterSettings, family: Family) -> Non
     cluster.check_names(family.title, family.stage_names)
     if config.placement:
         raise ConfigurationError(
-            f"placement: is for the stages of one process (S1_MINI_PLACEMENT); on a cluster, {ENV_PREFIX}GPUS gives "
+            f"placement (S1_MINI_PLACEMENT) applies to the stages of one process; on a cluster, {ENV_PREFIX}GPUS gives "
             "each stage its own GPUs"
         )
     if ":" in config.device:
@@ -247,7 +247,7 @@ class StageReplica:
         return self._engine.facts
 
     def check_health(self) -> None:
-        """Raise an error if the engine is dead; Ray Serve then replaces this replica."""
+        """Raise `RuntimeError` if the engine has died; Ray Serve then replaces this replica."""
         if not self._engine.core.is_alive:
             raise RuntimeError(f"the engine of the stage {self._engine.facts.stage} has died")
 
@@ -314,7 +314,7 @@ class Ingress:
         _STARTED.append(create_app(self._engine, server, has_peers=has_peers(cluster)))
 
     def check_health(self) -> None:
-        """Raise an error if the engine is dead; Ray Serve then replaces this replica."""
+        """Raise `RuntimeError` if the engine has died; Ray Serve then replaces this replica."""
         if not self._engine.state().is_ready:
             raise RuntimeError("the engine of the ingress has died")
 
