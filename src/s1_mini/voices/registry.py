@@ -138,7 +138,10 @@ class AddedVoices:
 
 
 class VoiceDirectory(AddedVoices):
-    """Added voices in a directory that several processes may share; all voices are from the same encoder."""
+    """Added voices in a directory that several processes may share; all voices are from the same encoder.
+
+    Raises `ConfigurationError` if the directory cannot be used.
+    """
 
     def __init__(self, folder: Path, form: VoiceFormat) -> None:
         super().__init__(form)
@@ -189,7 +192,10 @@ class VoiceDirectory(AddedVoices):
         self._note(named.name, is_there=True)
 
     def remove(self, name: str) -> bool:
-        """Delete a voice with its recording, from which it would be made again; return whether either existed."""
+        """Delete a voice with its recording, from which it would be made again; return whether either existed.
+
+        Raises `EngineError`.
+        """
         was_there = False
         for suffix in (SUFFIX, TRANSCRIPT, LEXICON, *RECORDINGS):
             try:
