@@ -184,7 +184,7 @@ def verify_directory(directory: Path) -> Manifest:
     sizes = dict(_walk(directory))
     text = None
     if sizes.pop(MANIFEST, None) is not None:
-        with (directory / MANIFEST).open("rb") as file:
+        with _readable(directory / MANIFEST) as file:
             text = file.read(MAX_MANIFEST_BYTES + 1)
     manifest = _parse_manifest(text, directory)
     _check_listed(manifest, sizes)
@@ -232,12 +232,18 @@ def check_kind(name: str, status: os.stat_result) -> None:
         raise PackageError(f"{name!r} is {kind}; only plain files may be in an artifact")
 
 
-def _hash_file(path: Path) -> str:
+@contextmanager
+def _readable(path: Path) -> Iterator[io.BufferedReader]:
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            yield file
     except OSError as error:
         raise PackageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _hash_file(path: Path) -> str:
+    with _readable(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify_archive(archive: Path) -> Manifest:

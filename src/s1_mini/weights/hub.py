@@ -194,7 +194,7 @@ def origin_of(directory: Path) -> Origin | None:
         if (directory / name).is_file():
             try:
                 return read_origin(json.loads(read_whole(directory / name, _MAX_BYTES)))
-            except (ValueError, TypeError, RecursionError) as error:
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 raise CheckpointFileError(f"{directory / name}: {ORIGIN_KEY} cannot be read ({error})") from None
     return None
 
