@@ -367,4 +367,4 @@ def _named_errors(archive: Path) -> Iterator[None]:
     except _BROKEN as error:
         raise PackageError(f"{archive} is not a complete .tar.gz; was it cut off? ({error})") from None
     except OSError as error:
-        raise PackageError(f"{archive} cannot be read: {error.strerror or error}") from None
+        raise PackageError(f"{archive} cannot be read or unpacked: {error.strerror or error}") from None

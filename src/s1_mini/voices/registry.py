@@ -2,9 +2,9 @@
 
 Added voices are kept in memory, or in a directory, where they outlast the process and other processes see them. The
 directory is read at the start and when voices are listed; a voice's file is opened when the voice is used, and again
-only when the file has changed. A broken file causes a warning when voices are listed, and an error for requests that
-name the voice. Safe to use from several threads: a returned voice never changes, so deleting or replacing a voice does
-not affect requests in progress.
+only when the file has changed or a full cache has evicted the voice. A broken file causes a warning when voices are
+listed, and an error for requests that name the voice. Safe to use from several threads: a returned voice never changes,
+so deleting or replacing a voice does not affect requests in progress.
 """
 
 from __future__ import annotations
