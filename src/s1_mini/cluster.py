@@ -48,7 +48,8 @@ FIGURES = {
 def app(args: dict[str, Any]) -> Application:
     """Return the application for Ray Serve, with settings from `S1_MINI_*` variables and `args`.
 
-    Raises `ConfigurationError` if Ray is not installed or settings conflict, and `CheckpointError`.
+    Raises `ConfigurationError` if Ray is not installed, settings conflict or the cluster is too small, and
+    `CheckpointError`.
     """
     require("ray", "s1_mini.cluster")
     require("server", "the ingress of the cluster")
@@ -81,7 +82,7 @@ def app(args: dict[str, Any]) -> Application:
 
 
 def settings_of(args: Mapping[str, Any]) -> tuple[EngineConfig, ClusterSettings]:
-    """Return engine and cluster settings from keywords. Raises `ConfigurationError` for an unknown keyword."""
+    """Return engine and cluster settings from keywords. Raises `ConfigurationError` if one is unknown or invalid."""
     ours = {name: value for name, value in args.items() if name in ClusterSettings.model_fields}
     config = EngineConfig(**{name: value for name, value in args.items() if name not in ours})
     if config.checkpoint_path is not None and config.checkpoint_path.is_dir():

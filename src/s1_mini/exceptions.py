@@ -176,7 +176,7 @@ class QueueFullError(EngineError):
 
 
 class CapacityError(EngineError):
-    """A request exceeds a slot, a voice the limit of added or pinned voices, or either of them the available memory."""
+    """A request, a voice or a checkpoint exceeds a slot, the available memory, or a limit on number or size."""
 
     code = "capacity_exceeded"
 

@@ -175,7 +175,7 @@ class SpeechOptions(SharedOptions, total=False):
 
 @dataclass(frozen=True)
 class TTSRequest:
-    """One text with its options. Raises `ParameterError`."""
+    """One text with its options. Raises `ParameterError`, and `TypeError` for an unknown sampling option."""
 
     text: str  # at most `max_text_length` characters
     references: tuple[Reference, ...] = ()  # recordings of the voice to clone
@@ -337,6 +337,9 @@ OPTIONS = (*SharedOptions.__annotations__, "reference_audio", "reference_text")
 
 
 def complete_sampling(options: SamplingOptions, defaults: SamplingParams = DEFAULT_SAMPLING) -> SamplingParams:
-    """Return the options of a request, with `defaults` for those that it does not give. Raises `ParameterError`."""
+    """Return the options of a request, with `defaults` for those that it does not give.
+
+    Raises `ParameterError`, and `TypeError` for an unknown option.
+    """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     return replace(defaults, **given)

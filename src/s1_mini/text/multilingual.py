@@ -2,7 +2,7 @@
 
 How a number is spelt out may depend on gender, case, or the word that it counts (German 1, Russian 5, Korean 3). CLDR
 has all forms, but not the grammar that chooses one. A number becomes words only if its forms are the same, or if its
-notation decides (a decimal, cents); otherwise the digits stay, because the model reads them itself, and only signs and
+notation decides (a decimal, cents); otherwise the digits stay, for the model or `reading` to read, and only signs and
 the notation of times and dates around the digits become words. English has rules of its own, in `english`.
 """
 
