@@ -287,7 +287,10 @@ def _check_listed(manifest: Manifest, found: Mapping[str, object]) -> None:
 
 def _check_changed(names: Iterable[str]) -> None:
     if changed := sorted(names):
-        raise PackageError(f"{_some(changed)} different from {MANIFEST} (size or checksum): changed after packaging")
+        raise PackageError(
+            f"{_some(changed)} different from {MANIFEST} (size or checksum): changed after packaging; download the "
+            "artifact or package it again"
+        )
 
 
 def _some(names: list[str]) -> str:

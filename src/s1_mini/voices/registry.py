@@ -365,7 +365,7 @@ class VoiceRegistry:
             raise VoiceExistsError("voice", f"{name!r} is a voice of the checkpoint; choose a different name")
         with self._lock:
             if name in self._being_added:
-                raise VoiceExistsError("voice", f"{name!r} is currently being added")
+                raise VoiceExistsError("voice", f"{name!r} is currently being added; try again later")
             if not replace and self._is_taken(name):
                 raise _exists(name)
             self._being_added.add(name)
