@@ -95,8 +95,8 @@ def check(config: EngineConfig, cluster: ClusterSettings, family: Family) -> Non
     cluster.check_names(family.title, family.stage_names)
     if config.placement:
         raise ConfigurationError(
-            f"placement (S1_MINI_PLACEMENT) applies to the stages of one process; on a cluster, {ENV_PREFIX}GPUS gives "
-            "each stage its own GPUs"
+            f"placement: applies to the stages of one process (S1_MINI_PLACEMENT); on a cluster, {ENV_PREFIX}GPUS "
+            "gives each stage its own GPUs"
         )
     if ":" in config.device:
         raise ConfigurationError(
