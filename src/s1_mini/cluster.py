@@ -48,7 +48,8 @@ FIGURES = {
 def app(args: dict[str, Any]) -> Application:
     """Return the application for Ray Serve, with settings from `S1_MINI_*` variables and `args`.
 
-    Raises `ConfigurationError` if Ray is not installed or settings conflict, and `CheckpointError`.
+    Raises `ConfigurationError` if Ray is not installed, settings conflict or the cluster is too small, and
+    `CheckpointError`.
     """
     require("ray", "s1_mini.cluster")
     require("server", "the ingress of the cluster")
@@ -81,7 +82,7 @@ def app(args: dict[str, Any]) -> Application:
 
 
 def settings_of(args: Mapping[str, Any]) -> tuple[EngineConfig, ClusterSettings]:
-    """Return engine and cluster settings from keywords. Raises `ConfigurationError` for an unknown keyword."""
+    """Return engine and cluster settings from keywords. Raises `ConfigurationError` if one is unknown or invalid."""
     ours = {name: value for name, value in args.items() if name in ClusterSettings.model_fields}
     config = EngineConfig(**{name: value for name, value in args.items() if name not in ours})
     if config.checkpoint_path is not None and config.checkpoint_path.is_dir():
@@ -94,8 +95,8 @@ def check(config: EngineConfig, cluster: ClusterSettings, family: Family) -> Non
     cluster.check_names(family.title, family.stage_names)
     if config.placement:
         raise ConfigurationError(
-            f"placement: is for the stages of one process (S1_MINI_PLACEMENT); on a cluster, {ENV_PREFIX}GPUS gives "
-            "each stage its own GPUs"
+            f"placement: applies to the stages of one process (S1_MINI_PLACEMENT); on a cluster, {ENV_PREFIX}GPUS "
+            "gives each stage its own GPUs"
         )
     if ":" in config.device:
         raise ConfigurationError(
@@ -247,7 +248,7 @@ class StageReplica:
         return self._engine.facts
 
     def check_health(self) -> None:
-        """Raise an error if the engine is dead; Ray Serve then replaces this replica."""
+        """Raise `RuntimeError` if the engine has died; Ray Serve then replaces this replica."""
         if not self._engine.core.is_alive:
             raise RuntimeError(f"the engine of the stage {self._engine.facts.stage} has died")
 
@@ -314,7 +315,7 @@ class Ingress:
         _STARTED.append(create_app(self._engine, server, has_peers=has_peers(cluster)))
 
     def check_health(self) -> None:
-        """Raise an error if the engine is dead; Ray Serve then replaces this replica."""
+        """Raise `RuntimeError` if the engine has died; Ray Serve then replaces this replica."""
         if not self._engine.state().is_ready:
             raise RuntimeError("the engine of the ingress has died")
 

@@ -230,7 +230,10 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
             warnings.warn(warning, stacklevel=2)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
-        """Return a copy with `update`, validated like keywords; variables are not read again."""
+        """Return a copy with `update`, validated like keywords; variables are not read again.
+
+        Raises `ConfigurationError`.
+        """
         copy = self.__new__(type(self))
         try:
             BaseModel.__init__(copy, **{**dict(self), **(update or {})})

@@ -36,37 +36,37 @@ class CheckpointError(S1MiniError):
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """No checkpoint was named and none ships with the package, or the named directory does not exist."""
+    """No checkpoint was named and none ships with the package, or the named one does not exist or cannot be reached."""
 
     code = "checkpoint_not_found"
 
 
 class CheckpointFileError(CheckpointError):
-    """A file of the checkpoint is missing, truncated, unreadable or of the wrong kind."""
+    """A file of the checkpoint is missing or invalid, or cannot be read, downloaded or written."""
 
     code = "checkpoint_file_invalid"
 
 
 class CheckpointMismatchError(CheckpointError):
-    """The checkpoint's files contradict each other: a tensor is missing, extra or misshapen."""
+    """The checkpoint's files contradict each other, for example in a tensor's shape, or its config is not supported."""
 
     code = "checkpoint_mismatch"
 
 
 class PackageError(CheckpointError):
-    """A packaged checkpoint differs from its manifest, or cannot be written."""
+    """A packaged checkpoint differs from its manifest, or cannot be read or written."""
 
     code = "package_invalid"
 
 
 class VerificationError(S1MiniError):
-    """A checkpoint does not reproduce the tensors of an oracle, or the oracle cannot be read."""
+    """A checkpoint does not reproduce an oracle's tensors, the oracle is invalid, or no head follows the text."""
 
     code = "verification_failed"
 
 
 class DeploymentError(S1MiniError):
-    """AWS refused a call, or a deployment failed; the message has the next command."""
+    """A call to AWS or a local endpoint failed, or a deployment did; the message has the next step if it is known."""
 
     code = "deployment_failed"
 
@@ -82,7 +82,7 @@ class RequestError(S1MiniError):
 
 
 class TextError(RequestError):
-    """The text is empty, too long, or not text."""
+    """The text is empty, too long or not text, or has characters that are forbidden or cannot be pronounced."""
 
     code = "text_invalid"
 
@@ -118,7 +118,7 @@ class ParameterError(RequestError):
 
 
 class VoiceError(RequestError):
-    """A voice name is invalid, or a voice does not fit the model."""
+    """A voice name is invalid, a voice does not fit the model, or the model needs a voice and none was named."""
 
     code = "voice_invalid"
 
@@ -148,7 +148,7 @@ class VoiceFileError(VoiceError):
 
 
 class ReferenceAudioError(RequestError):
-    """A reference recording is empty, silent, too short, too long, or not audio."""
+    """A reference recording is missing, invalid, too large, too short, too long, silent or too loud."""
 
     code = "reference_invalid"
 
@@ -176,7 +176,7 @@ class QueueFullError(EngineError):
 
 
 class CapacityError(EngineError):
-    """The request does not fit into a slot or the available memory."""
+    """A request, a voice or a checkpoint exceeds a slot, the available memory, or a limit on number or size."""
 
     code = "capacity_exceeded"
 

@@ -22,14 +22,14 @@ class GenerationResponse:
 
     audio: np.ndarray  # float32 [samples]
     sample_rate: int  # Hz
-    frames: int  # of the model's codes
+    frames: int  # frames that the model generated
     finish_reason: FinishReason | None  # length: `max_new_tokens` cut a piece of the text off
     generation_time: float  # seconds
     audio_format: AudioFormat = "wav"  # format of `audio_bytes`
     spoken_text: str = ""  # the normalized text, with numbers and signs in words if the checkpoint reads words
     warning: str | None = None  # skipped characters, or a text in another language
     words: tuple[Word, ...] = ()  # when each word is spoken, if `word_times` was requested
-    marks: tuple[SpokenMark, ...] = ()  # the `<mark>` elements of SSML that were reached, with their times
+    marks: tuple[SpokenMark, ...] = ()  # `<mark>` elements of SSML and their times, if `word_times` was requested
 
     success: ClassVar[Literal[True]] = True
     error: ClassVar[None] = None

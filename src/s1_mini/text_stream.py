@@ -53,7 +53,9 @@ class TextStream:
         """Send all text, past and future, to `sink`. Raises `ParameterError` for a second sink."""
         with self._lock:
             if self._sink is not None:
-                raise ParameterError("text", "is a TextStream that is spoken already; each is spoken once")
+                raise ParameterError(
+                    "text", "is a TextStream that another request already uses; create one for each request"
+                )
             self._sink = sink
         self._pass_on()
 

@@ -24,7 +24,7 @@ Audio: TypeAlias = "bytes | str | Path | np.ndarray"
 # Why audio ended: all text is spoken, a piece of the text was cut off (`max_new_tokens`), or the request was cancelled.
 FinishReason = Literal["stop", "length", "cancelled"]
 
-# Chunk sizes: earliest first audio, fewest chunks, or a compromise (`core/stage.py`).
+# Chunk sizes: earliest first audio, a compromise, or fewest chunks (`core/stage.py`).
 ChunkProfile = Literal["ttfa", "balanced", "throughput"]
 
 # Whether numbers and signs are written as words for the model (`text/reading.py`), or left as they are.
@@ -70,8 +70,8 @@ class SamplingParams:
     """
 
     temperature: float = 0.8  # 0 to 2; 0 always chooses the most likely token
-    top_p: float = 0.8  # above 0, to 1: sample from the most likely tokens with this total probability
-    repetition_penalty: float = 1.1  # above 0, to 2; 1 is off
+    top_p: float = 0.8  # above 0, up to 1: sample from the most likely tokens with this total probability
+    repetition_penalty: float = 1.1  # above 0, up to 2; 1 is off
     max_new_tokens: int = 1024  # frames of one sentence piece, 1 to 2^20
     seed: int | None = None  # 0 to 2^63 - 1; the same seed gives the same audio (GPU: if batch-invariant); None: random
     top_k: int = 0  # sample from this many most likely tokens; 0: from all
@@ -106,7 +106,7 @@ class Voice:
 class VoiceInfo:
     """Information about a named voice."""
 
-    name: str  # in small letters
+    name: str  # in lower case
     description: str  # may be empty
     is_default: bool  # used by requests without a voice
     source: VoiceSource  # part of the checkpoint, or added later
@@ -130,7 +130,7 @@ class EngineState:
     status: Literal["stopped", "ready", "failed"]  # failed: `health_check` has the reason
     num_waiting: int = 0  # requests in the queue, without paused streams
     max_waiting: int = 0  # limit at which new requests are refused
-    retry_after_s: float = 1.0  # when a refused request should be sent again, in seconds
+    retry_after_s: float = 1.0  # seconds after which to retry a refused request
 
     @property
     def is_ready(self) -> bool:
@@ -175,7 +175,7 @@ class SpeechOptions(SharedOptions, total=False):
 
 @dataclass(frozen=True)
 class TTSRequest:
-    """One text with its options. Raises `ParameterError`."""
+    """One text with its options. Raises `ParameterError`, and `TypeError` for an unknown sampling option."""
 
     text: str  # at most `max_text_length` characters
     references: tuple[Reference, ...] = ()  # recordings of the voice to clone
@@ -192,7 +192,7 @@ class TTSRequest:
     word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
     text_type: TextType = "text"  # how `text` is read: as it is, as SSML, or with marks
     lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words, at most 256
-    # Other names of voices that the markup may use, in small letters; None stands for the voice of the request.
+    # Further voice names that the markup may use, in lower case; None stands for the voice of the request.
     voice_names: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     stream: TextStream | None = None  # the text, instead of `text`, if it is still being written
     continues: bool = False  # the sentence goes on in the next request, so no full stop is added
@@ -275,7 +275,7 @@ class AudioChunk:
 
     audio: np.ndarray  # float32 [samples]
     sample_rate: int  # Hz
-    frames: int  # of the model's codes in this chunk
+    frames: int  # frames that the model generated for this chunk
     finish_reason: FinishReason | None = None  # set on the last chunk only
     timing: Timing | None = None  # set on the last chunk only
     spoken_text: str | None = None  # normalized text of the whole request; set on the first chunk only
@@ -337,6 +337,9 @@ OPTIONS = (*SharedOptions.__annotations__, "reference_audio", "reference_text")
 
 
 def complete_sampling(options: SamplingOptions, defaults: SamplingParams = DEFAULT_SAMPLING) -> SamplingParams:
-    """Return the options of a request, with `defaults` for those that it does not give. Raises `ParameterError`."""
+    """Return the options of a request, with `defaults` for those that it does not give.
+
+    Raises `ParameterError`, and `TypeError` for an unknown option.
+    """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     return replace(defaults, **given)

@@ -44,6 +44,8 @@ class Settings(BaseSettings):
 
 def _describe(prefix: str, problem: Any) -> str:
     name = str(problem["loc"][0]) if problem["loc"] else ""
+    if problem["type"] == "extra_forbidden":
+        return f"{prefix}{name.upper()} is not a setting"
     value = "" if "key" in name else f"={problem['input']!r}"
     return f"{prefix}{name.upper()}{value}: {problem['msg'].removeprefix('Value error, ')}"
 

@@ -159,10 +159,14 @@ def test_the_calls_of_a_batch_are_valid(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("form", "values", "sentence"),
     [
-        ("real-time", {"artifact": "/tmp/model.tar.gz"}, "artifact='/tmp/model.tar.gz': not s3://bucket/key"),
+        (
+            "real-time",
+            {"artifact": "/tmp/model.tar.gz"},
+            "artifact='/tmp/model.tar.gz': must have the form s3://bucket/key",
+        ),
         ("real-time", {"artifact": "s3://bucket/model.zip"}, "use a .tar.gz, or a prefix"),
         ("real-time", {"subnet": ["a"]}, "needs both"),
-        ("real-time", {"role": "me"}, "role='me': not arn:aws:iam::ACCOUNT:role/NAME"),
+        ("real-time", {"role": "me"}, "role='me': must have the form arn:aws:iam::ACCOUNT:role/NAME"),
         ("real-time", {"image": "a b"}, "image='a b': must be an image name without spaces"),
         ("real-time", {"env": ["A"]}, "env=['A']: 'A' is not NAME=VALUE"),
         ("batch", {"artifact": PREFIX}, "a batch takes a .tar.gz only"),

@@ -78,9 +78,9 @@ def test_a_batch_and_scaling_are_planned(call: Call) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--role", "me"], "role='me': not arn:aws:iam::ACCOUNT:role/NAME"),
+        (["--role", "me"], "role='me': must have the form arn:aws:iam::ACCOUNT:role/NAME"),
         (["--volume-gb", "600"], "--volume-gb=600: Input should be less than or equal to 512"),
-        (["--artifact", "model.tar.gz"], "not s3://bucket/key"),
+        (["--artifact", "model.tar.gz"], "must have the form s3://bucket/key"),
         (["--form", "async"], "form async needs --output s3://"),
         (["--form", "batch", "--output", f"s3://{BUCKET}/o"], "form batch needs --source s3://"),
         (["--env", "A"], "env=['A']: 'A' is not NAME=VALUE"),

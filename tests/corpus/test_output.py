@@ -131,7 +131,7 @@ def test_a_changed_input_or_setting_is_refused_with_the_difference_and_changes_n
     other = {"input": {"lines": 7}, "columns": {"text": "text"}, "layout": "parquet"}
 
     with pytest.raises(
-        CorpusError, match=r"input\.lines was 4 and is 7; layout was not there and is \"parquet\"; restore"
+        CorpusError, match=r"input\.lines was 4 and is 7; layout was absent and is \"parquet\"; restore"
     ):
         open_manifest(FolderOutput(tmp_path), other)
 
@@ -141,8 +141,14 @@ def test_a_changed_input_or_setting_is_refused_with_the_difference_and_changes_n
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("thesis.doc", r"the output has other files \(thesis.doc\) but no corpus.json; name a new or empty place"),
-        ("corpus.json", "holds a corpus.json that `s1-mini corpus` did not write; name a new or empty place"),
+        (
+            "thesis.doc",
+            r"the output has other files \(thesis.doc\) but no corpus.json; name a new or empty folder or S3 prefix",
+        ),
+        (
+            "corpus.json",
+            "holds a corpus.json that `s1-mini corpus` did not write; name a new or empty folder or S3 prefix",
+        ),
     ],
 )
 def test_a_folder_with_other_files_is_refused_and_left_unchanged(name: str, sentence: str, tmp_path: Path) -> None:

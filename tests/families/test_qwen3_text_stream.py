@@ -277,7 +277,7 @@ def test_a_stream_is_spoken_once_and_not_written_after_its_end(engine: Productio
     text.close()
     text.close()
 
-    with pytest.raises(ParameterError, match="is spoken already"):
+    with pytest.raises(ParameterError, match="another request already uses"):
         engine.stream(text)
     with pytest.raises(ParameterError, match="was closed"):
         text.write("More.")

@@ -55,8 +55,8 @@ def test_the_slots_of_a_stage_are_those_of_its_engines_scaling_and_routing(write
 @pytest.mark.parametrize(
     ("table", "named"),
     [
-        ("slot = 8", "slot=8: Extra inputs are not permitted"),
-        ("[prod.endpoint]\nslot = 8", "endpoints.realtime: slot=8: Extra inputs are not permitted"),
+        ("slot = 8", "slot=8: unknown field"),
+        ("[prod.endpoint]\nslot = 8", "endpoints.realtime: slot=8: unknown field"),
         ("[prod.endpoint]\nslots = 0", "greater than or equal to 1"),
         ("[prod.endpoint]\nform = 'elastic'", "form='elastic': Input should be"),
         ("[prod.endpoint]\nscaling = {minimum = 0}", "only async and components scale to zero"),

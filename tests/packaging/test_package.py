@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gzip
 import hashlib
 import io
@@ -293,6 +294,16 @@ def test_a_file_of_another_size_is_refused_before_any_is_read(unpacked: Path, mo
     (unpacked / "config.json").write_text("{}")
 
     with pytest.raises(PackageError, match=r"'config\.json' is different from manifest\.json"):
+        verify_directory(unpacked)
+
+
+def test_a_manifest_that_cannot_be_read_is_refused_by_name(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+    with pytest.raises(PackageError, match=r"manifest\.json cannot be read: Permission denied"):
         verify_directory(unpacked)
 
 

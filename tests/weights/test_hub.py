@@ -18,7 +18,7 @@ import pytest
 from hub_server import TOKEN, Hub, Repository, files_of, running_hub
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.cli.app import run
-from s1_mini.exceptions import S1MiniError
+from s1_mini.exceptions import CheckpointFileError, S1MiniError
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import SHORT_NAMES, get_family
 from s1_mini.weights.hub import HubName, Origin, hub_name, origin_of
@@ -410,3 +410,11 @@ def test_a_licence_is_what_the_head_of_the_card_names(
     assert origin is not None
     assert origin.licence == licence
     assert (origin.caution is None) if caution is None else caution in str(origin.caution)
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"origin": 1}', '{"origin": {"repository": "owner/name"}}', "{"])
+def test_an_invalid_origin_is_refused_with_the_name_of_its_file(content: str, tmp_path: Path) -> None:
+    (tmp_path / "origin.json").write_text(content, encoding="utf-8")
+
+    with pytest.raises(CheckpointFileError, match=r"origin\.json: origin cannot be read"):
+        origin_of(tmp_path)

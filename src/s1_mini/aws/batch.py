@@ -107,5 +107,8 @@ def wait(is_going_on: Callable[[], bool], title: str, sleep: Callable[[float], N
     begin = time.monotonic()
     while is_going_on():
         if time.monotonic() - begin >= limit_s:
-            raise DeploymentError(f"{title}: not finished after {limit_s:.0f} s. AWS continues")
+            raise DeploymentError(
+                f"{title}: not finished after {limit_s:.0f} s. AWS continues: `s1-mini endpoint describe NAME` shows "
+                "its progress"
+            )
         sleep(POLL_S)

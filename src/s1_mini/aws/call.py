@@ -68,7 +68,7 @@ def stream(clients: Clients, invocation: Invocation) -> Iterator[bytes]:
 def invoke_async(clients: Clients, invocation: Invocation, *, limit_s: float) -> bytes:
     """Return the output of an async endpoint once it exists in S3, or in the folder of a local endpoint.
 
-    Raises `S1MiniError`.
+    Raises `S1MiniError`, also if there is no output after `limit_s` seconds.
     """
     answer = _send(clients, invocation, "invoke_endpoint_async")
     begin = time.monotonic()

@@ -30,7 +30,10 @@ class Clients:
         return self._session.region_name
 
     def credentials(self) -> Any:
-        """Return the current access key, secret key and session token. Raises an error of botocore."""
+        """Return the current access key, secret key and session token.
+
+        Raises an error of botocore, such as `NoCredentialsError`.
+        """
         from botocore.exceptions import NoCredentialsError
 
         found = self._session.get_credentials()

@@ -113,6 +113,8 @@ def _sentence(error: Any) -> str:
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "string_pattern_mismatch":
         message = _PATTERNS.get(field, message)
+    elif error["type"] == "extra_forbidden":
+        message = "unknown field; correct its name, or upgrade s1-mini"
     return f"{field}={error['input']!r}: {message}" if field else message
 
 
@@ -357,10 +359,10 @@ class Deployment(Described):
 
 
 _PATTERNS = {
-    **dict.fromkeys(("artifact", "output", "failures", "source"), "not s3://bucket/key"),
+    **dict.fromkeys(("artifact", "output", "failures", "source"), "must have the form s3://bucket/key"),
     "image": "must be an image name without spaces, such as account.dkr.ecr.region.amazonaws.com/name:tag; give it "
     "with --image",
-    "role": "not arn:aws:iam::ACCOUNT:role/NAME; give --role the ARN",
+    "role": "must have the form arn:aws:iam::ACCOUNT:role/NAME; give the ARN with --role",
 }
 
 

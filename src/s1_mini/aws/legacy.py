@@ -94,7 +94,10 @@ def foreign(name: str) -> DeploymentError:
 
 
 def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float) -> None:
-    """Delete all resources of `name`, dependents first; can be repeated after a failure. Raises `DeploymentError`."""
+    """Delete all resources of `name`, dependents first; can be repeated after a failure.
+
+    Raises `DeploymentError` and the errors of botocore.
+    """
     sagemaker, scaling = clients["sagemaker"], clients["application-autoscaling"]
     seen = find_endpoint(clients, name)
     if seen is not None and not is_ours(clients, seen):

@@ -154,7 +154,10 @@ class Stacks:
         return explained(About(name, self.clients.region, f"{verb} {name}"))
 
     def _find(self, name: str) -> dict[str, Any] | None:
-        """Return the stack of `name`, or None. Raises `DeploymentError` if another program created the stack."""
+        """Return the stack of `name`, or None.
+
+        Raises `ConfigurationError` for an invalid name, and `DeploymentError` if another program created the stack.
+        """
         found = find(self._cloudformation.describe_stacks, StackName=stack_name(check_name(name)))
         if found is None:
             return None

@@ -77,7 +77,7 @@ class LoadResult:
             for name, figures in load.figures.items()
             if name != "late_ms" or load.rate is not None  # a closed load is never late
         ]
-        return f"{table(head, whole)}\n{table(['load', 'of a request', 'p50', 'p95', 'p99'], measures)}"
+        return f"{table(head, whole)}\n{table(['load', 'per request', 'p50', 'p95', 'p99'], measures)}"
 
 
 def measure(test: LoadTest) -> LoadResult:

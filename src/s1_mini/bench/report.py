@@ -57,7 +57,7 @@ def describe_engine(engine: ProductionTTSEngine) -> dict[str, Any]:
 
 def _commit() -> str | None:
     try:
-        done = subprocess.run(  # noqa: S603 - nothing of it comes from outside
+        done = subprocess.run(  # noqa: S603 - the arguments are fixed
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],  # noqa: S607
             capture_output=True,
             text=True,

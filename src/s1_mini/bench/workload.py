@@ -66,7 +66,10 @@ class Ask:
 def make_workload(requests: int, seed: int, max_new_tokens: int) -> list[Ask]:
     """Compose `requests` different sentences. Raises `ParameterError` beyond `MAX_ASKS`."""
     if requests > MAX_ASKS:
-        raise ParameterError("requests", f"{requests} including the warm-up and all loads; the maximum is {MAX_ASKS}")
+        raise ParameterError(
+            "requests",
+            f"{requests} for all loads and their warm-ups; the limit is {MAX_ASKS}. Run fewer requests or loads",
+        )
     chance = random.Random(seed)  # noqa: S311 - a choice, no secret
     drawn = chance.sample(range(MAX_ASKS), requests)
     return [Ask(i, sentence(n), chance.randrange(2**31), max_new_tokens) for i, n in enumerate(drawn)]

@@ -1,4 +1,4 @@
-"""GPUs that AWS offers, and the instance types that have them.
+"""GPUs that AWS offers, and a selection of instance types that have them.
 
 Bandwidth and TFLOP/s are from NVIDIA's data sheets of T4, A10G, L4, L40S, A100 (40 GB SXM), H100 (SXM5) and H200 (SXM);
 TFLOP/s are dense, half of the figures "with sparsity". Memory is as the driver reports it to `nvidia-smi` (MiB) and to

@@ -48,8 +48,7 @@ class Efficiency:
     sustains `engine_share` of the streams that this time allows; prompts, bookkeeping and bursts take the rest.
     The defaults apply to every card. They are fitted to an early H200 run (2026-11) with these figures: 1.19, 2.44,
     3.47 and 5.60 ms of model time at 1, 64, 128 and 256 rows of 350 positions; 1,900 seconds of audio per second by
-    the codec alone; 640 streams.
-    docs/internals/performance.md has later figures.
+    the codec alone; 640 streams. docs/internals/performance.md has later figures.
     """
 
     fixed_ms: float = 0.4
@@ -135,7 +134,6 @@ class PlanOptions:
     """Options of a plan.
 
     `columns` is the number of positions of a slot (None: the engine's choice), `context` the number of those in use.
-
     `placement` maps stages that are not on the first GPU to their devices, in the format of the setting `placement`.
     """
 

@@ -78,7 +78,7 @@ class DeviceMemory:
         return max(0.0, self.free_bytes * (1 - SAFE_SHARE) - self.demand.fixed)
 
     def count(self, positions: int) -> int:
-        """Return the slots of `positions` positions that fit; `MAX_SLOTS` if a slot takes no memory."""
+        """Return how many slots of `positions` positions fit; `MAX_SLOTS` if a slot takes no memory."""
         each = self.demand.slot(positions)
         if not each:
             return MAX_SLOTS if self.for_slots else 0
@@ -94,7 +94,7 @@ def sum_demands(demands: Iterable[MemoryRequirement]) -> MemoryRequirement:
 
 
 def count_slots(rooms: Sequence[DeviceMemory], positions: int) -> int:
-    """Return the slots of `positions` positions that fit on all devices."""
+    """Return how many slots of `positions` positions fit on all devices."""
     return min(room.count(positions) for room in rooms)
 
 

@@ -1,1 +1,1 @@
-"""Work on a checkpoint directory without an engine: check requests, list voices, verify it, find its text head."""
+"""Work on a checkpoint directory without an engine: check requests, list voices, verify it, find its alignment head."""

@@ -87,7 +87,8 @@ class TextHead:
     def save(self, folder: Path) -> None:
         """Write each utterance as `NUMBER.wav`, and all word times as `words.csv` with `COLUMNS`, into a new folder.
 
-        Raises `CheckpointFileError` if the folder exists and is not empty, or cannot be written.
+        Raises `CheckpointFileError` if the folder exists and is not empty, or cannot be written, and `GenerationError`
+        for audio that cannot be encoded.
         """
         with new_directory(folder) as target:
             for number, each in enumerate(self.utterances, 1):
@@ -135,7 +136,7 @@ class Recorder:
 
 
 def compare(words: Sequence[Sequence[Word]], expected: Sequence[np.ndarray]) -> str:
-    """Return a text that says by how much word times differ from the expected times [words, 2] of each utterance."""
+    """Return a sentence on how much word times differ from the expected times [words, 2] of each utterance."""
     found = np.array([(word.start_s, word.end_s) for each in words for word in each])
     apart = 1000 * np.percentile(np.abs(found - np.concatenate(expected)), (50, 95), axis=0)
     starts, ends = ("{:.0f} ms in the median and {:.0f} ms at the 95th percentile".format(*part) for part in apart.T)
@@ -145,7 +146,8 @@ def compare(words: Sequence[Sequence[Word]], expected: Sequence[np.ndarray]) -> 
 def _voices(speaker: LoadedCheckpoint, config: EngineConfig, name: str | None) -> list[Voice]:
     """Return the named voice, or else the default voice; an empty list if there is none and the model needs none.
 
-    Raises `VoiceError` if the model needs a voice but none is named and none is the default.
+    Raises `VoiceError` for an unknown voice, or if the model needs a voice but none is named and none is the default,
+    and `ConfigurationError`.
     """
     registry = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
     if name is not None:
@@ -168,8 +170,8 @@ def calibrate(
     if no head follows the text. `voice` names the voice; None selects the default voice. After each sentence,
     `progress` is called with the sentence's number and the seconds of its audio.
 
-    Raises `VerificationError` if the family has no heads that attend to the text, `CheckpointError`, `RequestError` or
-    `EngineError`.
+    Raises `VerificationError` if the family has no heads that attend to the text, `CheckpointError`,
+    `ConfigurationError`, `RequestError` or `EngineError`.
     """
     speaker = load(config)
     layers, width = speaker.loaded.text_heads

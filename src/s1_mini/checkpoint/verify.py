@@ -29,7 +29,7 @@ def verify_checkpoint(
     """Yield the result of each check of a checkpoint directory.
 
     Raises `CheckpointError` if the checkpoint cannot be read, `VerificationError` if the oracle is invalid or empty,
-    and `ConfigurationError` if the device is missing.
+    `RequestError` if the model rejects the oracle's inputs, and `ConfigurationError` if the device is missing.
     """
     content = _read_oracle(oracle)
     chosen = torch.device(choose_device(device).value)

@@ -91,7 +91,7 @@ def open_manifest(output: CorpusOutput, header: Mapping[str, Any]) -> dict[int, 
         if strange:
             raise CorpusError(
                 f"the output has other files ({', '.join(strange[:_MAX_NAMED])}) but no {HEADER}; "
-                "name a new or empty place"
+                "name a new or empty folder or S3 prefix"
             )
     elif found != expected and (not _is_ours(found) or output.names(ENTRIES)):
         raise CorpusError(_difference(found, header))
@@ -204,7 +204,9 @@ def _is_ours(found: bytes) -> bool:
 
 def _difference(found: bytes, header: Mapping[str, Any]) -> str:
     if not _is_ours(found):
-        return f"the output holds a {HEADER} that `s1-mini corpus` did not write; name a new or empty place"
+        return (
+            f"the output holds a {HEADER} that `s1-mini corpus` did not write; name a new or empty folder or S3 prefix"
+        )
     before = json.loads(found)
     del before["format"]
     old, new = dict(_flat(before)), dict(_flat(json.loads(json.dumps(header))))
@@ -218,7 +220,7 @@ def _difference(found: bytes, header: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    return "not there" if value is None else json.dumps(value)
+    return "absent" if value is None else json.dumps(value)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ MAX_ID_LENGTH = 500
 
 
 class CorpusError(S1MiniError):
-    """The input cannot be read, the output cannot be continued, or the workers are lost."""
+    """The input cannot be read, the output cannot be continued, a voice is not encoded, or the workers are lost."""
 
     code = "corpus_invalid"
 

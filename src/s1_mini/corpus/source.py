@@ -63,7 +63,7 @@ class Source:
                 yield check(line, next(number), file.name, self.columns, self.defaults)
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all lines in shards. Raises `CorpusError` if a file has changed."""
+        """Yield all lines in shards. Raises the errors of `read_lines`, and `CorpusError` if a file has changed."""
         rows = self.rows()
         for number in count():
             lines = tuple(islice(rows, self.shard_size))
@@ -139,7 +139,7 @@ def _download(place: S3Place, folder: Path) -> list[Path]:
 
 
 def _choose(named_columns: Mapping[str, str | None], files: tuple[InputFile, ...]) -> CorpusColumns:
-    """Return the columns to use. Raises `CorpusError` if a file lacks the text column or a requested column."""
+    """Return the columns to use. Raises the errors of `read_lines`, and `CorpusError` for a missing column."""
     names: dict[str, Any] = {}
     found = [(file, _columns_of(file.path)) for file in files]
     for purpose in PURPOSES:
@@ -190,7 +190,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 def read_lines(path: Path, columns: Iterable[str]) -> Iterator[Line]:
     """Yield all lines of a file except blank ones; rows of Parquet have only `columns`.
 
-    Raises `CorpusError` if the file as a whole cannot be read.
+    Raises `CorpusError` if the file as a whole cannot be read, and `ConfigurationError` if a package is missing.
     """
     with _readable(path):
         if _kind(path) == PARQUET:

@@ -128,7 +128,10 @@ class Team:
         self._why = ""  # why the last worker was lost
 
     def work(self, shards: Iterator[Shard]) -> Iterator[Entry]:
-        """Send each shard to the worker with the most free capacity; yield its entry when it is complete."""
+        """Send each shard to the worker with the most free capacity; yield its entry when it is complete.
+
+        Raises `CorpusError` if no worker is left or a shard has lost two, and the errors of the workers.
+        """
         while self._hand_out(shards) or self._running or self._again:
             if not self._starting and not self._members:
                 raise CorpusError(f"no actor is left: {self._why}; solve this problem and run the same command again")
@@ -210,7 +213,7 @@ def _short(error: Exception) -> str:
 def work_here(job: Job, shards: Iterator[Shard]) -> Iterator[Entry]:
     """Speak shards with an engine in this process; yield the entry of each when it is complete.
 
-    Raises the errors of `Worker`.
+    Raises `S1MiniError`.
     """
     worker = Worker(job)
     try:

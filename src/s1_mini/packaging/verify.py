@@ -184,7 +184,7 @@ def verify_directory(directory: Path) -> Manifest:
     sizes = dict(_walk(directory))
     text = None
     if sizes.pop(MANIFEST, None) is not None:
-        with (directory / MANIFEST).open("rb") as file:
+        with _readable(directory / MANIFEST) as file:
             text = file.read(MAX_MANIFEST_BYTES + 1)
     manifest = _parse_manifest(text, directory)
     _check_listed(manifest, sizes)
@@ -232,12 +232,18 @@ def check_kind(name: str, status: os.stat_result) -> None:
         raise PackageError(f"{name!r} is {kind}; only plain files may be in an artifact")
 
 
-def _hash_file(path: Path) -> str:
+@contextmanager
+def _readable(path: Path) -> Iterator[io.BufferedReader]:
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            yield file
     except OSError as error:
         raise PackageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _hash_file(path: Path) -> str:
+    with _readable(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify_archive(archive: Path) -> Manifest:
@@ -281,7 +287,10 @@ def _check_listed(manifest: Manifest, found: Mapping[str, object]) -> None:
 
 def _check_changed(names: Iterable[str]) -> None:
     if changed := sorted(names):
-        raise PackageError(f"{_some(changed)} different from {MANIFEST} (size or checksum): changed after packaging")
+        raise PackageError(
+            f"{_some(changed)} different from {MANIFEST} (size or checksum): changed after packaging; download the "
+            "artifact or package it again"
+        )
 
 
 def _some(names: list[str]) -> str:
@@ -361,4 +370,4 @@ def _named_errors(archive: Path) -> Iterator[None]:
     except _BROKEN as error:
         raise PackageError(f"{archive} is not a complete .tar.gz; was it cut off? ({error})") from None
     except OSError as error:
-        raise PackageError(f"{archive} cannot be read: {error.strerror or error}") from None
+        raise PackageError(f"{archive} cannot be read or unpacked: {error.strerror or error}") from None

@@ -83,8 +83,8 @@ def lay_out(
     """Return all members of the artifact of a checkpoint directory, in order.
 
     The weights are checked against their config now, and read when their chunks are requested. Raises
-    `CheckpointError`, or `VoiceError` if `voices` has no voices, a name is invalid or occurs twice, or two voices are
-    the default.
+    `CheckpointError`, `ParameterError` for a precision that the family does not support, or `VoiceError` if `voices`
+    has no voices, a name is invalid or occurs twice, or two voices are the default.
     """
     family = family_of(checkpoint)
     members = [
@@ -194,7 +194,8 @@ def convert_checkpoint(
     """Write `source` in compact form to the new directory `target`; return the bytes of each file written.
 
     `decode_only` leaves out the weights that only encode references: the result is smaller, but cannot encode
-    references. Raises `CheckpointError`; the weights are checked against their config before anything is written.
+    references. The weights are checked against their config before anything is written. Raises `CheckpointError`, or
+    `ParameterError` for a precision that the family does not support.
     """
     if not source.is_dir():
         raise CheckpointNotFoundError(f"{source} is not a checkpoint directory")

@@ -1,9 +1,9 @@
 """Divides a text that arrives in pieces into parts that no later piece changes.
 
 A part ends with a letter or a digit that is followed by a space or a mark. Anything after that is held back, because
-the last word may not be complete. Tidying such parts and cutting them into tokens gives the same result as for the
-whole text. If the text is normalized, each sentence is normalized by itself once it is complete; of an incomplete
-sentence, only the plain words at its beginning are certain, up to the word before the last plain one.
+the last word may not be complete. Tidying and tokenizing such parts gives the same result as for the whole text. If the
+text is normalized, each sentence is normalized by itself once it is complete; of an incomplete sentence, only the plain
+words at its beginning are certain, except the last of them.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _end_of_sentence(text: str, *, is_last: bool) -> int:
 
 
 def _end_of_plain(sentence: str, start: int) -> int:
-    """Return the end of the plain words at the beginning of a sentence, up to the word before the last plain one.
+    """Return the end of the second-to-last of the plain words at the beginning of a sentence.
 
     The words before `start` are known to be plain.
     """

@@ -1,6 +1,6 @@
 """The language of a text: by its script, and by function words if the script is Latin.
 
-`detect` only triggers a warning about text that is not English. `identify` finds the language whose rules read a text.
+`detect` only triggers a warning about text that is not English. `identify` selects the normalization rules for a text.
 Both prefer a miss over a false alarm. Lists of words suffice; language models and n-gram detectors are 1 to 100 MB in
 size.
 """
@@ -18,9 +18,9 @@ from s1_mini.text.split import sentence_spans
 from s1_mini.text.tables import table, words
 
 MAX_CHARACTERS = 2000  # enough to detect a language
-MIN_SCORE = 2.0  # function words of the language
+MIN_SCORE = 2.0  # minimum number of function words of the language
 MIN_SHARE = 0.3  # minimum share of all words
-MAX_ENGLISH = 0.25  # English function words for each foreign one
+MAX_ENGLISH = 0.25  # maximum ratio of English function words to those of the language
 
 LANGUAGES = table(
     "cs=Czech, da=Danish, de=German, en=English, es=Spanish, fi=Finnish, fr=French, hu=Hungarian, id=Indonesian, "
@@ -105,7 +105,7 @@ _ENGLISH = _TABLES["en"].union(
     )
 )
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
-_ACCENTED = re.compile("[a-z]*[ß-öø-žșțơưạ-ỹ]")  # in small letters, so not a name
+_ACCENTED = re.compile("[a-z]*[ß-öø-žșțơưạ-ỹ]")  # in lower case, so not a name
 _ELIDED = re.compile(r"(?:[cdjlmnst]|qu)['’](?=[^\W\d_])")  # French and Italian: l'homme, c'est
 
 
@@ -184,5 +184,5 @@ def detect(text: str) -> str | None:
 
 
 def _score(found: Iterable[str], listed: frozenset[str], excluded: frozenset[str] = frozenset()) -> float:
-    """Count the distinct function words of a language in a text, in small letters, except those that are excluded."""
+    """Count the distinct function words of a language in `found`, which is in lower case, except `excluded` ones."""
     return sum(0.5 if word in _PARTICLES else 1.0 for word in (set(found) & listed) - excluded)

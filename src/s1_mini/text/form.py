@@ -43,7 +43,7 @@ class TextForm:
 
     language: str | None = None  # language of the normalization; None: not normalized
     alphabet: frozenset[str] | None = None  # None: all characters
-    is_chosen: bool = False  # whether requests choose the language; None is then the language of each sentence
+    is_chosen: bool = False  # whether requests choose the language; None: each sentence has its own
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TextForm:

@@ -98,7 +98,9 @@ def read_lexicon(path: Path) -> dict[str, str]:
     """Read a lexicon: a PLS document if it is XML, otherwise lines `word = respelling`. Raises `ConfigurationError`."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigurationError(f"lexicon {path} is larger than {MAX_FILE_BYTES // 2**20} MiB; split it")
+            raise ConfigurationError(
+                f"lexicon {path} is larger than {MAX_FILE_BYTES // 2**20} MiB; remove some entries"
+            )
         source = path.read_text("utf-8-sig")
         return Pls(source).entries if source.lstrip().startswith("<") else read_lines(source)
     except (OSError, UnicodeDecodeError) as error:

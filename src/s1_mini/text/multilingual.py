@@ -1,9 +1,9 @@
-"""Numbers in nine languages, for a model that reads digits itself: only those with one reading in every sentence.
+"""Numbers, dates, times and money in nine languages as words, where the reading is the same in every sentence.
 
 How a number is spelt out may depend on gender, case, or the word that it counts (German 1, Russian 5, Korean 3). CLDR
 has all forms, but not the grammar that chooses one. A number becomes words only if its forms are the same, or if its
-notation decides (a decimal, cents); otherwise the digits stay, and only signs and the notation of times and dates
-around the digits become words. English has rules of its own, in `english`.
+notation decides (a decimal, cents); otherwise the digits stay, for the model or `reading` to read, and only signs and
+the notation of times and dates around the digits become words. English has rules of its own, in `english`.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ def tidied(text: str, max_length: int) -> str:
     A blank line or a paragraph separator becomes `PARAGRAPH_BREAK`, so that `split` sees the sentence end there.
     Byte order marks are removed. Tidying the result again changes nothing.
 
-    `max_length` counts characters as they were sent. Positions in messages count from 1. Raises `TextError` if
-    the text is not a str, is empty, has nothing to speak ("..."), is too long, or has a control character other than
-    \t \n \v \f \r, half a surrogate pair, or more than `MAX_MARKS` combining marks in a row.
+    `max_length` counts characters as they were sent. Positions in messages count from 1. Raises `TextTooLongError`,
+    and `TextError` if the text is not a str, is empty, has nothing to speak ("..."), or has a control character other
+    than \t \n \v \f \r, half a surrogate pair, or more than `MAX_MARKS` combining marks in a row.
     """
     if not isinstance(text, str):
         raise TextError("text", f"must be a str, not {type(text).__name__}")

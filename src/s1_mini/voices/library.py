@@ -80,7 +80,10 @@ class CheckpointVoices:
 
     @classmethod
     def listed(cls, checkpoint: Path, form: VoiceFormat) -> CheckpointVoices:
-        """Return the voices of a checkpoint; tensors (and torch) are loaded when a voice is used."""
+        """Return the voices of a checkpoint; tensors (and torch) are loaded when a voice is used.
+
+        Raises `CheckpointFileError` if the publisher's list of voices is broken.
+        """
         files = {file.stem: file for file in sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))}
         return cls(checkpoint, files, form, form.beside(checkpoint))
 
@@ -88,7 +91,7 @@ class CheckpointVoices:
     def open(cls, checkpoint: Path, form: VoiceFormat) -> CheckpointVoices:
         """Read all voices of a checkpoint directory, if any; `faults` has the damaged ones.
 
-        Raises `CheckpointFileError` if the publisher's list of voices is broken.
+        Raises the errors of `listed`.
         """
         library = cls.listed(checkpoint, form)
         for name in library.names:
@@ -176,7 +179,7 @@ def check_name(name: str, field: str = "voice") -> None:
     """Raise `VoiceError` for `field` if a name is not a valid file name on every system."""
     if not is_name(name):
         allowed = (
-            "use 1 to 64 of a-z, 0-9, - and _, starting with a-z or 0-9, and no device name of Windows such as con"
+            "use 1 to 64 of a-z, 0-9, - and _, starting with a-z or 0-9, but not a Windows device name such as con"
         )
         raise VoiceError(field, f"{str(name)[:80]!r} is not a valid name; {allowed}")
 
@@ -217,7 +220,7 @@ def write_voice(
     encoder: str = "",
     replace: bool = True,
 ) -> Path:
-    """Write one voice file into `folder`, whole or not at all.
+    """Write one voice file into `folder` atomically.
 
     Raises `VoiceError` for a name that is not a valid file name on every system, and `OSError`, which is
     `FileExistsError` for an existing file unless `replace` is true.

@@ -112,7 +112,7 @@ class ReferenceEncoder(ReferenceReader):
 
         A voice file in the family's own format is read without encoding. The transcript may be empty. Raises
         `ReferenceAudioError` for the recording, `TextError` for the transcript, `VoiceUnsupportedError` if the family
-        cannot encode recordings, and `CancelledError` if `check` cancels the work.
+        cannot encode recordings, `CancelledError` if `check` cancels the work, and the errors of `encode_wave`.
         """
         check = check or Check(Future())
         text, recording = self._text(reference), self._read(reference)

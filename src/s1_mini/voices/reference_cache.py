@@ -175,7 +175,7 @@ class ReferenceStore:
         return tensors
 
     def write(self, key: str, tensors: Tensors) -> None:
-        """Store tensors, then delete old entries if the store is full. A failure is only logged."""
+        """Store tensors, then delete old entries if the store is full. Each kind of failure is logged once."""
         content = save(for_file(tensors), metadata=self._metadata(key, tensors))
         size = _on_disk(len(content))
         if size > self._max_bytes * TRIMMED:

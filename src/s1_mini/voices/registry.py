@@ -2,9 +2,9 @@
 
 Added voices are kept in memory, or in a directory, where they outlast the process and other processes see them. The
 directory is read at the start and when voices are listed; a voice's file is opened when the voice is used, and again
-only when the file has changed. A broken file causes a warning when voices are listed, and an error for requests that
-name the voice. Safe to use from several threads: a returned voice never changes, so deleting or replacing a voice does
-not affect requests in progress.
+only when the file has changed or a full cache has evicted the voice. A broken file causes a warning when voices are
+listed, and an error for requests that name the voice. Safe to use from several threads: a returned voice never changes,
+so deleting or replacing a voice does not affect requests in progress.
 """
 
 from __future__ import annotations
@@ -141,7 +141,10 @@ class AddedVoices:
 
 
 class VoiceDirectory(AddedVoices):
-    """Added voices in a directory that several processes may share; all voices are from the same encoder."""
+    """Added voices in a directory that several processes may share; all voices are from the same encoder.
+
+    Raises `ConfigurationError` if the directory cannot be used.
+    """
 
     def __init__(self, folder: Path, form: VoiceFormat) -> None:
         super().__init__(form)
@@ -193,7 +196,10 @@ class VoiceDirectory(AddedVoices):
         self._note(named.name, is_there=True)
 
     def remove(self, name: str) -> bool:
-        """Delete a voice with its recording, from which it would be made again; return whether either existed."""
+        """Delete a voice with its recording, from which it would be made again; return whether either existed.
+
+        Raises `EngineError`.
+        """
         was_there = False
         for suffix in (SUFFIX, TRANSCRIPT, LEXICON, *RECORDINGS):
             try:
@@ -364,7 +370,7 @@ class VoiceRegistry:
             raise VoiceExistsError("voice", f"{name!r} is a voice of the checkpoint; choose a different name")
         with self._lock:
             if name in self._being_added:
-                raise VoiceExistsError("voice", f"{name!r} is currently being added")
+                raise VoiceExistsError("voice", f"{name!r} is currently being added; try again later")
             if not replace and self._is_taken(name):
                 raise _exists(name)
             self._being_added.add(name)

@@ -1,6 +1,7 @@
 """Convert a tensor file while it is written: first the header, then one tensor after another in small pieces.
 
-No file is ever completely in memory or written to a temporary copy. The model family chooses tensors and dtypes.
+No file is written to a temporary copy or completely in memory, except a `.pth` file from before torch 1.6. The model
+family chooses tensors and dtypes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def _offsets(path: Path) -> dict[str, int]:
 def _read_ahead(path: Path) -> None:
     """Prefetch a file, because reading an uncached file by page faults is many times slower."""
     if sys.platform == "linux":
-        with path.open("rb") as file:
+        with suppress(OSError), path.open("rb") as file:  # `read_tensors` reports the error
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 

@@ -1,8 +1,9 @@
 """Download checkpoints from the Hugging Face hub, and find the origin of weights.
 
-A checkpoint's name on the hub is `owner/name` or `owner/name@revision`. Only the required files are downloaded, to the
-hub's own cache. Python files are never downloaded, and nothing is executed. The environment variables of the hub apply:
-HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. The hub's library is imported at first use.
+A checkpoint's name on the hub is `owner/name` or `owner/name@revision`. Only the required files, the model card and the
+licence are downloaded, to the hub's own cache. Python files are never downloaded, and nothing is executed. The
+environment variables of the hub apply: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. The hub's library is imported at
+first use.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ def origin_of(directory: Path) -> Origin | None:
         if (directory / name).is_file():
             try:
                 return read_origin(json.loads(read_whole(directory / name, _MAX_BYTES)))
-            except (ValueError, TypeError, RecursionError) as error:
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 raise CheckpointFileError(f"{directory / name}: {ORIGIN_KEY} cannot be read ({error})") from None
     return None
 

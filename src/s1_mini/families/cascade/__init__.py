@@ -1,4 +1,4 @@
-"""The cascade (Bark): four models that turn text into semantic tokens, into two codes, into eight codes, into audio.
+"""The cascade (Bark): text to semantic tokens, to frames of two codes, to frames of eight codes, to audio.
 
-The models are three transformers and the codec Encodec; docs/cascade.md describes them.
+Three transformers and the codec Encodec make these four steps; docs/cascade.md describes them.
 """

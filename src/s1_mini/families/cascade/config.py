@@ -97,7 +97,7 @@ class Numbers:
 
     @property
     def prompt_size(self) -> int:
-        """Number of positions of the semantic model's prompt: text and voice are added, then comes the infer token."""
+        """Number of positions of the semantic model's prompt: those that text and voice share, and the infer token."""
         return self.max_text + 1
 
     def num_coarse(self, num_semantic: int) -> int:

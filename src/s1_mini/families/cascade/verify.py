@@ -33,7 +33,8 @@ def verify_cascade(
 ) -> Iterator[Check] | None:
     """Return an iterator that computes one check after another; None if the oracle has nothing to check.
 
-    Iterating raises `CheckpointError`. With a malformed oracle, it may raise other exceptions.
+    Iterating raises `CheckpointError`, and `TextError` for too many tokens. With a malformed oracle, it may raise other
+    exceptions.
     """
     cases: dict[str, dict[str, Tensor]] = {}
     for title, tensor in content.items():

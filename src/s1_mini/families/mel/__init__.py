@@ -1,1 +1,1 @@
-"""SpeechT5 (Ao et al. 2022): computes a mel from characters and a speaker vector, and HiFi-GAN audio from the mel."""
+"""SpeechT5 (Ao et al. 2022) turns characters and a speaker vector into a mel, which HiFi-GAN turns into audio."""

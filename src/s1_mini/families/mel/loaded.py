@@ -55,8 +55,8 @@ class LoadedMel:
         tokens, config = self.tokenizer.encode(text), self.model.config
         if len(tokens) > config.max_text:
             raise CapacityError(
-                f"a piece of the text has {len(tokens)} tokens; the model's limit is {config.max_text}. Use shorter "
-                "sentences or plainer characters"
+                f"a piece of the text has {len(tokens)} tokens; the model's limit is {config.max_text}. Write shorter "
+                "sentences, or lower S1_MINI_CHUNK_LENGTH"
             )
         speaker = {}
         if voices:
@@ -120,7 +120,7 @@ class LoadedMel:
 def as_mel(loaded: LoadedModel) -> LoadedMel:
     """Return `loaded`, for callers that only support this family. Raises `CheckpointMismatchError` for other models."""
     if not isinstance(loaded, LoadedMel):
-        raise CheckpointMismatchError("only SpeechT5 checkpoints support this")
+        raise CheckpointMismatchError("the loaded checkpoint is not a SpeechT5 checkpoint")
     return loaded
 
 

@@ -32,7 +32,8 @@ def verify_mel(
 ) -> Iterator[Check] | None:
     """Load a checkpoint; return an iterator that computes one check after another, or None if nothing can be checked.
 
-    Raises `CheckpointError`. With a malformed oracle, it may raise other exceptions.
+    Raises `CheckpointError`; iterating raises `VerificationError` for tensors of other sizes than the config's. With a
+    malformed oracle, it may raise other exceptions.
     """
     cases: dict[str, dict[str, Tensor]] = {}
     for name, tensor in content.items():

@@ -1,8 +1,8 @@
 """Load the tensors of a SpeechT5 checkpoint, which have their published names, and write its compact form.
 
-The compact form lacks unused buffers, and projections are joined in it. With the precision `keep`, the model keeps its
-stored precision; otherwise, its layers get the given precision, and prenet, heads and post-net become float32. Large
-kernels of the vocoder become float16 if that is the codec precision.
+In the compact form, unused buffers are dropped and projections are joined. With the precision `keep`, the model keeps
+its stored precision; otherwise, its layers get the given precision, and prenet, heads and post-net become float32.
+Large kernels of the vocoder become float16 if that is the codec precision.
 """
 
 from __future__ import annotations

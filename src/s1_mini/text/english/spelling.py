@@ -215,7 +215,7 @@ _SERIAL = re.compile(r"#(\d{1,12}(?:-\d{1,12}){1,4})(?![\w-])")
 _TAG = re.compile(r"(?<![\w&#/])#(\w{1,100})")
 _NAME = re.compile(r"(?<![\w@.])@(\w[\w.]{0,50}\w|\w)(?![@\w])")
 _LINK_PARTS = re.compile(r"[A-Za-z]++|\d++|[^A-Za-z0-9]")
-# Acronyms that may be followed by a small letter, as in AIforAll. Other capitals there might be words: AMillion, IDo.
+# Acronyms that may be followed by lower case, as in AIforAll. Other capitals there might be words: AMillion, IDo.
 _GLUED = words("AI DJ EU EV HR ML PC PR QA TV UI UK UN US UX VR") + [each for each in SPELT if len(each) > 2]
 _CAMEL = re.compile(
     rf"PhD|iOS|(?:{'|'.join(sorted(_GLUED, key=len, reverse=True))})(?=[a-z]{{2}})|\d++[A-Z](?![a-z])|"
@@ -373,7 +373,7 @@ def _contracted(found: re.Match[str]) -> str:
 
 
 def read_acronyms(text: str) -> str:
-    """Spell out acronyms, and write a word in small letters if its capitals are only emphasis."""
+    """Spell out acronyms, and lower-case a word if its capitals are only emphasis."""
     text = _CONTRACTED.sub(_contracted, text) if "'" in text else text
     text = _MIXED_CASE.sub(lambda found: _MIXED_SAID[found.group()], text)
     text = _ENDS_SMALL.sub(_ends_small, text)

@@ -93,7 +93,7 @@ def start_workers(
 ) -> dict[str, TokenWorker]:
     """Start the workers of all vLLM stages at the same time, for `slots` sequences of up to `positions` positions each.
 
-    Raises the error of a worker that rejects its configuration or exits.
+    Raises `ConfigurationError` if a worker rejects its configuration, and `EngineNotReadyError` if one exits.
     """
     workers: dict[str, TokenWorker] = {}
     command = [_interpreter(settings), *WORKER]
