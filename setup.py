@@ -1,4 +1,4 @@
-"""The README as the index shows it, where a link into the repository must name it; all else stands in setup.cfg."""
+"""Set the long description: the README with absolute links. All other metadata is in setup.cfg."""
 
 import configparser
 import re

@@ -1,4 +1,4 @@
-"""Synthesise one stage: `S1_MINI_STAGE=staging cdk deploy --all`, or `python infra/app.py` for the templates only."""
+"""Synthesize one stage: `S1_MINI_STAGE=staging cdk deploy --all`, or `python infra/app.py` for the templates only."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Example: python scripts/demo.py "Any sentence." -o demo.wav
 
 Needs Python 3.11 or newer, this checkout and, at the first run, network access to install packages. Without a
-checkpoint, it uses the built-in voice. The server is
-`s1-mini serve --local-endpoint demo`, called with boto3 (`s1-mini endpoint invoke demo`).
+checkpoint, it uses the built-in voice. The server is `s1-mini serve --local-endpoint demo`, called with boto3
+(`s1-mini endpoint invoke demo`).
 """
 
 import argparse
@@ -38,13 +38,14 @@ def main(arguments: "list[str]") -> int:
     port = free_port()
     env.update(aws_variables(port))
     verb = [str(python), "-m", "s1_mini"]
-    environment.say(f"Serving the voice as the endpoint {ENDPOINT} on port {port} of this machine …")
+    environment.say(f"Starting a server for the endpoint {ENDPOINT} on port {port} …")
     serve = [*verb, "serve", "--host", "127.0.0.1", "--port", str(port), "--local-endpoint", ENDPOINT]
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(serve, env=env, stdout=log, stderr=log)
         try:
             if not is_ready(server, port):
                 server.wait()
+                environment.say(f"The server ended or was not ready within {START_S} s. Its output:")
                 log.seek(0)
                 sys.stderr.write(log.read().decode(errors="replace"))
                 return server.returncode or 1
@@ -54,7 +55,7 @@ def main(arguments: "list[str]") -> int:
             server.terminate()
             server.wait()
     if code == 0:
-        environment.say(f"The audio is in {Path(options.output).resolve()}")
+        environment.say(f"Wrote {Path(options.output).resolve()}")
     return code
 
 
@@ -77,7 +78,7 @@ def aws_variables(port: int) -> "dict[str, str]":
 
 
 def is_ready(server: "subprocess.Popen[bytes]", port: int) -> bool:
-    """Wait until the server answers; return False if it ends or takes too long."""
+    """Wait until the server is ready; return False if it ends or takes longer than `START_S`."""
     end = time.monotonic() + START_S
     while server.poll() is None and time.monotonic() < end:
         try:
@@ -92,13 +93,15 @@ def is_ready(server: "subprocess.Popen[bytes]", port: int) -> bool:
 def parse(arguments: "Sequence[str]") -> "tuple[argparse.Namespace, list[str]]":
     """Return the options of this script, and the remaining arguments, which `s1-mini endpoint invoke` gets."""
     parser = argparse.ArgumentParser(
-        description="Set up .venv and speak TEXT into a sound file.",
+        description="Set up .venv and generate speech from TEXT.",
         epilog="Options of `s1-mini endpoint invoke` may follow TEXT: python scripts/demo.py 'Hello.' --voice clara",
         allow_abbrev=False,
     )
-    parser.add_argument("text", metavar="TEXT", help="the sentence to speak")
-    parser.add_argument("-o", "--output", metavar="FILE", default="demo.wav", help="the file to write [demo.wav]")
-    parser.add_argument("--checkpoint", metavar="DIR", help=f"a voice to speak with [{CHECKPOINT_VARIABLE}]")
+    parser.add_argument("text", metavar="TEXT", help="the text to speak")
+    parser.add_argument("-o", "--output", metavar="FILE", default="demo.wav", help="audio file to write [demo.wav]")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help=f"directory, or name on the Hugging Face hub [{CHECKPOINT_VARIABLE}]"
+    )
     return parser.parse_known_args(arguments)
 
 

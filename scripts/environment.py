@@ -1,8 +1,8 @@
 """Set up `.venv` (pinned packages and this checkout, editable) and `.venv-infra` (the CDK). Standard library only.
 
-demo.py and test.py call it on a machine that has only Python. An error that the user can fix is a `SetupError`, one
-sentence that says how; `run_main` turns it into exit code 1. The scripts parse on Python 3.6, so that an old Python
-prints which version is needed instead of `SyntaxError`.
+demo.py and test.py call it on a machine that has only Python. An error that the user can fix is a `SetupError`, whose
+message says how; `run_main` turns it into exit code 1. The scripts parse on Python 3.6, so that an old Python prints
+the required version instead of a `SyntaxError`.
 
 An interrupted run leaves its step in `.venv/s1_mini-setup.json`, and the next run repairs what that step may have left
 half done. The lock is a file lock of the system: it ends with its process and is never stale.
@@ -52,18 +52,17 @@ PIP_HAS_BEGUN = "Installing collected packages"  # until pip prints this it has 
 CAUSES = (
     (
         r"No space left|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|\[WinError 112\]|not enough space",
-        "The disk is full: free about 3 GB (pip also needs room in its temporary folder, which TMPDIR names), "
-        "then run this again",
+        "The disk is full: free about 3 GB (also for pip's temporary folder, which TMPDIR sets), then run this again",
     ),
     (
         r"ensurepip is not available|No module named '?(venv|ensurepip|pip)\b",
-        "This Python came without venv or pip: install them (Debian and Ubuntu: `apt install python3-venv`), "
+        "This Python lacks venv or pip: install them (Debian and Ubuntu: `apt install python3-venv`), "
         "then run this again",
     ),
     (
         r"CERTIFICATE_VERIFY_FAILED|\bSSLError",
-        "The package index cannot be trusted over TLS from here: set PIP_CERT to your network's certificate bundle, "
-        "then run this again",
+        "The TLS certificate of the package index cannot be verified: set PIP_CERT to your network's certificate "
+        "bundle, then run this again",
     ),
     (
         r"NewConnectionError|Failed to establish a new connection|name resolution|NameResolutionError|getaddrinfo"
@@ -75,17 +74,17 @@ CAUSES = (
     (
         r"Permission denied|\[Errno (1|13|30)\]|Read-only file system|Access is denied|\[WinError (5|32)\]",
         "No permission to write there: close programs that use .venv, make the checkout and .venv writable for you, "
-        "or copy the checkout to a folder of yours, then run this again",
+        "or copy the checkout to a folder in which you can write, then run this again",
     ),
     (
         r"DO NOT MATCH THE HASHES",
-        "The package index gave another file than the one that was tested: set PIP_INDEX_URL to PyPI or a faithful "
-        "mirror of it, empty pip's cache (`pip cache purge`), then run this again",
+        "A downloaded package does not match its hash in the lock file: set PIP_INDEX_URL to PyPI or an exact mirror, "
+        "empty pip's cache (`pip cache purge`), then run this again",
     ),
     (
         r"No matching distribution found for (\S+)",
         r"The package index has no \1 for this machine: use 64-bit Python 3.11, 3.12 or 3.13 on Linux, Windows or "
-        "macOS 14 or newer with Apple silicon, or set PIP_INDEX_URL or PIP_FIND_LINKS to where it is",
+        "macOS 14 or newer with Apple silicon, or set PIP_INDEX_URL or PIP_FIND_LINKS to an index or a folder with it",
     ),
 )
 
@@ -129,7 +128,7 @@ class State(NamedTuple):
 
 
 def ensure(root: Path, extras: "Sequence[str]" = (), recipe: Recipe = ENGINE) -> Path:
-    """Install what the recipe and the `extras` need, and return the environment's Python."""
+    """Install the recipe and the `extras`; return the environment's Python. Raises `SetupError`, `OSError`."""
     return Environment(root, recipe=recipe).ensure(extras)
 
 
@@ -143,20 +142,20 @@ def run_main(main: "Callable[[list[str]], int]") -> int:
         say(str(error))
         return 1
     except OSError as error:
-        say(f"{explain(str(error)) or 'The system refused'} ({error}).")
+        say(f"{explain(str(error)) or 'System error'} ({error}).")
         return 1
     except KeyboardInterrupt:
-        say("Interrupted: run this again when you like.")
+        say("Interrupted. Run this again to continue.")
         return 130
 
 
 def require_python(version: "Sequence[int]") -> None:
-    """Raise SetupError if `version` is too old to run the engine."""
+    """Raise `SetupError` if `version` is too old to run the engine."""
     if tuple(version[:2]) < MIN_PYTHON:
         given, needed = _dotted(version), _dotted(MIN_PYTHON)
         raise SetupError(
-            f"This is Python {given} and s1_mini needs {needed} or newer: install one and start this script with it, "
-            f"as in `python{needed} {sys.argv[0]}`."
+            f"This is Python {given}; s1_mini needs {needed} or newer. Install it and start this script with it, for "
+            f"example `python{needed} {sys.argv[0]}`."
         )
 
 
@@ -166,9 +165,9 @@ def say(sentence: str) -> None:
 
 
 def child_env(environ: "Mapping[str, str]", is_terminal: bool) -> "dict[str, str]":
-    """Return the environment of a program in `.venv`: its own packages only, UTF-8, colours only on a terminal.
+    """Return environment variables for a program in `.venv`: only its own packages, UTF-8, colors only on a terminal.
 
-    Bytecode is always cached: without it, each process compiles torch for six seconds.
+    Bytecode is always cached; otherwise, each process would compile torch for six seconds.
     """
     dropped = {"PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
     if not is_terminal:
@@ -209,7 +208,10 @@ class Environment:
         self._free_bytes = free_bytes or _free_bytes
 
     def ensure(self, extras: "Sequence[str]" = ()) -> Path:
-        """Install the recipe's first part, the `extras` and the checkout, and return the environment's Python."""
+        """Install the recipe's first part, the `extras` and the checkout; return the environment's Python.
+
+        Raises `SetupError` if files are missing, the disk is too full, a step fails or another run holds the lock.
+        """
         wanted = self.fingerprints(extras)
         if not self.is_ready(wanted):
             self.venv.mkdir(exist_ok=True)
@@ -219,14 +221,19 @@ class Environment:
         return self.python
 
     def fingerprints(self, extras: "Sequence[str]") -> "dict[str, str]":
-        """Return, by part, a hash of the Python version and the files that determine what is installed."""
+        """Return, by part, a hash of the Python version and the files that determine what is installed.
+
+        Raises `SetupError` if a file is missing.
+        """
         files = {part: self._files(part) for part in (next(iter(self.recipe.parts)), *extras)}
         if self.recipe.with_checkout:
             files[CHECKOUT] = [self.root / name for name in METADATA]
         needed = [self.root / PIP_LOCK, *(path for paths in files.values() for path in paths)]
         missing = [path.name for path in needed if not path.is_file()]
         if missing:
-            raise SetupError(f"{self.root} lacks {', '.join(missing)}: get the whole checkout again.")
+            raise SetupError(
+                f"{self.root} lacks {', '.join(missing)}: restore the files or clone the repository again."
+            )
         return {part: _fingerprint(paths) for part, paths in files.items()}
 
     def is_ready(self, wanted: "Mapping[str, str]") -> bool:
@@ -279,8 +286,8 @@ class Environment:
         name, needed_bytes, free_bytes = self.recipe.folder, self.recipe.needed_bytes, self._free_bytes(self.venv)
         if free_bytes < needed_bytes:
             raise SetupError(
-                f"{name} needs about {needed_bytes / 1e9:.2g} GB on its disk and {free_bytes / 1e9:.1f} GB are free: "
-                f"free some, or make {name} a link to a folder on a larger disk."
+                f"{name} needs about {needed_bytes / 1e9:.2g} GB of disk space and {free_bytes / 1e9:.1f} GB are free: "
+                f"free some space, or make {name} a link to a folder on a larger disk."
             )
         say(f"Creating {name} with Python {_dotted(sys.version_info[:3])} …")
         # The base Python, because this script may run in the Python of the venv that was just removed.
@@ -311,7 +318,7 @@ class Environment:
         count = sum("==" in line for line in lines if not line.startswith("#"))
         size = f"about {sum(DOWNLOAD_MB.get(part, 0) for part in parts)} MB"
         if "base" in parts and sys.platform == "linux":
-            size += ", several GB where torch comes with CUDA"
+            size += ", or several GB with CUDA"
         if "base" in parts:
             size += "; a few minutes the first time"
         return f"Installing {count} packages ({size}) …"
@@ -324,7 +331,7 @@ class Environment:
         return state
 
     def _perform(self, command: "Sequence[str]") -> None:
-        """Run one step with its output in the log; raise `SetupError` with the cause if it fails."""
+        """Run one step with its output in the log. Raises `SetupError` with the cause if it fails."""
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"\n$ {' '.join(command)}\n")
         code = self._run(command, self.log)
@@ -364,7 +371,7 @@ class Environment:
 
 @contextmanager
 def only_one(path: Path, max_wait_s: float = 3600.0, sleep: "Callable[[float], None]" = time.sleep) -> "Iterator[None]":
-    """Hold the lock file at `path`; raise `SetupError` if another run holds it for longer than `max_wait_s`."""
+    """Hold the lock file at `path`. Raises `SetupError` if another run holds it for longer than `max_wait_s`."""
     waited_s = 0.0
     with path.open("a") as file:
         while not _try_lock(file):
@@ -373,8 +380,8 @@ def only_one(path: Path, max_wait_s: float = 3600.0, sleep: "Callable[[float], N
             if waited_s >= max_wait_s:
                 minutes = f"{waited_s / 60:.0f} minutes"
                 raise SetupError(
-                    f"Another run has been setting up {path.parent.name} for {minutes}: end that run or let it finish "
-                    f"(lock: {path})."
+                    f"Another run has been setting up {path.parent.name} for {minutes}: end it, or wait until "
+                    f"it finishes (lock: {path})."
                 )
             sleep(0.25)
             waited_s += 0.25

@@ -81,9 +81,9 @@ def main(arguments: "list[str]") -> int:
 
 
 def write(upgrades: "Sequence[str]") -> None:
-    """Write every lock file."""
+    """Write every lock file. Raises `SetupError` without uv, `CalledProcessError` if uv fails."""
     if shutil.which("uv") is None:
-        raise environment.SetupError("uv is not on the path: `pip install uv`, then run this again.")
+        raise environment.SetupError("uv is not on PATH. Run `pip install uv`, then run this again.")
     for lock in LOCKS:
         path = ROOT / lock.name
         text = path.read_text(encoding="utf-8")

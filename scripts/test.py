@@ -2,7 +2,7 @@
 
 Example: python scripts/test.py -k scheduler
 
-Needs only Python 3.11 or newer and this checkout. Every check runs, even after one has failed; the exit code is 0 only
+Needs only Python 3.11 or newer and this checkout. All checks run, even after a failure; the exit code is 0 only
 if all passed. Arguments are passed to pytest. With --infra, only the tests of infra/ run, in `.venv-infra`: cdk synth
 and the tests of its templates. These tests also need Node 20 or newer.
 """
@@ -120,7 +120,7 @@ def require_node(version: str) -> None:
     found = re.match(r"v(\d+)\.", version)
     if not found or int(found.group(1)) < MIN_NODE:
         raise environment.SetupError(
-            f"The CDK runs in Node {MIN_NODE} or newer, and on the path is {version.strip() or 'none'}: install it "
+            f"The CDK needs Node {MIN_NODE} or newer; on PATH is {version.strip() or 'none'}. Install it "
             "(https://nodejs.org, or your system's package `nodejs`), then run this again."
         )
 
@@ -158,7 +158,7 @@ def summary(results: "Sequence[Result]") -> str:
     """Return a line for each check and a closing line that differs from those of test runners."""
     lines = [f"{r.name:<14}{r.seconds:7.1f} s  {'pass' if r.passed else 'FAIL'}" for r in results]
     failed = [r.name for r in results if not r.passed]
-    closing = f"Not in order: {', '.join(failed)}." if failed else "All checks pass."
+    closing = f"Failed: {', '.join(failed)}." if failed else "All checks pass."
     return "\n".join(["\n--- summary", *lines, closing])
 
 

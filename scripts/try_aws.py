@@ -2,10 +2,9 @@
 
 Example: python scripts/try_aws.py --image … --role … --artifact s3://my-bucket/1/model.tar.gz
 
-Needs `pip install -e ".[server,aws]"`, the image, role and artifact of docs/deploy.md, and costs a few cents: an
-instance runs for about ten minutes. The endpoint is also deleted after a failure or Ctrl+C. The script changes nothing
-in S3, ECR and IAM.
-The default instance has no GPU and needs the image with VARIANT=cpu.
+Needs `pip install -e ".[server,aws]"` and the image, role and artifact of docs/deploy.md. It costs a few cents, because
+an instance runs for about ten minutes. The endpoint is also deleted after a failure or Ctrl+C. The script changes
+nothing in S3, ECR and IAM. The default instance has no GPU and needs the image with VARIANT=cpu.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("image", "role", "artifact"):
-        parser.add_argument(f"--{name}", required=True)
+        parser.add_argument(f"--{name}", required=True, help="as for `s1-mini endpoint create`")
     parser.add_argument("--instance-type", default="ml.c5.xlarge")
     parser.add_argument("--region")
     parser.add_argument("--profile")
@@ -127,7 +126,7 @@ def measure(parts: Iterable[bytes]) -> str:
 
 
 def delete(stacks: Stacks, name: str, *, is_created: bool) -> str | None:
-    """Delete the endpoint. After a failed creation, there may be nothing to delete."""
+    """Delete the endpoint; after a failed creation, there may be nothing to delete. Raises `DeploymentError`."""
     try:
         stacks.delete(name)
     except DeploymentError as error:

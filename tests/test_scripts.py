@@ -334,7 +334,7 @@ def test_an_old_python_reports_the_required_version():
     [
         (environment.SetupError("Free some space."), 1, "Free some space.\n"),
         (PermissionError(13, "Permission denied", ".venv"), 1, "No permission to write there: "),
-        (FileExistsError(17, "File exists", ".venv"), 1, "The system refused ([Errno 17] File exists: '.venv')."),
+        (FileExistsError(17, "File exists", ".venv"), 1, "System error ([Errno 17] File exists: '.venv')."),
         (KeyboardInterrupt(), 130, "Interrupted"),
     ],
 )
@@ -449,7 +449,7 @@ def test_the_summary_names_what_failed(check):
 
     assert "All checks pass." in check.summary([good])
     assert check.summary([good, bad]).endswith(
-        "mypy              1.2 s  pass\npytest           10.0 s  FAIL\nNot in order: pytest."
+        "mypy              1.2 s  pass\npytest           10.0 s  FAIL\nFailed: pytest."
     )
 
 

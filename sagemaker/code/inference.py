@@ -1,4 +1,4 @@
-"""What SageMaker's inference toolkits load from `model.tar.gz` as `code/inference.py`: the four functions, no more."""
+"""The four functions that SageMaker's inference toolkits load from `code/inference.py` of `model.tar.gz`."""
 
 from s1_mini.sagemaker.handler import input_fn, model_fn, output_fn, predict_fn
 

@@ -39,6 +39,7 @@ for path, is_verb in paths(get_command(app), []):
     assert "Usage: s1-mini" in said.getvalue()
     assert ("Example:" in said.getvalue()) == is_verb, path
     assert "..." not in said.getvalue().replace("COMMAND [ARGS]...", ""), "a summary is cut"
+    assert "Annotated" not in said.getvalue(), "a type is shown as Python writes it"
     assert "{" not in said.getvalue().partition("\\n")[0]
     loaded[" ".join(path)] = sorted(set(sys.modules))
 print(json.dumps(loaded))

@@ -76,20 +76,20 @@ def _hints(group: type[Described]) -> list[Any]:
 
 
 def _parameters(group: type[Described], are_required: bool = True) -> list[inspect.Parameter]:
-    return [_parameter(name, group.model_fields[name], is_needed=are_required) for name in _fields(group)]
+    kinds = get_type_hints(group)  # without pydantic's metadata, which the help would show
+    return [_parameter(name, group.model_fields[name], kinds[name], is_needed=are_required) for name in _fields(group)]
 
 
-def _parameter(name: str, field: FieldInfo, *, is_needed: bool) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, kind: Any, *, is_needed: bool) -> inspect.Parameter:
     """Convert a field to an option. Options for a tuple or dict can be repeated; pydantic checks the bounds."""
     extra = field.json_schema_extra
     variable = extra.get("variable") if isinstance(extra, dict) else None
-    is_many = get_origin(field.annotation) in {tuple, dict}
-    kind = list[str] | None if is_many else field.annotation
+    is_many = get_origin(kind) in {tuple, dict}
     default: Any = field.get_default()
     if field.is_required():
         default = inspect.Parameter.empty if is_needed else None
     if is_many:
-        default = list(default) or None
+        kind, default = list[str] | None, list(default) or None
     option = typer.Option(
         *SHORT.get(name, ()), help=field.description, envvar=f"{PREFIX}{variable}" if variable else None
     )
@@ -210,7 +210,10 @@ def invoke(
     ] = Path("out.wav"),
     voice: Annotated[str | None, typer.Option(metavar="NAME", help="A voice of the artifact.")] = None,
     audio_format: FormatName = "wav",
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="The same seed gives the same audio (on a GPU only with batch invariance)."),
+    ] = None,
     mode: Annotated[
         Literal["whole", "stream", "bidirectional", "async"],
         typer.Option(

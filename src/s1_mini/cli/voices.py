@@ -54,7 +54,10 @@ def describe_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path:
 def add_voice(
     voice: Name,
     reference_audio: Annotated[
-        Path, typer.Argument(metavar="RECORDING", help="Any audio file, or a voice file (.npz, .npy).")
+        Path,
+        typer.Argument(
+            metavar="RECORDING", help="A wav, flac, mp3, ogg, opus or aiff file, or a voice file (.npz, .npy)."
+        ),
     ],
     reference_text: Annotated[
         str, typer.Option("--text", help="Transcript of the recording, word for word. Qwen3-TTS can do without.")

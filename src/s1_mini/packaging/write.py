@@ -54,7 +54,7 @@ Progress = Callable[[int], None]  # receives the number of bytes written since t
 
 # sagemaker/code/inference.py, for an installation without a checkout
 INFERENCE = '''\
-"""What SageMaker's inference toolkits load from `model.tar.gz` as `code/inference.py`: the four functions, no more."""
+"""The four functions that SageMaker's inference toolkits load from `code/inference.py` of `model.tar.gz`."""
 
 from s1_mini.sagemaker.handler import input_fn, model_fn, output_fn, predict_fn
 
