@@ -168,7 +168,7 @@ class _Lifecycle:
 
     @property
     def num_slots(self) -> int:
-        """Number of sentences that are generated at once; before the start, the configured number, or 1."""
+        """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
         running = self._running
         return running.synthesizer.num_slots if running else self.config.max_batch_size or 1
 

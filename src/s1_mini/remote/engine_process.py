@@ -279,12 +279,15 @@ class EngineProcess:
 
     @property
     def num_slots(self) -> int:
-        """Number of sentences that are generated at once; before the start, the configured number, or 1."""
+        """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
         link = self._link
         return link.facts.num_slots if link else self.config.max_batch_size or 1
 
     def state(self) -> EngineState:
-        """Return whether the engine is ready, and how full its queue is, as it was at most `STATUS_S` ago."""
+        """Return whether the engine is ready, and how full its queue is, as the process last reported.
+
+        It reports changes every `STATUS_S` seconds.
+        """
         link = self._link
         if link is None:
             return EngineState("stopped")

@@ -352,9 +352,7 @@ class ClusterEngine(ProductionTTSEngine):
                     "the same checkpoint on all machines"
                 )
         first = self._facts[0]
-        chain = replace(
-            speaker.loaded.chain(first.slots, first.positions), aligner=None
-        )  # processes do not send alignment scores
+        chain = replace(speaker.loaded.chain(first.slots, first.positions), aligner=None)  # stages send no scores
         core = RemoteCore(chain, names, self._call, config, slots=first.slots, max_open=self._max_open)
         return Backend(core, chain, first.positions)
 

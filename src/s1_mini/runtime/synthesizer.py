@@ -274,9 +274,8 @@ class Synthesizer:
         except QueueFullError:
             return False
         self._prefix = queue
-        if (
-            self.core.line.stats.accepted > accepted + 1
-        ):  # another request arrived before `_prefix` was set, and could not cancel this request
+        # If another request arrived before `_prefix` was set, it could not cancel this request.
+        if self.core.line.stats.accepted > accepted + 1:
             queue.close()
         return all(chunk.finish_reason != "cancelled" for chunk in queue)
 
