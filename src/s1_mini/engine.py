@@ -66,7 +66,11 @@ class _Lifecycle:
         self._lifecycle = threading.Lock()
 
     def start(self) -> None:
-        """Load the checkpoint; does nothing if it is loaded. Raises `CheckpointError` or `ConfigurationError`."""
+        """Load the checkpoint and generate a short text with it; does nothing if it is loaded.
+
+        Raises `CheckpointError`, `ConfigurationError`, `EngineError` if that text cannot be generated, and
+        `torch.OutOfMemoryError`.
+        """
         with self._lifecycle:
             if self._running is None:
                 self._running = self._load(self.config)
@@ -77,9 +81,9 @@ class _Lifecycle:
 
         The old checkpoint finishes its accepted requests; the new checkpoint gets all later requests. Meanwhile, both
         are in memory (`kv_cache_gb` limits the KV cache of each). If the new checkpoint cannot be loaded, the old one
-        stays loaded and the method raises `CheckpointError`, `ConfigurationError` or `CapacityError`. After
-        `timeout_s`, the remaining requests of the old checkpoint end with `EngineNotReadyError`. Pins, and voices that
-        were added in memory, are kept if the codec is the same.
+        stays loaded and the method raises `CheckpointError`, `ConfigurationError` or `EngineError`, such as
+        `CapacityError` if both do not fit in memory. After `timeout_s`, the remaining requests of the old checkpoint
+        end with `EngineNotReadyError`. Pins, and voices that were added in memory, are kept if the codec is the same.
         """
         with self._lifecycle:
             old = self._ready()
@@ -164,7 +168,7 @@ class _Lifecycle:
 
     @property
     def num_slots(self) -> int:
-        """Number of sentences that are generated at once; before the start, the configured number, or 1."""
+        """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
         running = self._running
         return running.synthesizer.num_slots if running else self.config.max_batch_size or 1
 
@@ -179,7 +183,7 @@ class _Lifecycle:
         return {"status": "stopped", "ready": False, "vram": vram(None)} if running is None else running.health()
 
     def families(self) -> list[MetricFamily]:
-        """Return all current metrics (`metrics.py`)."""
+        """Return all current metrics (`metrics.py`). Raises PyTorch's error if the GPU fails."""
         running = self._running
         gigabytes = vram(None if running is None else running.speaker.device.value)
         memory = {name.removesuffix("_gb"): 2**30 * value for name, value in gigabytes.items()}
@@ -214,7 +218,10 @@ class _Voices(_Lifecycle):
         return self._ready().voices.registry.added.num_changes
 
     def voices(self) -> list[VoiceInfo]:
-        """Return all named voices, sorted: the checkpoint's and added ones."""
+        """Return all named voices, sorted: the checkpoint's and added ones, without those whose files are broken.
+
+        Raises `EngineError` if the directory of added voices cannot be read.
+        """
         return self._ready().voices.registry.infos()
 
     def describe_voice(self, name: str) -> VoiceInfo:
@@ -233,7 +240,8 @@ class _Voices(_Lifecycle):
         """Add a named voice from a recording and its transcript, which some models do not need.
 
         Raises `RequestError` for an invalid argument, such as `VoiceExistsError` or `VoiceReadOnlyError` for a name in
-        use, and `EngineError`, such as `CapacityError` if the voice does not fit.
+        use; `EngineError`, such as `CapacityError` if the voice does not fit; and `CheckpointError` if the checkpoint's
+        encoder is missing or invalid.
         """
         return self._add_voice(name, Reference(reference_audio, reference_text), description, replace=replace).result()
 
@@ -272,23 +280,25 @@ class _Voices(_Lifecycle):
 
         If recordings of several clients wait, the clients take turns (round robin).
 
-        Raises `RequestError` for an invalid reference, or `EngineError`.
+        Raises `RequestError` for an invalid reference, `EngineError`, or `CheckpointError` if the checkpoint's encoder
+        is missing or invalid.
         """
         deadline, reference = self._deadline(), Reference(reference_audio, reference_text)
         encoding = await in_thread(partial(self._ready().encode, reference, client), Future.cancel)
         await wait_async(encoding, deadline)
 
     def delete_voice(self, name: str) -> None:
-        """Delete an added voice; requests in progress keep it.
+        """Delete an added voice, even if its file is broken; requests in progress keep it.
 
-        Raises the errors of `describe_voice`, `VoiceReadOnlyError`, and `EngineError` if the file cannot be deleted.
+        Raises `VoiceNotFoundError`, `VoiceReadOnlyError`, or `EngineError` if the file cannot be deleted.
         """
         self._ready().voices.delete(name)
 
     def pin_voice(self, name: str) -> VoiceInfo:
         """Keep a voice in the caches until `unpin_voice` or `stop`, and prefill it in the background.
 
-        Raises the errors of `describe_voice`, and `CapacityError` if it does not fit with the other pinned voices.
+        Raises the errors of `describe_voice`, `VoiceError` if the voice does not fit the model, and `CapacityError` if
+        it does not fit with the other pinned voices.
         """
         return self._ready().voices.pin(name)
 
@@ -301,15 +311,20 @@ class ProductionTTSEngine(_Voices):
     """A text-to-speech engine with one checkpoint. Call `start`, or use a `with` or an `async with` block.
 
     The keyword options of all methods that generate audio are those of `SpeechOptions`, described in `TTSRequest` and
-    `SamplingParams`. Without `voice` and `reference_audio` the checkpoint's default voice is used, if it has one.
+    `SamplingParams`; an unknown option raises `TypeError`. Without `voice` and `reference_audio`, the checkpoint's
+    default voice is used, if it has one.
+
+    Methods and properties that need the loaded checkpoint raise `EngineNotReadyError` before `start` and after `stop`.
     """
 
     def stream(self, text: str | TextStream, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
         """Yield the audio of `text` as it is generated; the last chunk has the finish reason.
 
-        The first chunk has the spoken text and the warning about skipped characters. The call raises `RequestError`
-        for an invalid request, and `EngineError` if the request cannot begin, for example because the queue is full;
-        the iterator raises `EngineError`. A `TextStream` may still be written; its errors are raised by the iterator.
+        The first chunk has the spoken text and warnings, unless `text` is a `TextStream`. The call raises
+        `RequestError` for an invalid request, `EngineError` if the request cannot begin, for example because the queue
+        is full, and `CheckpointError` if a recording was given and the checkpoint's encoder is missing or invalid. The
+        iterator raises `EngineError`, and also `RequestError` for the text of a `TextStream`, which may still be
+        written, or if a voice that later parts of the text need is deleted.
         """
         return iter(self._speak(TTSRequest.of(text, **options), streams=True))
 
@@ -318,8 +333,9 @@ class ProductionTTSEngine(_Voices):
     ) -> AudioStream:
         """Stream as `stream` does, without blocking the event loop.
 
-        `flow` names a client and a group of its requests, such as a batch: clients take turns in the queue, and so do
-        the groups of a client. A request without a group is its own group.
+        The call raises `ParameterError` for an invalid option; the iterator raises all other errors. `flow` names a
+        client and a group of its requests, such as a batch: clients take turns in the queue, and so do the groups of a
+        client. A request without a group is its own group.
         """
         return self.speak_async(replace(TTSRequest.of(text, **options), flow=flow))
 
@@ -341,8 +357,8 @@ class ProductionTTSEngine(_Voices):
         """Return the whole audio of `text`.
 
         The response's `audio_bytes` are a file in `audio_format`. They are encoded when they are first read or, with
-        `return_bytes`, before this method returns. Raises the errors of `stream`, and `ParameterError` for an unknown
-        format.
+        `return_bytes`, before this method returns. Raises the errors of `stream` and of its iterator, and
+        `ParameterError` for an unknown format.
         """
         request = TTSRequest.of(text, **options)
         chosen, started = check_format(audio_format), time.perf_counter()
@@ -437,7 +453,7 @@ class ProductionTTSEngine(_Voices):
                     raise
 
     async def begin_async(self, request: TTSRequest, *, streams: bool) -> Output:
-        """Submit a request and return its output; `streams` is that of `speak_async`.
+        """Submit a request and return its output; `streams` is that of `speak_async`. Raises the errors of `stream`.
 
         No thread waits for its references; cancelling the task cancels their encoding.
         """

@@ -1,1 +1,1 @@
-"""Scheduling: decides which request does what next. It does not import torch, and never reads the content of arrays."""
+"""Scheduling: decides which request does what next. It does not import torch."""

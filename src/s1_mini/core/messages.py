@@ -1,4 +1,4 @@
-"""Messages between the scheduler and the runner of a stage. Only stages read the content of arrays in them."""
+"""Messages between the scheduler and the runner of a stage. The scheduler does not interpret arrays in them."""
 
 from __future__ import annotations
 

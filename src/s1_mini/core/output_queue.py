@@ -68,7 +68,7 @@ class OutputQueue:
         self._wake: Callable[[], None] | None = None  # see `watch`
         self._details: dict[str, Any] = {}  # sent with the first chunk
         self.effects: Effects | None = None  # applied to each chunk when the consumer takes it
-        self.words: WordSource | None = None  # asked for words when the consumer takes a chunk
+        self.words: WordSource | None = None  # called when the consumer takes a chunk
 
     # Called by the engine.
 

@@ -1,6 +1,7 @@
 """An accepted request, the utterances that its text was split into, and the progress of each utterance.
 
-All times are in seconds, from the same monotonic clock. Only the scheduler changes these objects.
+All times are in seconds, from the same monotonic clock. Once a request is submitted, only the scheduler changes these
+objects; if the stages are remote, `remote/relay.py`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class StageSequence:
         self.scores: Items | None = None  # attention scores of each output item, if word times are requested
         self.available = self.consumed = self.produced = self.units = 0
         self.is_final = self.is_done = False
-        self.asks_at = 0  # number of available items at which the policy is asked again for the next unit
+        self.asks_at = 0  # number of available items at which to call the policy's `next_unit` again
         self.slot: int | None = None
         self.next_unit: Unit | None = None  # the unit that is ready to begin
         self.unit: Unit | None = None  # the unit in progress

@@ -94,7 +94,7 @@ class AudioOutput:
         self._utterance = 0
         self._frames: AlignedFrames | None = None  # of the last chunk of the utterance
         self._bytes_per_s: float = NOTHING.itemsize * sample_rate
-        self.set_window(WINDOW_S if is_streamed else NEVER)  # a response that is not streamed is read only at its end
+        self.set_window(WINDOW_S if is_streamed else NEVER)  # a whole response may be read only at its end
 
     @property
     def is_awaited(self) -> bool:

@@ -63,7 +63,7 @@ class StagePolicy:
     holds: Literal["utterance", "unit"] = "utterance"  # how long a sequence keeps its slot and state
     is_autoregressive: bool = True  # true: all units step together; false: a call has only the most urgent units
     stops: bool = False  # whether units end by themselves; a unit at its step limit then means that speech was cut
-    is_remote: bool = False  # whether the stage runs in another process, which must be told about dropped slots
+    is_remote: bool = False  # whether the stage runs in another process, which needs `Plan.drops`
     helped_size: int = 0  # the first stage's thread may help with first audio, in units up to this size
     items_a_turn: int = 0  # limit per turn of a thread with several stages; at least one call is made
     prefill_positions: int = 256  # limit of prefilled positions per plan, for all units together

@@ -14,8 +14,8 @@ KEY = "alignment"  # key in config.json
 def read_head(values: Mapping[str, Any], num_layers: int, num_heads: int) -> AlignmentHead | None:
     """Read the head that `config.json` names, or return None.
 
-    `pause_shift_ms` defaults to `shift_ms`, and `end_shift_ms` to `pause_shift_ms`.
-    The layer must be below `num_layers`, the head below `num_heads`. Raises `CheckpointMismatchError`.
+    `pause_shift_ms` defaults to `shift_ms`, and `end_shift_ms` to `pause_shift_ms`. The layer must be below
+    `num_layers`, the head below `num_heads`. Raises `CheckpointMismatchError`.
     """
     value = values.get(KEY)
     if value is None:
@@ -26,7 +26,10 @@ def read_head(values: Mapping[str, Any], num_layers: int, num_heads: int) -> Ali
     def shift(key: str, default: Any) -> float:
         name = f"config.json: {KEY}.{key}"
         return read_number(
-            name, value.get(key, default), lambda ms: abs(ms) <= MAX_SHIFT_MS, f"up to {MAX_SHIFT_MS} ms"
+            name,
+            value.get(key, default),
+            lambda ms: abs(ms) <= MAX_SHIFT_MS,
+            f"a number of ms, at most ±{MAX_SHIFT_MS}",
         )
 
     return AlignmentHead(

@@ -265,7 +265,8 @@ class Family(Protocol):
     ) -> Iterator[Check] | None:
         """Return an iterator that checks a checkpoint against an oracle; None if the oracle has no known part.
 
-        Raises `CheckpointError`. With a malformed oracle, iterating may raise any exception.
+        Raises `CheckpointError`. Iterating raises `VerificationError` for an oracle of a different checkpoint, and may
+        raise any exception for a malformed oracle.
         """
 
     def write_random(self, directory: Path, *, size: str, form: Form, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Import of Triton that does not fail on machines without it, the compilation and the launch options of kernels.
+"""The optional import of Triton, and the compilation and launch options of kernels.
 
 On GPUs of compute capability 9 and above, a kernel is launched while the previous kernel still runs (programmatic
 dependent launch): it prefetches its inputs, then waits for the end of the previous kernel with `wait_for_last`. Every
@@ -81,7 +81,7 @@ def batch_invariance(enabled: bool = True) -> Iterator[None]:
 
 @contextmanager
 def compile_in_parallel(threads: int) -> Iterator[None]:
-    """Compile all kernels that this thread calls in this block in other threads, and wait for them at its end.
+    """Compile, in other threads, all kernels that this thread calls in this block, and wait for them at its end.
 
     A call of a kernel that is not compiled yet only submits it to the compiler. Tensors that such a kernel should have
     filled are zero, so that they remain valid indices. Use this block only for calls whose results are not needed. A

@@ -12,7 +12,7 @@ from s1_mini.kernels.backend import runs_triton
 from s1_mini.kernels.writes import FIELDS, write_all
 from s1_mini.layers.randomness import uniforms
 
-ALIGNMENT = 16  # bytes between the beginnings of arrays in a packed buffer
+ALIGNMENT = 16  # alignment of arrays in a packed buffer, in bytes
 
 
 def stage(x: Tensor, device: torch.device) -> Tensor:
@@ -48,7 +48,7 @@ class Writes:
         self._rows.append((tensor, rows, _bytes_for(tensor, values, len(values), tensor.stride(0))))
 
     def first(self, tensor: Tensor, values: np.ndarray) -> None:
-        """Set the first numbers of a contiguous `tensor`, instead of an earlier `first` that has not run."""
+        """Set the first numbers of a contiguous `tensor`; this replaces a pending `first` for the same tensor."""
         self._firsts[tensor.data_ptr()] = tensor, _bytes_for(tensor, values, 1, tensor.numel())
 
     def uniforms(self, numbers: Tensor, seed: int, piece: int) -> None:

@@ -24,16 +24,16 @@ from s1_mini.metrics import EngineMetrics
 from s1_mini.types import AudioChunk, EngineState, TTSRequest
 
 PIPE_BYTES = 2**20  # capacity of a pipe, so that the audio of one codec call fits (Linux; 64 KiB by default)
-BUFFER_BYTES = 2**18  # of the files at both ends of a pipe; larger arrays pass them by
+BUFFER_BYTES = 2**18  # file buffer at each end of a pipe; larger arrays bypass it
 STATUS_S = 0.05  # interval at which the engine's state is sent, if it has changed
-HEARTBEAT_S = 1.0  # interval at which it is sent in any case
+HEARTBEAT_S = 1.0  # interval at which the state is sent even if it has not changed
 WINDOW_S = 5.0  # seconds of audio that are sent ahead of the consumer; the rest stays unread in the engine's process
 ACKNOWLEDGED_S = 1.0  # seconds of audio that the consumer takes between two `Taken`
 _SIZE = struct.Struct("<Q")
 
 
 class Start(NamedTuple):
-    """The first message to the engine's process. It answers with `Result`, which has `Facts`, or with `Failed`."""
+    """The first message to the engine's process. The answer is `Result` with `Facts`, or `Failed`."""
 
     config: EngineConfig
     metrics: EngineMetrics  # of earlier processes, to be continued
@@ -41,7 +41,7 @@ class Start(NamedTuple):
 
 
 class Speak(NamedTuple):
-    """Speak `request`. The answers are `Audio` with the same number."""
+    """Speak `request`. The answers are `Audio`, or `Failed` if it cannot begin, with the same number."""
 
     number: int
     request: TTSRequest  # without `stream`
@@ -98,7 +98,7 @@ class Audio(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Audio of a request that is not sent yet, in bytes, because its consumer has not taken earlier audio."""
+    """Bytes of a request's audio that are not sent yet, because its consumer has not taken earlier audio."""
 
     number: int
     num_bytes: int
@@ -119,7 +119,7 @@ class Result(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The error of a call."""
+    """The error of a call, or of a request that could not begin."""
 
     number: int
     error: Exception

@@ -1,8 +1,8 @@
 """An engine in a process of its own, so that its threads do not wait for those of the server.
 
 Threads of one Python process run one at a time: while the server encodes and sends audio, a thread of the engine that
-wakes up waits for it. `EngineProcess` has the methods of `ProductionTTSEngine` that the server uses. It imports no
-torch; `engine_worker.py` is the other process, and `channel.py` describes their messages.
+wakes up waits for it. `EngineProcess` has the methods of `ProductionTTSEngine` that the server uses. This module does
+not import torch; `engine_worker.py` is the other process, and `channel.py` describes their messages.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ EXIT_S = 10.0  # time for the process to exit after `stop`; then it is killed
 
 
 class RemoteOutput:
-    """The audio of one request for one consumer, who uses it like an `OutputQueue`."""
+    """The audio of one request for one consumer, with the interface of an `OutputQueue`."""
 
     def __init__(self, queue: OutputQueue) -> None:
         self.queue = queue
@@ -103,7 +103,8 @@ class EngineLink:
     def __init__(self, config: EngineConfig, metrics: EngineMetrics) -> None:
         """Start the process and wait until its engine has started.
 
-        Raises the errors of `ProductionTTSEngine.start`, and `EngineNotReadyError` if the process exits.
+        Raises the errors of `ProductionTTSEngine.start`, and `EngineNotReadyError` if the process exits. As in all
+        answers of the process, an error that is not an `S1MiniError` arrives as `RuntimeError`.
         """
         self.state, self.voice_names = EngineState("stopped"), list[str]()
         self.heard = time.monotonic()  # when the process sent its last message
@@ -156,7 +157,7 @@ class EngineLink:
         return future
 
     def check(self, silent_s: float) -> None:
-        """Kill the process if it has sent nothing for `silent_s`, as if all its threads wait for one that hangs."""
+        """Kill the process if it has sent nothing for `silent_s` seconds, because it hangs."""
         if time.monotonic() - self.heard > silent_s and not self._is_closing:
             logger.error("the engine's process hangs; killing it")
             self.state = EngineState("failed")
@@ -278,12 +279,15 @@ class EngineProcess:
 
     @property
     def num_slots(self) -> int:
-        """Number of sentences that are generated at once; before the start, the configured number, or 1."""
+        """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
         link = self._link
         return link.facts.num_slots if link else self.config.max_batch_size or 1
 
     def state(self) -> EngineState:
-        """Return whether the engine is ready, and how full its queue is, as it was at most `STATUS_S` ago."""
+        """Return whether the engine is ready, and how full its queue is, as the process last reported.
+
+        It reports changes every `STATUS_S` seconds.
+        """
         link = self._link
         if link is None:
             return EngineState("stopped")
@@ -292,7 +296,10 @@ class EngineProcess:
         return link.state
 
     def health_check(self) -> dict[str, Any]:
-        """Return state, placement and memory; the last known ones if the process does not answer."""
+        """Return state, placement and memory; the last known ones if the process does not answer.
+
+        Raises `RuntimeError` if the GPU fails.
+        """
         link = self._link
         if link is None:
             return {"status": "stopped", "ready": False, "vram": {"used_gb": 0.0, "total_gb": 0.0}}
@@ -305,7 +312,10 @@ class EngineProcess:
         return link.health
 
     def families(self) -> list[MetricFamily]:
-        """Return all current metrics; only those of earlier processes if the process does not answer."""
+        """Return all current metrics; only those of earlier processes if the process does not answer.
+
+        Raises `RuntimeError` if the GPU fails.
+        """
         link = self._link
         if link is not None:
             asked = link.call("families")
@@ -324,7 +334,7 @@ class EngineProcess:
         return cast("list[VoiceInfo]", self._call("voices"))
 
     def describe_voice(self, name: str) -> VoiceInfo:
-        """Return one voice. Raises `VoiceNotFoundError` or `VoiceFileError`."""
+        """Return one voice. Raises the errors of `ProductionTTSEngine.describe_voice`."""
         return cast("VoiceInfo", self._call("describe_voice", name))
 
     async def add_voice_async(

@@ -195,7 +195,7 @@ class EngineWorker:
         outgoing = self._outgoing[number] = Outgoing(number, output, self.send)
         if isinstance(output, OutputQueue):
             output.watch(outgoing.mark)
-            outgoing.mark()  # for what came before
+            outgoing.mark()  # for chunks that arrived before `watch`
         else:
             await self._pump(outgoing)
 

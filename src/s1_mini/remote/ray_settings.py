@@ -75,8 +75,8 @@ class ClusterSettings(Settings):
     cpus: Shares = Field({}, description="CPUs that Ray reserves per replica; default: 0.2, for the ingress 0")
     max_ongoing: Numbers = Field(
         {},
-        description="concurrent utterances per replica; default: S1_MINI_MAX_BATCH_SIZE for the first stage, 1,024 for "
-        "the others",
+        description="concurrent utterances per replica; default: S1_MINI_MAX_BATCH_SIZE for the first stage (unset: 64 "
+        "on a GPU, 4 on a CPU), 1,024 for the others",
     )
     max_open: int = Field(256, ge=1, le=100_000, description="maximum number of concurrent utterances per ingress")
     grows: bool = Field(False, description="true: the cluster autoscales; its current size does not limit the replicas")

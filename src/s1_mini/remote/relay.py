@@ -69,7 +69,7 @@ class RemoteCore:
         slots: int,
         max_open: int,
     ) -> None:
-        """`slots` is the number of slots of the first stage; `max_open` limits the utterances in progress."""
+        """`slots` is the number of slots of one replica of the first stage; `max_open` limits the open utterances."""
         self.line = make_line(config.model_copy(update={"batch_timeout_ms": 0.0}))
         self.prefixes: ByteCache[Saved] = ByteCache(prefix_bytes_of(config), config.kv_cache_size)
         self.ledger, self._max_open = RequestTracker(), max_open
@@ -176,7 +176,7 @@ class Relay:
     """Utterances in progress. Used only on the event loop's thread."""
 
     def __init__(self, core: RemoteCore, call: Call, stage: str, output: Spec, *, count: int, max_open: int) -> None:
-        """`call` sends work to the last stage; `count` is the number of slots of the first stage."""
+        """`call` sends work to the last stage; `count` is the number of slots of one replica of the first stage."""
         self.count, self._max_open = count, max_open
         self._line, self._ledger, self._prefixes = core.line, core.ledger, core.prefixes
         self._call, self._stage, self._output = call, stage, output
@@ -185,7 +185,7 @@ class Relay:
 
     @property
     def num_free(self) -> int:
-        """Free slots of the first stage's replicas; further utterances wait in the stage's queue."""
+        """Free slots of the first stage, as if it had one replica; further utterances wait in the stage's queue."""
         return max(0, self.count - len(self._open))
 
     async def run(self, is_over: threading.Event) -> None:
@@ -321,7 +321,10 @@ class Relay:
 
 
 class ClusterEngine(ProductionTTSEngine):
-    """An engine with its stages in other processes; it loads the checkpoint's tokenizer and voices, but no weights."""
+    """An engine with its stages in other processes.
+
+    It loads the checkpoint's tokenizer and voices and, for the first recording, the encoder, but no weights of stages.
+    """
 
     def __init__(
         self,
@@ -349,9 +352,7 @@ class ClusterEngine(ProductionTTSEngine):
                     "the same checkpoint on all machines"
                 )
         first = self._facts[0]
-        chain = replace(
-            speaker.loaded.chain(first.slots, first.positions), aligner=None
-        )  # processes do not send alignment scores
+        chain = replace(speaker.loaded.chain(first.slots, first.positions), aligner=None)  # stages send no scores
         core = RemoteCore(chain, names, self._call, config, slots=first.slots, max_open=self._max_open)
         return Backend(core, chain, first.positions)
 

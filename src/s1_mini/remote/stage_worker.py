@@ -87,7 +87,7 @@ class StageEngine:
     """One stage. `name` is its name in the model family; `previous` calls the previous stage, if there is one."""
 
     def __init__(self, config: EngineConfig, name: str, previous: Call | None = None) -> None:
-        """Load the stage. Raises `CheckpointError` or `ConfigurationError`."""
+        """Load the stage. Raises `CheckpointError`, `ConfigurationError`, or `CapacityError` if a slot is too small."""
         checkpoint = open_checkpoint(config)
         directory = checkpoint.directory
         config = config.model_copy(update={"checkpoint_path": directory, "max_queue_size": ANY_NUMBER})
@@ -175,7 +175,7 @@ class StageEngine:
             raise CapacityError(
                 f"the prompt and {work.max_steps} steps do not fit into a slot of {self.facts.positions} positions, "
                 "because replicas of the first stage have slots of different sizes; set S1_MINI_MAX_COLUMNS to the "
-                "size of the smallest"
+                "size of the smallest slot"
             )
         if key:
             (self.core.prefixes.pin if work.pins else self.core.prefixes.unpin)(key)

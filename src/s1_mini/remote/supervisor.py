@@ -270,7 +270,7 @@ def _folder() -> Iterator[Path]:
 class AdminRoutes:
     """Routes for all replicas, answered by the supervisor: `/health`, `/metrics`, loading of models.
 
-    Voices need no such route, because all replicas share one folder of added voices and read it at every request.
+    Voices need no such route, because all replicas share one folder of added voices.
     """
 
     def __init__(self, replicas: Sequence[Replica], settings: ServerSettings, is_draining: Callable[[], bool]) -> None:

@@ -131,8 +131,8 @@ class TokenWorker(Supervised):
     def take(self, numbers: Collection[int], wait_s: float) -> list[Made]:
         """Take the next token of each sequence; if there is none, wait at most `wait_s` for one.
 
-        Raises the error of the first failed sequence, or `GenerationError` for one that ended without a
-        last token. Then nothing is taken.
+        Raises the error of the first failed sequence, or `GenerationError` for one that ended without a last token.
+        Then nothing is taken.
         """
         with self._changed:
             sequences = [self._sequences[number] for number in numbers]

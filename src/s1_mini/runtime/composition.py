@@ -222,7 +222,7 @@ def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate
 
 
 class Composition:
-    """The audio of a plan for one consumer, who uses it like an `OutputQueue`."""
+    """The audio of a plan for one consumer, with the interface of an `OutputQueue`."""
 
     def __init__(self, plan: Plan, submit: Callable[[TTSRequest], OutputQueue], deadline: float) -> None:
         self._plan, self._submit, self._deadline = plan, submit, deadline
@@ -274,7 +274,10 @@ class Composition:
         return OutputIterator(self)
 
     def wait(self) -> AudioChunk | None:
-        """Wait for the next chunk and return it; return None after the last. Raises the error of any part."""
+        """Wait for the next chunk and return it; return None after the last.
+
+        Raises the error of any part, or `RequestTimeoutError` if the queue stays full until the deadline.
+        """
         while not self._ready and not self._is_over:
             try:
                 self._submit_ahead()

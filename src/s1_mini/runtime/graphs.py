@@ -8,7 +8,7 @@ streams that are created at different times may be the same. The streams of all 
 A process may have several engines, and an engine may run while another engine starts.
 
 Before the first capture of a kind of call, all its sizes run once to find the kernels to compile. The kernels are then
-compiled in parallel, on all cores; one after another they take a minute (H200, 2026-11).
+compiled in parallel, in up to `MAX_COMPILERS` threads; one after another would take a minute (H200, 2026-11).
 """
 
 from __future__ import annotations

@@ -213,7 +213,8 @@ def choose_device(setting: str, name: str = "device") -> Choice:
         index = int(setting.partition(":")[2] or 0)
         if not cuda or index >= torch.cuda.device_count():
             raise ConfigurationError(
-                f"{name}={setting!r} is not available: this machine has {torch.cuda.device_count()} CUDA devices"
+                f"{name}={setting!r} is not available: this machine has {torch.cuda.device_count()} CUDA devices; "
+                "auto chooses an available device"
             )
     if setting == "mps" and not torch.backends.mps.is_available():
         raise ConfigurationError(f"{name}='mps' is not available: this machine has no Metal device; use auto or cpu")

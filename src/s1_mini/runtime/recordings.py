@@ -164,7 +164,7 @@ class Prepared:
     def voices(self, deadline: float) -> list[Voice]:
         """Wait for the references until `deadline`.
 
-        Raises `ReferenceAudioError`, `EngineError` or `RequestTimeoutError`.
+        Raises `RequestTimeoutError`, and the errors of `ReferenceEncoder.encode`.
         """
         try:
             return [_wait(each, deadline) for each in self.references]

@@ -56,7 +56,7 @@ class EngineRuntime:
     def encode(self, reference: Reference, client: str = "") -> Future[Voice]:
         """Return a future with the voice of a reference, which is encoded in a thread unless the voice is cached.
 
-        Both this method and the future may raise `ReferenceAudioError` and `EngineError`.
+        Both this method and the future may raise `RequestError` and `EngineError`; the future, also `CheckpointError`.
         """
         known = self.references.find(reference)
         if known is None:
@@ -95,7 +95,7 @@ class EngineRuntime:
     def begin_if_encoded(self, request: TTSRequest, deadline: float, *, streams: bool) -> OutputQueue | Prepared:
         """Prepare a request, and submit it unless one of its references is still being encoded.
 
-        Raises the errors of `prepare` and `begin`.
+        Raises the errors of `prepare`, `begin` and `Prepared.voices`.
         """
         prepared = self.prepare(request)
         if not all(reference.done() for reference in prepared.references):
@@ -105,7 +105,10 @@ class EngineRuntime:
     def begin(
         self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
     ) -> OutputQueue:
-        """Submit a request with its named voice, with `voices` (those of its references), or with the default voice."""
+        """Submit a request with its named voice, with `voices` (those of its references), or with the default voice.
+
+        Raises `RequestError` or `EngineError`.
+        """
         description = self.speaker.description
         sampling, options = description.sampling_of(request), description.prompt_options(request)
         words = self._words(request, prepared, is_live=streams) if request.word_times else None

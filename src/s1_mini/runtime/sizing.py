@@ -96,5 +96,6 @@ def _check_positions(positions: int, budget: float, position_bytes: int) -> None
     if positions < SPAN:
         raise ConfigurationError(
             f"the key-value cache of {budget / GIB:.2f} GB has room for only {positions} positions of this checkpoint; "
-            f"it needs at least {position_bytes * SPAN / 1e6:.1f} MB (S1_MINI_KV_CACHE_GB)"
+            f"it needs at least {SPAN}, which take {position_bytes * SPAN / 1e6:.1f} MB. Raise S1_MINI_KV_CACHE_GB, or "
+            "free memory on the device."
         )

@@ -160,11 +160,12 @@ class Synthesizer:
         """Submit a request whose utterances are `pieces`; the last chunk of the returned queue has the finish reason.
 
         A `stream`, instead of `pieces`, is the text of one utterance that is still being written; `read` normalizes a
-        sentence of it.
-        `deadline` is a time of `time.monotonic`. `flow` has the client and the group, for fair turns in the queue. The
-        prompts of later utterances are built shortly before their turn. Raises `VoiceError`, `ParameterError` or
-        `CapacityError` for a prompt that cannot be built, and the errors of `Core.submit`; the returned queue may raise
-        `EngineError`, such as `GenerationError` or `RequestTimeoutError`.
+        sentence of it. `deadline` is a time of `time.monotonic`. `flow` has the client and the group, for fair turns in
+        the queue. The prompts of later utterances are built shortly before their turn.
+
+        Raises `RequestError` or `CapacityError` for a prompt that cannot be built, and the errors of `Core.submit`. The
+        returned queue may raise `EngineError`, such as `GenerationError` or `RequestTimeoutError`, and `RequestError`
+        for the text of a `stream`.
         """
         queue = OutputQueue(lambda: self.core.cancel(request), whole=not streams)
         arrived = time.monotonic()
@@ -264,7 +265,7 @@ class Synthesizer:
     def read_prefix(self, voice: Voice) -> bool:
         """Prefill `voice` into the cache with a request of one step, and return whether the request finished.
 
-        Any other request cancels this request. Only one thread may call this. Raises `EngineError`.
+        Any other request cancels this request. Only one thread may call this. Raises `VoiceError` or `EngineError`.
         """
         accepted = self.core.line.stats.accepted
         try:
@@ -273,9 +274,8 @@ class Synthesizer:
         except QueueFullError:
             return False
         self._prefix = queue
-        if (
-            self.core.line.stats.accepted > accepted + 1
-        ):  # another request arrived before `_prefix` was set, and could not cancel this request
+        # If another request arrived before `_prefix` was set, it could not cancel this request.
+        if self.core.line.stats.accepted > accepted + 1:
             queue.close()
         return all(chunk.finish_reason != "cancelled" for chunk in queue)
 

@@ -75,7 +75,7 @@ class VoiceService:
     ) -> VoiceInfo:
         """Encode a reference and store the voice under `name`. Cancelling `check` ends this.
 
-        Raises `RequestError` or `EngineError`.
+        Raises `RequestError`, `EngineError`, `CheckpointError` if the encoder cannot be loaded, and `CancelledError`.
         """
         description = check_description(description)
         self.registry.added.form.check_transcript(reference.text)
@@ -91,7 +91,7 @@ class VoiceService:
         return self.registry.info(name)
 
     def delete(self, name: str) -> None:
-        """Delete an added voice and its cached prefix. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
+        """Delete an added voice and its cached prefix. Raises the errors of `VoiceRegistry.delete`."""
         with self._lock:
             try:
                 key = self._synthesizer.prompt(self.registry.find(name).voice).prefix_key

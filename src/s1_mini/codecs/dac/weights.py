@@ -56,7 +56,10 @@ def build_codec(
     Raises `CheckpointMismatchError` if config and weights contradict each other, or if encoder weights are missing.
     """
     if encodes and not can_encode(tensors):
-        raise CheckpointMismatchError(f"{source} has no encoder weights, so it cannot encode a reference")
+        raise CheckpointMismatchError(
+            f"{source} has no encoder weights, so it cannot encode a reference; name a voice, or convert the "
+            "checkpoint without --decode-only"
+        )
     # The encoder is checked even if it is not built; otherwise, the first reference would reveal its faults.
     shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
     check(config, translate(shapes, encodes=can_encode(tensors)), encodes=can_encode(tensors), source=source)

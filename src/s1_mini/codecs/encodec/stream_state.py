@@ -86,9 +86,8 @@ class StreamChunk(SelectedStreams):
         end, offsets = context + self._lengths[:, None], torch.arange(stride - 1, device=joined.device)
         to, source = end + offsets, end - 2 - offsets
         is_inside = to < joined.shape[-1]
-        to, source = (
-            torch.where(is_inside, each, 0) for each in (to, source)
-        )  # outside the tensor, rewrite the first input with itself
+        # Outside the tensor, the first input is overwritten with itself.
+        to, source = (torch.where(is_inside, each, 0) for each in (to, source))
         is_short = self._reset_mask & (self._lengths <= context)
         rows = (-1, joined.shape[1], -1)
         values = joined.gather(-1, source[:, None].expand(*rows))

@@ -32,9 +32,7 @@ class HifiGanConfig:
     dilations: tuple[tuple[int, ...], ...] = declare(((1, 3, 5),) * 3, "resblock_dilation_sizes", _dilations)
     # Slope of the leaky ReLU below zero.
     slope: float = number(0.1, "leaky_relu_slope", lambda value: 0 <= value < 1, "a number in [0, 1)")
-    normalizes: bool = flag(
-        True, "normalize_before"
-    )  # whether frames are normalized by the checkpoint's mean and scale
+    normalizes: bool = flag(True, "normalize_before")  # whether to normalize frames by the checkpoint's mean and scale
     sample_rate: int = size(16_000, "sampling_rate")  # Hz
 
     @property

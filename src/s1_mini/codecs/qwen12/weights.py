@@ -211,7 +211,10 @@ def build_decoder(
 def build_encoder(config: Qwen12Config, tensors: Mapping[str, Tensor], *, device: torch.device, source: str) -> Encoder:
     """Build the codec's encoder in fp32 from published tensors. Raises `CheckpointMismatchError` if they do not fit."""
     if not can_encode(tensors):
-        raise CheckpointMismatchError(f"{source} has no encoder weights, so it cannot encode a reference")
+        raise CheckpointMismatchError(
+            f"{source} has no encoder weights, so it cannot encode a reference; name a voice, or convert the "
+            "checkpoint without --decode-only"
+        )
     check(config, tensors, encodes=True, source=source)
     stems = [f"encoder.quantizer.{name}_residual_vector_quantizer." for name in ("semantic", "acoustic")]
     books = [f"{stems[0]}layers.0.", *(f"{stems[1]}layers.{at}." for at in range(config.num_codebooks - 1))]

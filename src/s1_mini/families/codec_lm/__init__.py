@@ -1,4 +1,4 @@
 """Codec language models, shared by their families: a backbone over frames, a depth transformer over their codes.
 
-`network.py` has the products, `model.py` the state of many sequences, `stage.py` the stage of an engine.
+`network.py` computes logits, `model.py` adds the state of many sequences, and `stage.py` is the stage of an engine.
 """

@@ -26,7 +26,7 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "balanced": (4, 4, 8, 16, 25),
     "throughput": (25,),
 }
-CODEC_SLOTS = 2  # codec slots per slot of the model, whose next utterance may begin before decoding ends
+CODEC_SLOTS = 2  # per model slot, which may begin an utterance before the codec has decoded the previous one
 SMALL_CHUNK = 4  # maximum frames of a first chunk that the model's thread decodes if the codec's thread is busy
 SPARE_FRAMES = 32  # a thread that runs model and codec decodes, per turn, at most two frames per slot plus these
 
@@ -75,9 +75,8 @@ def make_chain(
     )
 
     def room(prompt: PromptTokens) -> int:
-        before = (
-            prompt.voice[reference].shape[-1] if reference in prompt.voice else 0
-        )  # frames that the codec continues
+        # Frames that the codec decodes before those of the utterance.
+        before = prompt.voice[reference].shape[-1] if reference in prompt.voice else 0
         return min(positions - len(prompt.items), codec.max_frames - int(before))
 
     stages = (

@@ -146,7 +146,7 @@ class FrameModel(Generic[State]):
             return reads_common(rows, self._config.backbone.num_kv_heads, span)
 
     def prefill(self, state: State, slot: int, tokens: Tensor, start: int = 0) -> None:
-        """Prefill prompt tokens [K + 1, n] in `slot` at positions start … start + n."""
+        """Prefill prompt tokens [K + 1, n] in `slot`, from position `start` on."""
         count = tokens.shape[1]
         if count == 0:
             return
@@ -197,7 +197,7 @@ class FrameModel(Generic[State]):
         writes.rows(state.count, slots, np.zeros(1, np.int64))
 
     def take(self, state: State, slots: Sequence[int], conditions: Sequence[Conditions], writes: Writes) -> None:
-        """Store the other conditions that the `slots` of requests need."""
+        """Store further conditions of the requests in `slots`; by default, there are none."""
 
     def feed(self, state: State, slot: int, start: int, tokens: np.ndarray, writes: Writes) -> None:
         """Store text tokens [n] for the steps of a slot from `start` on; for families that read one token per step."""
@@ -258,7 +258,7 @@ class FrameModel(Generic[State]):
         raise NotImplementedError
 
     def hidden(self, state: State, span: int) -> Tensor:
-        """Run the backbone on the next position of all rows; its pre-norm output [rows, dim]."""
+        """Run the backbone on the next position of all rows; return its pre-norm output [rows, dim]."""
         return branch_sum(*self._backbone(state, span, len(state.count)))
 
     def _backbone(self, state: State, span: int, rows: int) -> tuple[Tensor, Tensor | None]:
@@ -283,7 +283,7 @@ class FrameModel(Generic[State]):
         return x, CachePositions(target, position, span, rope, mask, slots, is_prompt=slots is not None)
 
     def _width(self, state: State, rows: int) -> int:
-        """Number of rows to compute: on a CPU, products of one to three rows round differently from larger ones."""
+        """Return the number of rows to compute: on a CPU, a multiple of four, because fewer rows round differently."""
         if self.device.type != "cpu":
             return rows
         return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.count))

@@ -29,7 +29,7 @@ from s1_mini.weights.write import ArchiveEntry, copied
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
     """Return all files; weights are read while the files are written.
 
-    Raises `CheckpointError`, or `ParameterError` for int8 or float16.
+    Raises `CheckpointError`, or `ParameterError` for int8, or for float16 as the model's precision.
     """
     conversion.check_not_int8("Qwen3-TTS")
     if conversion.precision == "float16":

@@ -101,7 +101,7 @@ def _checked(voices: Sequence[Voice], options: PromptOptions) -> dict[str, Any]:
 
 
 def open_qwen3(directory: Path, placement: Placement, settings: Qwen3Settings) -> LoadedQwen3:
-    """Load model and codec. Only the layers of the talker are quantized; on a CPU, also those of the code predictor.
+    """Load model and codec. `weights_dtype` applies to the talker's layers and, on a CPU, to the code predictor's.
 
     Raises `CheckpointError`, or `ConfigurationError` for float16.
     """
@@ -138,7 +138,7 @@ def open_qwen3(directory: Path, placement: Placement, settings: Qwen3Settings) -
 def _check_pair(config: Qwen3Config, codec: Qwen12) -> None:
     """Raise `CheckpointMismatchError` unless the codec has a rate of 24 kHz and the same codes as the model."""
     if codec.sample_rate != SAMPLE_RATE:
-        raise CheckpointMismatchError(f"{CODEC_FOLDER} has {codec.sample_rate} Hz; the models need {SAMPLE_RATE}")
+        raise CheckpointMismatchError(f"{CODEC_FOLDER} has a rate of {codec.sample_rate} Hz; it must be {SAMPLE_RATE}")
     ours, theirs = (config.num_codebooks, config.code_size), codec.table.shape[:2]
     if ours != tuple(theirs):
         raise CheckpointMismatchError(

@@ -106,8 +106,8 @@ class PromptBuilder:
         """Build the prompt for `text`: items [S, K + 1], text token before codec values.
 
         `language` is a name in the config; with None, the model detects the language. Without `whole_text`, the text is
-        read one token per frame, and the tokens after the items are `voice["texts"]` of the result. Unless the text
-        `is_complete`, no end token follows it; `rest` returns its later tokens. Raises `VoiceError`.
+        read one token per frame, and the tokens after the items are `voice["texts"]` of the result. If the text is not
+        complete, no end token follows it, and `rest` returns the tokens of its later parts. Raises `VoiceError`.
         """
         config, columns, ids = self._config, self._columns, self._config.text
         preset, vector, codes = (None if voice is None else voice.tensors.get(name) for name in (PRESET, VECTOR, CODES))

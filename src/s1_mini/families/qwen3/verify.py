@@ -47,7 +47,8 @@ def verify_qwen3(
 ) -> Iterator[Check] | None:
     """Open a checkpoint and return its checks, computed as they are consumed; None if there is nothing to check.
 
-    Raises `CheckpointError`. With a malformed oracle, it may raise other exceptions.
+    Raises `CheckpointError`. The iterator raises `VerificationError` for an oracle of a different checkpoint, and may
+    raise any exception for a malformed oracle.
     """
     if not any(_cases(content)) and not {"decode", "encode"} & content.keys():
         return None

@@ -76,7 +76,10 @@ class S1Model(FrameModel[S1State]):
         )
 
     def prompt(self, text: str, voices: Sequence[Voice] = ()) -> PromptTokens:
-        """Build the prompt for one sentence piece. Raises `CapacityError` if it leaves no position for speech."""
+        """Build the prompt for one sentence piece.
+
+        Raises the errors of `build_prompt`, and `CapacityError` if it leaves no position for speech.
+        """
         return self.check_length(build_prompt(self.tokenizer, self.network.config, text, voices))
 
     def allocate(self, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None) -> S1State:

@@ -26,7 +26,8 @@ SPEAKER = "<|speaker:0|>"
 def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Sequence[Voice]) -> PromptTokens:
     """Build the prompt for `text` with the references `voices`. Its items [S, K + 1] are a token and its codes.
 
-    Raises `VoiceError` if the codes of a voice do not fit the model.
+    Raises `VoiceError` if the codes of a voice do not fit the model, and `CheckpointMismatchError` if the vocabulary
+    has no token `<|interleave|>`.
     """
 
     def part(tokens: list[int]) -> np.ndarray:

@@ -36,7 +36,8 @@ def verify_s1(
 ) -> Iterator[Check] | None:
     """Load a checkpoint; return an iterator that computes one check after another, or None if nothing can be checked.
 
-    Raises `CheckpointError`. With a malformed oracle, it may raise other exceptions.
+    Raises `CheckpointError`. The iterator raises `VerificationError` for an oracle of a different checkpoint, and may
+    raise any exception for a malformed oracle.
     """
     known = {"codec", "sampler"} & set(content)
     if not known and not any(isinstance(part, Mapping) and "prompt" in part for part in content.values()):

@@ -1,1 +1,1 @@
-"""Kernels of Qwen3-TTS alone: sampling."""
+"""Kernels that only Qwen3-TTS uses: sampling, and a whole frame for CPUs."""
