@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from s1_mini.exceptions import QueueFullError
+from s1_mini.exceptions import GenerationError, QueueFullError
 from s1_mini.runtime.tasks import Steps, Tasks
 
 
@@ -53,3 +53,16 @@ def test_tasks_that_were_cancelled_in_the_queue_do_not_shorten_the_retry_time() 
         tasks.submit(task)
 
     assert refused.value.retry_after_s == pytest.approx(8.0 * 6 / 2, rel=0.01)
+
+
+def test_an_unexpected_error_of_a_task_becomes_an_error_of_the_request() -> None:
+    def broken() -> Steps[int]:
+        yield
+        raise ValueError("shapes differ")
+
+    tasks = Tasks(6, lambda: None, clock=lambda: 0.0)
+    future = tasks.submit(broken)
+    while not future.done():
+        tasks.step(beside_speech=False)
+    with pytest.raises(GenerationError, match="ValueError: shapes differ"):
+        future.result()

@@ -110,13 +110,9 @@ class Tasks:
         task, started = self._tasks[0], self._clock()
         if self._started is None:
             self._started = started
-
-        def fail(error: Exception) -> None:
-            task.end(as_error(error) if isinstance(error, torch.OutOfMemoryError) else error)
-
         work = partial(with_memory, task.step, self._free_memory)
         was_cancelled = task.future.cancelled()
-        if was_cancelled or attempt(work, fail) is not False:
+        if was_cancelled or attempt(work, lambda error: task.end(as_error(error))) is not False:
             self._tasks.popleft()
             if not was_cancelled:
                 self._durations.add(self._clock() - self._started)
