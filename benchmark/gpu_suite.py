@@ -42,7 +42,9 @@ from s1_mini.runtime.loader import load
 from s1_mini.runtime.process import frozen, prepare_process
 
 VOICE = "suite"
-LATE_S = 1.0  # limit for p95 of the time to first audio; above it, listeners wait between sentences
+LATE_S = (
+    1.0  # limit for p95 of the time to first audio of real-time streams; above it, listeners wait between sentences
+)
 STARTS = 2  # the second start has warm caches
 START_LIMIT_S = 120.0
 START = """
@@ -56,7 +58,7 @@ engine.stop()
 
 
 class Target(NamedTuple):
-    """Limit and aim of a figure."""
+    """Limit (`must`) and goal (`aim`) of a figure."""
 
     title: str
     must: float
@@ -163,7 +165,7 @@ SMALL = Scale(
 def run_suite(config: EngineConfig, scale: Scale, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure all parts, one after the other; return facts, figures and their details.
 
-    `progress` is called with the name of each part. Raises the errors of the engine's start, and
+    `progress` is called with the name of each part. Raises `ConfigurationError` if the engine does not start, and
     `CheckpointMismatchError` if the checkpoint is not of S1.
     """
     begun, details = time.perf_counter(), dict[str, Any]()
@@ -238,13 +240,13 @@ class Parts:
         return self._clients.closed("idle", self._asks(self._scale.idle), concurrency=1)
 
     def busy(self) -> Load:
-        """Send requests at random moments."""
+        """Send requests at random times, at `Scale.rate`."""
         asks = self._asks(round(self._scale.rate * self._scale.rate_s))
         arrivals = planned_arrivals(len(asks), self._scale.rate, self._seed)
         return self._clients.open(f"{self._scale.rate:g} a second", asks, arrivals, rate=self._scale.rate)
 
     def saturated(self) -> Load:
-        """Keep more requests in flight than there are slots, until the time is over."""
+        """Keep `Scale.clients` requests of one voice in flight, more than there are slots, for `Scale.saturated_s`."""
         scale = self._scale
         asks = self._asks(scale.clients * 40)
         return self._bulk.closed("saturated", asks, concurrency=scale.clients, limit_s=scale.saturated_s)

@@ -1,4 +1,4 @@
-"""Compares the mel family with a plain baseline on one machine: the gain of its techniques.
+"""Compare the mel family with a plain baseline on one machine, to measure the gain of its techniques.
 
 The baseline runs in float32, one request at a time, without a KV cache (every step recomputes its whole prefix,
 causally, so that the result is the same), waits for the device after every request, and copies the encoded text, the

@@ -1,8 +1,8 @@
-"""The cascade's semantic and coarse stages, ours and vLLM's: the same random weights, prompts and lengths.
+"""The cascade's semantic and coarse stages in the engine and in vLLM: the same random weights, prompts and lengths.
 
 For each number of concurrent sequences, it measures the seconds until each has its first token, then tokens per second,
-and both figures also by CPU time. Runs of ours and of vLLM's alternate, and the best run of each counts, because
-other load on the machine can only slow a run down. Linux only.
+and both figures also by CPU time. Runs of the two alternate, and the best run of each counts, because other load on the
+machine can only slow a run down. Linux only.
 
 python -m benchmark.vllm_stages --size small --vllm-python /opt/vllm/bin/python
 """

@@ -15,7 +15,7 @@ OPTIONS = {"types.SharedOptions": "types.TTSRequest", "types.SamplingOptions": "
 
 
 class Names(griffe.Extension):
-    """Takes comments as docstrings and links the public names."""
+    """Uses comments as docstrings of attributes, and links public names."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """Take the description of a setting, otherwise the comment after an attribute or the comments above it."""

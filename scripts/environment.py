@@ -272,7 +272,7 @@ class Environment:
         self._install(wanted, state._replace(root=str(self.root)))
 
     def _clear(self, fault: str) -> None:
-        """Remove everything except the files of this run."""
+        """Remove the environment, except the lock, state and log of this run."""
         found = [path for path in self.venv.iterdir() if path.name not in (LOCK_NAME, STATE_NAME, LOG_NAME)]
         if found:
             say(f"Removing the old {self.recipe.folder} ({fault}) …")

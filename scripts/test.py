@@ -3,8 +3,9 @@
 Example: python scripts/test.py -k scheduler
 
 Needs only Python 3.11 or newer and this checkout. All checks run, even after a failure; the exit code is 0 only
-if all passed. Arguments are passed to pytest. With --infra, only the tests of infra/ run, in `.venv-infra`: cdk synth
-and the tests of its templates. These tests also need Node 20 or newer.
+if all passed. With --gpu, only the tests that need an NVIDIA GPU run. With --infra, only the tests of infra/ run, in
+`.venv-infra`: cdk synth and the tests of its templates, which also need Node 20 or newer. All other arguments are
+passed to pytest.
 """
 
 import argparse
@@ -28,7 +29,7 @@ MARKED = "gpu java docker image schema sdk ray vllm docs clients long"
 EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 # The tests of a file run in one process, because they share fixtures that are slow to start; files run in the order of
 # tests/conftest.py. One process more than cores, because tests wait for servers, browsers and clocks. `-n 0` is for a
-# debugger. Tests with a GPU run in one process.
+# debugger. Tests with a GPU run in one process, unless `-n` is given.
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 # Without this step, each process compiles all imported modules (20 s of CPU time) and the built-in voice's kernels

@@ -51,7 +51,7 @@ class Report:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return 0 if every step succeeded."""
+    """Create, try and delete the endpoint, and print a report; return 0 if every step succeeded."""
     options = parse(arguments)
     name, report = new_name(), Report()
     given = {"image": options.image, "role": options.role, "artifact": options.artifact}

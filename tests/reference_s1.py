@@ -1,6 +1,7 @@
 """A second, plain implementation of the S1 network: whole sequence, no cache, no batch, no slicing.
 
-Tests hold the real one against it, for switches that the original's oracle does not have. Works on published names.
+Tests compare the engine's network with it, for options that the original's oracle does not cover. Works on
+published names.
 """
 
 from __future__ import annotations

@@ -93,12 +93,12 @@ VARIABLES = {
 }
 
 
-def test_the_list_of_settings_is_this_one() -> None:
+def test_the_settings_are_those_of_the_list_in_this_file() -> None:
     assert list(EngineConfig.model_fields) == FIELDS
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_every_variable_of_the_seeds_is_read(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_variable_of_the_original_design_is_read(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     field, text, value = VARIABLES[variable]
     monkeypatch.setenv(variable, text)
 
@@ -136,7 +136,7 @@ def test_a_wrong_setting_is_refused_by_name(values: dict[str, object], complaint
         EngineConfig(**values)
 
 
-def test_what_was_set_is_named_keyword_or_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_the_keyword_or_variable_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S1_MINI_BATCH_SIZE", "many")
     with pytest.raises(ConfigurationError, match="S1_MINI_BATCH_SIZE='many'"):
         EngineConfig()

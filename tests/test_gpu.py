@@ -70,7 +70,7 @@ def test_the_originals_tensors_are_reproduced_on_the_gpu(oracle: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_they_are_on_a_gpu_that_is_not_the_first(oracle: Path) -> None:
+def test_the_originals_tensors_are_reproduced_on_the_second_gpu(oracle: Path) -> None:
     checks = list(verify_checkpoint(oracle, oracle / "oracle.pt", device="cuda:1", tolerance=1e-3))
 
     assert [check.name for check in checks if not check.passed] == []

@@ -50,7 +50,7 @@ def test_an_unknown_name_is_an_attribute_error_that_lists_the_known_ones() -> No
         _ = s1_mini.TTSEngine
 
 
-def test_the_engine_has_the_seeds_methods_and_a_batch_their_keywords() -> None:
+def test_the_engine_has_the_methods_of_the_original_design_and_a_batch_its_keywords() -> None:
     for method in ("start", "stop", "generate", "stream", "generate_batch", "health_check"):
         assert callable(getattr(ProductionTTSEngine, method))
     keywords = inspect.signature(ProductionTTSEngine.generate_batch).parameters

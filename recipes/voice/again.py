@@ -4,8 +4,8 @@ python -m recipes.voice.again --checkpoint src/s1_mini/default_model --work DIR 
 
 Dequantizes the weights, undoes the scaling of the export, and removes the export's drive and ceiling from the codec's
 config. `codec.py decoder` and `model.py` then continue from `DIR` with fresh optimisers, and `tokens.py` uses
-the codec. With `--size`, the codec gets a new decoder of this size in `sizes.py`, for `codec.py fresh`; its codes stay
-the same.
+the codec. With `--size`, the codec gets a decoder of this size in `sizes.py` with random weights; `codec.py decoder`
+trains it, and the codes stay the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def begin(checkpoint: Path, work: Path, size: str | None = None) -> None:
 
 
 def with_new_decoder(codec: dict[str, Tensor], size: str) -> dict[str, Tensor]:
-    """Return the weights of a codec with a decoder of random weights."""
+    """Return the weights of `codec`, with those of a random decoder of the given size in `sizes.py`."""
     torch.manual_seed(0)
     new = Dac(DacConfig.from_json(CODECS[size]))
     initialise(new)

@@ -1,4 +1,11 @@
-"""Train the codec in stages on speech, with learned codebooks; can be interrupted and resumed (`loop.py`)."""
+"""Train the codec in stages on speech, with learned codebooks; can be interrupted and resumed (`loop.py`).
+
+python -m recipes.voice.codec STAGE --work DIR [--size fast] [--seconds 540] [--total SECONDS] …
+
+The stages are `spectral` (mel and commitment losses only), `adversarial` (with discriminators) and `decoder` (the same,
+but encoder and codebooks keep their weights). Reads the shards of `DIR/speech` (more may appear during the training).
+`--seconds` limits this run, `--total` is the duration of the stage. The result is `DIR/codec.safetensors`.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +80,9 @@ class SpeechPool:
             self.refill()
             return self.num_samples >= min_samples
 
-        wait_until(is_ready, max_wait_s, f"too little speech came into {self._shards.directory}")
+        wait_until(
+            is_ready, max_wait_s, f"too little speech in {self._shards.directory}: fewer than {min_samples} samples"
+        )
 
     def batch(self, rows: int, length: int) -> Tensor:
         """Return `rows` random slices [rows, 1, length], float in [-1, 1]; safe inside a captured step."""
@@ -168,11 +177,11 @@ def initialise(module: nn.Module) -> None:
 
 
 SCALES = ((64, 10, 0.5), (128, 20, 0.5), (256, 40, 1.0), (512, 80, 1.0), (1024, 100, 1.0), (2048, 160, 1.0))
-FLOOR = 2e-3  # about -70 dB; a fifth of the teacher's frames are softer, and inaudible
-MEL, VERDICT, FEATURES = 15.0, 1.0, 0.7  # weights of the losses
+FLOOR = 2e-3  # mel amplitude, about -70 dB; a fifth of the teacher's frames are softer, and inaudible
+MEL, VERDICT, FEATURES = 15.0, 1.0, 0.7  # weights of the losses: mel, adversarial, feature matching
 REVIVE_EVERY, REVIVE_UNTIL = 500, 0.6  # steps; share of a stage
 CROP_S = 0.5  # length of the part of every row that the discriminators get
-LENIENT_UNTIL = 0.6  # share of a stage; after it every row is quantised by all books
+LENIENT_UNTIL = 0.6  # share of a stage; afterwards, every row is quantised with all books
 SAVE_EVERY_S, PUBLISH_EVERY_S = 300.0, 60.0
 SOFTER_SHARE, SOFTEST = 0.5, 0.3  # share of rows that are made softer, and the smallest factor
 POOL_S = 110 * 3600  # maximum duration of speech on the device
@@ -225,8 +234,10 @@ class CodecTraining(TimedTraining):
             parts=self.group.size,
         )
         self._books = Books(self.codec.quantizer, device, compiles=compiles)
-        self._report = torch.zeros(5, device=device)  # running means: mel, commitment, verdict, features, judges'
-        self._lenient = torch.ones((), device=device)  # 0 once every row is to be quantised by all books
+        self._report = torch.zeros(
+            5, device=device
+        )  # running means: mel, commitment, adversarial, features, discriminators
+        self._lenient = torch.ones((), device=device)  # 0 once every row is quantised with all books
         self._saved = self._published = 0.0  # seconds of the schedule
         self._halves = ChannelsLast(self.codec, compiles=compiles)
 
@@ -262,7 +273,7 @@ class CodecTraining(TimedTraining):
             self._judges_optimiser.step()
 
     def _deceive(self, false: Tensor, features: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The decoder's loss. The judges' gradients, which already exist, are not changed."""
+        """Return the decoder's adversarial and feature losses, without changing the gradients of the discriminators."""
         for judge in self._judges:
             judge.requires_grad_(False)
         verdict, distance = self.adversary.deceive(false, features)

@@ -4,8 +4,8 @@ python -m recipes.voice.export --work DIR --teacher DIR --output build/voice
 
 `--work` has the finished codec and model; `--teacher` is the output of `packages.py`. Every voice is an encoded
 utterance of the teacher. A lower temperature of both transformers, mainly the depth transformer, which listeners
-prefer, is folded into the weights, so that it applies with all settings. The codec's config raises the volume and
-limits the peaks. Needs hibari-tts.
+prefer, is folded into the weights, so that it applies with all settings. The codec's config gets a drive, which raises
+the volume, and a ceiling for the peaks. Needs hibari-tts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def references(teacher: Path) -> dict[str, Tensor]:
 
 
 def finished(work: Path, output: Path) -> None:
-    """Copy the checkpoint of `work` to `output` with a lower temperature and `BOUND`."""
+    """Copy the checkpoint of `work` to `output` with a lower temperature, and with `BOUND` in the codec's config."""
     shutil.copytree(work, output, ignore=shutil.ignore_patterns("*.safetensors", "*.pt", "tokens", "speech"))
     shutil.copyfile(work / "codec.safetensors", output / "codec.safetensors")
     model = load_file(work / "model.safetensors")

@@ -25,7 +25,7 @@ from recipes.voice.teacher import RATE
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 
-MAX_LOSS, MAX_ERRORS = 0.3, 1.0  # of DistillMOS; points of word error
+MAX_LOSS, MAX_ERRORS = 0.3, 1.0  # loss of DistillMOS; additional points of word error
 
 
 def speak(teacher: Path, phonemes: Path, output: Path) -> None:

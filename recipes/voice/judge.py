@@ -46,12 +46,12 @@ COLUMNS = {
     "lowest": ("lowest", "{:.2f}"),
     "p808": ("P.808", "{:.2f}"),
     "dnsmos": ("DNSMOS", "{:.2f}"),
-    "word_error": ("words wrong", "{:.1f} %"),
-    "similarity": ("alike", "{:.2f}"),
+    "word_error": ("wrong words", "{:.1f} %"),
+    "similarity": ("similarity", "{:.2f}"),
     "loudness": ("LUFS", "{:.1f}"),
-    "too_loud_or_soft": ("beyond", "{:.0f} %"),
+    "too_loud_or_soft": ("too loud or soft", "{:.0f} %"),
     "true_peak": ("dBTP", "{:.1f}"),
-    "without_end": ("no end", "{:.1f} %"),
+    "without_end": ("did not stop", "{:.1f} %"),
     "real_time_factor": ("RTF", "{:.2f}"),
 }
 
@@ -193,7 +193,7 @@ def _resampled(wave: Wave, rate: int, wanted: int) -> Wave:
 
 def table(rows: dict[str, dict[str, float]]) -> str:
     """Return a Markdown table of figures, one row for each name."""
-    heads = ["who speaks", *(heading for heading, _ in COLUMNS.values())]
+    heads = ["voice", *(heading for heading, _ in COLUMNS.values())]
     lines = [heads, ["---"] * len(heads)]
     for name, figures in rows.items():
         lines.append([name, *(form.format(figures[column]) for column, (_, form) in COLUMNS.items())])

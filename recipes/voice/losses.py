@@ -1,7 +1,7 @@
-"""Losses of the codec: log-mel distances at several resolutions (Kumar et al. 2023, DAC), discriminators.
+"""Losses of the codec: log-mel distances at several resolutions (Kumar et al. 2023, DAC), and discriminators.
 
-Three discriminators look at complex spectra of several windows (Défossez et al. 2022), five at the wave folded by prime
-periods (Kong et al. 2020). Waves are [B, 1, T]; every discriminator returns its verdict and the features of its layers.
+Three discriminators use complex spectra of several windows (Défossez et al. 2022), and five the wave folded by prime
+periods (Kong et al. 2020). In the code, a discriminator is a judge, and its output a verdict. Waves are [B, 1, T].
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ Weights = list[Tensor]
 
 
 class _Judge(nn.Module):
-    """Convolutions with leaky rectifiers between them; the last gives the verdict."""
+    """A discriminator: convolutions with leaky rectifiers between them; the last one outputs the verdict."""
 
     def __init__(self, layers: list[nn.Conv2d]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Judge(nn.Module):
         return [weight.to(dtype, memory_format=torch.channels_last) for weight in weights]
 
     def judge(self, wave: Tensor, weights: Weights) -> tuple[Tensor, Features]:
-        """The verdict, and the features of the layers before."""
+        """Return the verdict, and the outputs of the layers before the last one."""
         x = self.prepare(wave).to(weights[0].dtype)
         features: Features = []
         for layer, weight in zip(self._convolutions, weights, strict=True):
@@ -107,7 +107,7 @@ class _Judge(nn.Module):
 
 
 class SpectrumJudge(_Judge):
-    """Looks at real and imaginary parts of a spectrum."""
+    """A discriminator of the real and imaginary parts of a spectrum."""
 
     def __init__(self, window: int, channels: int) -> None:
         layers = [nn.Conv2d(2, channels, (3, 9), (1, 2), padding=(1, 4))]
@@ -127,7 +127,7 @@ class SpectrumJudge(_Judge):
 
 
 class PeriodJudge(_Judge):
-    """Looks at samples a period apart."""
+    """A discriminator of samples that are a period apart."""
 
     def __init__(self, period: int, widths: tuple[int, ...]) -> None:
         layers, inputs = [], 1
@@ -146,7 +146,7 @@ class PeriodJudge(_Judge):
 
 
 class Adversary(nn.Module):
-    """All judges; `breadth` multiplies the numbers of channels."""
+    """All discriminators; `breadth` multiplies their numbers of channels."""
 
     def __init__(self, breadth: int = 1) -> None:
         super().__init__()
@@ -168,9 +168,9 @@ class Adversary(nn.Module):
         return squares(verdicts, (1.0, 0.0)), all_features
 
     def deceive(self, decoded: Tensor, features: Features) -> tuple[Tensor, Tensor]:
-        """Return the decoder's loss: verdicts, and the distance to the features of real speech.
+        """Return the decoder's adversarial loss, and its distance to the features of real speech.
 
-        The judges have the weights of the last `loss`, and get no gradients.
+        The discriminators have the weights of the last `loss`, and get no gradients.
         """
         verdicts, all_features = [], []
         for judge, weights in zip(self._all, self._weights, strict=True):

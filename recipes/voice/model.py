@@ -42,11 +42,11 @@ MAX_WAIT_S = 300  # for the first shards of tokens
 
 @dataclass(frozen=True)
 class Batch:
-    """Sizes of one step, and the regularisation."""
+    """Sizes and regularisation of one step."""
 
     rows: int = 24
     columns: int = 1024
-    frames: int = 8192  # of each step, drawn at random, on which the depth transformer is trained
+    frames: int = 8192  # random frames of each step on which the depth transformer is trained
     dropout: float = 0.0  # of the backbone; 0.1 was worse on held-out data, also in word errors
     weight_decay: float = 0.05
     # Share of the residual codes that are random in the backbone's input. The exact codes of a frame identify the
@@ -131,7 +131,7 @@ class ModelTraining(TimedTraining):
                 module.register_forward_hook(drop)
 
     def _losses(self, columns: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross entropy of the next semantic token and of a random share of the other codes, over speech only."""
+        """Return the cross entropies, over speech, of the next semantic token and of the other codes in some frames."""
         network, begin, end = self.network, self.tokenizer.semantic_begin, self.tokenizer.semantic_end
         frames = self.batch.frames
         semantic = (columns[:, 0] >= begin) & (columns[:, 0] <= end)
@@ -204,11 +204,15 @@ class ModelTraining(TimedTraining):
             self.corpus.refill(max_shards=10_000)
             return self.held_back.num_groups > 0 and self.corpus.num_groups >= self.batch.rows
 
-        wait_until(is_ready, MAX_WAIT_S, f"too few shards came into {self.work / 'tokens'}")
+        wait_until(
+            is_ready,
+            MAX_WAIT_S,
+            f"too few shards in {self.work / 'tokens'}: no held-out shard or fewer than {self.batch.rows} prompts",
+        )
 
     @torch.no_grad()
     def validate(self) -> tuple[float, float]:
-        """Losses of the mean weights on speakers held back; exports those weights if they are the best so far."""
+        """Return the losses of the mean weights on held-out speakers; export these weights if they are the best."""
         live = [parameter.detach().clone() for parameter in self.parameters]
         torch._foreach_copy_(self.parameters, self.mean)
         self.network.eval()

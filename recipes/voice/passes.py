@@ -169,7 +169,7 @@ def _laid_like(x: Tensor, like: Tensor) -> Tensor:
 
 
 def leaky(x: Tensor, bias: Tensor) -> Tensor:
-    """A leaky rectifier of x + bias; x is [B, C, H, W] with channels last."""
+    """Return the leaky rectifier of x + bias; x is [B, C, H, W] with channels last."""
     if runs_triton(x):
         given: Tensor = _Leaky.apply(x.contiguous(memory_format=torch.channels_last), bias)
         return given

@@ -2,7 +2,8 @@
 
 python -m recipes.voice.run --work DIR --teacher DIR --phonemes FILE --seconds 1500 [--stages spectral,adversarial]
 
-If `DIR` already holds a codec, it is trained further, for example with `--stages adversarial` or `decoder`.
+`codec.py` describes the stages. If `DIR` already holds a codec, it is trained further, for example with
+`--stages adversarial` or `decoder`.
 `--makers` processes generate speech during the first stage, which spends its first minute compiling; use `--makers 0`
 if the speech exists. `--rate` replaces the peak learning rate of every stage.
 The result is `DIR/codec.safetensors`, and a copy in half precision, `DIR/codec_half.safetensors`.
@@ -54,7 +55,7 @@ def train(stage: str, seconds: float, options: argparse.Namespace, num_gpus: int
         while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
             time.sleep(0.5)
         if any(process.poll() for process in running):
-            raise SystemExit(f"{stage} failed")
+            raise SystemExit(f"the stage {stage} failed; its messages are above")
     finally:
         for process in running:
             process.kill()

@@ -69,9 +69,9 @@ class NewShards:
 
 
 def wait_until(is_ready: Callable[[], bool], max_wait_s: float, missing: str) -> None:
-    """Wait until `is_ready`; raise `SystemExit` if it takes too long."""
+    """Wait until `is_ready`; raise `SystemExit` after `max_wait_s`, with a message that begins with `missing`."""
     end = time.monotonic() + max_wait_s
     while not is_ready():
         if time.monotonic() > end:
-            raise SystemExit(f"{missing} within {max_wait_s:.0f} s")
+            raise SystemExit(f"{missing} within {max_wait_s:.0f} s. Is the command that writes them running?")
         time.sleep(0.2)

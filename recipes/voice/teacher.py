@@ -41,7 +41,7 @@ class Spoken(NamedTuple):
 
 
 def last_sounds(is_silent: Tensor) -> Tensor:
-    """Places [B, 1] of the last phoneme of each row [B, P] that is not silent."""
+    """Return the index [B, 1] of the last phoneme of each row [B, P] that is not silent."""
     return is_silent.logical_not().int().cumsum(1).argmax(1, keepdim=True)
 
 
@@ -60,7 +60,7 @@ class Teacher:
         self._silent = torch.tensor(silent, device=device)
 
     def numbers(self, phonemes: str) -> list[int]:
-        """Number the phonemes, with a zero before and after; unknown ones are left out."""
+        """Return the ids of the phonemes, with a zero before and after; unknown ones are left out."""
         return [0, *(self._numbers[symbol] for symbol in phonemes if symbol in self._numbers), 0]
 
     @torch.inference_mode()

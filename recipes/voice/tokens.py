@@ -134,7 +134,7 @@ class Corpus:
         self.num_tokens = self.num_groups = self.num_utterances = 0
 
     def refill(self, max_shards: int = 64) -> None:
-        """Read new shards, while there is room."""
+        """Read new shards as long as they fit."""
         for shard in self._shards.read(max_shards):
             starts, lengths = map(torch.from_numpy, _grouped(shard["speaker"], shard["lengths"]))
             main, codes = torch.from_numpy(shard["main"]), torch.from_numpy(shard["codes"])
@@ -233,7 +233,7 @@ class AsTrained:
 
 
 def written(read: str) -> str:
-    """A text in words with variations: half write "twenty one" without a hyphen, a twentieth have no capitals."""
+    """Vary a text: half of the texts have "twenty one" without a hyphen, a twentieth have no capitals."""
     if len(read) % 2:
         read = TENS.sub(r"\1 \2", read)
     return read.lower() if len(read) % 20 == 7 else read

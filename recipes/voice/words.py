@@ -61,7 +61,7 @@ class Comparison:
 
 
 def compare(text: str, hypothesis: str) -> Comparison:
-    """Count the word errors (substituted, left out, added) of `hypothesis` against `text`."""
+    """Count the word errors (substitutions, deletions, insertions) of `hypothesis` against `text`."""
     errors, spelling = _align(places(text), normalise(hypothesis))
     return Comparison(errors, len(spelling))
 
@@ -82,7 +82,7 @@ def cardinal(number: int) -> Words:
 
 
 def ordinal(number: int) -> Words:
-    """Return the words of a place in an order: "twenty first"."""
+    """Return the words of an ordinal number: "twenty first"."""
     return tuple(english.ordinal(number).replace("-", " ").split())
 
 
@@ -104,7 +104,7 @@ def _align(places: Sequence[Sequence[Words]], heard: Words) -> tuple[int, Words]
                 end = _advance(end, word, heard)
             ends.append(end)
         row = [min(column, key=lambda cell: cell[0]) for column in zip(*ends, strict=True)]
-        # Additions after this place may be cheaper with a different spelling.
+        # Insertions after this place may be cheaper with a different spelling.
         for j in range(1, len(row)):
             row[j] = min(row[j], (row[j - 1][0] + 1, row[j - 1][1]), key=lambda cell: cell[0])
     return row[-1]

@@ -71,7 +71,7 @@ def test_a_head_that_stays_at_one_token_is_refused_for_its_coverage() -> None:
     assert "coverage" in last.faults
 
 
-def test_a_head_that_goes_back_and_forth_is_refused_for_its_monotony() -> None:
+def test_a_head_that_goes_back_and_forth_is_refused_as_not_monotonic() -> None:
     tokens = np.repeat(along(1.4), 2)
     tokens[1::2] = tokens[1::2] // 2
 

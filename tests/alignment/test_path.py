@@ -49,7 +49,7 @@ def test_live_and_whole_paths_agree_when_scores_are_clear() -> None:
     np.testing.assert_allclose(live(scores).spent, frames_spent(scores)[0], atol=0.1)
 
 
-def test_every_frame_is_spent_whatever_the_scores_are() -> None:
+def test_every_frame_is_assigned_to_tokens_whatever_the_scores_are() -> None:
     rng = np.random.default_rng(1)
     for num_frames, num_tokens in ((1, 1), (1, 50), (3, 200), (60, 2), (200, 100)):
         scores = rng.normal(0, 100, (num_frames, num_tokens)).astype(np.float32)

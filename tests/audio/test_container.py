@@ -150,7 +150,7 @@ def test_a_written_file_is_what_was_encoded_and_stands_alone(tmp_path, name):
     assert (tmp_path / f"a.{name}").stat().st_size == pytest.approx(len(encode(wave, 24_000, name)), abs=64)
 
 
-def test_a_file_that_was_there_is_replaced_and_readable_as_any_other(tmp_path):
+def test_an_existing_file_is_replaced_by_one_with_the_usual_permissions(tmp_path):
     path, other = tmp_path / "a.wav", tmp_path / "other"
     path.write_text("old")
     other.write_text("made the usual way")
@@ -296,7 +296,7 @@ def test_audio_is_encoded_before_the_end_of_the_stream(form):
     assert sent > 3 * len(encoder.finish())
 
 
-def test_nothing_that_is_not_a_number_is_encoded():
+def test_nan_is_not_encoded():
     with pytest.raises(GenerationError, match="NaN"):
         StreamEncoder("wav", 44_100).feed(np.full(10, np.nan, np.float32))
 

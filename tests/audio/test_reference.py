@@ -77,7 +77,7 @@ def test_any_format_and_rate_becomes_a_wave_at_the_requested_rate(tmp_path, cont
     assert np.sqrt(np.mean(wave**2)) == pytest.approx(0.5 / np.sqrt(2), abs=0.01)
 
 
-def test_a_path_as_text_a_path_and_the_bytes_give_the_same_wave(tmp_path):
+def test_a_string_a_path_and_bytes_give_the_same_wave(tmp_path):
     path = tmp_path / "recording.raw"  # a suffix that soundfile would not open on its own
     path.write_bytes(file_of(tone(24_000), 24_000))
 
@@ -162,7 +162,7 @@ def test_a_file_over_the_limit_is_refused_before_it_is_read(tmp_path):
 
 @pytest.mark.parametrize("container", ["SDS", "AU", "CAF", "W64", "VOC", "PAF", "SVX", "NIST", "IRCAM", "XI"])
 @pytest.mark.parametrize("before", [b"", b"ID3\4\0\0\0\0\0\0"], ids=["plain", "after an ID3 tag"])
-def test_a_container_that_is_not_on_the_list_never_reaches_the_decoder(monkeypatch, container, before):
+def test_an_unsupported_container_never_reaches_the_decoder(monkeypatch, container, before):
     data = before + file_of(tone(8000), 8000, container, "DPCM_16" if container == "XI" else None)
     monkeypatch.setattr(soundfile, "SoundFile", None)
 
@@ -210,7 +210,7 @@ def test_a_header_with_too_large_a_length_is_refused():
     assert_refused(flac_that_says(8000 * 20), "corrupt|cut short")
 
 
-def test_a_header_that_promises_too_little_gives_no_more_than_that():
+def test_a_header_with_too_small_a_length_bounds_the_recording():
     assert len(load_reference(flac_that_says(8000), **LIMITS)) == RATE
 
 
@@ -266,7 +266,7 @@ def test_implausible_channels_and_rates_are_refused(channels, rate, reason):
         (32768 * tone(RATE), r"peaks at 16384; scale it to \[-1, 1\]"),
     ],
 )
-def test_an_array_that_is_no_recording_is_refused(wave, reason):
+def test_an_array_that_is_not_a_recording_is_refused(wave, reason):
     assert_refused(wave, reason)
 
 

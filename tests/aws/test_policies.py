@@ -73,7 +73,7 @@ def called(path: Path) -> set[str]:
     return {name for name in names if isinstance(name, str)} & (set(operations()) - {"search"})  # re.search
 
 
-def test_every_call_of_the_commands_is_allowed_by_the_policy_of_who_runs_them() -> None:
+def test_every_call_of_the_commands_is_allowed_by_the_policy_for_their_user() -> None:
     source, actions = ROOT / "src" / "s1_mini", operations()
     paths = [*(source / "aws").glob("*.py"), source / "sagemaker" / "upload.py"]
     calls = {(path.name, name) for path in paths for name in called(path)}
@@ -117,7 +117,7 @@ def test_every_call_of_cloudformation_for_a_stack_is_allowed(form: str, handlers
         ("invoker", "sagemaker:DeleteEndpoint", "arn:aws:sagemaker:eu-west-1:123456789012:endpoint/hello"),
     ],
 )
-def test_a_policy_allows_no_more(policy: str, action: str, resource: str) -> None:
+def test_a_policy_allows_nothing_else(policy: str, action: str, resource: str) -> None:
     assert not allowed(policy, action, resource)
 
 

@@ -93,7 +93,7 @@ def test_a_creation_whose_deletion_fails_says_how_to_remove_the_rest(
     assert "Resources are left: run `s1-mini endpoint delete hello`" in failure(lambda: stacks().create(deployment()))
 
 
-def test_an_interrupted_wait_leaves_aws_at_work_and_says_how_to_go_on(
+def test_after_an_interrupted_wait_aws_continues_and_the_message_says_how_to_resume(
     stacks: Make, cloudformation: CloudFormation
 ) -> None:
     cloudformation.course = ["CREATE_IN_PROGRESS"]
@@ -108,7 +108,7 @@ def test_an_interrupted_wait_leaves_aws_at_work_and_says_how_to_go_on(
     assert list(cloudformation.stacks) == [STACK]
 
 
-def test_a_wait_that_times_out_leaves_aws_at_work(stacks: Make, cloudformation: CloudFormation) -> None:
+def test_after_a_wait_that_times_out_aws_continues(stacks: Make, cloudformation: CloudFormation) -> None:
     cloudformation.course = ["CREATE_IN_PROGRESS"]
 
     assert "not finished after 0 s. AWS continues" in failure(lambda: stacks(limit_s=0).create(deployment()))

@@ -54,7 +54,7 @@ def test_the_deployment_is_read_back_from_its_template(form: str, values: dict[s
 
 
 @pytest.mark.parametrize("form", ENDPOINTS)
-def test_the_values_of_parameters_are_the_only_difference_to_the_template(form: str, linter: Runner) -> None:
+def test_the_values_of_parameters_are_the_only_difference_from_the_template(form: str, linter: Runner) -> None:
     fields = ("image", "role", "artifact", "kms_key", "subnet", "security_group", "output")
     wanted = deployment(form, **{**FULL, "accelerators": 0, "instance_type": ["ml.c5.xlarge"]})
 
@@ -140,7 +140,7 @@ def test_a_schedule_has_the_time_zone_of_the_scaling() -> None:
 
 
 @pytest.mark.parametrize("form", ["async", "components"])
-def test_an_alarm_wakes_what_has_scaled_to_zero(form: str) -> None:
+def test_an_alarm_starts_an_instance_after_scaling_to_zero(form: str) -> None:
     built = resources(form, scaling=Scaling(minimum=0))
 
     assert built["FromZero"]["AlarmActions"] == [{"Ref": "FromZeroPolicy"}]

@@ -141,7 +141,7 @@ def test_requests_that_failed_among_others_are_counted_in_a_warning(
     assert done.errors == f"s1-mini: warning: {failed} of 12 requests failed and are excluded from all other figures\n"
 
 
-def test_an_open_load_counts_from_the_plan_and_not_from_the_call(engine: ProductionTTSEngine) -> None:
+def test_latency_of_an_open_load_counts_from_the_planned_arrival(engine: ProductionTTSEngine) -> None:
     asks, long_ago = make_workload(2, 0, 2), [-0.5, -0.25]
     load = Clients(engine, lambda _: {}, "ttfa").open("late", asks, long_ago, rate=4.0)
 

@@ -24,7 +24,7 @@ def test_a_late_chunk_is_an_underrun_and_plays_when_it_comes() -> None:
     assert play(chunks) == ([1.0, 1.75, 2.25, 3.0], 2)
 
 
-def test_a_buffer_bridges_what_is_shorter_than_it() -> None:
+def test_a_buffer_bridges_shorter_delays() -> None:
     chunks = [(1.0, 0.5), (1.5625, 0.5), (2.5, 0.5)]
 
     assert play(chunks)[1] == 2
@@ -67,7 +67,7 @@ def test_a_failed_request_counts_in_no_figure() -> None:
     assert figures["audible_ms"] == {"p50": None, "p95": None, "p99": None}
 
 
-def test_percentiles_lie_between_neighbours() -> None:
+def test_percentiles_are_interpolated() -> None:
     assert percentiles([*range(101)]) == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
     assert percentiles([3.0, None, 1.0]) == pytest.approx({"p50": 2.0, "p95": 2.9, "p99": 2.98})
     assert percentiles([]) == {"p50": None, "p95": None, "p99": None}

@@ -54,7 +54,7 @@ def test_teacher_forcing_follows_the_other_run_but_samples_its_own_tokens(model:
     noise = NoiseRows(context=40, frames=12)
     other = open_model(tiny)
     spoken = noise.speak(model, range(4))
-    other.network.output.weight[::5] = 0.0  # every fifth main token gets the same logit
+    other.network.output.weight[::5] = 0.0  # every fifth semantic token gets the same logit
 
     followed = Agreement.between(spoken, noise.speak(other, range(4), along=spoken))
     free = Agreement.between(spoken, noise.speak(other, range(4)))

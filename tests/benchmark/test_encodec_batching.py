@@ -10,7 +10,7 @@ from benchmark.encodec_batching import HISTOGRAM, WAYS, draw_lengths, main
 from commands import Command
 
 
-def test_the_work_is_as_long_as_test_clean_and_a_share_of_it_is_alike() -> None:
+def test_the_files_have_the_lengths_of_test_clean_and_so_has_a_share_of_them() -> None:
     whole, part = draw_lengths(1.0, seed=0), draw_lengths(0.1, seed=0)
 
     assert len(whole) == sum(HISTOGRAM) == 2628

@@ -39,7 +39,7 @@ def test_the_baseline_generates_what_the_engine_generates(checkpoint: Path) -> N
         compared.engine.stop()
 
 
-def test_the_derived_figures_are_those_counted_of_the_real_size() -> None:
+def test_the_derived_figures_match_those_counted_for_the_full_size() -> None:
     """The reference counts more coarsely: 12.6 TMAC without caches and 37.5 GMAC with them, for 20 s of 307 tokens."""
     config = MelConfig(max_text=600, max_steps=1876)
 

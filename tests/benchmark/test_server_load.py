@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
-def test_nothing_is_lost_or_doubled_while_half_of_the_clients_vanish(oracle: Path, command: Command) -> None:
+def test_nothing_is_lost_or_duplicated_while_half_of_the_clients_disconnect(oracle: Path, command: Command) -> None:
     code, lines, output, _ = command(main, "--streams 8 --seconds 2 --max-batch-size 4", checkpoint=oracle)
 
     assert code == 0, lines

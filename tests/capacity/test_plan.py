@@ -59,7 +59,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return plan
 
 
-def test_s1_mini_has_the_sizes_that_were_counted_of_the_original(full: Sizes) -> None:
+def test_the_sizes_of_s1_mini_are_those_of_the_original(full: Sizes) -> None:
     step, sound = (stage.step for stage in full.stages.values())
     assert step(1, 301).num_bytes - step(1, 300).num_bytes == 114_688
     assert sound(1, 0).operations / full.frame_s == pytest.approx(145.8e9, rel=1e-3)
@@ -68,7 +68,7 @@ def test_s1_mini_has_the_sizes_that_were_counted_of_the_original(full: Sizes) ->
 
 
 @pytest.mark.parametrize(("rows", "counted_ms"), [(1, 0.467), (64, 0.977), (128, 1.496)])
-def test_the_floor_of_an_h200_is_the_one_that_was_counted_by_hand(full: Sizes, rows: int, counted_ms: float) -> None:
+def test_the_floor_of_an_h200_matches_a_calculation_by_hand(full: Sizes, rows: int, counted_ms: float) -> None:
     floor = Floors(full, find_card("h200"), 300).time(rows).model_ms
     # The hand count has a tenth pass of the depth transformer, and nine of its head with 4,096 rows, not 1,024.
     more = 2 * (4 * 12.58e6 + 9 * 3072 * 1024) / 4.29e9
@@ -99,7 +99,7 @@ def fit(free: float, requested: int) -> tuple[int, int]:
     return fit_slots([DeviceMemory(free, DEMAND)], requested=requested, positions=8192, needed=2048)
 
 
-def test_slots_fill_the_memory_and_fewer_columns_are_chosen_before_fewer_slots() -> None:
+def test_slots_fill_the_memory_and_fewer_positions_are_chosen_before_fewer_slots() -> None:
     free = 1.2 * GIB
     rich, poor = (count_slots([DeviceMemory(free, DEMAND)], columns) for columns in (8192, 2048))
 
@@ -169,7 +169,7 @@ def test_stages_on_other_devices_free_memory_and_time_for_the_rest(full: Sizes) 
     assert full.demand == sum(full.demands.values(), MemoryRequirement())
 
 
-def test_a_machine_speaks_with_all_its_gpus() -> None:
+def test_a_machine_uses_all_its_gpus() -> None:
     machine = find_machine("G6.12xlarge")
     plan = plan_machine(S1_MINI, machine, find_card(machine.card), PlanOptions(), None)
 
@@ -178,7 +178,7 @@ def test_a_machine_speaks_with_all_its_gpus() -> None:
     assert 3 * plan.likely.count < plan.whole["likely_streams"] < 4 * plan.likely.count
 
 
-def test_more_memory_bandwidth_and_smaller_numbers_never_make_it_worse() -> None:
+def test_more_memory_bandwidth_and_smaller_numbers_never_make_a_plan_worse() -> None:
     a100, h100, h200 = (find_card(name) for name in ("a100", "h100", "h200"))
     plans = make_plans(S1_MINI, [a100, h100, h200], PlanOptions())
     (small,) = make_plans(S1_MINI, [h200], PlanOptions(weights="fp8", kv="fp8"))
@@ -198,7 +198,7 @@ def test_all_gpus_are_listed_where_none_is_named(run: Run) -> None:
     assert data["plans"][0]["precision"] == "float16"
 
 
-def test_one_card_and_a_checkpoint_of_ones_own(run: Run, tiny: Path) -> None:
+def test_one_gpu_and_a_local_checkpoint_can_be_planned(run: Run, tiny: Path) -> None:
     table, data = run("--gpu", "L4", "--checkpoint", tiny, "--columns", 512, "--context", 200)
 
     (plan,) = data["plans"]
@@ -208,7 +208,7 @@ def test_one_card_and_a_checkpoint_of_ones_own(run: Run, tiny: Path) -> None:
     assert [time["rows"] for time in plan["floor"]] == [1, 16, 64, 128, 256]
 
 
-def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
+def test_the_table_has_no_row_for_more_rows_than_slots(run: Run) -> None:
     table, data = run("--gpu", "t4")
 
     assert (data["plans"][0]["slots"], data["plans"][0]["column_bytes"]) == (33, 114_728)

@@ -63,7 +63,7 @@ def test_values_exact_in_half_precision_are_stored_in_it(published: Path, tmp_pa
     assert all(torch.equal(after[name], exact[name]) for name in exact)
 
 
-def test_named_voices_come_along(published: Path, tmp_path: Path) -> None:
+def test_named_voices_are_converted_too(published: Path, tmp_path: Path) -> None:
     shutil.copytree(published, tmp_path / "source")
     (tmp_path / "source" / "voices").mkdir()
     codes = torch.zeros(BOOKS, 4, dtype=torch.int64)

@@ -20,7 +20,7 @@ from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 
 
-def test_the_originals_every_tensor_is_reproduced(oracle: Path) -> None:
+def test_every_tensor_of_the_original_is_reproduced(oracle: Path) -> None:
     """Prompts and greedy tokens identical, hidden, logits and codec stages within 1e-4, encoded codes identical."""
     checks = {check.name: check for check in verify_checkpoint(oracle, oracle / "oracle.pt")}
 

@@ -33,7 +33,7 @@ def build(**sizes: float) -> Dac:
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_a_codec_may_be_louder_and_bound_its_samples() -> None:
+def test_a_codec_may_amplify_and_limit_its_samples() -> None:
     codes, row = random_codes(6), torch.tensor([0])
     drive, ceiling = 12.0, 0.5
     codec = build(drive=drive, ceiling=ceiling)
@@ -115,7 +115,7 @@ def test_encoding_in_blocks_gives_the_codes_of_one_block(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_codes_past_a_book_mean_its_last_entry() -> None:
+def test_codes_beyond_a_codebook_select_its_last_entry() -> None:
     """Upstream clamps them; the model's residual head may be wider than the codebooks."""
     high, last = random_codes(4), random_codes(4)
     high[:, 3], last[:, 3] = 1000, 31
@@ -166,7 +166,7 @@ def test_an_invalid_codec_config_is_refused(sizes: dict[str, object]) -> None:
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_rows_that_move_on_by_turns_sound_as_they_do_alone() -> None:
+def test_rows_that_are_decoded_in_turn_sound_as_they_do_alone() -> None:
     codec = build()
     codes = random_codes(9, rows=3)
     stream, heard = codec.open(3), {row: [torch.zeros(0)] for row in range(3)}

@@ -118,7 +118,7 @@ def test_a_codec_without_its_encoder_has_half_the_weights_and_needs_no_more() ->
         build(half)
 
 
-def test_codes_past_a_book_mean_its_last_entry() -> None:
+def test_codes_beyond_a_codebook_select_its_last_entry() -> None:
     codec = random_encodec(TINY)
     high, last = torch.full((1, 8, 9), 5000), torch.full((1, 8, 9), 1023)
 

@@ -153,7 +153,7 @@ def test_files_are_requested_when_a_lane_is_free_and_yielded_when_they_end() -> 
     assert asked == [0, 1, 2]  # the next call has already begun
 
 
-def test_after_the_first_call_no_memory_is_made_for_states_and_chunks() -> None:
+def test_after_the_first_call_no_memory_is_allocated_for_states_and_chunks() -> None:
     lanes = DecodeLanes(CPU, lanes=LANES, frames=10, codebooks=BOOKS)
     lanes.all(CODES[:1])
 

@@ -106,7 +106,7 @@ def test_a_stream_gives_the_samples_of_one_call(count: int, profile: ChunkProfil
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_channels_that_lie_last_give_the_same_samples(seed: int) -> None:
+def test_the_channels_last_layout_gives_the_same_samples(seed: int) -> None:
     vocoder, frames = build(seed), mel(30)
     whole = vocoder.speak(frames)
 

@@ -148,7 +148,7 @@ def test_a_stage_begins_before_the_previous_one_ends(core: EngineCore) -> None:
     assert core.scheduler.stages[0].running
 
 
-def test_a_shared_prefix_is_read_once(core: EngineCore) -> None:
+def test_a_shared_prefix_is_prefilled_once(core: EngineCore) -> None:
     text = core.runners[0].stage
     assert isinstance(text, Text)
     shared = "A voice that many share. "
@@ -316,7 +316,7 @@ def test_prefill_is_delayed_for_streams_near_an_underrun_only_for_a_limited_time
     assert len(sound(ask(core, ["A long prompt. " * 100], max_steps=10)))
 
 
-def test_a_stage_that_put_out_nothing_ends_the_utterance() -> None:
+def test_a_stage_without_output_ends_the_utterance() -> None:
     core = start()
     text = core.runners[0].stage
     text.make = lambda *_: (np.zeros(0, np.int64), True)  # type: ignore[method-assign]

@@ -59,7 +59,7 @@ def chosen(queue: StageQueue, now: float, **options: bool) -> list[StageSequence
     return sequences
 
 
-def test_a_prompt_is_read_in_bounded_parts_but_for_its_last_position() -> None:
+def test_a_prompt_is_prefilled_in_bounded_parts_except_for_its_last_position() -> None:
     queue = model_of(request(positions=20))
 
     assert [reads(queue) for _ in range(4)] == [[8], [8], [3], []]
@@ -72,26 +72,26 @@ def test_no_part_crosses_the_end_of_the_shared_prefix() -> None:
     assert [reads(queue) for _ in range(3)] == [[8], [2, 6], [3]]
 
 
-def test_short_prompts_are_read_together_within_the_bound() -> None:
+def test_short_prompts_are_prefilled_together_within_the_bound() -> None:
     queue = model_of(*(request(positions=4) for _ in range(4)))
 
     assert [reads(queue) for _ in range(2)] == [[3, 3, 2], [1, 3]]
 
 
-def test_no_plan_reads_more_prompts_than_a_few() -> None:
+def test_no_plan_prefills_more_than_a_few_prompts() -> None:
     queue = model_of(*(request(positions=2) for _ in range(READER.max_prefills + 1)))
 
     assert [len(reads(queue)) for _ in range(2)] == [READER.max_prefills, 1]
 
 
-def test_a_shared_prefix_is_read_once_and_the_others_wait_for_it() -> None:
+def test_a_shared_prefix_is_prefilled_once_and_the_others_wait_for_it() -> None:
     queue = model_of(*(request(positions=20, shared=10, prefix_key="anna") for _ in range(2)))
 
     assert [reads(queue) for _ in range(2)] == [[8], [2, 6]]
     assert reads(queue) == [3, 5]  # the second begins after the first one's remainder
 
 
-def test_a_prefix_without_cache_memory_is_read_by_each() -> None:
+def test_a_prefix_without_cache_memory_is_prefilled_for_each() -> None:
     queue = model_of(*(request(positions=20, shared=10, prefix_key="anna") for _ in range(2)))
     plans = [queue.plan(0.0) for _ in range(2)]
     queue.keep(plans[1].prefills[0].key, None)

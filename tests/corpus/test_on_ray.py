@@ -195,7 +195,7 @@ def test_two_actors_give_the_bytes_of_one_engine(
 
 @pytest.mark.ray
 @pytest.mark.skipif(sys.platform != "linux", reason="Ray's own processes are looked after by Linux alone")
-def test_a_driver_and_an_actor_that_are_killed_cost_no_text_and_double_none(
+def test_killing_a_driver_and_an_actor_loses_and_duplicates_no_text(
     with_ray: str, whole: Path, texts: Path, tiny: Path, tmp_path: Path
 ) -> None:
     log, output = tmp_path / "log", tmp_path / "out"

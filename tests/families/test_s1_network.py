@@ -130,7 +130,9 @@ def read_rows(model: S1Model, state: S1State, pieces: list[tuple[int, int, torch
 
 
 @pytest.mark.parametrize("switches", [{}, {"attention_qk_norm": False}, {"attention_qkv_bias": True}])
-def test_prompts_read_by_rows_are_read_as_by_themselves(tmp_path: Path, switches: dict[str, Any]) -> None:
+def test_prompts_that_are_prefilled_together_match_those_prefilled_alone(
+    tmp_path: Path, switches: dict[str, Any]
+) -> None:
     """Several slots in one call, the longest in two parts, and some rows without a position."""
     model = build(tmp_path, switches)
     prompts = [random_tokens(model, length, seed) for seed, length in enumerate((5, 9, 14))]

@@ -31,7 +31,7 @@ def test_a_transposed_convolution_is_torchs(steps: int, stride: int, taps: int) 
 
 @pytest.mark.parametrize("dilation", [1, 3])
 @pytest.mark.parametrize("taps", [1, 7])
-def test_a_product_a_tap_is_torchs_convolution(taps: int, dilation: int) -> None:
+def test_a_product_for_each_tap_equals_torchs_convolution(taps: int, dilation: int) -> None:
     x, weight, bias = torch.randn(5, 64, 60), torch.randn(48, 64, taps) / 20, torch.randn(48)
 
     ours = convolution.conv_by_taps(x, weight, bias, dilation)

@@ -45,7 +45,7 @@ def cache(dtype: torch.dtype = torch.float32) -> KVCache:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
-def test_a_prompt_and_a_step_are_as_with_the_kept_weights_in_full(dtype: torch.dtype) -> None:
+def test_a_prompt_and_a_step_match_those_with_the_dequantized_weights(dtype: torch.dtype) -> None:
     x, rope = torch.randn(1, 5, 64), rope_table(POSITIONS, 16, 10_000, torch.device("cpu"), rounded_to=torch.bfloat16)
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
     one = torch.tensor([5])
@@ -61,7 +61,7 @@ def test_a_prompt_and_a_step_are_as_with_the_kept_weights_in_full(dtype: torch.d
     torch.testing.assert_close(*[step for _, step in outs], **bound)
 
 
-def test_merged_weights_lie_in_memory_once() -> None:
+def test_merged_weights_are_in_memory_once() -> None:
     block, _ = pair(torch.int8)
     feed = block.feed_forward
 
@@ -78,7 +78,7 @@ def test_norms_stay_as_they_were_trained() -> None:
     assert not any(isinstance(module, nn.Linear) for module in block.modules())
 
 
-def test_an_fp8_cache_gives_what_it_kept_in_the_format_of_the_query() -> None:
+def test_an_fp8_cache_returns_its_values_in_the_format_of_the_query() -> None:
     narrow, key = cache(torch.float8_e4m3fn), torch.randn(1, 2, 3, 16) * 1000
 
     keys, values = narrow.block_store(0, slice(1), 0)(key, key / 1000)

@@ -47,7 +47,7 @@ def texts(word: str) -> list[str]:
 IN_IMAGE = RECIPE[[number for number, one in enumerate(RECIPE) if one.word == "FROM"][1] :]
 
 
-def test_plain_instructions_stand_on_one_base_that_a_build_can_name_by_its_digest() -> None:
+def test_the_dockerfile_has_plain_instructions_and_one_base_that_a_build_can_set() -> None:
     """No ADD, which unpacks and downloads; no ENTRYPOINT, which SageMaker does not replace."""
     assert {one.word for one in RECIPE} <= KNOWN
     assert texts("FROM") == ["${BASE} AS build", "${BASE}"]
@@ -165,7 +165,7 @@ def test_copied_files_exist_and_only_they_pass_the_ignore_file() -> None:
     assert any(fnmatch("src/x/__pycache__", line) for line in lines[1:])
 
 
-def test_serve_and_the_compiler_s_stand_in_are_programs_that_become_what_they_start() -> None:
+def test_serve_and_the_compiler_s_stand_in_are_replaced_by_the_programs_they_start() -> None:
     for path in (ROOT / "sagemaker" / name for name in ("serve", "cc")):
         assert path.read_bytes().startswith(b"#!/bin/sh\n")
         assert b"\r" not in path.read_bytes()
@@ -206,7 +206,7 @@ def test_the_install_steps_make_an_environment_that_speaks(tmp_path: Path) -> No
 @pytest.mark.image
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
-def test_triton_takes_the_driver_that_the_recipe_compiles_for_its_own(tmp_path: Path) -> None:
+def test_triton_uses_the_driver_that_the_dockerfile_compiles(tmp_path: Path) -> None:
     """In the CUDA image: its unchanged step, and then Triton itself, with an empty libcuda."""
     opt = tmp_path / "opt"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", opt], check=True)

@@ -138,7 +138,7 @@ def test_the_toolkits_file_is_the_one_in_the_checkout() -> None:
     assert (ROOT / "sagemaker" / "code" / "inference.py").read_text() == INFERENCE
 
 
-def test_what_the_toolkits_handler_needs_is_pinned(unpacked: Path) -> None:
+def test_the_requirements_of_the_toolkits_handler_are_pinned(unpacked: Path) -> None:
     lines = (unpacked / "code" / "requirements.txt").read_text().splitlines()
 
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))

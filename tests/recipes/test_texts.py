@@ -25,7 +25,7 @@ def test_a_stream_can_be_entered_anywhere(many):
     assert list(itertools.islice(texts.utterances(3, start=1234), 30)) == many[1234:1264]
 
 
-def test_held_out_sentences_never_come():
+def test_held_out_sentences_are_never_yielded():
     held_out = texts.held_out_sentences()
     corpora = texts.Corpora(
         sentences=[*held_out["plain"], "Something else."], common=["yes", "no", "stone"], words=["yes", "tree"]
@@ -59,7 +59,7 @@ def test_every_kind_of_text_occurs_and_repetitions_are_rare(many):
     assert lengths[-1] > 150
 
 
-def test_natural_sentences_are_used_up_before_one_comes_again():
+def test_every_natural_sentence_is_used_before_one_is_repeated():
     corpora = texts.Corpora([f"Sentence {i} of many." for i in range(130)], ["word", "other"], ["stone", "tree"])
     num_natural = 130 * BLOCK // WEIGHTS["natural"]
 
@@ -68,7 +68,7 @@ def test_natural_sentences_are_used_up_before_one_comes_again():
     assert sorted(said) == sorted(corpora.sentences)
 
 
-def test_prepared_corpora_come_back(tmp_path, monkeypatch):
+def test_prepared_corpora_can_be_read_again(tmp_path, monkeypatch):
     for source in ("_examples", "_glosses", "_verses", "_fortunes", "_words"):
         monkeypatch.setattr(debian, source, lambda: iter(["the cat ran away", "two", "a 3rd <b>", "the cat ran away "]))
 

@@ -117,7 +117,7 @@ def by_both(
 class TestUnits:
     pytestmark = on_a_gpu
 
-    def test_a_unit_by_kernels_is_the_unit(
+    def test_the_kernels_of_a_residual_unit_match_torch(
         self, monkeypatch: pytest.MonkeyPatch, width: int, dilation: int, dtype: torch.dtype, most: float
     ) -> None:
         torch.manual_seed(0)
@@ -134,7 +134,7 @@ class TestUnits:
 class TestPasses:
     pytestmark = on_a_gpu
 
-    def test_a_rectifier_by_a_kernel_is_the_rectifier(
+    def test_the_kernel_of_a_leaky_rectifier_matches_torch(
         self, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, most: float
     ) -> None:
         torch.manual_seed(0)
@@ -143,7 +143,7 @@ class TestPasses:
         pairs = by_both(monkeypatch, passes, [x, bias], lambda: passes.leaky(x, bias))
         assert max(far(ours, theirs) for ours, theirs in pairs) < most
 
-    def test_a_distance_by_kernels_is_the_distance(
+    def test_the_kernels_of_a_distance_match_torch(
         self, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, most: float
     ) -> None:
         torch.manual_seed(0)

@@ -39,7 +39,7 @@ def test_a_trained_checkpoint_ships_with_its_voices_and_its_card(
         assert [(voice.name, voice.is_default) for voice in engine.voices()] == [("anna", False), ("robert", True)]
 
 
-def test_logits_are_colder_and_sound_is_louder_than_trained(tiny: Path, tmp_path: Path) -> None:
+def test_exported_logits_have_a_lower_temperature_and_audio_is_louder(tiny: Path, tmp_path: Path) -> None:
     export.finished(tiny, tmp_path / "finished")
 
     before, after = (load_file(work / "model.safetensors") for work in (tiny, tmp_path / "finished"))
@@ -49,7 +49,7 @@ def test_logits_are_colder_and_sound_is_louder_than_trained(tiny: Path, tmp_path
     assert config.drive > config.ceiling > read_dac_config(tiny).ceiling / 2
 
 
-def test_a_training_that_begins_again_has_the_weights_that_were_exported(tiny: Path, tmp_path: Path) -> None:
+def test_a_resumed_training_has_the_weights_before_the_export(tiny: Path, tmp_path: Path) -> None:
     export.finished(tiny, tmp_path / "finished")
     convert_checkpoint(tmp_path / "finished", tmp_path / "ships", precision="int8", codec_precision="int8")
 

@@ -64,7 +64,7 @@ def test_no_training_speaker_has_anything_of_a_held_out_voice() -> None:
     assert len(set(held_out_speakers())) == 16
 
 
-def test_a_speaker_is_the_same_for_ever_and_another_than_the_next() -> None:
+def test_a_speaker_is_always_the_same_and_differs_from_the_next() -> None:
     assert speaker(7, VOICES) == speaker(7, VOICES[::-1])
     assert len({speaker(index, VOICES) for index in range(50)}) == 50
 

@@ -135,7 +135,7 @@ def test_input_noise_of_the_slow_layers_applies_in_training_and_to_residual_code
     assert training._noisy(columns) is columns
 
 
-def test_it_is_encoded_as_the_codec_encodes(work: Path) -> None:
+def test_training_data_is_encoded_as_the_codec_encodes(work: Path) -> None:
     codec = open_dac(work, encodes=True)
     waves = 0.1 * torch.randn(2, 6 * codec.samples_per_frame, generator=torch.Generator().manual_seed(0))
     assert torch.equal(tokens.AsTrained(codec).encode_rows(waves), codec.encode_rows(waves))

@@ -57,7 +57,7 @@ def compiler(*work: Compilable | None, num_bytes: float = 1e7, **settings: Any) 
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits_for_a_compiler_beyond_its_test() -> Iterator[None]:
+def end_compiler_threads() -> Iterator[None]:
     """A thread that outlives its test would look for the test's module, and log its failure into the next test."""
     yield
     while BEGUN:

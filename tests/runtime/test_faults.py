@@ -177,7 +177,7 @@ def test_a_codec_slower_than_the_model_causes_back_pressure(
         assert len(sound(queue)) == 6 * 2048
 
 
-def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(speaker: LoadedCheckpoint) -> None:
+def test_audio_decoded_by_the_engines_only_thread_keeps_up_with_many_streams(speaker: LoadedCheckpoint) -> None:
     plain = start(speaker)
     alone = {seed: sound(ask(plain, seed=seed, frames=16, profile="ttfa")) for seed in range(4)}
     synthesizer = start_alone(speaker, max_batch_size=16)

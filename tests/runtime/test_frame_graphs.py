@@ -107,7 +107,7 @@ def begin(slot: int, prompt: torch.Tensor, text_start: int | None = None) -> Beg
     return Begin(slot, 0, prompt.T.contiguous().numpy(), None, 0, 8, 1, 0, prompt.shape[1], conditions)
 
 
-def test_prompts_are_read_together_and_each_into_its_slot(speaker: LoadedCheckpoint) -> None:
+def test_prompts_are_prefilled_together_and_each_into_its_slot(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
     texts = "Short.", "A somewhat longer sentence, read in two goes.", "Third."
     prompts = {
@@ -131,7 +131,7 @@ def test_prompts_are_read_together_and_each_into_its_slot(speaker: LoadedCheckpo
         assert not stage.state.cache.keys[:, (1, 3, 5), :, :POSITIONS].any()
 
 
-def test_a_prompt_longer_than_the_largest_graph_is_read_in_parts(speaker: LoadedCheckpoint) -> None:
+def test_a_prompt_longer_than_the_largest_graph_is_prefilled_in_parts(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
     tokens = torch.from_numpy(model.prompt("And a text.", [random_voice(2 * READS[-1], seed=2)]).items).T
     length = tokens.shape[1]

@@ -46,7 +46,7 @@ def test_another_engine_generates_the_same(synthesizer: Synthesizer, speaker: Lo
     assert np.array_equal(sound(ask(other)), sound(ask(synthesizer)))
 
 
-def test_a_cached_voice_sounds_like_one_read_again(speaker: LoadedCheckpoint) -> None:
+def test_a_cached_voice_sounds_like_one_prefilled_again(speaker: LoadedCheckpoint) -> None:
     voice = random_voice(100)
     fresh, cached = start(speaker, kv_cache_size=0), start(speaker)
     sound(ask(cached, "Something else.", voices=(voice,)))
@@ -56,7 +56,7 @@ def test_a_cached_voice_sounds_like_one_read_again(speaker: LoadedCheckpoint) ->
     assert fresh.core.prefixes.stats.entries == 0
 
 
-def test_requests_that_share_a_voice_read_it_once(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
+def test_requests_that_share_a_voice_prefill_it_once(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
     voice = random_voice(150)
     read: list[int] = []
     model = synthesizer.core.runners[0].stage

@@ -228,7 +228,7 @@ def test_ssml_may_use_the_names_of_polly_s_voices(small_engine: ProductionTTSEng
     assert named == own
 
 
-def test_ssml_may_use_a_name_of_polly_s_that_an_own_voice_has_in_small_letters(
+def test_ssml_may_use_a_name_of_polly_for_a_voice_with_the_same_name_in_small_letters(
     small_engine: ProductionTTSEngine, tone: np.ndarray
 ) -> None:
     ssml = {"Text": '<speak><voice name="Brian">Hi.</voice></speak>', "TextType": "ssml", "VoiceId": "Joanna"}

@@ -132,7 +132,7 @@ def test_a_session_that_waits_delays_no_other_request(qwen: Door) -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_a_client_that_leaves_or_interrupts_frees_the_slot(qwen: Door, leaves: bool) -> None:
+def test_a_client_that_disconnects_or_interrupts_frees_the_slot(qwen: Door, leaves: bool) -> None:
     slots = qwen.engine._running.synthesizer.core.slots
     with session(qwen) as socket:
         say(socket, **WORDS)

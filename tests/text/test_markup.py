@@ -106,7 +106,7 @@ def test_markup_without_effect_is_named_in_a_warning() -> None:
     assert markup.warning == "Ignored markup that this engine does not support: pitch of <prosody>, <phoneme>."
 
 
-def test_sentences_end_where_s_ends() -> None:
+def test_a_sentence_ends_with_its_ssml_element_s() -> None:
     assert segments("<s>One</s><s>two</s>")[0].text.split("\n\n") == ["", "One", "", "two", ""]
 
 

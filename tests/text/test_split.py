@@ -158,7 +158,7 @@ def test_a_limit_below_one_character_is_refused():
     "unit",
     ["a", "a. ", "Dr. J. ", "é", "你好，", "🇩🇪", "e\u0301", ". ", "…", '"', "1. ", "a.\n\n", "A sentence here. "],
 )
-def test_twenty_thousand_characters_take_no_time(unit):
+def test_twenty_thousand_characters_take_at_most_half_a_second_of_cpu_time(unit):
     text = (unit * 20_000)[:20_000]
 
     start = time.process_time()
@@ -243,7 +243,7 @@ def test_an_early_start_loses_nothing_but_white_space_at_the_cut(
 
 
 @pytest.mark.parametrize("unit", ["a", "a ", "5, ", "a, ", "— ", ",", " ", "，", "a5 "])
-def test_an_early_start_takes_no_time(unit: str) -> None:
+def test_an_early_start_takes_at_most_half_a_second_of_cpu_time(unit: str) -> None:
     text = (unit * MAX_REST)[:MAX_REST]
 
     begun = time.process_time()

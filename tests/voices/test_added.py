@@ -53,7 +53,7 @@ def test_two_thousand_voices_are_listed_without_opening_one(folder: Path, opened
     assert opened == [folder / "v7.safetensors"]
 
 
-def test_a_voice_comes_back_as_it_was_put(folder: Path) -> None:
+def test_a_voice_is_read_as_it_was_added(folder: Path) -> None:
     VoiceDirectory(folder, voice_format("codec")).put(NamedVoice("mia", make_voice(), "a description"), replace=False)
 
     mia = VoiceDirectory(folder, voice_format("codec")).get("mia")

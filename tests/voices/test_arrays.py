@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-def test_arrays_come_by_their_names() -> None:
+def test_arrays_are_read_by_name() -> None:
     several, one = saved(np.savez, a=np.arange(3), b=np.ones((2, 2))), saved(np.save, np.arange(4.0))
 
     assert is_array_file(several)
@@ -80,7 +80,7 @@ def test_arrays_come_by_their_names() -> None:
     assert read_arrays(one)[""].tolist() == [0, 1, 2, 3]
 
 
-def test_arrays_of_every_order_and_shape_come_back() -> None:
+def test_arrays_of_every_order_and_shape_are_read() -> None:
     for array in (np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), np.zeros((0, 4))):
         (read,) = read_arrays(saved(np.savez_compressed, array)).values()
 

@@ -211,7 +211,7 @@ def test_a_replaced_voice_with_another_transcript_is_another_prompt(tiny: Path, 
         assert engine.health_check()["reference_cache"]["misses"] == 1
 
 
-def test_a_pinned_voice_is_read_in_and_survives_eviction_and_the_end_of_memory(tiny: Path, tone: np.ndarray) -> None:
+def test_a_pinned_voice_is_prefilled_and_survives_eviction_and_lack_of_memory(tiny: Path, tone: np.ndarray) -> None:
     with engine_of(tiny, kv_cache_size=2) as engine:
         prefixes = engine._running.synthesizer.core.prefixes
         for index, name in enumerate(("mia", "nils", "olga", "paul")):
@@ -263,7 +263,7 @@ def test_a_transcript_that_is_a_fifo_fails_and_delays_no_other(tiny: Path, folde
         assert "not a regular file" in output["failed"]["mia"]
 
 
-def test_voices_are_warmed_after_the_start(
+def test_voices_are_preloaded_after_the_start(
     voiced: Path, folder: Path, tone: np.ndarray, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine_of(voiced, warm_voices="bert, nobody") as engine:
@@ -279,7 +279,7 @@ def test_voices_are_warmed_after_the_start(
     assert "unknown voice 'nobody'" in caplog.text
 
 
-def test_all_voices_are_warmed_as_far_as_the_cache_goes(voiced: Path) -> None:
+def test_all_voices_are_preloaded_as_far_as_they_fit_into_the_cache(voiced: Path) -> None:
     for index in range(5):
         write_voice(voiced / FOLDER, f"more{index}", make_voice(10 + index))
     with engine_of(voiced, warm_voices="all", kv_cache_size=3) as engine:

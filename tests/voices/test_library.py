@@ -15,7 +15,7 @@ from s1_mini.voices.library import FOLDER, CheckpointVoices, write_voice
 from voice_formats import BOOKS, voice_format
 
 
-def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
+def test_a_voice_is_read_as_it_was_written(voiced: Path) -> None:
     library = CheckpointVoices.open(voiced, voice_format())
 
     anna = library.describe("anna")

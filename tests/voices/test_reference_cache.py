@@ -64,7 +64,7 @@ def test_entries_are_found_after_a_restart_and_by_their_encoder_only(tmp_path: P
     assert load_file(path_of(tmp_path, 1))["codes"].dtype == torch.int16
 
 
-def test_the_folder_stays_within_its_limit_and_loses_what_was_used_longest_ago(tmp_path: Path) -> None:
+def test_the_folder_stays_within_its_limit_and_evicts_the_least_recently_used(tmp_path: Path) -> None:
     limit = 16 * BLOCK_BYTES
     store = store_of(tmp_path, limit)
     for number in range(8):

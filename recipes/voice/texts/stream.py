@@ -227,7 +227,7 @@ def filled(rng: Random, template: str, corpora: Corpora) -> str:
 
 
 def sentence_of(text: str) -> str:
-    """Begin with a capital and end with a mark."""
+    """Return the text with a capital at its beginning and a punctuation mark at its end."""
     start = 1 if text[0] == '"' else 0
     text = text[:start] + text[start : start + 1].upper() + text[start + 1 :]
     text = re.sub(r'"([a-z])', lambda match: f'"{match[1].upper()}', text)
@@ -271,7 +271,7 @@ def utterances(seed: int, corpora: Corpora | None = None, start: int = 0) -> Ite
 
 
 def _kind(seed: int, i: int) -> tuple[str, int]:
-    """Name the kind of the i-th utterance and count how many of this kind came before it."""
+    """Return the kind of the i-th utterance, and how many of this kind came before it."""
     kinds = _block(seed, i // BLOCK)
     kind = kinds[i % BLOCK]
     return kind, i // BLOCK * WEIGHTS[kind] + kinds[: i % BLOCK].count(kind)
