@@ -234,9 +234,8 @@ class CodecTraining(TimedTraining):
             parts=self.group.size,
         )
         self._books = Books(self.codec.quantizer, device, compiles=compiles)
-        self._report = torch.zeros(
-            5, device=device
-        )  # running means: mel, commitment, adversarial, features, discriminators
+        # Running means: mel, commitment, adversarial, features, discriminators.
+        self._report = torch.zeros(5, device=device)
         self._lenient = torch.ones((), device=device)  # 0 once every row is quantised with all books
         self._saved = self._published = 0.0  # seconds of the schedule
         self._halves = ChannelsLast(self.codec, compiles=compiles)

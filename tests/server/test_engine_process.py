@@ -216,7 +216,8 @@ def test_a_full_queue_refuses_with_the_engines_retry_time(single: EngineProcess)
     assert asyncio.run(fill()).retry_after_s > 0
 
 
-def test_words_and_a_text_that_is_still_being_written_are_the_same(qwen: EngineConfig) -> None:
+@pytest.mark.parametrize("is_complete", [False, True], ids=["still being written", "complete at once"])
+def test_words_and_a_text_stream_are_the_same(qwen: EngineConfig, *, is_complete: bool) -> None:
     timed = TTSRequest.of(LETTERS, voice="ryan", word_times=True, seed=3, max_new_tokens=30)
 
     def write(engine: SpeechEngine) -> list[AudioChunk]:
@@ -224,12 +225,12 @@ def test_words_and_a_text_that_is_still_being_written_are_the_same(qwen: EngineC
         request = TTSRequest.of(stream, voice="ryan", seed=3, max_new_tokens=30, normalize="off")
 
         async def speak() -> list[AudioChunk]:
-            reading = asyncio.ensure_future(_all(engine, request))
+            reading = None if is_complete else asyncio.ensure_future(_all(engine, request))
             for piece in ("Goo", "d mor", "ning. So ", "mu", "ch. "):
                 stream.write(piece)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0 if is_complete else 0.01)
             stream.close()
-            return await reading
+            return await (reading or _all(engine, request))
 
         return asyncio.run(speak())
 

@@ -48,7 +48,7 @@ from s1_mini.remote.channel import (
 from s1_mini.remote.token_server import take_output
 from s1_mini.runtime.process import IdleCollector, prepare_process
 from s1_mini.text_stream import BackgroundTextStream
-from s1_mini.types import AudioChunk, EngineState
+from s1_mini.types import AudioChunk, EngineState, TTSRequest
 
 logger = logging.getLogger(__name__)
 
@@ -165,9 +165,11 @@ class EngineWorker:
     def _handle(self, message: Any) -> None:
         match message:
             case Speak():
-                if message.has_stream:
-                    self._texts[message.number] = BackgroundTextStream()
-                self._spawn(message.number, self._speak(message))
+                request = message.request
+                if message.has_stream:  # now, because the text may be complete before the request begins
+                    self._texts[message.number] = text = BackgroundTextStream()
+                    request = replace(request, stream=text)
+                self._spawn(message.number, self._speak(message.number, request, streams=message.streams))
             case Call():
                 self._spawn(message.number, self._call(message))
             case Text():
@@ -186,11 +188,8 @@ class EngineWorker:
             self._texts.pop(number, None)
             self.send(Failed(number, portable(error)))
 
-    async def _speak(self, message: Speak) -> None:
-        number, request = message.number, message.request
-        if message.has_stream:
-            request = replace(request, stream=self._texts[number])
-        output = await self._engine.begin_async(request, streams=message.streams)
+    async def _speak(self, number: int, request: TTSRequest, *, streams: bool) -> None:
+        output = await self._engine.begin_async(request, streams=streams)
         output.whole = False
         outgoing = self._outgoing[number] = Outgoing(number, output, self.send)
         if isinstance(output, OutputQueue):
