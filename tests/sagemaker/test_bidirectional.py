@@ -70,7 +70,7 @@ def test_the_command_reads_lines_from_stdin(command: Any, tmp_path: Path, monkey
     ("options", "sentence"),
     [
         (["--voice", "nobody"], "voice_not_found"),
-        (["--format", "mp3"], "available: wav, pcm"),
+        (["--format", "mp3"], "allowed are wav, pcm"),
         (["--component", "hello"], "does not support --target-model, --component or --prefix-id; use --mode stream"),
     ],
 )
