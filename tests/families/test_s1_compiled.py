@@ -137,6 +137,27 @@ def test_an_utterance_keeps_the_step_that_it_began_with(tmp_path: Path) -> None:
     assert not torch.equal(keys, plain.state.cache.keys[..., :-1, :]), "both round alike, so this shows nothing"
 
 
+def test_a_cached_prefix_is_the_same_to_the_bit_as_one_computed_by_the_code_of_its_slot(tmp_path: Path) -> None:
+    model, part = build(tmp_path, {}), Prefill(0, 0, 6)
+    plain, compiled, mixed = make(model, compiled=False), make(model, compiled=True), make(model, compiled=False)
+    for stage in (plain, compiled, mixed):
+        stage.prefill([part])
+    saved, work = mixed.save(part.slot, part.stop), mixed.compilable()
+    assert work is not None
+    work.use()
+    for slot in (0, 1):
+        start(mixed, model, slot)  # slot 2 stays with torch
+
+    for slot, stage in ((0, compiled), (1, compiled), (2, plain)):
+        mixed._prompts[slot] = mixed._prompts[part.slot]
+        mixed.load(slot, saved)
+        mixed._writes.run()
+
+        found, expected = (each.state.cache.keys[:, :, :, : part.stop] for each in (mixed, stage))
+        assert torch.equal(found[:, slot], expected[:, part.slot])
+    assert not torch.equal(compiled.state.cache.keys[:, 0], plain.state.cache.keys[:, 0]), "both round alike"
+
+
 def test_a_penalty_that_overflows_is_not_a_model_error(tmp_path: Path) -> None:
     model = build(tmp_path, {})
 

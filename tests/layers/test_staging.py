@@ -1,10 +1,12 @@
 """Collected writes have the same results one by one and packed into one buffer.
 
-The kernel runs on a GPU or, where Triton is installed, in its interpreter (TRITON_INTERPRET=1, -m gpu).
+The kernel runs on a GPU or, where Triton is installed, in its interpreter (TRITON_INTERPRET=1, -m gpu). On a CPU, the
+host carries out the packed writes instead.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON
+from s1_mini.kernels.writes import FIELDS
 from s1_mini.layers import staging
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import Writes
@@ -22,11 +25,12 @@ INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 packs = pytest.mark.parametrize(
-    "packed",
+    "way",
     [
-        False,
+        "one by one",
+        "packed",
         pytest.param(
-            True,
+            "by the kernel",
             marks=[
                 pytest.mark.gpu,
                 pytest.mark.skipif(DEVICE.type == "cpu" and not INTERPRETED, reason="needs a GPU or the interpreter"),
@@ -36,9 +40,20 @@ packs = pytest.mark.parametrize(
 )
 
 
+def write_all(table: Tensor, count: int, largest: int) -> None:
+    for target, source, size, seed, piece in table[: count * FIELDS].view(count, FIELDS).tolist():
+        assert size <= largest
+        numbers = uniforms(seed % 2**64, piece, 1, size // 4)
+        ctypes.memmove(target, source or numbers.data_ptr(), size)
+
+
 @pytest.fixture
-def writes(packed: bool, monkeypatch: pytest.MonkeyPatch) -> Writes:
-    monkeypatch.setattr(staging, "runs_triton", lambda _: packed)
+def writes(way: str, monkeypatch: pytest.MonkeyPatch) -> Writes:
+    monkeypatch.setattr(staging, "runs_triton", lambda _: way != "one by one")
+    if way == "packed":
+        if DEVICE.type != "cpu":
+            pytest.skip("the host cannot write to a GPU's memory")
+        monkeypatch.setattr(staging, "write_all", write_all)
     return Writes(DEVICE)
 
 
@@ -102,7 +117,7 @@ def test_a_copy_fills_a_part_of_a_cache(writes: Writes, dtype: torch.dtype, size
     assert not raw[:, 1, :, 4:].any()
 
 
-@pytest.mark.parametrize("packed", [False])
+@pytest.mark.parametrize("way", ["one by one"])
 def test_numbers_that_do_not_fit_are_refused(writes: Writes) -> None:
     with pytest.raises(ValueError, match="8 numbers do not fit in 7"):
         writes.rows(zeros(5, 7), [2], np.zeros((1, 8)))

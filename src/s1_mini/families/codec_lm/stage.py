@@ -8,7 +8,7 @@ Shapes: B slots of a call, S positions, K codebooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -115,10 +115,10 @@ class LanguageModel(Stage):
             self._writes.run()
             for part in parts:
                 tokens = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
-                if self._compiled.others([part.slot]):
-                    self._model.prefill(self.state, part.slot, tokens, part.start)
-                else:
+                if self._is_compiled(part.slot):
                     self._prefill(part.slot, tokens, part.start)
+                else:
+                    self._model.prefill(self.state, part.slot, tokens, part.start)
             return
         rows = np.concatenate([self._rows_of(part) for part in parts])
         for at in range(0, len(rows), READS[-1]):
@@ -169,11 +169,18 @@ class LanguageModel(Stage):
         self._writes.run()
         saved = self._model.save(self.state, slot, positions)
         self._hold(slot, saved)
-        return saved
+        return saved._replace(state=_Prefix(saved, self._is_compiled(slot)))
 
     def load(self, slot: int, saved: Saved) -> None:
-        self._model.load(self.state, slot, saved, self._writes)
-        self._hold(slot, saved)
+        prefix: _Prefix = saved.state
+        is_compiled = self._is_compiled(slot)
+        if prefix.is_compiled == is_compiled:
+            self._model.load(self.state, slot, prefix.saved, self._writes)
+            self._hold(slot, prefix.saved)
+            return
+        self.prefill([Prefill(slot, 0, saved.positions)])  # the other code has rounded differently
+        if is_compiled:  # as all later utterances are
+            prefix.saved, prefix.is_compiled = self._model.save(self.state, slot, saved.positions), True
 
     def replay(self, rows: int) -> bool:
         """Launch a captured frame of the first slots without reading it. Return whether graphs exist."""
@@ -201,6 +208,9 @@ class LanguageModel(Stage):
     def _may_share(self, rows: int, span: int) -> bool:
         return self._shared is not None and self.shares_prefixes and self._model.may_share(rows, span)
 
+    def _is_compiled(self, slot: int) -> bool:
+        return not self._compiled.others([slot])
+
     def _hold(self, slot: int, saved: Saved) -> None:
         """Record that a slot has a prefix; slots that loaded the same prefix are bit-equal."""
         if self._shared is not None:
@@ -217,6 +227,12 @@ class LanguageModel(Stage):
         slots, positions = rows[:, -2].contiguous(), rows[:, -1].contiguous()
         self._model.prefill_rows(self.state, rows[:, :-2], slots, positions, self._positions)
         return []
+
+
+@dataclass
+class _Prefix:
+    saved: Saved  # of the model
+    is_compiled: bool  # whether compiled code, instead of torch, has computed it
 
 
 def _result(slots: Sequence[int], frames: np.ndarray, scores: Scores) -> StepResult:
