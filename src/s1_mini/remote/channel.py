@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 import struct
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ import numpy as np
 from s1_mini.config import EngineConfig
 from s1_mini.metrics import EngineMetrics
 from s1_mini.types import AudioChunk, EngineState, TTSRequest
+
+if sys.platform == "linux":
+    import fcntl
 
 PIPE_BYTES = 2**20  # capacity of a pipe, so that the audio of one codec call fits (Linux; 64 KiB by default)
 BUFFER_BYTES = 2**18  # of the files at both ends of a pipe; larger arrays pass them by
@@ -215,6 +219,13 @@ class Channel:
 
 
 _END = object()
+
+
+def enlarge_pipe(end: BinaryIO) -> None:
+    """Let a pipe hold `PIPE_BYTES`, if the system allows it; Linux limits the sum of a user's pipes."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
 def write_messages(target: BinaryIO, messages: list[Any]) -> None:
