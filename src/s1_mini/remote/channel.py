@@ -222,7 +222,7 @@ _END = object()
 
 
 def enlarge_pipe(end: BinaryIO) -> None:
-    """Let a pipe hold `PIPE_BYTES`, if the system allows it; Linux limits the sum of a user's pipes."""
+    """Set a pipe's capacity to `PIPE_BYTES`, if the system allows it; Linux limits the sum of a user's pipes."""
     if sys.platform == "linux":
         with suppress(OSError):
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -234,7 +234,8 @@ def write_messages(target: BinaryIO, messages: list[Any]) -> None:
     content = pickle.dumps(messages, 5, buffer_callback=arrays.append)
     views = [array.raw() for array in arrays]
     sizes = [len(views), len(content), *(view.nbytes for view in views)]
-    target.write(b"".join(map(_SIZE.pack, sizes)) + content)
+    target.write(b"".join(map(_SIZE.pack, sizes)))
+    target.write(content)
     for view in views:
         target.write(view)
     target.flush()

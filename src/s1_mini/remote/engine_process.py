@@ -141,8 +141,8 @@ class EngineLink:
         except BaseException:
             self.close()
             raise
-        self.health = self.facts.health  # the last known
-        self.families = list(metrics.families())  # likewise
+        # The last known values, for a process that does not answer.
+        self.health, self.families = self.facts.health, list(metrics.families())
         self.description = Checkpoint(self.facts.directory).description
 
     def begin(self, request: TTSRequest, *, streams: bool) -> RemoteOutput:
