@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
+import os
+import pickle
 import re
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +25,19 @@ from websockets.sync.client import connect
 
 from s1_mini import (
     CheckpointError,
+    ConfigurationError,
     EngineConfig,
     EngineNotReadyError,
+    ParameterError,
     ProductionTTSEngine,
     QueueFullError,
     TextStream,
 )
+from s1_mini.remote import channel, engine_process
 from s1_mini.remote.channel import ACKNOWLEDGED_S, WINDOW_S
+from s1_mini.remote.devices import sees_gpu
 from s1_mini.remote.engine_process import EngineProcess, make_engine
+from s1_mini.remote.engine_worker import LogSender
 from s1_mini.server.engine import SpeechEngine
 from s1_mini.types import AudioChunk, TTSRequest
 from tests.families.qwen3_room import LETTERS, config, follow_text, written
@@ -36,6 +46,7 @@ from waiting import EVENTUALLY_S, wait_until
 
 pytestmark = pytest.mark.slow
 
+STOPS = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows has no signals that a process can handle")
 FEW: dict[str, Any] = {"seed": 1, "max_new_tokens": 8}
 RECORDING = {"text": (None, "Hi there."), "seed": (None, "1"), "max_new_tokens": (None, "8")}
 REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -286,7 +297,7 @@ def test_a_process_that_is_killed_ends_its_requests_and_fails_the_engine(single:
         single.voices()
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a signal that stops a process")
+@STOPS
 def test_a_process_that_hangs_is_killed_and_fails_the_engine(
     single: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +311,57 @@ def test_a_process_that_hangs_is_killed_and_fails_the_engine(
         chunks_of(single, TTSRequest.of("Hi."))
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows has no signals that a process can handle")
+@STOPS
+def test_a_process_that_hangs_is_killed_by_a_stop_without_draining(
+    single: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "STOP_S", 0.1)
+    assert single._link is not None
+    process = single._link._process
+    process.send_signal(signal.SIGSTOP)
+    for _ in range(3):
+        single._link.call("count_tokens", "Hi. " * 2**20)  # more than the pipe holds
+
+    single.stop(drain=False)
+    assert process.returncode == -signal.SIGKILL
+
+
+@STOPS
+def test_metrics_of_a_process_that_does_not_answer_are_the_last_known_ones(
+    single: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert single._link is not None
+    chunks_of(single, TTSRequest.of("Hi.", seed=1, max_new_tokens=4))
+    expected = single.families()
+    single._link._process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(engine_process, "PROBE_S", 0.1)
+
+    assert single.families() == expected
+    single._link._process.send_signal(signal.SIGCONT)
+
+
+def test_silence_during_a_suspension_of_the_server_does_not_count(single: EngineProcess) -> None:
+    assert single._link is not None
+    process = single._link._process
+    single._link._heard -= 1e6
+    single._link._checked -= 1e6
+
+    assert single.state().is_ready
+    assert process.poll() is None
+
+
+def test_a_text_stream_in_use_begins_no_request(single: EngineProcess) -> None:
+    stream = TextStream()
+    stream.attach(lambda *_: None)
+
+    with pytest.raises(ParameterError, match="another request"):
+        chunks_of(single, TTSRequest.of(stream))
+    wait_until(lambda: single.health_check()["requests"] == 0)
+    assert single._link is not None
+    assert not single._link._outputs
+
+
+@STOPS
 def test_signals_to_the_group_leave_the_end_of_the_engine_to_the_server(apart: Door) -> None:
     assert isinstance(apart.engine, EngineProcess)
     assert apart.engine._link is not None
@@ -312,7 +373,11 @@ def test_signals_to_the_group_leave_the_end_of_the_engine_to_the_server(apart: D
     assert process.poll() is None
 
 
-def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_start_says_why_and_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
     engine = EngineProcess(EngineConfig(checkpoint_path=tmp_path / "nothing", device="cpu"))
 
     with pytest.raises(CheckpointError, match="nothing"):
@@ -327,7 +392,41 @@ def test_the_setting_chooses_the_process(choice: Any, kind: type) -> None:
     assert isinstance(make_engine(EngineConfig(device="cuda"), "auto"), EngineProcess)
 
 
+def test_a_program_without_an_interpreter_keeps_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+
+    assert isinstance(make_engine(EngineConfig(device="cuda"), "auto"), ProductionTTSEngine)
+    with pytest.raises(ConfigurationError, match="S1_MINI_SERVER_ENGINE_PROCESS"):
+        make_engine(EngineConfig(device="cpu"), "on")
+
+
+def test_log_records_of_other_packages_can_be_sent() -> None:
+    sent: list[Any] = []
+    handler = LogSender(sent.append)
+    extra = {"fields": {"path": Path("a"), "lock": threading.Lock()}, "owner": threading.Lock()}
+    handler.emit(logging.makeLogRecord({"name": "other", "msg": "%d of %s", "args": (1, Path("b"))} | extra))
+
+    record = pickle.loads(pickle.dumps(sent[0])).record
+    assert (record.name, record.getMessage(), record.fields["path"]) == ("other", "1 of b", "a")
+
+
+def test_a_log_call_with_wrong_arguments_does_not_raise(capsys: pytest.CaptureFixture[str]) -> None:
+    LogSender(lambda _: None).emit(logging.makeLogRecord({"msg": "%d", "args": ("x",)}))
+
+    assert "Logging error" in capsys.readouterr().err
+
+
+def test_a_pipe_that_cannot_be_enlarged_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PIPE_BYTES", 2**30 + 2**29)
+    source, target = os.pipe()
+    with os.fdopen(source, "rb") as reader, os.fdopen(target, "wb") as writer:
+        channel.enlarge_pipe(writer)
+        channel.write_messages(writer, ["Hi."])
+        assert channel.read_messages(reader) == ["Hi."]
+
+
 @pytest.mark.gpu
+@pytest.mark.skipif(not sees_gpu(), reason="needs an NVIDIA GPU")
 def test_an_engine_on_a_gpu_has_its_own_process_and_generates_the_same_audio(tiny: Path) -> None:
     settings = EngineConfig(checkpoint_path=tiny, max_batch_size=1)
     request = TTSRequest.of("Hi there.", seed=1, max_new_tokens=8)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 import struct
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ import numpy as np
 from s1_mini.config import EngineConfig
 from s1_mini.metrics import EngineMetrics
 from s1_mini.types import AudioChunk, EngineState, TTSRequest
+
+if sys.platform == "linux":
+    import fcntl
 
 PIPE_BYTES = 2**20  # capacity of a pipe, so that the audio of one codec call fits (Linux; 64 KiB by default)
 BUFFER_BYTES = 2**18  # file buffer at each end of a pipe; larger arrays bypass it
@@ -217,13 +221,21 @@ class Channel:
 _END = object()
 
 
+def enlarge_pipe(end: BinaryIO) -> None:
+    """Set a pipe's capacity to `PIPE_BYTES`, if the system allows it; Linux limits the sum of a user's pipes."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
 def write_messages(target: BinaryIO, messages: list[Any]) -> None:
     """Write messages as one record. Raises `OSError`."""
     arrays: list[pickle.PickleBuffer] = []
     content = pickle.dumps(messages, 5, buffer_callback=arrays.append)
     views = [array.raw() for array in arrays]
     sizes = [len(views), len(content), *(view.nbytes for view in views)]
-    target.write(b"".join(map(_SIZE.pack, sizes)) + content)
+    target.write(b"".join(map(_SIZE.pack, sizes)))
+    target.write(content)
     for view in views:
         target.write(view)
     target.flush()

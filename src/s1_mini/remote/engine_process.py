@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,14 +24,13 @@ from typing import Any, BinaryIO, Literal, cast
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import AudioStream, Output, OutputIterator, OutputQueue
-from s1_mini.exceptions import EngineNotReadyError
+from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
 from s1_mini.families.base import Description
 from s1_mini.families.find import Checkpoint
 from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.remote.channel import (
     ACKNOWLEDGED_S,
     BUFFER_BYTES,
-    PIPE_BYTES,
     START,
     Audio,
     Call,
@@ -46,6 +46,7 @@ from s1_mini.remote.channel import (
     Status,
     Taken,
     Text,
+    enlarge_pipe,
 )
 from s1_mini.remote.devices import sees_gpu
 from s1_mini.server.engine import SpeechEngine
@@ -54,9 +55,17 @@ from s1_mini.types import AudioChunk, EngineState, Normalize, OnUnsupported, TTS
 
 logger = logging.getLogger(__name__)
 
-PROCESS = "s1_mini.remote.engine_worker"
+# Program of the process: it imports the same modules as this process, and none from the working directory.
+CHILD = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from s1_mini.remote.engine_worker import main
+main()
+"""
 PROBE_S = 2.0  # timeout of a health check
-EXIT_S = 10.0  # time for the process to exit after `stop`; then it is killed
+UNSEEN_S = 5.0  # without a check for so long, this process was suspended, and the silence of the other means nothing
+STOP_S = 3.0  # time for the engine to stop without draining; then its process is killed. A server's exit leaves 5 s
+EXIT_S = 10.0  # time for the process to exit after the engine has stopped; then it is killed
 
 
 class RemoteOutput:
@@ -107,21 +116,24 @@ class EngineLink:
         answers of the process, an error that is not an `S1MiniError` arrives as `RuntimeError`.
         """
         self.state, self.voice_names = EngineState("stopped"), list[str]()
-        self.heard = time.monotonic()  # when the process sent its last message
+        self._heard = self._checked = time.monotonic()  # when the process sent its last message; the last `check`
         self._numbers = itertools.count(START + 1)
         self._outputs: dict[int, RemoteOutput] = {}
         started: Future[Facts] = Future()
         self._calls: dict[int, Future[Any]] = {START: started}
         self._is_closing = self._is_over = False
         self._process = subprocess.Popen(  # noqa: S603 - this Python and a module of ours
-            [sys.executable, "-m", PROCESS],
+            [sys.executable, "-P", "-c", CHILD, json.dumps(list(map(str, sys.path)))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=BUFFER_BYTES,
-            pipesize=PIPE_BYTES,
+            # The process must neither open a window nor react to a Ctrl-C that is meant for the server.
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            start_new_session=True,
         )
         source, target = cast("BinaryIO", self._process.stdout), cast("BinaryIO", self._process.stdin)
+        enlarge_pipe(source)
+        enlarge_pipe(target)
         self._channel = Channel(source, target, name="engine", on_message=self._receive, on_end=self._end)
         self._channel.start()
         self._channel.send(Start(config, metrics, logging.getLogger().level))
@@ -130,7 +142,8 @@ class EngineLink:
         except BaseException:
             self.close()
             raise
-        self.health = self.facts.health  # the last known
+        # The last known values, for a process that does not answer.
+        self.health, self.families = self.facts.health, list(metrics.families())
         self.description = Checkpoint(self.facts.directory).description
 
     def begin(self, request: TTSRequest, *, streams: bool) -> RemoteOutput:
@@ -141,7 +154,11 @@ class EngineLink:
         queue.on_take, queue.reports_takes = partial(self._acknowledge, number), True
         self._channel.send(Speak(number, replace(request, stream=None), streams, stream is not None))
         if stream is not None:
-            stream.attach(lambda piece, is_last: self._channel.send(Text(number, piece, is_last)))
+            try:
+                stream.attach(lambda piece, is_last: self._channel.send(Text(number, piece, is_last)))
+            except BaseException:
+                output.close()
+                raise
         if self._is_over:
             self._end_all()
         return output
@@ -158,19 +175,37 @@ class EngineLink:
 
     def check(self, silent_s: float) -> None:
         """Kill the process if it has sent nothing for `silent_s` seconds, because it hangs."""
-        if time.monotonic() - self.heard > silent_s and not self._is_closing:
+        now = time.monotonic()
+        if now - self._checked > UNSEEN_S:
+            self._heard = now
+        self._checked = now
+        if now - self._heard > silent_s and not self._is_closing:
             logger.error("the engine's process hangs; killing it")
             self.state = EngineState("failed")
             self._process.kill()
 
+    def stop(self, *, drain: bool, timeout_s: float | None, silent_s: float) -> EngineMetrics | None:
+        """Stop the engine, and end the process. Return the engine's metrics, or None if the process did not answer."""
+        stopping = self.call("stop", drain=drain, timeout_s=timeout_s)
+        until = time.monotonic() + STOP_S
+        while not wait([stopping], PROBE_S if drain else STOP_S).done:
+            self.check(silent_s)
+            if not drain and time.monotonic() >= until:
+                logger.error("the engine's process does not stop; killing it")
+                self._process.kill()
+        self.close()
+        with suppress(EngineNotReadyError):  # the process has ended
+            return cast("EngineMetrics", stopping.result())
+        return None
+
     def close(self) -> None:
         """End the process."""
         self._is_closing = True
-        self._channel.close()
-        try:
-            self._process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        killer = threading.Timer(EXIT_S, self._process.kill)
+        killer.start()
+        self._channel.close()  # waits while the pipe is full
+        self._process.wait()
+        killer.cancel()
         self._channel.join()
 
     def _cancel(self, number: int) -> None:
@@ -190,7 +225,7 @@ class EngineLink:
     # ---- in the reading thread ------------------------------------------------------------------------------------
 
     def _receive(self, message: Any) -> None:
-        self.heard = time.monotonic()
+        self._heard = time.monotonic()
         match message:
             case Audio():
                 self._deliver(message)
@@ -263,9 +298,8 @@ class EngineProcess:
             link, self._link = self._link, None
             if link is not None:
                 self._was_stopped = True
-                with suppress(EngineNotReadyError):  # the process has ended
-                    self._metrics = link.call("stop", drain=drain, timeout_s=timeout_s).result()
-                link.close()
+                metrics = link.stop(drain=drain, timeout_s=timeout_s, silent_s=self.config.stuck_after_s)
+                self._metrics = metrics or self._metrics
 
     @property
     def description(self) -> Description:
@@ -312,18 +346,19 @@ class EngineProcess:
         return link.health
 
     def families(self) -> list[MetricFamily]:
-        """Return all current metrics; only those of earlier processes if the process does not answer.
+        """Return all current metrics; the last known ones if the process does not answer.
 
         Raises `RuntimeError` if the GPU fails.
         """
         link = self._link
-        if link is not None:
-            asked = link.call("families")
-            with suppress(TimeoutError, EngineNotReadyError):
-                families: list[MetricFamily] = asked.result(PROBE_S)
-                return families
+        if link is None:
+            return list(self._metrics.families())
+        asked = link.call("families")
+        try:
+            link.families = asked.result(PROBE_S)
+        except (TimeoutError, EngineNotReadyError):
             asked.cancel()
-        return list(self._metrics.families())
+        return link.families
 
     def voice_names(self) -> list[str]:
         """Return the names of all voices, sorted."""
@@ -389,11 +424,15 @@ class EngineProcess:
 
 
 def make_engine(config: EngineConfig, choice: Literal["auto", "on", "off"]) -> SpeechEngine:
-    """Return an engine that is not started, in its own process or in this one (`ServerSettings.engine_process`)."""
-    is_apart = choice == "on"
-    if choice == "auto":
-        is_apart = config.device.startswith("cuda") or (config.device == "auto" and sees_gpu())
-    if is_apart:
+    """Return an engine that is not started, in its own process or in this one (`ServerSettings.engine_process`).
+
+    Raises `ConfigurationError` for `on` in a program that cannot start a process.
+    """
+    can_start = bool(sys.executable) and not getattr(sys, "frozen", False)  # frozen programs have no interpreter
+    if choice == "on" and not can_start:
+        raise ConfigurationError("S1_MINI_SERVER_ENGINE_PROCESS=on needs a Python interpreter; set it to auto or off")
+    uses_gpu = choice == "auto" and (config.device.startswith("cuda") or (config.device == "auto" and sees_gpu()))
+    if can_start and (choice == "on" or uses_gpu):
         return EngineProcess(config)
     from s1_mini.engine import ProductionTTSEngine
 

@@ -1,4 +1,4 @@
-"""The process of an engine: `python -m s1_mini.remote.engine_worker`, started by `EngineProcess`.
+"""The process of an engine, started by `EngineProcess`.
 
 It receives `Start` and further messages on standard input, and ends when its input ends, so that it never outlives the
 server. Its standard output has its answers; its log records are messages too, so that the server formats them.
@@ -7,13 +7,13 @@ server. Its standard output has its answers; its log records are messages too, s
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
@@ -226,7 +226,7 @@ class EngineWorker:
             text.write(message.piece)
         if message.is_last:
             text.close()
-            del self._texts[message.number]
+            self._texts.pop(message.number, None)
 
     def _cancel(self, number: int) -> None:
         self._texts.pop(number, None)
@@ -245,6 +245,7 @@ class EngineWorker:
             elif item.number in self._outgoing and (audio := item.take()) is not None:
                 messages.append(audio)
                 if audio.has_ended and self._outgoing.pop(item.number, None) is not None:
+                    self._texts.pop(item.number, None)  # a request may end before its text does
                     item.close()
         now = time.monotonic()
         if now >= self._next_news or any(isinstance(message, Result) for message in messages):
@@ -274,11 +275,22 @@ class LogSender(logging.Handler):
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        record = copy(record)
-        record.msg, record.args = record.getMessage(), None
-        if record.exc_info:
-            record.exc_text, record.exc_info = logging.Formatter().formatException(record.exc_info), None
-        self._send(Log(record))
+        try:
+            self._send(Log(_portable_record(record)))
+        except Exception:  # as in all handlers: a log call never raises
+            self.handleError(record)
+
+
+def _portable_record(record: logging.LogRecord) -> logging.LogRecord:
+    """Return a record that can be pickled, which arguments, exceptions and attributes of other packages may not."""
+    known = logging.makeLogRecord({})
+    known.__dict__.update({name: value for name, value in vars(record).items() if name in vars(known)})
+    known.msg, known.args = record.getMessage(), None
+    if record.exc_info:
+        known.exc_text, known.exc_info = logging.Formatter().formatException(record.exc_info), None
+    if (fields := getattr(record, "fields", None)) is not None:
+        known.__dict__["fields"] = json.loads(json.dumps(fields, default=str))
+    return known
 
 
 def portable(error: BaseException) -> Exception:
@@ -289,9 +301,17 @@ def portable(error: BaseException) -> Exception:
     return error.with_traceback(None)  # whose frames refer to the error
 
 
+def take_input() -> int:
+    """Reserve standard input for messages, and return its descriptor; libraries and their processes read nothing."""
+    source, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return source
+
+
 def main() -> None:
     """Serve one engine until the input ends."""
-    source, target = os.fdopen(os.dup(0), "rb", BUFFER_BYTES), os.fdopen(take_output(), "wb", BUFFER_BYTES)
+    source, target = os.fdopen(take_input(), "rb", BUFFER_BYTES), os.fdopen(take_output(), "wb", BUFFER_BYTES)
     keep_out()
     for number in (signal.SIGINT, signal.SIGTERM):  # the server decides; handlers, unlike SIG_IGN, are not inherited
         signal.signal(number, lambda *_: None)
@@ -305,7 +325,3 @@ def main() -> None:
     logging.basicConfig(level=start.log_level, handlers=[LogSender(worker.send)], force=True)
     prepare_process()
     worker.run()
-
-
-if __name__ == "__main__":
-    main()
