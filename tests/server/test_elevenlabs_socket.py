@@ -226,7 +226,7 @@ def test_contexts_have_a_limit(door: Door) -> None:
         messages, _, code = hear(socket)
 
     assert messages[-1]["error"] == "request_invalid"
-    assert f"{elevenlabs_socket.MAX_CONTEXTS} contexts are open" in messages[-1]["message"]
+    assert f"the limit of {elevenlabs_socket.MAX_CONTEXTS} open contexts" in messages[-1]["message"]
     assert (messages[-1]["code"], code) == (1008, 1008)
 
 

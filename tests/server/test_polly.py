@@ -338,7 +338,7 @@ def test_the_number_of_lexicons_is_limited(storing: Door, monkeypatch: pytest.Mo
     for name in ("a", "b", "b"):
         polly.put_lexicon(Name=name, Content=PLS.format("a", "b"))
 
-    with pytest.raises(ClientError, match=r"MaxLexiconsNumberExceededException.*2 lexicons are stored"):
+    with pytest.raises(ClientError, match=r"MaxLexiconsNumberExceededException.*the limit of 2 lexicons is reached"):
         polly.put_lexicon(Name="c", Content=PLS.format("a", "b"))
 
 
