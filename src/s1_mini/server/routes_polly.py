@@ -124,7 +124,7 @@ async def describe_voices(request: Request) -> JSONResponse:
     response_class=Response,
     summary="Speak a text, as Amazon Polly does",
     responses=with_types(SPEECH_ANSWER, *(output.content_type for output in polly.OUTPUTS.values()))
-    | failures(500, 504),
+    | failures(404, 500, 504),
     openapi_extra=body_of(PollyBody),
 )
 async def synthesize_speech(request: Request) -> Response:
