@@ -1,4 +1,4 @@
-"""The codec sounds the same with compiled activations, and a stream in progress keeps its activation."""
+"""Compiled streams have torch's samples, in any chunks, and a stream in progress keeps its decoder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def decode(stage: CausalDecoder, slot: int, number: int) -> np.ndarray:
     return np.asarray(stage.step([slot], FRAMES)().values[0])
 
 
-def test_a_stream_keeps_the_activation_that_it_began_with_and_the_next_has_the_compiled_one(tiny: Path) -> None:
+def test_a_stream_keeps_the_decoder_that_it_began_with_and_the_next_has_the_compiled_one(tiny: Path) -> None:
     stage = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded).chain(2, 64).stages[1]
     assert isinstance(stage, CausalDecoder)
     plain = [decode(stage, 0, number) for number in (0, 1)]
