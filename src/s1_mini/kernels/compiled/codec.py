@@ -18,6 +18,13 @@ from s1_mini.kernels.compiled.product import BLOCK, Product
 
 
 @in_order
+def _copy(x, out):
+    """Copy x [N]; slices that are assigned instead take numba seconds to compile."""
+    for k in range(x.shape[0]):
+        out[k] = x[k]
+
+
+@in_order
 def _snake(x, alpha, inverse, out):
     """Put x + sin²(αx) / β into `out`; all are [N]."""
     rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
@@ -72,11 +79,11 @@ def convolve(x, shape, part, skip, keeps, snake, out):  # noqa: C901 - nested lo
                     for n in range(length):
                         total[n] += added[n]
                 if keeps.shape[0] > 0:
-                    keeps[at : at + length] = total
+                    _copy(total, keeps[at : at + length])
                 if snake.shape[0] > 0:
                     _snake(total, alpha, inverse, to)
                 else:
-                    to[:] = total
+                    _copy(total, to)
             row += count
 
 
@@ -144,11 +151,15 @@ def window_attention(qkv, past, start, rope, out):
     steps, heads = qkv.shape[0], qkv.shape[1] - pairs
     joined = np.empty((context + steps, pairs, size), np.float32)
     scores = np.empty(context + steps, np.float32)
-    joined[:context] = past
+    joined_rows, past_rows = joined.reshape((-1, pairs * size)), past.reshape((-1, pairs * size))
+    qkv_rows = qkv.reshape((steps, -1))
+    for position in range(context):
+        _copy(past_rows[position], joined_rows[position])
     for step in range(steps):
         apply_rope(qkv[step, : heads + pairs // 2], rope[start + step])
-        joined[context + step] = qkv[step, heads:]
-    past[:] = joined[steps:]
+        _copy(qkv_rows[step, heads * size :], joined_rows[context + step])
+    for position in range(context):
+        _copy(joined_rows[steps + position], past_rows[position])
     for step in range(steps):
         first = max(step, context - start)  # nothing before the start of the stream
         _attend(qkv[step, :heads], joined, first, context + step + 1, scores, out[step])
