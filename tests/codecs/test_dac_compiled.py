@@ -1,4 +1,4 @@
-"""The codec sounds the same with compiled activations, and a stream in progress keeps its activation."""
+"""Compiled streams have torch's samples, in any chunks, and a stream in progress keeps its decoder."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from s1_mini.codecs.causal.stage import CausalDecoder
+from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 from s1_mini.types import SamplingParams
+from s1_mini.weights.directory import DEFAULT_MODEL
 from voice_formats import BOOKS
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
@@ -29,7 +31,7 @@ def decode(stage: CausalDecoder, slot: int, number: int) -> np.ndarray:
     return np.asarray(stage.step([slot], FRAMES)().values[0])
 
 
-def test_a_stream_keeps_the_activation_that_it_began_with_and_the_next_has_the_compiled_one(tiny: Path) -> None:
+def test_a_stream_keeps_the_decoder_that_it_began_with_and_the_next_has_the_compiled_one(tiny: Path) -> None:
     stage = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded).chain(2, 64).stages[1]
     assert isinstance(stage, CausalDecoder)
     plain = [decode(stage, 0, number) for number in (0, 1)]
@@ -45,3 +47,11 @@ def test_a_stream_keeps_the_activation_that_it_began_with_and_the_next_has_the_c
     for number in (0, 1):
         np.testing.assert_allclose(compiled[number], plain[number], atol=3e-6)
     assert not np.array_equal(compiled[1], plain[1]), "both round alike, so this shows nothing"
+
+
+def test_weights_that_the_file_has_in_eight_bits_stay_in_eight_bits() -> None:
+    from s1_mini.codecs.causal.compiled import CompiledStreams
+
+    streams = CompiledStreams(open_dac(DEFAULT_MODEL, encodes=False), 1)
+
+    assert streams.formats == ["float32", "int8"]  # float32 for transposed convolutions, whose scales belong to inputs

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -32,6 +32,9 @@ from s1_mini.core.stage import Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError
 from s1_mini.types import SamplingParams
 from s1_mini.weights.fit import skeleton
+
+if TYPE_CHECKING:
+    from s1_mini.codecs.causal.compiled import CompiledStreams
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -258,17 +261,53 @@ def test_a_reference_counts_towards_the_longest_stream() -> None:
         next(speak(stage_of(captured=False), 0, random_codes(3)[0], voice))
 
 
-def test_chunks_on_a_cpu_sound_the_same_with_the_compiled_activation() -> None:
+def compiled_streams() -> CompiledStreams:
     pytest.importorskip("numba", reason="numba has no wheels for this platform")
-    stage, codes = stage_of(captured=False), random_codes(9)[0]
-    plain = np.concatenate(list(speak(stage, 0, codes, {})))
+    from s1_mini.codecs.causal.compiled import CompiledStreams
 
+    return CompiledStreams(decoder(), 2)
+
+
+def test_compiled_streams_have_torchs_samples_and_the_same_bits_in_any_chunks() -> None:
+    streams, codes = compiled_streams(), random_codes(13)
+    whole = streams.push(codes, [0])
+
+    streams.reset(0)
+    for cuts in ([1] * 13, [2, 3, 8]):
+        chunks = []
+        for part in codes.split(cuts, dim=-1):
+            streams.push(random_codes(2, seed=9), [0])
+            chunks.append(streams.push(part, [1]))
+        streams.reset(1)
+        assert torch.equal(torch.cat(chunks, dim=-1), whole)
+
+    torch.testing.assert_close(whole, decoder().decode(codes), rtol=0, atol=2e-5)
+
+
+def test_a_compiled_stream_continues_after_skipped_frames_and_from_a_saved_state() -> None:
+    streams, codes = compiled_streams(), random_codes(70)
+    streams.skip(0, codes[0, :, :60])
+    streams.load(1, streams.save(0))
+
+    rest = [streams.push(codes[..., 60:], [row]) for row in (0, 1)]
+
+    torch.testing.assert_close(rest[0], decoder().decode(codes)[:, 60 * RATE :], rtol=0, atol=3e-5)
+    assert torch.equal(rest[0], rest[1])
+
+
+def test_a_compiled_stage_continues_the_reference_of_its_voice() -> None:
+    pytest.importorskip("numba", reason="numba has no wheels for this platform")
+    stage, reference, codes = stage_of(captured=False), random_codes(7, seed=5)[0], random_codes(9)[0]
+    voice = {"codes": reference.numpy()}
+    plain = np.concatenate(list(speak(stage, 0, codes, voice)))
     work = stage.compilable()
     assert work is not None
     work.use()
-    compiled = np.concatenate(list(speak(stage, 0, codes, {})))
 
-    np.testing.assert_allclose(compiled, plain, atol=2e-5)
+    compiled, cached = (np.concatenate(list(speak(stage, slot, codes, voice))) for slot in (1, 2))
+
+    np.testing.assert_allclose(compiled, plain, atol=3e-5)
+    np.testing.assert_array_equal(compiled, cached)
     assert not np.array_equal(compiled, plain), "both round alike, so this shows nothing"
 
 

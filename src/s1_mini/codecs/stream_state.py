@@ -7,19 +7,16 @@ Tensors are allocated at first use and then changed in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-Snake = Callable[[Tensor, Tensor, Tensor], Tensor]  # returns [1, C, T] for x [1, C, T], α and β [1, C, 1]
 StateKey = tuple[object, str]  # a layer, and the name of one of its tensors
 
 
 class StreamState:
     """Past inputs of every layer for B rows."""
-
-    snake: Snake | None = None  # compiled activation for a CPU, used instead of torch's
 
     def __init__(self) -> None:
         self._past: dict[StateKey, Tensor] = {}

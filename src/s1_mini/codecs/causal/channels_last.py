@@ -29,6 +29,7 @@ from s1_mini.codecs.causal.layers import (
     ResidualUnit,
     Snake,
     WindowTransformer,
+    transposed_by_step,
     window_mask,
 )
 from s1_mini.kernels.convolution import convolve
@@ -266,7 +267,7 @@ class _TransposedConvolution:
         inputs, self._outputs, _ = layer.conv.weight.shape
         self.past = pasts.of(layer.conv.weight, layer.context, inputs)
         self._bias, self._stride, self._seen = layer.conv.bias, layer.stride, layer.context + 1
-        self._weight = _by_step(layer).flatten(0, 1).t().contiguous()  # [stride * O, seen steps * C]
+        self._weight = transposed_by_step(layer).flatten(0, 1).t().contiguous()  # [stride * O, seen steps * C]
 
     def __call__(self, x: _Sum, factors: Factors | None, rows: Rows) -> _Sum:
         _, joined = x.enter(factors, self.past, rows)
@@ -275,15 +276,6 @@ class _TransposedConvolution:
         seen = joined.as_strided((batch, steps, self._seen * inputs), (length * inputs, inputs, 1))
         out = linear(seen.contiguous(), self._weight, None)
         return _Sum(out.view(batch, steps * self._stride, self._outputs), self._bias)
-
-
-def _by_step(layer: CausalConvTranspose1d) -> Tensor:
-    """Return the weights as [contributing steps, C, stride * O], the oldest step first."""
-    weight, stride = layer.conv.weight, layer.stride
-    inputs, outputs, taps = weight.shape
-    assert taps == (layer.context + 1) * stride, "the kernel size must be a multiple of the stride"
-    parts = weight.unflatten(2, (layer.context + 1, stride)).flip(2).permute(2, 0, 3, 1)
-    return parts.reshape(-1, inputs, stride * outputs).contiguous()
 
 
 class _Unit:
@@ -384,7 +376,9 @@ class _Link:
         epilogue = Epilogue(
             conv.out_channels, None if bias is None else bias.repeat(layer.stride), None, 0, keeps_total=False
         )
-        return cls(_by_step(layer), 1, factors, pasts.of(conv.weight, layer.context, conv.in_channels), epilogue)
+        return cls(
+            transposed_by_step(layer), 1, factors, pasts.of(conv.weight, layer.context, conv.in_channels), epilogue
+        )
 
     @classmethod
     def of_unit(cls, unit: ResidualUnit, pasts: _Pasts) -> _Link:

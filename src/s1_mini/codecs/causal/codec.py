@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from s1_mini.codecs.causal.layers import CausalConv1d, CausalConvTranspose1d, Chain, Decoder, WindowTransformer
-from s1_mini.codecs.stream_state import SelectedStreams, Snake, StreamState
+from s1_mini.codecs.stream_state import SelectedStreams, StreamState
 from s1_mini.exceptions import CapacityError
 
 DECODE_BLOCK = 64  # frames that `decode` processes at once, so that its memory does not grow with the length
@@ -104,17 +104,15 @@ class CodecStream:
         self._state = StreamState()
         self._frames = [0] * rows
 
-    def push(self, codes: Tensor, rows: Sequence[int] | None = None, snake: Snake | None = None) -> Tensor:
+    def push(self, codes: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         """Decode the codes [n, K, F] of the next frames of `rows`, or of all rows, to samples [n, T].
 
-        `snake`, if given, computes the activation. Raises `CapacityError` for a stream that is too long for the codec.
-        A call that raises changes nothing.
+        Raises `CapacityError` for a stream that is too long for the codec. A call that raises changes nothing.
         """
         slot_ids = range(self.rows) if rows is None else rows
         assert codes.shape[:2] == (len(slot_ids), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
         self._codec.check_length(max(self._frames[row] for row in slot_ids) + codes.shape[-1])
         state = SelectedStreams(self._state, self.rows, slot_ids, codes.device)
-        state.snake = snake
         samples = self._codec.push(codes, state)
         state.commit()
         for row in slot_ids:

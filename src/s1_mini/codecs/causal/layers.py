@@ -67,6 +67,15 @@ class CausalConvTranspose1d(nn.Module):
         return conv_transpose1d(x, self.conv.weight, self.conv.bias, stride=self.stride)[..., start : start + length]
 
 
+def transposed_by_step(layer: CausalConvTranspose1d) -> Tensor:
+    """Return the weights of a transposed convolution as [contributing steps, C, stride * O], the oldest step first."""
+    weight, stride = layer.conv.weight, layer.stride
+    inputs, outputs, taps = weight.shape
+    assert taps == (layer.context + 1) * stride, "the kernel size must be a multiple of the stride"
+    parts = weight.unflatten(2, (layer.context + 1, stride)).flip(2).permute(2, 0, 3, 1)
+    return parts.reshape(-1, inputs, stride * outputs).contiguous()
+
+
 class Snake(nn.Module):
     """x + sin²(αx) / β, per channel (Ziyin et al. 2020); β is α unless `has_beta`."""
 
@@ -79,10 +88,8 @@ class Snake(nn.Module):
     def factors(self) -> tuple[Tensor, Tensor]:
         return self.alpha, self.alpha if self.beta is None else self.beta
 
-    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+    def forward(self, x: Tensor, _state: StreamState) -> Tensor:
         alpha, beta = self.factors
-        if state.snake is not None:
-            return state.snake(x, alpha, beta)
         wave = (alpha * x).sin()
         return torch.addcmul(x, wave, wave * (1 / (beta + 1e-9)).to(x.dtype))
 

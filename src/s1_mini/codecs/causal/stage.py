@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from s1_mini.byte_cache import ByteCache
 from s1_mini.codecs.causal.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.causal.codec import CausalCodec, CodecStream
 from s1_mini.codecs.stage import ChunkStage, Graphs
-from s1_mini.codecs.stream_state import Snake
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
 from s1_mini.kernels.backend import batch_invariance
@@ -28,6 +28,9 @@ from s1_mini.runtime.compiled import Compilable
 from s1_mini.runtime.graphs import Buffer, Wait
 from s1_mini.runtime.rows import fit
 from s1_mini.runtime.stage import Pending
+
+if TYPE_CHECKING:
+    from s1_mini.codecs.causal.compiled import CompiledStreams
 
 MAX_FRAMES = 400  # limit of a captured call; larger calls would saturate the GPU and delay first chunks
 START_BYTES = 2**28  # limit of all cached start states; a state of Qwen3-TTS's codec has 2.6 MB in float16
@@ -56,8 +59,9 @@ class CausalDecoder(ChunkStage):
         self._batch_invariant = batch_invariant
         super().__init__(codec.device, policy, number=number, rate=codec.samples_per_frame)
         self._codec, self._stream = codec, codec.open(policy.slots)
-        self._compiled: Snake | None = None
-        self._snakes: dict[int, Snake | None] = {}  # by slot, from an utterance's first chunk to its last
+        self._compiled: CompiledStreams | None = None
+        # By slot. An utterance keeps its streams when compiled ones become active before it ends.
+        self._streams: dict[int, CodecStream | CompiledStreams] = {}
 
     def make_graphs(self) -> None:
         slots = self._policy.slots + 1  # the last slot is for padding rows
@@ -74,23 +78,15 @@ class CausalDecoder(ChunkStage):
         if self.device.type != "cpu" or any(part.dtype != torch.float32 for part in self._codec.parameters()):
             return None
 
-        from s1_mini.kernels.compiled import layers as kernel  # numba takes a moment to import
+        from s1_mini.codecs.causal import compiled  # numba takes a moment to import
 
-        def snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-            """Return Snake of x [1, C, T] with `alpha` and `beta` [1, C, 1], all float32."""
-            x = x.contiguous()
-            out = torch.empty_like(x)
-            kernel.snake(x[0].numpy(), *(each.detach().view(-1).numpy() for each in (alpha, beta)), out[0].numpy())
-            return out
+        streams = compiled.CompiledStreams(self._codec, self._policy.slots)
 
         def use() -> None:
-            x, alpha = torch.linspace(-30, 30, 999).repeat(1, 2, 1), torch.tensor([0.5, 4.0]).view(1, 2, 1)
-            expected = x + (alpha * x).sin().square() / alpha
-            if not torch.allclose(snake(x, alpha, alpha), expected, rtol=1e-5, atol=1e-5):
-                raise RuntimeError("the compiled activation does not match torch's")
-            self._compiled = snake
+            compiled.check(self._codec, streams)
+            self._compiled = streams
 
-        return Compilable("the activation of the codec", kernel.__name__, [], use)
+        return Compilable("the codec", compiled.MODULE, streams.formats, use)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
         """Decode the chunks of some slots. Raises `CapacityError` beyond the codec's longest stream."""
@@ -121,11 +117,11 @@ class CausalDecoder(ChunkStage):
 
     def _alone(self, begin: Begin) -> np.ndarray:
         if begin.number == 0:
-            self._stream.reset(begin.slot)
-            self._snakes[begin.slot] = self._compiled
-            self._precede(begin, self._stream, lambda codes: self._stream.skip(begin.slot, self._on_device(codes)))
+            streams = self._streams[begin.slot] = self._compiled or self._stream
+            streams.reset(begin.slot)
+            self._precede(begin, streams, lambda codes: streams.skip(begin.slot, self._on_device(codes)))
         codes = self._on_device(begin.inputs.T).unsqueeze(0)
-        wave: np.ndarray = self._stream.push(codes, [begin.slot], self._snakes.get(begin.slot))[0].float().cpu().numpy()
+        wave: np.ndarray = self._streams[begin.slot].push(codes, [begin.slot])[0].float().cpu().numpy()
         return wave
 
     def _on_device(self, codes: np.ndarray) -> Tensor:
@@ -137,7 +133,10 @@ class CausalDecoder(ChunkStage):
         return int(voice[self._reference].shape[-1]) if self._reference in voice else 0
 
     def _precede(
-        self, begin: Begin, streams: CodecStream | ChannelsLastDecoder, feed: Callable[[np.ndarray], None]
+        self,
+        begin: Begin,
+        streams: CodecStream | CompiledStreams | ChannelsLastDecoder,
+        feed: Callable[[np.ndarray], None],
     ) -> bool:
         """If the voice has a reference, put the state after it into the slot, from the cache or with `feed`.
 
@@ -146,8 +145,8 @@ class CausalDecoder(ChunkStage):
         if not self._preceding(begin):
             return False
         codes = np.asarray(begin.conditions.voice[self._reference], np.int64)
-        # The key names the type of stream, because a captured call that fails is repeated on plain streams, whose state
-        # has another layout.
+        # The key names the type of stream, because each type has another layout. A captured call that fails is repeated
+        # on plain streams.
         key = f"{type(streams).__name__} {hashlib.blake2b(codes.tobytes()).hexdigest()}"
         saved = self._starts.get(key)
         # On the GPU stream of the captured calls, so that the copies run between them.

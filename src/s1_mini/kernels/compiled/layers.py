@@ -1,23 +1,18 @@
-"""`step_layers`, a stack of transformer layers for one token per row, and `snake`, the codec's activation.
+"""`step_layers`, a stack of transformer layers for one token per row, and its parts.
 
 Products are those of `multiply.py`.
-Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S positions;
-C channels, T steps.
+Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from s1_mini.kernels.compiled.build import in_any_order, in_order
 from s1_mini.kernels.compiled.multiply import f32, product
 from s1_mini.kernels.compiled.product import Product
-
-NO_DIVISION_BY_ZERO = 1e-9
 
 
 class Layers(NamedTuple):
@@ -237,30 +232,3 @@ def step_layers(x, layers, keys, values, slots, positions, lengths, rope, kept):
         swiglu(both, activated)
         multiply(activated, layers.down, layer, branch)
         add(x, branch)
-
-
-@in_order
-def snake(x, alpha, beta, out):
-    """Put Snake, x + sin²(αx) / β, of x [C, T] into `out` [C, T]; `alpha` and `beta` are [C]."""
-    rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
-    for channel in range(x.shape[0]):
-        factor = alpha[channel]
-        inverse = f32(1) / (beta[channel] + f32(NO_DIVISION_BY_ZERO))
-        for step in range(x.shape[1]):
-            value = x[channel, step]
-            angle = factor * value
-            turns = (angle * f32(0.3183098861837907) + rounder) - rounder  # half turns, because sin² has period π
-            rest = angle - turns * f32(3.140625) - turns * f32(9.67502593994140625e-4) - turns * f32(1.5099579909e-7)
-            square = rest * rest
-            total = f32(2.7557319224e-6) - square * f32(2.5052108385e-8)
-            total = f32(-1.9841269841e-4) + square * total
-            total = f32(8.3333333333e-3) + square * total
-            total = f32(-1.6666666667e-1) + square * total
-            wave = rest + rest * square * total
-            out[channel, step] = value + wave * wave * inverse
-
-
-def compile_for(formats: Sequence[str]) -> None:  # noqa: ARG001 - snake has no weights
-    """Compile `snake` and cache it. The other functions of this module are compiled with their callers."""
-    x, alpha = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
-    snake.compile(tuple(numba.typeof(each) for each in (x, alpha, alpha, x)))

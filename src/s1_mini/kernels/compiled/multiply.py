@@ -1,7 +1,8 @@
 """Products of a few rows with packed weights, by one thread.
 
 Each output is summed in the order of its inputs, so its bits do not depend on the rows.
-Shapes: R rows, K inputs, N outputs.
+A convolution is a product whose inputs are those of all taps.
+Shapes: R rows, K inputs, N outputs; P steps of past, C channels.
 """
 
 # ruff: noqa: ARG001 - the arguments of intrinsics are types, and `build` gets the values
@@ -24,6 +25,9 @@ AHEAD = 4096  # bytes; the processor's own prefetch stops at the end of a page, 
 ROWS = 4  # rows that share a weight in a register
 # Sums that fit into the vector registers together with the weights: AVX-512 has 32 of 16 floats, AVX2 16 of 8 floats.
 SUMS = 256 if binding.get_host_cpu_features().get("avx512f") else 64
+# Rows of a tile of half a block, and of a quarter, so that narrow layers fill the registers too.
+HALF_ROWS, QUARTER_ROWS = min(8, SUMS // 16), min(16, SUMS // 16)
+MOST_SUMS = ROWS * BLOCK
 BYTE, WHOLE, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 
 
@@ -51,76 +55,101 @@ def _prefetch(builder: Any, pointer: Any, width: int) -> None:
         builder.call(prefetch, [place, *map(WHOLE, (0, 3, 1))])
 
 
-def _summing(rows: int) -> Any:
-    """Return a function that computes the sums of a block for `rows` rows, which stay in registers."""
-    width = min(BLOCK, SUMS // rows)
+def _summing(rows: int, columns: int) -> Any:
+    """Return a function that computes the sums of `columns` outputs for `rows` rows, which stay in registers."""
+    width = min(columns, SUMS // rows)
     vector = ir.VectorType(FLOAT, width)
 
     @intrinsic
-    def sum_block(_, x, first, weight, at, sums):
-        """Put x[first : first + rows] times the block of `weight` that begins at `at` into `sums` [rows, BLOCK].
+    def sum_tile(_, x, first, shape, weight, at, sums):
+        """Put the sums of `rows` rows from `first` into `sums` [rows, columns]; see `sum_rows`.
 
-        If x has fewer rows, its last row is used again.
+        If there are fewer rows, the last row is used again.
         """
 
         def build(context, builder, signature, values):
-            x, weight, sums = (context.make_array(signature.args[n])(context, builder, values[n]) for n in (0, 2, 4))
-            count, inputs = cgutils.unpack_tuple(builder, x.shape)
-            step, one = ir.IntType(64), inputs.type(1)
+            x, weight, sums = (context.make_array(signature.args[n])(context, builder, values[n]) for n in (0, 3, 5))
+            length, channels = cgutils.unpack_tuple(builder, x.shape)
             stride = cgutils.unpack_tuple(builder, x.strides)[0]
+            taps, dilation = cgutils.unpack_tuple(builder, values[2])
+            number, one = ir.IntType(64), length.type(1)
             fma = cgutils.get_or_insert_function(
                 builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{width}f32"
             )
             starts = []
+            last = builder.sub(length, builder.add(builder.mul(builder.sub(taps, one), dilation), one))
             for row in range(rows):
-                index, last = builder.add(values[1], step(row)), builder.sub(count, one)
+                index = builder.add(values[1], number(row))
                 index = builder.select(builder.icmp_signed("<", index, last), index, last)
-                start = builder.gep(builder.bitcast(x.data, BYTE.as_pointer()), [builder.mul(index, stride)])
-                starts.append(builder.bitcast(start, FLOAT.as_pointer()))
+                starts.append(builder.gep(builder.bitcast(x.data, BYTE.as_pointer()), [builder.mul(index, stride)]))
             totals = [cgutils.alloca_once(builder, vector) for _ in range(rows)]
-            for column in range(0, BLOCK, width):
+            for column in range(0, columns, width):
                 for total in totals:
                     builder.store(ir.Constant(vector, [0.0] * width), total)
-                block = builder.gep(weight.data, [builder.add(values[3], step(column))])
-                with cgutils.for_range(builder, inputs) as loop:
-                    pointer = builder.gep(block, [builder.mul(loop.index, step(BLOCK))])
-                    weights = _load(builder, pointer, width)
-                    _prefetch(builder, pointer, width)
-                    for start, total in zip(starts, totals, strict=True):
-                        number = builder.load(builder.gep(start, [loop.index]))
-                        lane = builder.insert_element(ir.Constant(vector, ir.Undefined), number, WHOLE(0))
-                        lanes = builder.shuffle_vector(
-                            lane, lane, ir.Constant(ir.VectorType(WHOLE, width), [0] * width)
-                        )
-                        builder.store(builder.call(fma, [lanes, weights, builder.load(total)]), total)
+                block = builder.gep(weight.data, [builder.add(values[4], number(column))])
+                with cgutils.for_range(builder, taps) as tap:
+                    part = builder.gep(block, [builder.mul(builder.mul(tap.index, channels), number(BLOCK))])
+                    shift = builder.mul(builder.mul(tap.index, dilation), stride)
+                    pointers = [builder.bitcast(builder.gep(each, [shift]), FLOAT.as_pointer()) for each in starts]
+                    with cgutils.for_range(builder, channels) as channel:
+                        pointer = builder.gep(part, [builder.mul(channel.index, number(BLOCK))])
+                        weights = _load(builder, pointer, width)
+                        _prefetch(builder, pointer, width)
+                        for place, total in zip(pointers, totals, strict=True):
+                            value = builder.load(builder.gep(place, [channel.index]))
+                            lane = builder.insert_element(ir.Constant(vector, ir.Undefined), value, WHOLE(0))
+                            lanes = builder.shuffle_vector(
+                                lane, lane, ir.Constant(ir.VectorType(WHOLE, width), [0] * width)
+                            )
+                            builder.store(builder.call(fma, [lanes, weights, builder.load(total)]), total)
                 for row, total in enumerate(totals):
-                    place = builder.gep(sums.data, [step(row * BLOCK + column)])
+                    place = builder.gep(sums.data, [number(row * columns + column)])
                     builder.store(builder.load(total), builder.bitcast(place, vector.as_pointer()), align=4)
             return context.get_dummy_value()
 
-        return types.void(x, types.intp, weight, types.intp, sums), build
+        return types.void(x, types.intp, shape, weight, types.intp, sums), build
 
-    return sum_block
+    return sum_tile
 
 
-_sum_one, _sum_two, _sum_four = _summing(1), _summing(2), _summing(ROWS)
+_sum_one, _sum_two, _sum_four = (_summing(rows, BLOCK) for rows in (1, 2, ROWS))
+_sum_half, _sum_quarter = _summing(HALF_ROWS, BLOCK // 2), _summing(QUARTER_ROWS, BLOCK // 4)
+
+
+@in_order
+def sum_rows(x, first, shape, weight, at, size, sums):
+    """Put a convolution of x [P + R, C], at a few of the R rows from `first`, into `sums` [MOST_SUMS].
+
+    `shape` is the number of taps and the dilation; of a plain product, (1, 1). `size` outputs are computed: those of
+    the block of weights that begins at `at`. Returns the number of rows, and the distance between two rows in `sums`.
+    """
+    left = x.shape[0] - (shape[0] - 1) * shape[1] - first
+    if size > BLOCK // 2 or left <= ROWS:
+        if left == 1:
+            _sum_one(x, first, shape, weight, at, sums)
+        elif left == 2:
+            _sum_two(x, first, shape, weight, at, sums)
+        else:
+            _sum_four(x, first, shape, weight, at, sums)
+        return min(left, ROWS), BLOCK
+    if size > BLOCK // 4:
+        _sum_half(x, first, shape, weight, at, sums)
+        return min(left, HALF_ROWS), BLOCK // 2
+    _sum_quarter(x, first, shape, weight, at, sums)
+    return min(left, QUARTER_ROWS), BLOCK // 4
 
 
 @in_order
 def product(x, weight, scale, bias, out):
     """Put x [R, K] times `weight` [K N] times `scale` [N] plus `bias` [N] into `out` [R, N]."""
-    rows, inputs = x.shape
-    sums = np.empty((ROWS, BLOCK), np.float32)
+    inputs = x.shape[1]
+    sums = np.empty(MOST_SUMS, np.float32)
     for first in range(0, out.shape[1], BLOCK):
         last = min(out.shape[1], first + BLOCK)
-        for row in range(0, rows, ROWS):
-            count = min(ROWS, rows - row)
-            if count == 1:
-                _sum_one(x, row, weight, first * inputs, sums)
-            elif count == 2:
-                _sum_two(x, row, weight, first * inputs, sums)
-            else:
-                _sum_four(x, row, weight, first * inputs, sums)
+        row = 0
+        while row < x.shape[0]:
+            count, width = sum_rows(x, row, (1, 1), weight, first * inputs, last - first, sums)
             for each in range(count):
                 for n in range(first, last):
-                    out[row + each, n] = sums[each, n - first] * scale[n] + bias[n]
+                    out[row + each, n] = sums[each * width + n - first] * scale[n] + bias[n]
+            row += count
