@@ -133,7 +133,7 @@ def test_a_terminal_shows_one_line_for_each_event_and_no_other(tiny: Path) -> No
     """The URL and how to stop are printed once the server is ready; health checks and page files are not logged."""
     with on_a_terminal(tiny) as (process, lines), httpx2.Client(trust_env=False, verify=False) as client:
         wait_until(lambda: any("ready at" in line for line in lines()))
-        found = re.search(r"ready at (http://127\.0\.0\.1:\d+/), a web page", lines()[-1])
+        found = re.search(r"ready at (http://127\.0\.0\.1:\d+/) \(web page", lines()[-1])
         assert found, lines()
         page = client.get(found[1])
         statuses = [client.get(found[1] + path).status_code for path in ("ping", "ready", "static/page.js", "nowhere")]
@@ -143,7 +143,7 @@ def test_a_terminal_shows_one_line_for_each_event_and_no_other(tiny: Path) -> No
 
     assert page.headers["content-type"].startswith("text/html")
     assert statuses == [200, 200, 200, 404]
-    assert "Ctrl+C stops it" in lines()[1]
+    assert "Press Ctrl+C to stop" in lines()[1]
     assert code == 0
     output = [line[9:17] for line in lines()]
     assert sorted(output) == ["GET / 20", "GET /now", "loading ", "ready at", "stopping"]

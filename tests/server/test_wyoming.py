@@ -233,4 +233,4 @@ def test_several_replicas_refuse_the_port(call: Call) -> None:
     result = call("serve", "--replicas", "2", "--wyoming", str(port), "--port", "0")
 
     assert result.code == 1
-    assert "--wyoming needs one engine process, not 2" in result.err
+    assert "--wyoming supports only one replica, not 2" in result.err

@@ -174,7 +174,7 @@ def profile(
     )
     title = f"{facts['machine']}, torch {facts['torch']}, {rows} rows, {frames} frames, {repeats} repetitions"
     typer.echo(f"{title}, commit {facts['commit']}, {facts['precision']}")
-    head = ["section", "calls", "mean ms", "p50", "p95", "a repetition", "share %"]
+    head = ["section", "calls", "mean ms", "p50", "p95", "ms per repetition", "share %"]
     found = [asdict(section) for section in sections]
     typer.echo(table(head, [[*list(each.values())[:-1], 100 * each["share"]] for each in found]))
     work = {"rows": rows, "frames": frames, "repeats": repeats, "text": text}

@@ -199,7 +199,7 @@ def corpus(
 def _speak(
     job: Job, texts: Source, entries: dict[int, Entry], tally: CorpusTally, *, actors: int | None
 ) -> Iterator[Entry]:
-    """Speak the missing shards, with a progress bar; `actors` is None without Ray, 0 for the default number."""
+    """Speak the missing shards, with a progress bar. `actors`: None to run without Ray, 0 for the default number."""
     from s1_mini.corpus.workers import work_here, work_on_ray
 
     missing = (shard for shard in texts.shards() if shard.number not in entries)

@@ -230,7 +230,7 @@ def invoke(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Speak a sentence at an endpoint.
+    """Speak a text with an endpoint.
 
     Example: s1-mini endpoint invoke hello "Good morning." -o morning.wav
     """

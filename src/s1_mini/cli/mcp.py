@@ -85,7 +85,7 @@ class EngineSpeaker:
 
 
 class ServerSpeaker:
-    """A server, called by its HTTP API."""
+    """A server, called over its HTTP API."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         import httpx2
@@ -122,7 +122,9 @@ class ServerSpeaker:
         try:
             raise EngineError(response.json()["error"]["message"])
         except (ValueError, KeyError, TypeError):
-            raise EngineError(f"{self._url} answered with status {response.status_code}; is it s1_mini?") from None
+            raise EngineError(
+                f"{self._url} answered with status {response.status_code}; is it an s1_mini server?"
+            ) from None
 
 
 def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
@@ -137,7 +139,7 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
     server = MCPServer("s1_mini", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
 
     async def work(function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a function in a thread. Raises its errors as `ToolError`, whose message the model reads."""
+        """Run a function in a thread; `S1MiniError` and `OSError` become `ToolError`, whose message the model reads."""
         try:
             return await asyncio.to_thread(function, *arguments)
         except (S1MiniError, OSError) as error:
@@ -156,7 +158,7 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
 
     @server.tool(structured_output=False)
     async def speak(text: str, voice: str | None = None, path: str | None = None, speed: float = 1.0) -> Any:
-        """Speak a text. Writes the audio to `path` (.mp3, .wav, .flac, .ogg); without a path, returns it as mp3.
+        """Speak a text. Writes the audio to `path` (such as out.mp3 or out.wav); without a path, returns it as mp3.
 
         `voice` is a name from list_voices; without one, the default voice speaks. `speed` is 0.25 to 4.
         """

@@ -111,9 +111,9 @@ def plan(
         )
         console.print(_table(plans))
         typer.echo(
-            "floor: the shortest possible time per frame according to the GPU's data sheet, with the measured share of "
-            f"its bandwidth. Expected time per frame: {efficiency.fixed_ms:g} ms + floor of the model / "
-            f"{efficiency.memory_share:g} + floor of the codec / {efficiency.compute_share:g}. Expected "
+            "floor: the lower bound of the time per frame, from the arithmetic rate in the GPU's data sheet and the "
+            f"bandwidth that a copy reaches. Expected time per frame: {efficiency.fixed_ms:g} ms + floor of the model "
+            f"/ {efficiency.memory_share:g} + floor of the codec / {efficiency.compute_share:g}. Expected "
             f"streams: {efficiency.engine_share:g} × the number that this time allows ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
@@ -140,7 +140,7 @@ def _print_prices(instance_type: str | None, card: str | None) -> None:
 
 
 def _table(plans: list[CapacityPlan]) -> Table:
-    """Return a table with one column per card and one line per figure."""
+    """Return a table with one column per GPU and one row per figure."""
     from rich.table import Table
 
     table = Table()

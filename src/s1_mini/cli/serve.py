@@ -114,7 +114,7 @@ def _plan_replicas(
         return None
     if settings.wyoming_port is not None:
         raise ConfigurationError(
-            f"--wyoming needs one engine process, not {count}; add `--replicas 1` or omit --wyoming"
+            f"--wyoming supports only one replica, not {count}; add `--replicas 1` or omit --wyoming"
         )
 
     from s1_mini.remote.proxy import find_proxy

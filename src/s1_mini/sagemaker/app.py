@@ -36,8 +36,8 @@ def make_container_app(
 
     With `endpoint`, the application also serves the paths of SageMaker's runtime for an endpoint of that name, and
     writes the responses of asynchronous invocations to `store`. `member` identifies this server if it is one of several
-    replicas. Without `streams`, every response is complete. Raises `ConfigurationError` for a name that SageMaker would
-    reject.
+    replicas. Without `streams`, every response is complete. Raises `ConfigurationError` for an invalid setting, or an
+    endpoint name that SageMaker would reject.
     """
     container = container or ContainerSettings()
     app = create_app(engine, settings, member)

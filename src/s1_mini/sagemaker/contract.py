@@ -74,7 +74,8 @@ class _Answer(NamedTuple):
 def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Step]:
     """Check a `.tar.gz` or a folder of the prefix layout step by step; after a failed step, others may be left out.
 
-    Raises `PackageError` if the artifact differs from its manifest, which SageMaker would not notice.
+    Raises `CheckpointError`, such as `PackageError` if the artifact differs from its manifest (which SageMaker would
+    not notice), and `httpx.HTTPError` if the process stops responding.
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-check-") as base:
         model = Path(base) / "model"

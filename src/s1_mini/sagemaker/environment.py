@@ -70,7 +70,7 @@ def find_model(directory: Path) -> Path | None:
     if wrapped is not None:
         raise CheckpointNotFoundError(
             f"{directory} has no config.json, but {wrapped.parent.name}/config.json: the archive wraps its files in a "
-            "folder. Create it with s1-mini package, or with tar -C inside that folder"
+            "folder. Create the archive with s1-mini package, or with tar -C FOLDER ."
         )
     raise CheckpointNotFoundError(f"{directory} has no checkpoint: config.json is missing")
 

@@ -55,7 +55,7 @@ class RefusedError(S1MiniError):
 
 
 class Failure(NamedTuple):
-    """Takes the place of a `Call` after a failure; calling it raises the exception."""
+    """Takes the place of any function's result after a failure; calling it raises the exception."""
 
     error: Exception
 
@@ -185,7 +185,8 @@ def predict_fn(data: Body | Failure, model: Container | Failure, context: Contex
 def output_fn(prediction: Call | Failure, accept: str | None, context: Context | None = None) -> tuple[bytes, str]:
     """Return the body and content type of the container's response in a format that `accept` allows.
 
-    With `context`, sets the status of a failure and the custom attributes; without `context`, raises the failure.
+    With `context`, sets the status of a failure and the custom attributes. Without `context`, raises an earlier
+    failure, or `RefusedError` with the code and message of an error response.
     """
     try:
         response = prediction(accept)

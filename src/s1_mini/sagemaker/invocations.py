@@ -91,7 +91,7 @@ class InvocationBody(SpeechBody):
     )
 
     def to_request(self, recording: bytes | None = None) -> SpeechRequest:
-        """Return the request. Raises `InvalidError`, also without a text."""
+        """Return the request. Raises `InvalidError`, also without a text, or `ParameterError`."""
         if self.text is None:
             raise InvalidError("text", "is missing")
         return super().to_request(recording)
@@ -299,7 +299,7 @@ def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> 
     """Return the audio format that `accept` prefers, and whether the response is JSON with the audio as base64.
 
     `audio_format` is the request's own field, which applies if `accept` leaves the format open. Raises
-    `NotAcceptableError` if no format is supported.
+    `NotAcceptableError` if no format is supported or `accept` is too long.
     """
     default: AudioFormat = audio_format or "wav"
     if not accept or not accept.strip():

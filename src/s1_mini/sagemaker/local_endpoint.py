@@ -95,7 +95,8 @@ class LocalEndpoint:
     def check_room(self) -> None:
         """Raise `AwsError` at the limit of asynchronous invocations."""
         if len(self._tasks) >= self.settings.max_async:
-            raise AwsError(429, "ThrottlingException", "too many asynchronous invocations are waiting; try again later")
+            message = f"the limit of {self.settings.max_async} asynchronous invocations is reached; try again later"
+            raise AwsError(429, "ThrottlingException", message)
 
     def accept(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> None:
         gate, holding = self.app.state.gate, scope["state"]["record"].holding
@@ -145,7 +146,9 @@ class LocalEndpoint:
 async def _find_endpoint(name: str, request: Request) -> LocalEndpoint:
     endpoint: LocalEndpoint = request.app.state.endpoint
     if name != endpoint.name:
-        raise AwsError(400, "ValidationError", f"Endpoint {name[:63]!r} was not found on this machine")
+        raise AwsError(
+            400, "ValidationError", f"Endpoint {name[:63]!r} was not found; this server's is {endpoint.name!r}"
+        )
     return endpoint
 
 

@@ -31,7 +31,7 @@ PAGE = 100
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ARCHIVE = ".tar.gz"  # SageMaker's TargetModel is the archive's name, but models are loaded under a plain name
 TENSOR_FILES = (".safetensors", ".pth")
-WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files, because float16 becomes float32
+WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files: float16 may become float32
 GB = 2**30
 UNLOAD_S = 20.0
 
@@ -83,7 +83,7 @@ class HostedModels:
         """Return a loaded model. Raises `ModelNotFoundError`."""
         model = self._models.get(name)
         if model is None or not model.is_ready:
-            raise ModelNotFoundError(f"the model {name[:128]!r} is not loaded")
+            raise ModelNotFoundError(f"the model {name[:128]!r} is not loaded; load it with POST /models")
         return model
 
     def find(self, target: str) -> Hosted:
@@ -98,7 +98,7 @@ class HostedModels:
         """Load the checkpoint in the folder `url` under `name`.
 
         Raises `ModelLoadedError`, `ModelMemoryError`, `InvalidError` for an invalid name or folder, and
-        `CheckpointError` or `ConfigurationError` if it cannot be loaded.
+        `CheckpointError`, `ConfigurationError` or `EngineError` if it cannot be loaded.
         """
         if not NAME.fullmatch(name):
             raise InvalidError("model_name", f"must be 1 to 128 of A-Z, a-z, 0-9, ., - and _, not {name[:128]!r}")
@@ -120,7 +120,7 @@ class HostedModels:
         return model
 
     async def unload(self, name: str) -> None:
-        """Unload a model after its current requests. Raises `ModelNotFoundError`."""
+        """Unload a model after its current requests, at most `UNLOAD_S` later. Raises `ModelNotFoundError`."""
         model = self.get(name)
         model.is_ready = False
         try:

@@ -1,8 +1,8 @@
 """Sticky sessions: a client sends a reference once and then uses it by the session's id.
 
-Number, total size and lifetime of sessions are limited. At a limit, a new session replaces the least recently used ones
-of the client that holds the most.
-SageMaker sends the requests of one session to one instance, so sessions live in the memory of this process only.
+The number of sessions, the total size of their recordings and their lifetime are limited. At a limit, a new session
+replaces the least recently used ones of the client that holds the most. SageMaker sends all requests of a session to
+one instance, so sessions live only in the memory of this process.
 """
 
 from __future__ import annotations
@@ -82,12 +82,17 @@ class Sessions:
         reference_audio: bytes | None = None,
         reference_text: str | None = None,
     ) -> Session:
-        """Open a session, closing others to make room. Raises `SessionsFullError` for a recording that is too large."""
+        """Open a session, closing others to make room.
+
+        Raises `SessionsFullError` for a recording that is too large, and `ParameterError` for a transcript without a
+        recording.
+        """
         self._expire()
         num_bytes, max_bytes = len(reference_audio or b""), self._accounts.limits[Resource.STICKY_BYTES]
         if num_bytes > max_bytes:
             raise SessionsFullError(
-                f"The recording has {num_bytes:,} bytes; the limit for all sessions is {max_bytes:,}."
+                f"The recording has {num_bytes:,} bytes; the limit for all sessions is {max_bytes:,}. Send a shorter "
+                "recording or raise S1_MINI_SERVER_SAGEMAKER_MAX_SESSION_MB."
             )
         while self._accounts.total(Resource.STICKY_BYTES) + num_bytes > max_bytes:
             self._pool.evict_one(Resource.STICKY_BYTES)

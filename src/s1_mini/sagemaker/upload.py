@@ -50,7 +50,7 @@ class Uploader:
     region: str | None = None  # the client's region, for error messages
 
     def send(self, artifact: Path, place: S3Place, progress: Progress = lambda _: None) -> str:
-        """Upload a `.tar.gz` or a folder below `place`; return its `s3://` location.
+        """Upload a `.tar.gz` or a folder below `place`, or a `.tar.gz` to a key of that suffix; return its location.
 
         Raises `UploadError`, or `PackageError` for a folder that differs from its manifest.
         """

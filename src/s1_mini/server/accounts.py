@@ -9,7 +9,7 @@ concurrent requests, bytes of bodies and bytes of unsent audio:
 
 Therefore neither a client nor a single request can use up a resource. With `by_client=False` (behind SageMaker, where
 all requests come from one address), rule 2 does not apply. At the limit of connections or sessions, a new one replaces
-an existing one instead of being refused (`IdlePool`). Used only by the event loop's thread.
+an existing one and is refused only if none can be evicted (`IdlePool`). Used only by the event loop's thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Resource(StrEnum):
 # for its small ones; the share of requests is larger, because a batch or JSON lines may use most of the slots.
 HOLDING_SHARES = {Resource.REQUESTS: 3 / 4, Resource.BODY_BYTES: 1 / 3, Resource.AUDIO_BYTES: 1 / 3}
 NAMES = {
-    Resource.REQUESTS: "concurrent requests",
+    Resource.REQUESTS: "texts in progress",
     Resource.BODY_BYTES: "bytes of request bodies",
     Resource.AUDIO_BYTES: "bytes of unsent audio",
 }
@@ -123,10 +123,11 @@ class Accounts:
             allowed = client_share(limit, self._total[resource], of_client)
             if of_client + amount > max(1, allowed):
                 return TooManyRequestsError(
-                    f"You hold {of_client:,} of {limit:,} {name}, your full share. Wait for a request to finish."
+                    f"This request would raise your {name} to {of_client + amount:,}; your share is now "
+                    f"{max(1, int(allowed)):,} of {limit:,}. Wait for another request to finish."
                 )
         if held + amount > max(1, HOLDING_SHARES[resource] * (allowed - of_client + held)):
-            return BusyError(f"The server has too few {name} left for this request. Retry in one second.")
+            return BusyError(f"This request needs more {name} than one request may now hold. Retry in one second.")
         return None
 
     def spend(self, client: str, seconds: float) -> None:
@@ -221,8 +222,8 @@ class IdlePool(Generic[Member]):
     """Open connections or sessions (the members), at most `limit`; at the limit, a new member evicts another one.
 
     The longest idle member of the client with the most members is evicted, so that a client with many members cannot
-    evict those of clients with few. If no member is idle, a stalled one is evicted, or else the oldest member of a
-    client that has more than its share.
+    evict those of clients with few. If no idle member can be evicted, a stalled one is evicted, or else the oldest
+    member of a client that has more than `CLIENT_SHARE` of the limit.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class IdlePool(Generic[Member]):
         evict: Callable[[Member], None],
         is_stalled: Callable[[Member], bool] = lambda _: False,
     ) -> None:
-        """`evict` ends a member that has left the pool; `is_stalled` tells whether its client has stopped reading."""
+        """`evict` ends a member that has left the pool; `is_stalled` returns whether its client has stopped reading."""
         self._accounts, self._resource, self._evict = accounts, resource, evict
         self._holdings: dict[Member, Holding] = {}  # oldest first
         self._idle: dict[str, OrderedDict[Member, None]] = {}  # by client, longest idle first
@@ -295,7 +296,7 @@ class IdlePool(Generic[Member]):
         return self._end(next(found, None))
 
     def _evict_busy(self, newcomer: str, least: int) -> bool:
-        """Evict the oldest stalled member, or the oldest one of a client that has more than its share."""
+        """Evict a stalled member, or the oldest one of a client that has more than `CLIENT_SHARE` of the limit."""
         clients = {member: holding.client for member, holding in self._holdings.items()}
         sizes = self._sizes(set(clients.values()), self._resource, newcomer, least)
         members = [member for member, client in clients.items() if client in sizes]

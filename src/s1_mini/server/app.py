@@ -1,8 +1,8 @@
 """The application: one engine, its routes, and the middleware around them.
 
-`AccessLogMiddleware` is the outermost layer, except for CORS: it gives each request an id and a record, turns errors
-into responses, counts the request in `ServerMetrics` and writes one log line. `app.state` has the objects that routes
-need, such as `engine`, `settings`, `gate` and `accounts`.
+`AccessLogMiddleware` is the outermost layer, except for CORS: it assigns an id and a record to each request, turns
+errors into responses, counts the request in `ServerMetrics` and writes one log line. `app.state` has the objects that
+routes need, such as `engine`, `settings`, `gate` and `accounts`.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ async def end_all(state: State) -> None:
 
 
 async def _start_and_watch(state: State, *, is_ours: bool) -> None:
-    """Start the engine, watch it until it fails, and store the failure in `gate.failure`."""
+    """Start the engine, unload it while it is idle, and store its failure in `gate.failure`."""
     engine, gate = state.engine, state.gate
     try:
         if is_ours:
@@ -361,7 +361,9 @@ class EngineFigures(Collector):
     def collect(self) -> Iterator[Metric]:
         inside, is_ready = self._gate.num_inside, float(self._gate.refusal() is None)
         yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are accepted", is_ready)
-        yield GaugeMetricFamily(f"{PREFIX}http_requests_inside", "Speech requests in progress", inside)
+        yield GaugeMetricFamily(
+            f"{PREFIX}http_requests_inside", "POST requests, WebSocket sessions and Wyoming texts in progress", inside
+        )
         held = GaugeMetricFamily(f"{PREFIX}http_held", "Amount that all clients together hold", labels=["resource"])
         limits = GaugeMetricFamily(f"{PREFIX}http_limit", "Limit for all clients together", labels=["resource"])
         for resource, figures in self._gate.accounts.describe().items():

@@ -54,7 +54,11 @@ def content_type(request: Request) -> str:
 
 
 async def read_json(request: Request, model: type[Model], allowed: str = JSON) -> Model:
-    """Read a JSON body. Raises `ContentTypeError` (which names the `allowed` types), `BodyError` or `InvalidError`."""
+    """Read a JSON body.
+
+    Raises `InvalidError`, `ClientGoneError` or a `ServerError`, such as `ContentTypeError`, which names the `allowed`
+    types.
+    """
     kind = content_type(request)
     if kind not in JSON_TYPES and not (kind.startswith("application/") and kind.endswith("+json")):
         raise unsupported_type(request, allowed)
@@ -87,7 +91,7 @@ class _InMemory(MultiPartParser):
 
 
 async def read_form(request: Request, model: type[Model], file_field: str) -> tuple[Model, bytes | None]:
-    """Read a form whose field `file_field` is a file. Raises `ContentTypeError`, `BodyError` or `InvalidError`."""
+    """Read a form whose field `file_field` is a file. Raises `InvalidError`, `ClientGoneError` or a `ServerError`."""
     fields: dict[str, str] = {}
     recording: bytes | None = None
     _check_charset(request)
@@ -97,7 +101,9 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, UnicodeError) as error:
-        reason = error.message if isinstance(error, MultiPartException) else "its type or a field name is malformed"
+        reason = (
+            error.message if isinstance(error, MultiPartException) else "its Content-Type or a field name is malformed"
+        )
         raise BodyError(f"the form cannot be read: {reason}") from None
     try:
         for name, value in form.multi_items():

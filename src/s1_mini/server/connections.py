@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 ENOUGH_FILES = 65_536
 RESERVED_FILES = 128  # for files that are not connections; at most half of the process's limit
-SEND_BUFFER_BYTES = 64 * 1024  # SO_SNDBUF of a connection; Linux doubles it to 128 KiB, which is 1.5 s of audio
+SEND_BUFFER_BYTES = 64 * 1024  # SO_SNDBUF of a connection; Linux doubles it to 128 KiB: 1.5 s of pcm at 44.1 kHz
 MAX_WAITING_BYTES = 2**20  # above this many unsent bytes the client counts as stalled
-MAX_CLOSING_CHECKS = 40  # a closing connection has ten send timeouts for its unsent bytes
+MAX_CLOSING_CHECKS = 40  # ten send timeouts, in which a closing connection must send its unsent bytes
 CHECKS = 4  # checks in one send timeout
 WARN_EVERY_S = 10.0  # minimum interval between warnings with the same message
 

@@ -236,7 +236,8 @@ class SeveralTexts(_ElevenLabs):
                 await self._stop(other)
         if len(self._contexts) >= MAX_CONTEXTS:
             raise InvalidError(
-                "context_id", f"{name!r} is one too many: {MAX_CONTEXTS} contexts are open; close one of them"
+                "context_id",
+                f"{name!r} cannot be opened: the limit of {MAX_CONTEXTS} open contexts is reached; close one of them",
             )
         context = self._contexts[name] = self._open(name)
         return context

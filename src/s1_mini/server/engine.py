@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SpeechEngine(Protocol):
-    """The methods are those of `ProductionTTSEngine`, which describes them."""
+    """The methods of `ProductionTTSEngine` that the server uses; see there for their descriptions."""
 
     config: EngineConfig
 

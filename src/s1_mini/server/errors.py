@@ -115,7 +115,7 @@ class ContentTypeError(ServerError, code="content_type_unsupported", status=415)
 
 
 class TooManyRequestsError(ServerError, code="too_many_requests", status=429, retry_after_s=1):
-    """One client holds more than its share."""
+    """One client holds or uses more than its share."""
 
 
 class ReplicaLostError(ServerError, code="replica_lost", status=502, retry_after_s=1):

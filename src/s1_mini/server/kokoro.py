@@ -36,7 +36,7 @@ class CaptionsBody(OpenAISpeechBody):
 
 
 class Caption(BaseModel):
-    """A word of the text, and when it is spoken in seconds."""
+    """A word of the text, and when it is spoken, in seconds."""
 
     word: str
     start_time: float

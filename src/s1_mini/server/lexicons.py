@@ -76,7 +76,7 @@ class Lexicons:
             raise InvalidLexiconError(field, f"the file of {name} is not UTF-8; upload it again") from None
 
     def put(self, name: str, content: str) -> None:
-        """Check and store a lexicon; it replaces one of the same name. Raises `InvalidError` and `StorageError`."""
+        """Check and store a lexicon; it replaces one of the same name. Raises `InvalidError` or `StorageError`."""
         if not NAME.fullmatch(name):
             raise InvalidError("LexiconName", f"{quoted(name)} is not 1 to 20 letters and digits")
         if self._has_peers and self._folder is None:
@@ -100,7 +100,7 @@ class Lexicons:
                 reason = f"{name} differs only in case from the stored {similar}; use another name, or delete {similar}"
                 raise InvalidError("LexiconName", reason)
             if name not in names and len(names) >= MAX_LEXICONS:
-                reason = f"{name} is one too many: {MAX_LEXICONS} lexicons are stored; delete one of them"
+                reason = f"{name} cannot be stored: the limit of {MAX_LEXICONS} lexicons is reached; delete one of them"
                 raise MaxLexiconsNumberExceededError("LexiconName", reason)
             if self._folder is None:
                 self._in_memory[name] = content

@@ -60,7 +60,7 @@ class EngineDied(Exception):  # noqa: N818 - not an error of a request
 
 
 class AdmissionController:
-    """Decides whether a request is admitted, and counts requests in progress. Never blocks the event loop."""
+    """Decides whether a request is admitted, and counts requests in progress. Only `health` blocks."""
 
     def __init__(self, engine: SpeechEngine, settings: ServerSettings, accounts: Accounts) -> None:
         self._engine, self._settings, self.accounts = engine, settings, accounts
@@ -238,7 +238,9 @@ class AdmissionMiddleware:
         given, _ = _address(f"//{headers.get('host', '')}")
         if given in allowed:
             return None
-        return OriginError(f"Host {str(given)[:100]!r} is not a name of this server (S1_MINI_SERVER_ALLOWED_HOSTS)")
+        return OriginError(
+            f"Host {str(given)[:100]!r} is not a name of this server; add it to S1_MINI_SERVER_ALLOWED_HOSTS"
+        )
 
     def _foreign(self, headers: Headers) -> S1MiniError | None:
         """Refuse pages of other sites, because browsers let any page send simple requests and open WebSockets."""

@@ -85,8 +85,8 @@ def _sentence(message: str, fields: dict[str, Any]) -> str:
         case "ready" if "url" not in fields:  # a replica: all replicas have the same address
             return f"ready on {fields['device']} after {fields['seconds']:.1f} s"
         case "ready":
-            place = f"{fields['url']}, a web page; its API is described at {fields['url']}docs"
-            return f"ready at {place}. On {fields['device']}, after {fields['seconds']:.1f} s. Ctrl+C stops it."
+            place = f"{fields['url']} (web page; API reference at {fields['url']}docs)"
+            return f"ready at {place} on {fields['device']} after {fields['seconds']:.1f} s. Press Ctrl+C to stop."
         case "draining":
             return f"stopping; requests to finish first: {fields['requests']}"
     values = ", ".join(f"{name}={value}" for name, value in fields.items() if name != "event")

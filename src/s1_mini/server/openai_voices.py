@@ -74,7 +74,7 @@ class CustomVoiceForm(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: Label = Field(description="The voice's id is derived from this name: small letters, digits, - and _.")
+    name: Label = Field(description="The voice's id is derived from this name: lowercase letters, digits, - and _.")
     consent: str = Field(description="The id of a consent.", min_length=1)
     type: Literal["audio_sample"] = "audio_sample"
     text: str = Field("", description="Not in OpenAI's API: the transcript of the sample, which most models need.")
@@ -134,7 +134,7 @@ async def delete_custom_voice(request: Request, voice_id: str) -> DeletedVoice:
     openapi_extra=body_of(ConsentForm, form_files=("recording",), is_json=False),
 )
 async def create_consent(request: Request) -> ConsentAnswer:
-    """Store a speaker's consent. Only the recording's size is checked; it is neither decoded nor kept."""
+    """Store a speaker's consent. Only the recording's size is checked; the recording is neither decoded nor kept."""
     form, recording = await _read(request, ConsentForm, "recording")
     try:
         read_recording(recording, request.app.state.engine.config.max_reference_bytes)

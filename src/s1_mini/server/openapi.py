@@ -37,7 +37,7 @@ Select an operation and **Try it out** to send a request from this page, or use 
 - An error has the JSON body `{"error": {"code", "message", "field", "request_id"}}`.
 - If the server has an API key, requests need the header `Authorization: Bearer KEY` or `xi-api-key: KEY`.
   Enter the key with **Authorize**.
-  Open without a key: `/`, `/docs`, `/static/`, `/openapi.json`, `/ping`, `/ready`, `/health`, `/metrics` and
+  No key is needed for `/`, `/docs`, `/static/`, `/openapi.json`, `/ping`, `/ready`, `/health`, `/metrics` and
   `/execution-parameters`.
 - The WebSocket `/v1/audio/speech/stream` accepts text piece by piece. OpenAPI cannot describe it; see
   [docs/websocket.md](https://github.com/s1-mini/s1-mini/blob/main/docs/websocket.md).

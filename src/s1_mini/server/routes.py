@@ -77,7 +77,7 @@ async def speak_text(request: Request) -> Response:
     openapi_extra=body_of(BatchBody),
 )
 async def speak_batch(request: Request) -> Response:
-    """Speak several texts together. An error in one text affects only that text's result. `success`: all succeeded."""
+    """Speak several texts together. An error affects only its own text; `success` is true if all texts succeeded."""
     body = await read_json(request, BatchBody)
     state, num_items = request.app.state, len(body.items)
     allowed = min(state.settings.max_batch_items, state.accounts.largest(Resource.REQUESTS))
@@ -254,7 +254,11 @@ async def add_voice(request: Request) -> VoiceAnswer:
 async def register_voice(
     request: Request, name: str, recording: bytes, transcript: str, description: str, *, replace: bool = False
 ) -> VoiceInfo:
-    """Add a voice for a request's client. Raises the errors of `ready_engine` and `ProductionTTSEngine.add_voice`."""
+    """Add a voice for a request's client.
+
+    Raises the errors of `ready_engine` and `ProductionTTSEngine.add_voice`, and `ClientGoneError` if the client
+    disconnects.
+    """
     client = record_of(request).client
     adding = ready_engine(request).add_voice_async(
         name, recording, transcript, description=description, replace=replace, client=client

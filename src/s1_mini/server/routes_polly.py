@@ -51,7 +51,9 @@ class PollyBody(BaseModel):
     VoiceId: str = Field(description="A voice of GET /v1/voices; Polly's English names stand for similar voices.")
     OutputFormat: Literal["json", "mp3", "ogg_opus", "ogg_vorbis", "pcm", "mulaw", "alaw"]
     TextType: Literal["text", "ssml"] = "text"
-    SampleRate: str | None = Field(None, description="In Hz. Default: the model's; pcm has 16000, mulaw and alaw 8000.")
+    SampleRate: str | None = Field(
+        None, description="In Hz. Default: 16000 for pcm, 8000 for mulaw and alaw, otherwise the model's."
+    )
     SpeechMarkTypes: list[Literal["sentence", "ssml", "viseme", "word"]] = Field([], max_length=4)
     LexiconNames: list[str] = Field([], max_length=5, description="Uploaded lexicons; earlier ones take precedence.")
     Engine: str | None = Field(None, description="Ignored.")

@@ -66,7 +66,7 @@ def check_address(host: str, port: int, port_option: str = "--port", host_option
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Return sockets bound to every address of `host`, like uvicorn's. Raises `OSError`, such as `gaierror`."""
+    """Return sockets bound to every address of `host`, like uvicorn's. Raises `OSError` or `UnicodeError`."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     bound: list[socket.socket] = []
     failures: list[OSError] = []
@@ -98,7 +98,10 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def run(app: FastAPI) -> int:
-    """Serve until a signal or the engine's death; return the exit code."""
+    """Serve until a signal arrives or the engine fails; return the exit code.
+
+    If the engine failed after its start, exit from the process with code 1 instead of returning.
+    """
     settings = app.state.settings
     member = app.state.member
     set_up_logging(

@@ -279,7 +279,7 @@ def _voice_name(value: Any) -> Any:
     name = value["id"] if isinstance(value, dict) and set(value) == {"id"} else value
     if name is None or isinstance(name, str):
         return name
-    raise PydanticCustomError("voice", 'give a voice\'s name, or {"id": name}')
+    raise PydanticCustomError("voice", 'send the name of a voice, or {"id": name}')
 
 
 class OpenAISpeechBody(Sampling):
@@ -357,7 +357,7 @@ class StartOptions(BaseModel):
         return (self.start_at or settings.start_at) == "word"
 
     def early_start(self, settings: ServerSettings) -> EarlyStart:
-        """Return these options; the server's settings replace those that are None."""
+        """Return these options; the server's settings replace those that are None. Off if `streams_text`."""
         if self.streams_text(settings):
             return EarlyStart()
         values = {name: getattr(self, name) for name in StartOptions.model_fields}

@@ -108,7 +108,8 @@ async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -
 class Session:
     """One WebSocket session.
 
-    A session is idle while nothing waits to be spoken; an idle session may be evicted to make room for a new one.
+    A session is idle while nothing waits to be spoken. A session, usually an idle one, may be evicted to make room for
+    a new one (`IdlePool`).
     """
 
     def __init__(self, socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
@@ -188,7 +189,9 @@ class Session:
         if now > ends:
             raise IdleError(f"the session reached its limit of {settings.max_websocket_s:g} s")
         if self._is_evicted:
-            raise BusyError("The session was idle and made room for a new one. Reconnect to continue.")
+            raise BusyError(
+                "All sessions are in use, and a new one took the place of this session. Reconnect to continue."
+            )
         if self.is_ending:
             return
         if self.state.gate.is_draining:
@@ -229,7 +232,9 @@ class Session:
                 f"has {ahead} characters in unfinished utterances; the limit is {allowed}; end each text earlier",
             )
         if ahead > allowed:
-            raise TextError("text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed")
+            raise TextError(
+                "text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed; send text later"
+            )
         track.says = bool(track.says)
         if streams:
             self._write(track, text)

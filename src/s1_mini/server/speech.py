@@ -101,9 +101,8 @@ async def speak(
 ) -> AudioResponse:
     """Speak `request`; return when all audio exists or, for a stream, the first chunk.
 
-    Raises the engine's errors, `VoiceNotFoundError`, `RequestTimeoutError`, and `BusyError` or `TooManyRequestsError`
-    if the client holds too much. Later errors of a stream are raised from `body`. Cancelling the caller cancels the
-    request.
+    Raises `S1MiniError`: the engine's errors, `RequestTimeoutError`, and `BusyError` or `TooManyRequestsError` if the
+    client holds too much. Later errors of a stream are raised from `body`. Cancelling the caller cancels the request.
     """
     request = replace(request, speech=await with_voice_names(engine, settings, request.speech))
     speech = request.speech

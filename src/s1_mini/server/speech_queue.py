@@ -180,7 +180,7 @@ class SpeechQueue:
             await asyncio.wait({self._speaking})
 
     async def run(self) -> None:
-        """Speak until the queue is closed and empty. Raises `S1MiniError`."""
+        """Speak until the queue is closed and empty. Raises the errors of `speak` and of the listener."""
         while self._items or not self._is_closed:
             if not self._items:
                 self._has_changed.clear()

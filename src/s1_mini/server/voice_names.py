@@ -1,6 +1,7 @@
 """Voice names of other services.
 
-Each name stands for a voice of the checkpoint with the same gender and, if possible, the same accent.
+Each name stands for a voice of the checkpoint with the same gender and, if possible, the same accent. If no voice has
+that gender, it stands for the default voice.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[st
 
 
 def names_in_markup(state: State) -> frozenset[str]:
-    """Return the voice names that markup may use, in small letters; `state` is the application's."""
+    """Return the voice names that markup may use, in lower case; `state` is the application's."""
     names = (*OPENAI_VOICES, *POLLY_VOICES, *state.settings.voice_names)
     return frozenset({*state.engine.voice_names(), *map(str.lower, names)})
 

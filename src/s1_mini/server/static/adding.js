@@ -34,7 +34,7 @@ export class Adding extends EventTarget {
   /** Ask for voice files, because the model cannot clone from a recording. */
   takeFiles() {
     this.takesFiles = true;
-    element("add-about").textContent = "This model cannot clone a voice from a recording. Choose a voice file made for this kind of model. Add only voices whose owners agree.";
+    element("add-about").textContent = "This model cannot clone a voice from a recording. Choose a voice file made for this kind of model. Only add voices of people who have given their consent.";
     element("add-file-label").textContent = "Voice file (.npz or .npy)";
     element("add-file").accept = ".npz,.npy";
     for (const id of ["record-row", "add-text-field"]) element(id).hidden = true;

@@ -55,7 +55,7 @@ export class Voices extends EventTarget {
     this.rows = new Map(ordered.map((voice) => [voice.name, this.row(voice, voice === picked)]));
     element("voice-list").replaceChildren(...this.rows.values());
     element("voices").setAttribute("aria-busy", "false");
-    this.note(voices.length ? "" : "This checkpoint has no named voices; it speaks with a voice of its own. To choose a voice, add one.");
+    this.note(voices.length ? "" : "This checkpoint has no named voices. To choose a voice, add one.");
   }
 
   row(voice, checked) {
