@@ -55,20 +55,22 @@ if TYPE_CHECKING:
     from s1_mini.voices.reference import Check
 
 
-def _config_of(config: EngineConfig | None, settings: Mapping[str, Any]) -> EngineConfig:
-    if config is not None and not isinstance(config, EngineConfig):
+def _config_of(config: object, settings: Mapping[str, Any]) -> EngineConfig:
+    if isinstance(config, EngineConfig):
+        if settings:
+            raise ConfigurationError(
+                f"config cannot be combined with {', '.join(settings)}; put them into EngineConfig(...)"
+            )
+        return config
+    if config is not None:
         given = f'; for a checkpoint, use checkpoint_path="{config}"' if isinstance(config, str | Path) else ""
         raise ConfigurationError(f"config must be an EngineConfig, not {type(config).__name__}{given}")
-    if config is not None and settings:
-        raise ConfigurationError(
-            f"config cannot be combined with {', '.join(settings)}; put them into EngineConfig(...)"
-        )
-    options = [name for name in settings if name in SpeechOptions.__optional_keys__ - EngineConfig.model_fields.keys()]
-    if options:
-        raise ConfigurationError(
-            f"{options[0]} is not a setting but an option of a request: give it to generate or stream"
-        )
-    return config or EngineConfig(**settings)
+    for name in settings:
+        if name in SpeechOptions.__optional_keys__ and name not in EngineConfig.model_fields:
+            raise ConfigurationError(
+                f"{name} is not a setting but an option of a request: give it to generate or stream"
+            )
+    return EngineConfig(**settings)
 
 
 class _Lifecycle:
