@@ -50,13 +50,10 @@ def main(arguments: "list[str]") -> int:
                 sys.stderr.write(log.read().decode(errors="replace"))
                 return server.returncode or 1
             ask = [*verb, "endpoint", "invoke", "-o", options.output, *passed_on]
-            code = subprocess.call([*ask, "--", ENDPOINT, options.text], env=env)  # a text may begin with a dash
+            return subprocess.call([*ask, "--", ENDPOINT, options.text], env=env)  # a text may begin with a dash
         finally:
             server.terminate()
             server.wait()
-    if code == 0:
-        environment.say(f"Wrote {Path(options.output).resolve()}")
-    return code
 
 
 def free_port() -> int:

@@ -269,6 +269,8 @@ class Environment:
             self._write_state(state)
             self._clear(fault)
             self._create()
+        elif not state.installed:
+            say(f"{self.recipe.folder} was not made by this script: other versions in it, also of torch, are replaced.")
         self._install(wanted, state._replace(root=str(self.root)))
 
     def _clear(self, fault: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from s1_mini import EngineConfig
+from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.variables import ENGINE, known_variables
 
@@ -134,6 +135,31 @@ def test_a_keyword_beats_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_setting_is_refused_by_name(values: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         EngineConfig(**values)
+
+
+def test_an_engine_takes_a_config_or_its_fields_as_keywords() -> None:
+    engine = ProductionTTSEngine(checkpoint_path="voice", device="cpu")
+
+    assert engine.config == EngineConfig(checkpoint_path="voice", device="cpu")
+    assert ProductionTTSEngine().config == ProductionTTSEngine(EngineConfig()).config
+
+
+@pytest.mark.parametrize(
+    ("positional", "keywords", "complaint"),
+    [
+        (("Qwen/a",), {}, 'config must be an EngineConfig, not str; for a checkpoint, use checkpoint_path="Qwen/a"'),
+        (({"device": "cpu"},), {}, "config must be an EngineConfig, not dict"),
+        ((EngineConfig(),), {"device": "cpu"}, r"config cannot be combined with device; put .* into EngineConfig\("),
+        ((), {"checkpoint": "voice"}, "checkpoint is not a setting; did you mean checkpoint_path?"),
+        ((), {"voice": "clara"}, "voice is not a setting but an option of a request: give it to generate or stream"),
+        ((), {"device": "gpu"}, "device='gpu': is not a device"),
+    ],
+)
+def test_a_wrong_argument_of_an_engine_is_refused_at_construction(
+    positional: tuple[Any, ...], keywords: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{complaint}"):
+        ProductionTTSEngine(*positional, **keywords)
 
 
 def test_an_error_names_the_keyword_or_variable_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,18 @@ def test_a_reference_changes_the_voice(engine: ProductionTTSEngine, tone: np.nda
     assert not np.array_equal(plain, like_tone)
 
 
+@pytest.mark.parametrize("text", ["Hello.", "<speak>Hello.<break/></speak>"])
+def test_a_reference_without_the_transcript_that_the_model_needs_gives_a_warning(
+    engine: ProductionTTSEngine, tone: np.ndarray, text: str
+) -> None:
+    asked = {"text_type": "ssml" if "<" in text else "text", "seed": 7, "max_new_tokens": 2, "reference_audio": tone}
+
+    without, with_text = engine.generate(text, **asked), engine.generate(text, **asked, reference_text="Ah.")
+
+    assert without.warning == "The reference has no transcript; this model needs the exact words of the recording."
+    assert with_text.warning is None
+
+
 def test_long_text_is_spoken_in_pieces_with_pauses_and_nothing_is_lost(engine: ProductionTTSEngine) -> None:
     sentences = [f"This is sentence number {i} of a long text." for i in range(12)]
 

@@ -164,7 +164,6 @@ def test_the_readme_installs_from_a_checkout_and_has_a_line_for_torch_without_cu
     lines = re.findall(r"^pip install .*$", section("Hear it"), re.MULTILINE)
 
     assert lines == [
-        "pip install -e .",
         "pip install torch --index-url https://download.pytorch.org/whl/cpu",
         "pip install -e .",
     ]

@@ -180,12 +180,13 @@ def test_a_broken_venv_is_recreated(machine, spoil):
     assert not (machine.root / ".venv" / "leftover").exists()
 
 
-def test_a_venv_made_by_hand_is_completed_and_not_removed(machine, root):
+def test_a_venv_made_by_hand_is_completed_with_a_message_and_not_removed(machine, root, capsys):
     machine.make_venv()
     (root / ".venv" / "mine").touch()
 
     assert machine.ensure() == ["pins", "torch", "checkout"]
     assert (root / ".venv" / "mine").exists()
+    assert "other versions in it, also of torch, are replaced" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
@@ -21,7 +21,7 @@ import torch
 from s1_mini.audio.container import check_format
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import AudioStream, Output, OutputQueue
-from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
+from s1_mini.exceptions import CapacityError, ConfigurationError, EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, open_checkpoint
@@ -55,11 +55,33 @@ if TYPE_CHECKING:
     from s1_mini.voices.reference import Check
 
 
+def _config_of(config: object, settings: Mapping[str, Any]) -> EngineConfig:
+    if isinstance(config, EngineConfig):
+        if settings:
+            raise ConfigurationError(
+                f"config cannot be combined with {', '.join(settings)}; put them into EngineConfig(...)"
+            )
+        return config
+    if config is not None:
+        given = f'; for a checkpoint, use checkpoint_path="{config}"' if isinstance(config, str | Path) else ""
+        raise ConfigurationError(f"config must be an EngineConfig, not {type(config).__name__}{given}")
+    for name in settings:
+        if name in SpeechOptions.__optional_keys__ and name not in EngineConfig.model_fields:
+            raise ConfigurationError(
+                f"{name} is not a setting but an option of a request: give it to generate or stream"
+            )
+    return EngineConfig(**settings)
+
+
 class _Lifecycle:
     """Configuration, metrics, start and stop, and state of an engine."""
 
-    def __init__(self, config: EngineConfig | None = None) -> None:
-        self.config = config or EngineConfig()
+    def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
+        """Take an `EngineConfig`, or its fields as keywords, such as `checkpoint_path`; `start` loads the checkpoint.
+
+        Raises `ConfigurationError` for both at once, another type, and the errors of `EngineConfig`.
+        """
+        self.config = _config_of(config, settings)
         self.metrics = EngineMetrics()
         self._running: EngineRuntime | None = None
         self._was_stopped = False
@@ -309,6 +331,8 @@ class _Voices(_Lifecycle):
 
 class ProductionTTSEngine(_Voices):
     """A text-to-speech engine with one checkpoint. Call `start`, or use a `with` or an `async with` block.
+
+    Its settings are an `EngineConfig`, or the fields of `EngineConfig` as keywords, such as `checkpoint_path`.
 
     The keyword options of all methods that generate audio are those of `SpeechOptions`, described in `TTSRequest` and
     `SamplingParams`; an unknown option raises `TypeError`. Without `voice` and `reference_audio`, the checkpoint's

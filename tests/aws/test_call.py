@@ -91,11 +91,14 @@ def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tup
 Invoke = Callable[..., tuple[int, bytes | None]]
 
 
-def test_a_whole_answer_is_written(runtime: Runtime, invoke: Invoke) -> None:
+def test_a_whole_answer_is_written_and_its_file_named(
+    runtime: Runtime, invoke: Invoke, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     runtime.body = b"RIFF whole"
 
     assert invoke("--voice", "clara", "--seed", "1", "--prefix-id", "clara") == (0, b"RIFF whole")
 
+    assert capsys.readouterr().err == f"wrote {tmp_path / 'a.wav'}\n"
     assert runtime.path == "/endpoints/hello/invocations"
     assert runtime.asked == {"text": "Good morning.", "voice": "clara", "format": "wav", "seed": 1}
     assert runtime.given["X-Amzn-SageMaker-Prefix-Aware-Id"] == "clara"

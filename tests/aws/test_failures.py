@@ -83,6 +83,12 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
             "endpoint hello does not exist in eu-west-1",
             "create hello",
         ),
+        (
+            "ValidationError",
+            "Endpoint 'x' was not found; this server's is 'speech'",
+            "this server's is 'speech': use that name",
+            "s1-mini serve --local-endpoint hello",
+        ),
         ("ValidationException", "Could not access model data at s3://x.", "Could not access model data", "aws s3 ls"),
         ("ValidationException", "Could not assume role arn:x.", "cannot assume the role", "--role"),
         ("ValidationException", "Unsupported instance type ml.x.", "Unsupported instance type", "--instance-type"),

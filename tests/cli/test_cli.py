@@ -28,7 +28,9 @@ from s1_mini.weights.directory import DEFAULT_MODEL
 from tests.cli.conftest import Call, Result
 from voice_formats import BOOKS
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_") and name not in VARIABLES
+}
 
 
 def s1_mini(*arguments: str | Path, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:

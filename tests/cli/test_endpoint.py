@@ -104,6 +104,13 @@ def test_bad_input_is_one_sentence_and_exit_code_1(call: Call, options: list[str
     assert shown.err.count("\n") == 1
 
 
+def test_an_unknown_choice_is_reported_with_the_known_ones(call: Call) -> None:
+    code, _, shown = call("endpoint", "invoke", "hello", "Hi.", "--mode", "streaming")
+
+    assert code == 2
+    assert "Invalid value for '--mode': 'streaming' is not one of 'whole', 'stream'" in shown
+
+
 def test_missing_options_are_named_with_their_variables(call: Call) -> None:
     code, _, shown = call("endpoint", "create", "hello", "--role", ROLE, "--artifact", ARCHIVE)
 

@@ -94,6 +94,7 @@ def test_an_invalid_setting_is_reported_by_its_variable_before_torch_is_loaded()
 
 
 def test_voices_are_listed_described_and_refused_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
     code = """
 import sys
 from s1_mini.cli.app import run

@@ -57,7 +57,10 @@ def test_a_changed_artifact_is_refused_and_not_started(
         (["-o", "a.tar.gz", "--upload", "bucket/prefix"], "use s3://bucket/prefix"),
         (["-o", "a.tar.gz", "--voices", "nowhere"], "nowhere is not a folder"),
         (["-o", "a.tar.gz", "--checkpoint", "nowhere"], "not a directory"),
+        (["-o", "model"], "--output model does not end in .tar.gz; for a folder, add --layout prefix"),
         (["--check", "nowhere.tar.gz"], "nowhere.tar.gz is missing"),
+        (["--check", __file__], f"{__file__} is not a .tar.gz"),
+        (["-o", __file__, "--checkpoint", "nowhere", "--layout", "prefix"], f"{__file__} already exists"),
     ],
 )
 def test_an_impossible_request_is_refused_in_one_sentence(
@@ -74,6 +77,16 @@ def test_an_impossible_request_is_refused_in_one_sentence(
     said = capsys.readouterr().err
     assert told in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_archive_is_refused_before_the_checkpoint_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.tar.gz").touch()
+
+    assert run_here(monkeypatch, "package", "-o", tmp_path / "model.tar.gz", "--checkpoint", "nowhere") == 1
+
+    assert "model.tar.gz already exists; name a new file, or delete it" in capsys.readouterr().err
 
 
 def test_without_a_checkpoint_the_built_in_voice_is_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -412,7 +412,7 @@ def test_a_large_checkpoint_takes_little_memory(tmp_path: Path, published: Path)
         assert done.returncode == 0, done.stderr
         return int(done.stdout.partition(b"VmHWM:")[2].split()[0])  # of this process alone, unlike ru_maxrss
 
-    little = peak_kib(published, tmp_path / "little")
+    little = peak_kib(published, tmp_path / "little.tar.gz")
 
     assert (tmp_path / "large" / "model.pth").stat().st_size > 2.5e8
-    assert peak_kib(tmp_path / "large", tmp_path / "a") - little < 32_000  # 22,400 as measured
+    assert peak_kib(tmp_path / "large", tmp_path / "a.tar.gz") - little < 32_000  # 22,400 as measured

@@ -19,6 +19,7 @@ import pytest
 from door_room import Address
 from held_generation import held_environment
 from s1_mini.audio.container import encode
+from s1_mini.exceptions import ConfigurationError
 from s1_mini.sagemaker.contract import ENDING
 from tests.cli.conftest import Call
 from tests.cli.conftest import call as call  # noqa: PLC0414 - a fixture of these tests, too
@@ -226,13 +227,34 @@ def test_a_hanging_engine_fails_all_requests_and_exits_with_1(tiny: Path) -> Non
     assert any("has been stuck" in line for line in running.lines)
 
 
+def test_the_default_folder_of_asynchronous_responses_is_created_for_a_valid_name_and_removed_if_empty(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[Path] = []
+
+    def stop(*_: object, **__: object) -> None:
+        created.extend(tmp_path.iterdir())
+        raise ConfigurationError("stopped")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("s1_mini.remote.engine_process.make_engine", stop)
+
+    refused = call("serve", "--port", "0", "--local-endpoint", "my endpoint")
+    stopped = call("serve", "--port", "0", "--local-endpoint", "speech")
+
+    assert "endpoint name 'my endpoint' is not valid" in refused.err
+    assert "stopped" in stopped.err
+    assert [path.name.startswith("s1-mini-async-") for path in created] == [True]
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("host", "max_body_bytes", "sentence"),
     [
         ("127.0.0.1", "5000", "port PORT is taken; choose another with `--port`"),
         ("nonsense.invalid", "5000", "host 'nonsense.invalid' cannot be resolved; choose another with `--host`"),
         ("192.0.2.1", "5000", "host '192.0.2.1' is not an address of this machine; choose another with `--host`"),
-        ("localhost", "5000", "checkpoint nowhere is not a directory."),
+        ("localhost", "5000", "checkpoint nowhere is not a directory; a name on the Hugging Face hub is OWNER/NAME."),
         ("localhost", "much", "S1_MINI_SERVER_MAX_BODY_BYTES='much': "),
     ],
 )

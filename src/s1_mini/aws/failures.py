@@ -202,6 +202,10 @@ _REFUSALS = (
         "{clause}: change it with `s1-mini endpoint update {name} …`, or run `s1-mini endpoint delete {name}` first",
     ),
     (
+        r"this server's is ",  # from `s1-mini serve --local-endpoint`
+        "{clause}: use that name, or start `s1-mini serve --local-endpoint {name}`",
+    ),
+    (
         r"(could not find|not found|does not exist).*endpoint|endpoint .*not found",
         "endpoint {name} does not exist in {place}: set --region to its region, or create it with `s1-mini endpoint "
         "create {name} …`",

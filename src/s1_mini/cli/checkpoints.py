@@ -275,6 +275,8 @@ def package(
         raise ConfigurationError(
             "name a new file or folder with --output, or an existing artifact with --artifact or --check"
         )
+    if output is not None:
+        _check_new(output, layout)
     if output is not None and artifact is not None:
         raise ConfigurationError(
             "--output writes a new artifact, --artifact names an existing one; use only one of them"
@@ -306,10 +308,23 @@ def package(
         _send(source, place, kms_key)
 
 
+def _check_new(output: Path, layout: Layout) -> None:
+    """Raise an error for the output before the checkpoint is loaded, which takes seconds."""
+    from s1_mini.weights.write import check_new_directory
+
+    if layout == "prefix":
+        check_new_directory(output)
+    elif not output.name.endswith(".tar.gz"):
+        raise ConfigurationError(f"--output {output} does not end in .tar.gz; for a folder, add --layout prefix")
+    elif output.exists():
+        raise PackageError(f"{output} already exists; name a new file, or delete it")
+
+
 def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
+    directory = named_checkpoint(checkpoint).directory
+
     from s1_mini.packaging.write import lay_out, write_archive, write_prefix
 
-    directory = named_checkpoint(checkpoint).directory
     origin = tell_origin(directory)
     members = lay_out(directory, **choices)
     write = write_archive if layout == "archive" else write_prefix

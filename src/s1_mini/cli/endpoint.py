@@ -258,6 +258,8 @@ def invoke(
         _write(path, iter([call.invoke_async(clients, invocation, limit_s=limit_s)]))
     else:
         _write(path, iter([call.invoke(clients, invocation)]))
+    if str(path) != "-":
+        typer.echo(f"wrote {path}", err=True)
 
 
 @commands.command("autoscale", cls=Verb)

@@ -16,8 +16,8 @@ from s1_mini.cli.verb import (
     FORMATS,
     Checkpoint,
     Device,
+    ExistingVoicesPath,
     Precision,
-    VoicesPath,
     check_pipe,
     completing,
     engine_config,
@@ -55,7 +55,7 @@ def say(
     voice: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of a voice; `s1-mini voices list` shows all.")
     ] = None,
-    voices_path: VoicesPath = None,
+    voices_path: ExistingVoicesPath = None,
     reference_audio: Annotated[
         Path | None, typer.Option("--reference", help="Recording of the voice to clone, or a voice file (.npz, .npy).")
     ] = None,

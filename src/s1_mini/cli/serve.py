@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,30 +74,34 @@ def serve(
     )
     ContainerSettings()
 
+    from s1_mini.sagemaker.local_endpoint import check_name
     from s1_mini.server.run import check_address, run
 
+    if local_endpoint is not None:
+        check_name(local_endpoint)
     check_address(settings.host, settings.port)
     if settings.wyoming_port is not None:
         require("wyoming", "`s1-mini serve --wyoming`")
         check_address(settings.wyoming_host, settings.wyoming_port, "--wyoming", "S1_MINI_SERVER_WYOMING_HOST")
     checkpoint = named_checkpoint(config.checkpoint_path, checks=False).directory  # the engine checks its files
-    if settings.replicas != 1:
-        plan = _plan_replicas(settings, config, checkpoint, local_endpoint, async_store)
-        if plan is not None:
-            from s1_mini.remote.supervisor import run_replicas
+    with _async_place(local_endpoint, async_store) as place:
+        if settings.replicas != 1:
+            plan = _plan_replicas(settings, config, checkpoint, local_endpoint, place)
+            if plan is not None:
+                from s1_mini.remote.supervisor import run_replicas
 
-            raise typer.Exit(run_replicas(plan))
-    if config.checkpoint_path is not None:  # a hub name, resolved a second time, might be a different directory
-        config = config.model_copy(update={"checkpoint_path": checkpoint})
+                raise typer.Exit(run_replicas(plan))
+        if config.checkpoint_path is not None:  # a hub name, resolved a second time, might be a different directory
+            config = config.model_copy(update={"checkpoint_path": checkpoint})
 
-    from s1_mini.remote.engine_process import make_engine
-    from s1_mini.sagemaker.app import make_container_app
-    from s1_mini.sagemaker.async_store import open_store
+        from s1_mini.remote.engine_process import make_engine
+        from s1_mini.sagemaker.app import make_container_app
+        from s1_mini.sagemaker.async_store import open_store
 
-    engine = make_engine(config, settings.engine_process)
-    store = None if local_endpoint is None else open_store(_place(async_store))
-    app = make_container_app(engine, settings, endpoint=local_endpoint, store=store)
-    raise typer.Exit(run(app))
+        engine = make_engine(config, settings.engine_process)
+        store = None if place is None else open_store(place)
+        app = make_container_app(engine, settings, endpoint=local_endpoint, store=store)
+        raise typer.Exit(run(app))
 
 
 def _plan_replicas(
@@ -103,7 +109,7 @@ def _plan_replicas(
     config: EngineConfig,
     checkpoint: Path,
     local_endpoint: str | None,
-    async_store: str | None,
+    place: str | None,
 ) -> ServePlan | None:
     """Plan several replicas; return None if one is enough. Raises `ConfigurationError` if they do not fit."""
     from s1_mini.remote.devices import LocalMachine, count_replicas, measure
@@ -122,9 +128,8 @@ def _plan_replicas(
     from s1_mini.sagemaker.async_store import open_store
 
     proxy = find_proxy()
-    place = None
-    if local_endpoint is not None:
-        open_store(place := _place(async_store))
+    if place is not None:
+        open_store(place)
     variables = {
         "S1_MINI_SERVER_HOST": settings.host,
         "S1_MINI_SERVER_PORT": str(settings.port),
@@ -144,8 +149,16 @@ def _log_format(settings: ServerSettings) -> str:
     return "text" if sys.stderr.isatty() else "json"
 
 
-def _place(async_store: str | None) -> str:
-    if async_store is None:
-        async_store = tempfile.mkdtemp(prefix="s1-mini-async-")
-        typer.echo(f"s1-mini: asynchronous responses go to {async_store}", err=True)
-    return async_store
+@contextmanager
+def _async_place(local_endpoint: str | None, async_store: str | None) -> Iterator[str | None]:
+    """Yield where a local endpoint stores asynchronous responses: if not given, a new folder, removed if empty."""
+    if local_endpoint is None or async_store is not None:
+        yield None if local_endpoint is None else async_store
+        return
+    folder = tempfile.mkdtemp(prefix="s1-mini-async-")
+    typer.echo(f"s1-mini: asynchronous responses go to {folder}", err=True)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # it has responses
+            os.rmdir(folder)

@@ -41,6 +41,12 @@ def completing(*values: str) -> Callable[[str], list[str]]:
     return complete
 
 
+def _check_folder(path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise ConfigurationError(f"--voices-path: the folder {str(path)!r} does not exist")
+    return path
+
+
 DEVICE_HELP, FORMAT_HELP = "auto, cpu, cuda, cuda:1, mps.", "wav, flac, mp3, opus, ogg, pcm, mulaw or alaw."
 Checkpoint = Annotated[
     Path | None,
@@ -49,6 +55,10 @@ Checkpoint = Annotated[
 VoicesPath = Annotated[
     Path | None,
     typer.Option("--voices-path", help="Folder of added voices. [S1_MINI_VOICES_PATH]"),
+]
+ExistingVoicesPath = Annotated[  # of commands that add no voice
+    Path | None,
+    typer.Option("--voices-path", callback=_check_folder, help="Folder of added voices. [S1_MINI_VOICES_PATH]"),
 ]
 Device = Annotated[str | None, typer.Option(help=DEVICE_HELP, autocompletion=completing(*DEVICES))]
 DeviceName = Annotated[str, typer.Option(help=DEVICE_HELP, autocompletion=completing(*DEVICES))]
@@ -74,9 +84,10 @@ class Verb(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # typer has its own copy of click, whose UsageError has no public name
-            hint = _hint(error) if any(param.name == "text" for param in self.params) else ""
-            if hint:
-                error.message = f"{error.message}; {hint}"  # type: ignore[attr-defined]
+            if message := getattr(error, "message", ""):
+                hint = _hint(error) if any(param.name == "text" for param in self.params) else ""
+                parts = (message.removeprefix("Value error, "), hint)  # pydantic's prefix
+                error.message = "; ".join(filter(None, parts))  # type: ignore[attr-defined]
             raise
 
     def invoke(self, ctx: Any) -> Any:

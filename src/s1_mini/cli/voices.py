@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s1_mini.cli.verb import Checkpoint, Group, Verb, VoicesPath, engine_config, named_checkpoint, print_table
+from s1_mini.cli.verb import (
+    Checkpoint,
+    ExistingVoicesPath,
+    Group,
+    Verb,
+    VoicesPath,
+    engine_config,
+    named_checkpoint,
+    print_table,
+)
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.types import Reference
 
@@ -28,7 +37,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The voice's name.")]
 
 
 @app.command("list", cls=Verb)
-def list_voices(checkpoint_path: Checkpoint = None, voices_path: VoicesPath = None) -> None:
+def list_voices(checkpoint_path: Checkpoint = None, voices_path: ExistingVoicesPath = None) -> None:
     """List all voices.
 
     Example: s1-mini voices list --voices-path my-voices
@@ -42,7 +51,7 @@ def list_voices(checkpoint_path: Checkpoint = None, voices_path: VoicesPath = No
 
 
 @app.command("describe", cls=Verb)
-def describe_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: VoicesPath = None) -> None:
+def describe_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: ExistingVoicesPath = None) -> None:
     """Describe one voice.
 
     Example: s1-mini voices describe clara
@@ -91,7 +100,7 @@ def add_voice(
 
 
 @app.command("delete", cls=Verb)
-def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: VoicesPath = None) -> None:
+def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: ExistingVoicesPath = None) -> None:
     """Delete an added voice with its recording, transcript and lexicon, if it has any.
 
     Example: s1-mini voices delete me --voices-path my-voices

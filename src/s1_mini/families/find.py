@@ -64,6 +64,8 @@ def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Checkpoi
     name = hub_name(path)
     if path.exists() or name is None:
         kind = "a file, not a directory" if path.exists() else "not a directory"
+        if len(path.parts) == 1 and not path.exists():
+            kind += "; a name on the Hugging Face hub is OWNER/NAME"
         raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_REMEDY}")
     return Checkpoint(fetch(name, partial(_pick, name, with_weights)))
 

@@ -60,6 +60,7 @@ _KINDS = {
     tarfile.DIRTYPE: "a folder",
     **dict.fromkeys((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE), "a device or pipe"),
 }
+_GZIP_MAGIC = b"\x1f\x8b"
 _BROKEN = (
     *(tarfile.TarError, gzip.BadGzipFile, zlib.error),
     *(ValueError, ArithmeticError, LookupError, EOFError, RecursionError),  # raised for damaged headers
@@ -368,6 +369,9 @@ def _named_errors(archive: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise PackageError(f"{archive} is missing") from None
     except _BROKEN as error:
-        raise PackageError(f"{archive} is not a complete .tar.gz; was it cut off? ({error})") from None
+        with _readable(archive) as file:
+            is_gzip = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        fault = f"is not a complete .tar.gz; was it cut off? ({error})" if is_gzip else "is not a .tar.gz"
+        raise PackageError(f"{archive} {fault}") from None
     except OSError as error:
         raise PackageError(f"{archive} cannot be read or unpacked: {error.strerror or error}") from None

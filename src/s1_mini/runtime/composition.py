@@ -114,7 +114,8 @@ def make_plan(
     sample_rate, group = description.sample_rate, request.flow[1] or f"parts {next(_groups)}"
     grouped = replace(request, flow=(request.flow[0], group))
     parts: list[Part] = []
-    spoken, warnings, pause_s = [], [ignored], 0.0
+    no_transcript = description.voice.transcript_warning(reference.text for reference in request.references)
+    spoken, warnings, pause_s = [], [ignored, no_transcript], 0.0
     marks: list[Mark] = []  # marks of segments that are only pauses
     for segment in segments:
         pause_s += segment.pause_before_s

@@ -134,7 +134,9 @@ class EngineRuntime:
         queue.words = words
         queue.effects = self._effects(request)
         if request.stream is None:
-            queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
+            transcripts = (reference.text for reference in request.references)
+            warnings = prepared.script.warning, description.voice.transcript_warning(transcripts)
+            queue.tell(spoken_text=prepared.script.text, warning=" ".join(filter(None, warnings)) or None)
         return queue
 
     def _check_stream(self, request: TTSRequest, form: TextForm) -> None:

@@ -86,7 +86,7 @@ def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Ste
             manifest = unpack_archive(artifact, model)
         size = sum(content.size for content in manifest.files.values())
         files = f"{len(manifest.files)} files, {size / 1e6:,.0f} MB"
-        yield Step("unpack", True, f"{files}, all matching the manifest: unpacked to /opt/ml/model")
+        yield Step("unpack", True, f"{files}, all matching the manifest; a container unpacks them to /opt/ml/model")
         with _container(Path(base), device) as (process, client, log):
             yield from _try_container(process, client, log)
 

@@ -80,14 +80,17 @@ class AwsError(Exception):
         self.status, self.kind = status, kind
 
 
+def check_name(name: str) -> None:
+    """Raise `ConfigurationError` for an endpoint name that SageMaker would reject."""
+    if not NAME.fullmatch(name):
+        raise ConfigurationError(f"endpoint name {name!r} is not valid; use 1 to 63 letters, digits and inner hyphens")
+
+
 class LocalEndpoint:
     """A local endpoint, with its accepted asynchronous invocations."""
 
     def __init__(self, name: str, app: FastAPI, settings: ContainerSettings, store: AsyncStore | None = None) -> None:
-        if not NAME.fullmatch(name):
-            raise ConfigurationError(
-                f"endpoint name {name!r} is not valid; use 1 to 63 letters, digits and inner hyphens"
-            )
+        check_name(name)
         self.name, self.app, self.settings, self.store = name, app, settings, store
         self._tasks: set[asyncio.Task[None]] = set()
         app.add_exception_handler(AwsError, _answer_error)

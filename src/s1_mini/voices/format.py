@@ -86,6 +86,12 @@ class VoiceFormat:
                 "reference_text", "is empty; provide the exact words of the recording, which this model needs"
             )
 
+    def transcript_warning(self, transcripts: Iterable[str]) -> str | None:
+        """Return a warning if one of a request's recordings lacks a transcript that the model needs."""
+        if not self.needs_transcript or all(transcripts):
+            return None
+        return "The reference has no transcript; this model needs the exact words of the recording."
+
     def read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Read the tensors of a file and its metadata. Raises `SafetensorError`, `OSError` or `ValueError`."""
         with _opened(path, "pt") as file:

@@ -69,14 +69,19 @@ def _read(path: Path) -> Iterator[Chunk]:
             yield chunk
 
 
+def check_new_directory(directory: Path) -> None:
+    """Raise `CheckpointFileError` if `directory` exists and is not empty."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise CheckpointFileError(f"{directory} already exists; choose a new directory, or delete it")
+
+
 @contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
     """Yield a temporary folder to write into. It is renamed to `directory` at the end, or removed if anything fails.
 
     Raises `CheckpointFileError` if `directory` exists and is not empty, or cannot be written.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise CheckpointFileError(f"{directory} already exists; choose a new directory")
+    check_new_directory(directory)
     prefix, parent = f".{directory.name}-", directory.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
