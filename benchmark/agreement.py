@@ -143,10 +143,10 @@ def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, a
     with without_triton():
         by_torch = noise.speak(model, range(alone), temperature=0.0, along=likeliest)
     found = {
-        "captured as eager": Agreement.between(spoken, captured),
-        "alone as in company": Agreement.between(spoken[:, :alone], torch.cat(apart, dim=1)),
-        "prefix cached as read, in other company": Agreement.between(spoken[:, :alone], cached),
-        "by kernels as by torch": Agreement.between(likeliest, by_torch),
+        "captured and eager": Agreement.between(spoken, captured),
+        "alone and in a batch": Agreement.between(spoken[:, :alone], torch.cat(apart, dim=1)),
+        "cached and computed prefix, in different batches": Agreement.between(spoken[:, :alone], cached),
+        "kernels and torch": Agreement.between(likeliest, by_torch),
     }
     return {name: asdict(agreement) for name, agreement in found.items()}
 

@@ -45,7 +45,7 @@ class Way:
     requests: int
     seconds: float
     audio_s: float
-    first_ms: float | None  # median over the requests
+    first_ms: float | None  # median time to first audio of the requests
 
     @property
     def audio_per_s(self) -> float:

@@ -82,10 +82,10 @@ TARGETS = {
     "start": Target("start to ready, caches warm, s", 40, 15),
 }
 SAME = {  # figure: its name in `measure_agreement`
-    "same_captured": "captured as eager",
-    "same_alone": "alone as in company",
-    "same_cached": "prefix cached as read, in other company",
-    "same_torch": "by kernels as by torch",
+    "same_captured": "captured and eager",
+    "same_alone": "alone and in a batch",
+    "same_cached": "cached and computed prefix, in different batches",
+    "same_torch": "kernels and torch",
 }
 
 
@@ -135,8 +135,8 @@ class Scale:
     rounds: int = 2  # requests of each stream
     streams_s: float = 100.0
     slots: int | None = None  # None: as the engine chooses
-    company: int = 64  # rows whose tokens are compared with those of rows alone
-    alone: int = 8
+    company: int = 64  # rows of the batch whose tokens are compared
+    alone: int = 8  # the first of these rows, which are also generated alone
     compared: int = 40  # frames of each
 
 

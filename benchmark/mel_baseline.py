@@ -169,7 +169,7 @@ def faded(wave: np.ndarray, loaded: LoadedMel) -> np.ndarray:
     return np.concatenate((joiner.push(wave), joiner.finish()))
 
 
-# Keys of the JSON and heads of the table.
+# Keys of the JSON and headers of the table.
 LATENCIES = {
     "name": "one at a time",
     "runs": "runs",
@@ -243,16 +243,16 @@ def measure_each(
 
 
 def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float:
-    """Return the multiplications of decoding, derived from steps S, tokens T, width d and L layers.
+    """Return the number of multiplications of decoding, derived from steps S, tokens T, width d and L layers.
 
     P is the number for one step of the prenet, and the feed-forward width is 4 d. With caches: L (14 d² S + d S² +
-    2 d S T + 2 d² T), and P S. Without, each step repeats the work of all earlier ones: L (14 d² S²/2 + d S³/3 · 2 +
-    d S² T + 2 d² S T), and P S²/2.
+    2 d S T + 2 d² T), and P S. Without caches, each step repeats the work of all earlier ones: L (14 d² S²/2 +
+    d S³/3 · 2 + d S² T + 2 d² S T), and P S²/2.
     """
     width, layers = config.width, config.decoder_layers
     matrices = (
         6 * width**2 + 2 * width * config.decoder_ffn
-    )  # of one step, without those for the text's keys and values
+    )  # per layer and step, without those for the text's keys and values
     sizes = [config.num_bins, *[config.prenet_units] * config.prenet_layers, width]
     prenet = sum(a * b for a, b in pairwise(sizes)) + width * width
     computed = steps if cached else steps * (steps + 1) / 2  # number of steps, including repeated ones
@@ -347,7 +347,7 @@ class Comparison:
     def batches(self, requests: Sequence[int], repeats: int) -> list[dict[str, Any]]:
         """Measure requests of fifty characters that arrive at once: the engine `repeats` times, the baseline once.
 
-        The baseline generates one request after the other; the first N requests of its longest run are its run of N.
+        The baseline generates one request after the other, so its result for N requests is that of the first N.
         """
         text, steps, found = FIFTY, self.steps(FIFTY), []
         begun, ends = time.perf_counter(), []
@@ -397,7 +397,7 @@ class Comparison:
     def add_use(
         self, text: str, before: dict[str, Section], after: dict[str, Section], batches: list[dict[str, Any]]
     ) -> None:
-        """Add the time that a GPU computes, from separate runs, because torch's profiler would affect the timings."""
+        """Add how long the GPU computes, from separate runs, because torch's profiler would affect the timings."""
         if self.device.type != "cuda":
             return
         clock = Clock(self.device, SECTIONS)

@@ -3,9 +3,9 @@
 Example: python scripts/test.py -k scheduler
 
 Needs only Python 3.11 or newer and this checkout. All checks run, even after a failure; the exit code is 0 only
-if all passed. With --gpu, only the tests that need an NVIDIA GPU run. With --infra, only the tests of infra/ run, in
-`.venv-infra`: cdk synth and the tests of its templates, which also need Node 20 or newer. All other arguments are
-passed to pytest.
+if all passed. With --gpu, pytest runs only the tests that need an NVIDIA GPU; the other checks run as usual. With
+--infra, only the tests of infra/ run, in `.venv-infra`: cdk synth and the tests of its templates, which also need
+Node 20 or newer. All other arguments are passed to pytest.
 """
 
 import argparse
@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MARKED = "gpu java docker image schema sdk ray vllm docs clients long"
 EVERYWHERE = " and ".join("not " + mark for mark in MARKED.split())
 # The tests of a file run in one process, because they share fixtures that are slow to start; files run in the order of
-# tests/conftest.py. One process more than cores, because tests wait for servers, browsers and clocks. `-n 0` is for a
-# debugger. Tests with a GPU run in one process, unless `-n` is given.
+# tests/conftest.py. One more process than cores, but at most four, because tests wait for servers, browsers and clocks.
+# `-n 0` is for a debugger. Tests with a GPU run in one process, unless `-n` is given.
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 # Without this step, each process compiles all imported modules (20 s of CPU time) and the built-in voice's kernels
@@ -77,9 +77,9 @@ def parse(arguments: "Sequence[str]") -> "tuple[str, list[str]]":
         allow_abbrev=False,
     )
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--gpu", action="store_true", help="run the tests that need an NVIDIA GPU, and only those")
+    only.add_argument("--gpu", action="store_true", help="run all checks, but only the tests that need an NVIDIA GPU")
     only.add_argument(
-        "--infra", action="store_true", help="set up .venv-infra (650 MB) and run the tests of infra/ there, only those"
+        "--infra", action="store_true", help="set up .venv-infra (650 MB) and run only the tests of infra/, there"
     )
     options, pytest_arguments = parser.parse_known_args(arguments)
     return "gpu" if options.gpu else "infra" if options.infra else EVERYWHERE, pytest_arguments
@@ -121,7 +121,7 @@ def require_node(version: str) -> None:
     found = re.match(r"v(\d+)\.", version)
     if not found or int(found.group(1)) < MIN_NODE:
         raise environment.SetupError(
-            f"The CDK needs Node {MIN_NODE} or newer; on PATH is {version.strip() or 'none'}. Install it "
+            f"The CDK needs Node {MIN_NODE} or newer; PATH has {version.strip() or 'none'}. Install it "
             "(https://nodejs.org, or your system's package `nodejs`), then run this again."
         )
 

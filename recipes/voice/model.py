@@ -7,6 +7,13 @@ Reads the shards of `DIR/tokens` (more may appear during the training), one of w
 training window is a prompt in the engine's format: the utterances of one speaker, in random order, each a reference for
 the following ones, so that speaking with no, one or several references is one task. Start one process for each GPU
 (`run.py` sets the variables by which they find each other); every step then uses the batches of all processes.
+
+The training ends after `--total` seconds or `--epochs`, in runs of at most `--seconds`. `--rate` is the peak learning
+rate. `--rows` and `--columns` are the size of a batch of prompts, and `--frames` is the number of its frames on which
+the depth transformer is trained. `--dropout` applies to the backbone, and `--weight-decay` to all matrices.
+`--noise` is the share of residual codes in the backbone's input that are replaced by random ones. `--best` is the loss
+by which the weights are chosen: of the backbone (slow), of the depth transformer (fast), or their sum (both). With
+`--trains fast`, only the depth transformer is trained, and its loss chooses.
 """
 
 from __future__ import annotations

@@ -3,8 +3,11 @@
 python -m recipes.voice.speech --teacher DIR --phonemes FILE --output DIR --seconds 60
 
 `--teacher` is the output of `packages.py`, `--phonemes` that of `phonemes.py`. A shard is an uncompressed .npz:
-`samples` int16, `lengths` of its utterances, their `text` (an index into the phonemes' file) and `speaker`. Several
-processes may write to one folder, each with its own `--part`; `--per-speaker` consecutive texts share a speaker.
+`samples` int16, `lengths` of its utterances, their `text` (an index into the texts of all files of `--phonemes`) and
+`speaker`. `--parts` processes may write to one folder, each with its own `--part` from 0: all speak all texts, in other
+orders and by other speakers. `--per-speaker` consecutive texts share a speaker. Texts are started for `--seconds`, and
+texts of similar length are generated together once they add up to `--batch-s` seconds of audio; smaller batches take
+less memory.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ GROUP = 8 * CHUNK  # texts that are sorted by length
 MAX_PHONEMES = 240
 MAX_S = 16.0
 KEPT_LEAD_S = 0.05  # kept part of the teacher's initial silence, which lasts a third to half a second
-# Kept after the last phoneme, or after the last audio if that is earlier, and faded out. The teacher may breathe for
-# 0.8 s at the end.
+# Audio of this length is kept after the last phoneme, or after the last audio if that is earlier, and faded out. The
+# teacher may breathe for 0.8 s at the end.
 KEPT_TAIL_S = 0.25
 KEPT_FRAMES = round(KEPT_TAIL_S * RATE / SAMPLES_PER_FRAME)
 LOUD = 300  # of 32,768
@@ -44,7 +47,7 @@ MAX_PLANS = 16  # of cuFFT
 class Text(NamedTuple):
     """A text as American and as British phonemes."""
 
-    number: int  # position in the phonemes' file
+    number: int  # position in the slice that `read_phonemes` reads
     american: str
     british: str
 
@@ -155,7 +158,7 @@ def resampled(waves: Tensor, factor: float) -> Tensor:
 
 
 def trimmed(samples: np.ndarray) -> np.ndarray:
-    """Cut the silence to `KEPT_LEAD_S` before the first audio and `KEPT_TAIL_S` after the last, and fade it out."""
+    """Shorten silence to `KEPT_LEAD_S` at the beginning and `KEPT_TAIL_S` at the end, and fade out the end."""
     loud = np.flatnonzero(np.abs(samples) > LOUD)
     if len(loud):
         start, end = int(loud[0]) - round(KEPT_LEAD_S * RATE), int(loud[-1]) + round(KEPT_TAIL_S * RATE)
@@ -167,10 +170,10 @@ def trimmed(samples: np.ndarray) -> np.ndarray:
 
 
 def read_phonemes(path: Path, part: int = 0, parts: int = 1) -> tuple[list[str], list[Text]]:
-    """Read a part of the output of `phonemes.py`, a file or a folder.
+    """Read a part of the output of `phonemes.py`, which is a file or a folder of files.
 
-    Return all texts of the part in words, and the phonemes of the texts that are neither too short nor too long
-    (`MAX_PHONEMES`), numbered by position.
+    The texts of all files are concatenated, and a part is the slice `[part::parts]`. Return the words of all its texts,
+    and the phonemes of those that are neither too short nor too long (`MAX_PHONEMES`), numbered by position in it.
     """
     paths = sorted(path.glob("*.xz")) if path.is_dir() else [path]
     lines = [line for each in paths for line in json.loads(lzma.decompress(each.read_bytes()))][part::parts]

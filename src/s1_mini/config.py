@@ -38,7 +38,7 @@ def _variables(*names: str) -> AliasChoices:
 
 def _path(value: Any) -> Any:
     if value == "":
-        raise ValueError("is empty; name a directory, or leave it out")
+        raise ValueError("is empty; specify a directory, or leave it out")
     return value
 
 

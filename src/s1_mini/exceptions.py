@@ -130,7 +130,7 @@ class VoiceNotFoundError(VoiceError):
 
 
 class VoiceExistsError(VoiceError):
-    """A voice of that name exists already, or is being added."""
+    """A voice of that name already exists, or is being added."""
 
     code = "voice_exists"
 

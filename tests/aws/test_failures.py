@@ -68,7 +68,7 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
         (
             "ResourceInUse",
             "Job name must be unique within an AWS account and region, and a job with this name already exists",
-            "batch hello exists already",
+            "batch hello already exists",
             "another name",
         ),
         (
@@ -235,7 +235,9 @@ def test_an_artifact_larger_than_the_volume_is_rejected(
     if not is_too_large:  # uncompressed files need no second copy
         stacks().create(wanted)
         return
-    assert "needs 4.0 GB, ml.c5.xlarge has 3 GB: set --volume-gb 5 or more" in failure(lambda: stacks().create(wanted))
+    assert "needs 4.0 GB, but the disk of ml.c5.xlarge is 3 GB: set --volume-gb 5 or more" in failure(
+        lambda: stacks().create(wanted)
+    )
 
 
 def test_a_missing_or_wrong_region_is_named(stacks: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_an_endpoint_of_an_earlier_version_says_how_to_move(stacks: Make, old: A
     for act in (lambda: stacks().update(deployment()), lambda: stacks().autoscale("hello", Scaling())):
         with pytest.raises(DeploymentError, match="earlier version, without a stack: create one with another name"):
             act()
-    with pytest.raises(DeploymentError, match="exists already, without a stack"):
+    with pytest.raises(DeploymentError, match="already exists, without a stack"):
         stacks().create(deployment())
 
 

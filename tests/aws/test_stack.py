@@ -182,7 +182,7 @@ def test_a_missing_permission_names_the_action(stacks: Make, cloudformation: Clo
 @pytest.mark.parametrize(
     ("status", "verb", "sentence"),
     [
-        ("CREATE_COMPLETE", "create", "exists already (CREATE_COMPLETE): change it with `s1-mini endpoint update"),
+        ("CREATE_COMPLETE", "create", "already exists (CREATE_COMPLETE): change it with `s1-mini endpoint update"),
         ("CREATE_IN_PROGRESS", "create", "is being changed (CREATE_IN_PROGRESS): wait until"),
         ("UPDATE_IN_PROGRESS", "update", "is being changed (UPDATE_IN_PROGRESS): wait until"),
         ("UPDATE_IN_PROGRESS", "delete", "is being changed (UPDATE_IN_PROGRESS): wait until"),

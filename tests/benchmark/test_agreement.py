@@ -41,10 +41,10 @@ def test_every_mode_generates_the_same_on_a_cpu(model: S1Model, monkeypatch: pyt
     found = measure_agreement(model, rows=5, context=40, frames=6, alone=2)
 
     assert found == {
-        "captured as eager": {"main": 1.0, "codes": 1.0, "frames": 30},
-        "alone as in company": {"main": 1.0, "codes": 1.0, "frames": 12},
-        "prefix cached as read, in other company": {"main": 1.0, "codes": 1.0, "frames": 12},
-        "by kernels as by torch": {"main": 1.0, "codes": 1.0, "frames": 12},
+        "captured and eager": {"main": 1.0, "codes": 1.0, "frames": 30},
+        "alone and in a batch": {"main": 1.0, "codes": 1.0, "frames": 12},
+        "cached and computed prefix, in different batches": {"main": 1.0, "codes": 1.0, "frames": 12},
+        "kernels and torch": {"main": 1.0, "codes": 1.0, "frames": 12},
     }
     assert captured
 

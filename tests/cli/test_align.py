@@ -135,7 +135,7 @@ def test_a_model_that_needs_a_voice_is_measured_with_the_one_that_is_named(call:
     without, named, unknown = (call(*options, *more) for more in ((), ("--voice", "mine"), ("--voice", "other")))
 
     assert (without.code, named.code, unknown.code) == (1, 0, 1), named.err
-    assert "name one of mine" in without.err
+    assert "specify one of mine" in without.err
     assert "unknown voice 'other'; available: mine" in unknown.err
 
 

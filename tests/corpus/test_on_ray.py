@@ -141,7 +141,7 @@ def test_a_shard_of_a_lost_actor_is_spoken_by_another_one_and_a_second_loss_ends
         with pytest.raises(CorpusError, match=r"shard 0, from line 0 of a.csv, has lost its actor 8 times: no memory"):
             entry.result()
 
-    assert "an actor is lost, and others speak its shards: no memory" in output
+    assert "an actor was lost, and others generate its shards: no memory" in output
 
 
 def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Job) -> None:
@@ -156,7 +156,9 @@ def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Jo
 
     header.unlink()
     output = Actor(job).start()
-    assert "is a different place on this machine; name s3://bucket/prefix, or a shared folder (process " in str(output)
+    assert "is a different place on this machine; specify s3://bucket/prefix or a shared folder (process " in str(
+        output
+    )
 
 
 def test_missing_ray_is_reported_with_the_install_command(

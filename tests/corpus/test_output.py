@@ -143,11 +143,11 @@ def test_a_changed_input_or_setting_is_refused_with_the_difference_and_changes_n
     [
         (
             "thesis.doc",
-            r"the output has other files \(thesis.doc\) but no corpus.json; name a new or empty folder or S3 prefix",
+            r"the output has other files \(thesis.doc\) but no corpus.json; specify a new or empty folder or S3 prefix",
         ),
         (
             "corpus.json",
-            "holds a corpus.json that `s1-mini corpus` did not write; name a new or empty folder or S3 prefix",
+            "holds a corpus.json that `s1-mini corpus` did not write; specify a new or empty folder or S3 prefix",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_foreign_files_next_to_the_shards_are_not_deleted(tmp_path: Path) -> Non
 def test_a_file_as_output_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
 
-    with pytest.raises(CorpusError, match="out is a file; name a folder for the output"):
+    with pytest.raises(CorpusError, match="out is a file; specify a folder for the output"):
         open_output(str(tmp_path / "out"))
 
 
@@ -193,7 +193,9 @@ def test_a_shard_that_is_missing_at_the_end_is_reported(tmp_path: Path) -> None:
     entries = open_manifest(FolderOutput(tmp_path), HEADER)
     (tmp_path / "manifest" / "000001.json").unlink()
 
-    with pytest.raises(CorpusError, match="1 shards are not in the output, the first is number 1: all machines must"):
+    with pytest.raises(
+        CorpusError, match="1 shards are not in the output \\(the first is number 1\\): all machines must"
+    ):
         close_manifest(FolderOutput(tmp_path), entries, 2)
 
 

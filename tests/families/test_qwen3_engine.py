@@ -240,7 +240,7 @@ def test_a_voice_may_have_no_transcript_and_then_is_only_its_vector(
 def test_a_base_model_needs_a_voice_and_other_models_cannot_clone(
     cloner: ProductionTTSEngine, presets: ProductionTTSEngine, recording: bytes
 ) -> None:
-    with pytest.raises(VoiceError, match="name one of continued, vector, or send a reference"):
+    with pytest.raises(VoiceError, match="specify one of continued, vector, or send a reference"):
         cloner.generate("Hello.")
     with pytest.raises(VoiceUnsupportedError, match="cannot clone a voice from a recording; use one of its voices"):
         presets.generate("Hello.", reference_audio=recording)
@@ -250,11 +250,11 @@ def test_a_part_without_a_voice_is_refused_before_any_audio(cloner: ProductionTT
     text = '<speak><voice name="vector">Hello.</voice> And more.</speak>'
     accepted = cloner.health_check()["queue"]["accepted"]
 
-    with pytest.raises(VoiceError, match="name one of continued, vector, or send a reference"):
+    with pytest.raises(VoiceError, match="specify one of continued, vector, or send a reference"):
         cloner.stream(text, text_type="ssml")
     assert cloner.health_check()["queue"]["accepted"] == accepted
     for request in (TTSRequest.of(text, text_type="ssml"), TTSRequest.of("Hello.")):
-        with pytest.raises(VoiceError, match="name one of continued, vector, or send a reference"):
+        with pytest.raises(VoiceError, match="specify one of continued, vector, or send a reference"):
             check_request(request, EngineConfig(), Checkpoint(base))
     named = TTSRequest.of(text, text_type="ssml", voice="continued")
     check_request(named, EngineConfig(), Checkpoint(base))

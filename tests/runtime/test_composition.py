@@ -201,7 +201,7 @@ def test_markup_in_a_plain_text_stays_text(engine: ProductionTTSEngine) -> None:
         ("<speak>One.", {}, MarkupError, "line 1, column 12"),
         ("<speak> ... </speak>", {}, NothingToSpeakError, "nothing to speak"),
         ("<speak>" + "x" * 20_000 + "</speak>", {}, TextError, "20015 characters"),
-        ("<speak>" + "a " * 200 + "</speak>", {"lexicon": {"a": "b" * 200}}, TextError, "40200 characters with all"),
+        ("<speak>" + "a " * 200 + "</speak>", {"lexicon": {"a": "b" * 200}}, TextError, "40200 characters after all"),
         ("<speak>a</speak>", {"text_type": "xml"}, ParameterError, "text_type: must be one of text, ssml, marked"),
         ("a", {"lexicon": {"a": ""}}, ParameterError, "lexicon: 'a = '"),
         ("a", {"lexicon": {str(n): "b" for n in range(257)}}, ParameterError, "has 257 entries; the limit is 256"),

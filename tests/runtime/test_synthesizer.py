@@ -139,7 +139,7 @@ def test_an_encoding_that_raises_a_timeout_error_ends_with_it(
 
     monkeypatch.setattr(speaker.loaded, "condition", fail)
 
-    with pytest.raises(TimeoutError, match="the disk does not respond"):
+    with pytest.raises(GenerationError, match="TimeoutError: the disk does not respond"):
         synthesizer.encode(torch.zeros(1000), Check(Future()))
 
 

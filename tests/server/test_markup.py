@@ -40,7 +40,7 @@ def test_a_form_has_the_lexicon_as_lines(http: httpx2.Client) -> None:
 
     assert asked.content == expected.content
     assert broken.status_code == 422
-    assert "line 1, column 1: 'nginx' is not word = respelling" in broken.json()["error"]["message"]
+    assert "line 1, column 1: 'nginx' is not of the form `word = respelling`" in broken.json()["error"]["message"]
 
 
 def _parts(fields: dict[str, str]) -> dict[str, tuple[None, str]]:

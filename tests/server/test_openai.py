@@ -153,4 +153,4 @@ def test_a_voice_of_another_shape_is_refused_with_our_message(http: httpx2.Clien
     error = answer.json()["error"]
 
     assert (answer.status_code, error["field"]) == (422, "voice")
-    assert voice == "" or error["message"].endswith('give a voice\'s name, or {"id": name}')
+    assert voice == "" or error["message"].endswith('send the name of a voice, or {"id": name}')

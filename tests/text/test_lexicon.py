@@ -62,7 +62,7 @@ def test_lines_are_words_and_respellings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"nginx = engine x\nSQL", "line 2, column 1: 'SQL' is not word = respelling"),
+        (b"nginx = engine x\nSQL", "line 2, column 1: 'SQL' is not of the form `word = respelling`"),
         (b"<lexicon><lexeme></lexicon>", "line 1, column 20: not well-formed XML: mismatched tag"),
         (b"<!DOCTYPE lexicon SYSTEM 'x'><lexicon/>", "document types"),
         (b"\xff", "cannot be read"),

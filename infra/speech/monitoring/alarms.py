@@ -45,7 +45,7 @@ def watches(stage: Stage, endpoint: Endpoint) -> tuple[Watch, ...]:
     if endpoint.deployment.form == "async":
         return ASYNC
     if endpoint.deployment.form == "components":
-        no_capacity = Watch("no-capacity", "Requests found no copy for 10 minutes", metrics.NO_CAPACITY, 0, 8, 10)
+        no_capacity = Watch("no-capacity", "Requests found no copy in 8 of 10 minutes", metrics.NO_CAPACITY, 0, 8, 10)
     else:
         meaning = "An instance had more requests than slots for 10 minutes"
         no_capacity = Watch("no-capacity", meaning, metrics.CONCURRENCY, endpoint.all_slots, 10, 10)

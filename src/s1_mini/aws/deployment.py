@@ -191,7 +191,7 @@ class Deployment(Described):
     routing: Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE"] = Field(
         "LEAST_OUTSTANDING_REQUESTS", description="How SageMaker chooses the instance for a request."
     )
-    # PREFIX_AWARE: concurrent requests of an instance before another one is used.
+    # With PREFIX_AWARE, the number of concurrent requests of an instance above which another one is used.
     prefix_requests: int = Field(16, ge=1, le=1024)
     detailed_metrics: bool = False  # CloudWatch reads the container's /metrics
     tag: Pairs = Field({}, description="NAME=VALUE for all resources; repeatable.")
@@ -303,7 +303,7 @@ class Deployment(Described):
             (
                 form == "batch" and (self.concurrent or 1) > MAX_TRANSFORMS,
                 f"concurrent={self.concurrent}: a batch takes 1 to {MAX_TRANSFORMS}, because all requests together "
-                "may have 100 MB",
+                "must stay below 100 MB",
             ),
             (form == "batch" and self.scaling is not None, "form='batch': a batch does not scale; set --instances"),
             (

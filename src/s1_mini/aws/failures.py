@@ -132,7 +132,7 @@ def _no_permission(message: str, about: About) -> str:
 # Pairs of a pattern and the advice. The first pattern that matches AWS's `code: message` determines the advice.
 # `clause` is the message without its full stop.
 _REFUSALS = (
-    (r"^(PreconditionFailed|412):", "the object exists already and is never overwritten: upload to a new prefix"),
+    (r"^(PreconditionFailed|412):", "the object already exists and is never overwritten: upload to a new prefix"),
     (
         r"^ConditionalRequestConflict:",
         "another upload of the same object is in progress: wait a minute, then run the command again",
@@ -195,7 +195,7 @@ _REFUSALS = (
     ),
     (
         r"job name must be unique|ResourceInUse.*job",
-        "batch {name} exists already, and SageMaker keeps the names of finished batches: use another name",
+        "batch {name} already exists, and SageMaker keeps the names of finished batches: use another name",
     ),
     (
         r"already exist",

@@ -31,7 +31,7 @@ def check_instance_types(deployment: Deployment) -> None:
             near = difflib.get_close_matches(each, known, n=3, cutoff=0) or known[:3]
             raise ConfigurationError(
                 f"instance_type={each!r}: not an instance type of SageMaker for {'batches' if batch else 'endpoints'}; "
-                f"nearest: {', '.join(near)}. If it is new, run `pip install --upgrade boto3`"
+                f"similar ones are {', '.join(near)}. If it is new, run `pip install --upgrade boto3`"
             )
 
 
@@ -55,7 +55,8 @@ def check_artifact(clients: Clients, deployment: Deployment, owner: str) -> None
         if has_own_disk(instance_type):
             way = "use an instance with a larger disk, or the uncompressed form (`s1-mini package --layout prefix`)"
         raise DeploymentError(
-            f"artifact {deployment.artifact} needs {needed / 1e9:.1f} GB, {instance_type} has {disk_gb} GB: {way}"
+            f"artifact {deployment.artifact} needs {needed / 1e9:.1f} GB, but the disk of {instance_type} is "
+            f"{disk_gb} GB: {way}"
         )
 
 

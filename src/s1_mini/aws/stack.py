@@ -176,12 +176,12 @@ class Stacks:
             if _is_busy(stack):
                 raise _busy(name, stack)
             raise DeploymentError(
-                f"endpoint {name} exists already ({stack['StackStatus']}): change it with `s1-mini endpoint update "
+                f"endpoint {name} already exists ({stack['StackStatus']}): change it with `s1-mini endpoint update "
                 f"{name} …`, or delete it first with `s1-mini endpoint delete {name}`"
             )
         if deployment.form != "batch" and legacy.find_endpoint(self.clients, name):
             raise DeploymentError(
-                f"endpoint {name} exists already, without a stack: choose another name, or delete it first with "
+                f"endpoint {name} already exists, without a stack: choose another name, or delete it first with "
                 f"`s1-mini endpoint delete {name}`"
             )
 

@@ -273,7 +273,7 @@ def package(
 
     if output is None and artifact is None and check is None:
         raise ConfigurationError(
-            "name a new file or folder with --output, or an existing artifact with --artifact or --check"
+            "specify a new file or folder with --output, or an existing artifact with --artifact or --check"
         )
     if output is not None:
         _check_new(output, layout)

@@ -107,7 +107,7 @@ class Group(TyperGroup):
 def engine_config(**given: object) -> EngineConfig:
     """Return the settings from the variables and from those options that are not None.
 
-    Raises `ConfigurationError`; loads no torch.
+    Raises `ConfigurationError`; does not load torch.
     """
     from s1_mini.config import EngineConfig
 
@@ -117,7 +117,7 @@ def engine_config(**given: object) -> EngineConfig:
 def named_checkpoint(path: Path | None, *, checks: bool = True, with_weights: bool = True) -> FoundCheckpoint:
     """Find the checkpoint of an option or a setting and, with `checks`, check that no file is missing.
 
-    Raises `CheckpointError` or `ConfigurationError`; loads no torch.
+    Raises `CheckpointError` or `ConfigurationError`; does not load torch.
     """
     from s1_mini.families.find import find_checkpoint
 

@@ -91,7 +91,7 @@ def open_manifest(output: CorpusOutput, header: Mapping[str, Any]) -> dict[int, 
         if strange:
             raise CorpusError(
                 f"the output has other files ({', '.join(strange[:_MAX_NAMED])}) but no {HEADER}; "
-                "name a new or empty folder or S3 prefix"
+                "specify a new or empty folder or S3 prefix"
             )
     elif found != expected and (not _is_ours(found) or output.names(ENTRIES)):
         raise CorpusError(_difference(found, header))
@@ -110,7 +110,7 @@ def close_manifest(output: CorpusOutput, entries: Mapping[int, Entry], num_shard
     missing += [number for number in entries if f"{number:06}.json" not in there]
     if missing:
         raise CorpusError(
-            f"{len(missing)} shards are not in the output, the first is number {missing[0]}: all machines must write "
+            f"{len(missing)} shards are not in the output (the first is number {missing[0]}): all machines must write "
             "to the same shared folder or s3://bucket/prefix; run the command again with such an output"
         )
     whole = [entries[number] for number in sorted(entries)]
@@ -205,7 +205,8 @@ def _is_ours(found: bytes) -> bool:
 def _difference(found: bytes, header: Mapping[str, Any]) -> str:
     if not _is_ours(found):
         return (
-            f"the output holds a {HEADER} that `s1-mini corpus` did not write; name a new or empty folder or S3 prefix"
+            f"the output holds a {HEADER} that `s1-mini corpus` did not write; "
+            "specify a new or empty folder or S3 prefix"
         )
     before = json.loads(found)
     del before["format"]

@@ -62,7 +62,7 @@ class FolderOutput:
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
-            raise CorpusError(f"{folder} is a file; name a folder for the output")
+            raise CorpusError(f"{folder} is a file; specify a folder for the output")
         self._folder = folder
 
     def names(self, folder: str) -> set[str]:

@@ -1,6 +1,6 @@
 """Workers of a corpus: one engine in this process, or one in each of several Ray actors.
 
-A worker speaks several shards at a time, so that its slots stay full while the last texts of a shard finish. Ray
+A worker generates several shards at a time, so that its slots stay full while the last texts of a shard finish. Ray
 restarts a lost actor, on another machine if necessary, and retries its shards. Writing a shard twice is harmless.
 """
 
@@ -172,7 +172,7 @@ class Team:
             return
         member.num_free = member.num_shards
         self._members.append(member)
-        self._tell(f"{where} speaks {member.num_shards} shards at a time")
+        self._tell(f"{where} generates {member.num_shards} shards at a time")
 
     def _finish(self, future: Future[Any]) -> Entry | None:
         member, shard = self._running.pop(future)
@@ -188,7 +188,7 @@ class Team:
             first, times = shard.lines[0], 2 * (RETRIES + 1)
             where = f"shard {shard.number}, from line {first.line} of {first.file}"
             raise CorpusError(f"{where}, has lost its actor {times} times: {self._why}; {AGAIN}")
-        self._tell(f"an actor is lost, and others speak its shards: {self._why}")
+        self._tell(f"an actor was lost, and others generate its shards: {self._why}")
         if member in self._members:
             self._members.remove(member)
         self._again.append(shard)
@@ -267,7 +267,8 @@ class Actor:
         """Check that output and checkpoint are the same as in the driver. Raises `CorpusError`."""
         if open_output(self._job.output).read(HEADER) != header_bytes(self._job.header):
             raise CorpusError(
-                f"{self._job.output} is a different place on this machine; name s3://bucket/prefix, or a shared folder"
+                f"{self._job.output} is a different place on this machine; specify s3://bucket/prefix or a "
+                "shared folder"
             )
         for name, value in fingerprints(self._job.config, self._job.voices).items():
             if value != self._job.header[name]:

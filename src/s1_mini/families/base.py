@@ -120,7 +120,7 @@ class Description:
     def check_voice(self, known: Sequence[str]) -> None:
         """Raise `VoiceError`, which lists `known` voices, if the checkpoint needs a voice and a request has none."""
         if self.needs_voice:
-            listed = f"name one of {', '.join(known[:MAX_LISTED])}, or" if known else "add one, or"
+            listed = f"specify one of {', '.join(known[:MAX_LISTED])}, or" if known else "add one, or"
             raise VoiceError(
                 "voice", f"is needed, because this model has no voice of its own; {listed} send a reference"
             )

@@ -300,7 +300,7 @@ def _manifest(contents: dict[str, Content], origin: Origin | None) -> Manifest:
 def _new_file(output: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file, which is renamed to `output` at the end and removed if anything fails."""
     if output.exists():
-        raise PackageError(f"{output} already exists; name a new file, or delete it")
+        raise PackageError(f"{output} already exists; specify a new file, or delete it")
     path = None
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -128,7 +128,7 @@ class EngineWorker:
             tick_s=STATUS_S,
         )
         self.send = self._channel.send
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # requests that begin, requests with markup, and calls
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # requests that are starting, requests with markup, and calls
         self._texts: dict[int, BackgroundTextStream] = {}  # that are still being written
         self._outgoing: dict[int, Outgoing] = {}
         self._state: EngineState | None = None  # last sent
@@ -282,7 +282,7 @@ class LogSender(logging.Handler):
 
 
 def _portable_record(record: logging.LogRecord) -> logging.LogRecord:
-    """Return a record that can be pickled, which arguments, exceptions and attributes of other packages may not."""
+    """Return a picklable copy of a record, without arguments, exceptions and attributes of other packages."""
     known = logging.makeLogRecord({})
     known.__dict__.update({name: value for name, value in vars(record).items() if name in vars(known)})
     known.msg, known.args = record.getMessage(), None

@@ -82,7 +82,7 @@ class Plan:
 
 
 def is_plain(request: TTSRequest, config: EngineConfig, lexicons: Lexicons) -> bool:
-    """Return whether a request, maybe of a `TextStream`, can have neither markup nor a word of a lexicon."""
+    """Return whether a request, whose text may be a `TextStream`, cannot have markup or words of a lexicon."""
     is_text = request.text_type == "text" and not request.lexicon and not lexicons.of(_voice(request))
     return is_text and not (config.accept_ssml and isinstance(request.text, str) and is_ssml(request.text))
 
@@ -106,7 +106,7 @@ def make_plan(
     if request.text_type == "text" and [segment.text for segment in segments] == [request.text]:
         return None
     if (length := sum(len(segment.text) for segment in segments)) > config.max_text_length:
-        reason = f"has {length} characters with all replacements; the limit is {config.max_text_length}"
+        reason = f"has {length} characters after all replacements; the limit is {config.max_text_length}"
         raise TextError("text", f"{reason}. Split the text or raise S1_MINI_MAX_TEXT_LENGTH.")
     for name in dict.fromkeys((request.voice, *(segment.voice for segment in segments))):
         if name is not None:
@@ -198,7 +198,7 @@ def _read(
 
 
 def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate: int) -> TTSRequest:
-    """Return the request for a segment. The first segment has the request's own seed, as a text without markup has."""
+    """Return the request for a segment. The first segment has the request's own seed, like a text without markup."""
     speed, gain_db = request.speed * segment.speed, request.gain_db + segment.gain_db
     place = partial(error_at, request.text, segment.starts[0])
     if not MIN_SPEED <= speed <= MAX_SPEED:

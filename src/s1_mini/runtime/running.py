@@ -145,7 +145,7 @@ class EngineRuntime:
         if request.word_times:
             raise ParameterError("word_times", "is not supported for a TextStream, because it needs the whole text")
         if form.alphabet is not None:
-            raise ParameterError("text", "is a TextStream, which an alphabet in config.json does not allow; give a str")
+            raise ParameterError("text", "cannot be a TextStream, because config.json has an alphabet; pass a str")
 
     @property
     def has_word_times(self) -> bool:

@@ -101,7 +101,9 @@ class HostedModels:
         `CheckpointError`, `ConfigurationError` or `EngineError` if it cannot be loaded.
         """
         if not NAME.fullmatch(name):
-            raise InvalidError("model_name", f"must be 1 to 128 of A-Z, a-z, 0-9, ., - and _, not {name[:128]!r}")
+            raise InvalidError(
+                "model_name", f"must be 1 to 128 characters of A-Z, a-z, 0-9, ., - and _, not {name[:128]!r}"
+            )
         if name in self._models:
             raise ModelLoadedError(f"the model {name!r} is already loaded; unload it first")
         directory, kv_bytes = self._directory(url), self._settings.models_kv_mb * 1e6

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 JSON, FORM = "application/json", "multipart/form-data"
 JSON_TYPES = frozenset({JSON, "text/json"})
 SMALL_BYTES = 64 * 1024  # larger bodies are parsed in a thread
-# Allowed charsets of forms. Other codecs may take minutes for a megabyte, and Python never forgets an unknown name.
+# Allowed charsets of forms. Other codecs may take minutes for a megabyte, and Python caches every unknown name.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 1024 * 1024  # limit for a form field that is not a file
@@ -40,7 +40,8 @@ MAX_MARKS = 2048  # maximum strings, colons, commas and brackets of one request;
 MARKS_PER_ITEM = 32  # additional marks allowed for each text of a batch
 # Maximum backslashes; 32 texts of the default maximum length have fewer, even if every letter is written as \uXXXX.
 MAX_ESCAPES = 2**20
-# Maximum bytes between two marks outside of strings. Longer runs are not JSON, or are numbers that are slow to parse.
+# Maximum bytes between two marks outside of strings. Longer runs are not JSON, numbers that are slow to parse, or white
+# space, which would be valid.
 MAX_GAP = 4096
 
 _MARK = re.compile(rb'["\[{,:]')

@@ -100,7 +100,7 @@ class IdleError(ServerError, code="session_timeout", status=408):
 
 
 class ConflictError(ServerError, code="conflict", status=409):
-    """The resource exists already."""
+    """The resource already exists."""
 
 
 class BodyTooLargeError(ServerError, code="body_too_large", status=413):

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from s1_mini.types import EngineState
 
 PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key; load balancers may send any Host
-PUBLIC = (*PROBES, "/", "/docs", "/openapi.json", "/execution-parameters")  # need no key; all other paths do
-STATIC = "/static/"  # also public
+# These paths, and those under `STATIC`, need no key; all others do.
+PUBLIC = (*PROBES, "/", "/docs", "/openapi.json", "/execution-parameters")
+STATIC = "/static/"
 UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs a place in the queue
 KEY_KINDS = ("bearer", "token")  # schemes of Authorization; Deepgram's clients send Token
 NEVER_DELAYED = ("/ping", "/ready")

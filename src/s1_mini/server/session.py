@@ -233,7 +233,8 @@ class Session:
             )
         if ahead > allowed:
             raise TextError(
-                "text", f"is {ahead} characters ahead of the audio; at most {allowed} are allowed; send text later"
+                "text",
+                f"is {ahead} characters ahead of the audio; at most {allowed} are allowed; send text more slowly",
             )
         track.says = bool(track.says)
         if streams:

@@ -117,7 +117,9 @@ def read_lines(source: str) -> dict[str, str]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         if not (word and equals and respelling):
-            raise MarkupError("text", f"line {number}, column 1: {line.strip()[:60]!r} is not word = respelling")
+            raise MarkupError(
+                "text", f"line {number}, column 1: {line.strip()[:60]!r} is not of the form `word = respelling`"
+            )
         entries[word] = respelling
     return entries
 

@@ -111,7 +111,7 @@ def begins_ssml(text: str) -> bool:
 
 
 def may_begin_ssml(text: str) -> bool:
-    """Return whether a text that is still arriving may begin as SSML does once more of it has arrived."""
+    """Return whether a text that is still arriving may turn out to begin as SSML does."""
     bare = text.lstrip()
     return any(start.startswith(bare) for start in _SSML_STARTS)
 

@@ -143,7 +143,7 @@ _ZERO_WIDTH = re.compile("[\u200b-\u200f\ufe0e\ufe0f\u2060\ufeff\u00ad\u202a-\u2
 
 
 def read_markup(text: str) -> str:
-    """Remove Markdown and HTML marks; headings and list items become sentences."""
+    """Remove Markdown and HTML marks. Headings and list items become sentences; a comma separates bulleted items."""
     if "&" in text:
         text = html.unescape(text)
     text = _SMILEY.sub("", text) if ":" in text or ";" in text else text
@@ -259,7 +259,7 @@ def spoken(text: str, language: str = "en") -> str:
 
 
 def spoken_certain(text: str, language: str | None) -> str:
-    """Return `text` for a model that reads digits itself, with words only where they are certain.
+    """Return `text` for a model that reads digits itself: only unambiguous text is rewritten, except in English.
 
     `language` is a tag; with None, the language of each sentence is identified. English is read as `spoken` reads it.
     In the languages of `multilingual`, numbers with one reading become words, and markup is removed. Text in other

@@ -27,20 +27,24 @@ def say_as(text: str, kind: str, form: str, language: str | None) -> str:
         said = _cardinal(found, tag)
     elif kind == "ordinal" and tag and (found := _ORDINAL.fullmatch(text)) and len(found[1]) <= MAX_DIGITS:
         said = spell(int(found[1]), tag, is_ordinal=True)
-    elif kind == "date" and tag == "en":
+    elif kind == "date" and _is_english(tag):
         said = _date(text, form)
     return said or text
 
 
 def _telephone(text: str, tag: str) -> str:
     groups = [" ".join(_digit(each, tag) for each in group) for group in re.findall(r"\d+", text)]
-    return ("plus " if groups and text.startswith("+") and tag == "en" else "") + ", ".join(groups)
+    return ("plus " if groups and text.startswith("+") and _is_english(tag) else "") + ", ".join(groups)
 
 
 def _tag(language: str | None) -> str:
     """Return the tag of a language whose numbers can be spelt out; empty if there are no rules."""
-    tag = (language or "").replace("-", "_")
-    return next((each for each in (tag, tag.partition("_")[0]) if each in languages()), "")
+    first, _, rest = (language or "").replace("-", "_").partition("_")
+    return next((each for each in (f"{first.lower()}_{rest}", first.lower()) if each in languages()), "")
+
+
+def _is_english(tag: str) -> bool:
+    return tag.partition("_")[0] == "en"
 
 
 def _digit(character: str, tag: str) -> str:
@@ -49,7 +53,7 @@ def _digit(character: str, tag: str) -> str:
 
 def _cardinal(found: re.Match[str], tag: str) -> str:
     sign, whole, decimals = found[1], found[2].replace(",", ""), found[3]
-    if len(whole) > MAX_DIGITS or (tag != "en" and (sign or decimals)):
+    if len(whole) > MAX_DIGITS or ((sign or decimals) and not _is_english(tag)):
         return found.group()  # the normalizer spells it out
     said = spell(int(whole), tag)
     said += f" point {' '.join(_digit(each, tag) for each in decimals)}" if decimals else ""

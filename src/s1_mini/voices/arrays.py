@@ -44,7 +44,7 @@ def _unpack(data: bytes) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         if len(members) > MAX_ARRAYS or sum(member.file_size for member in members) > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_ARRAYS} arrays or {MAX_BYTES:,} bytes")
+            raise ValueError(f"it has more than {MAX_ARRAYS} arrays, or more than {MAX_BYTES:,} bytes when unpacked")
         return {member.filename.removesuffix(".npy"): _read(_read_member(archive, member)) for member in members}
 
 

@@ -90,7 +90,7 @@ class EncodecConfig:
         Layers mirror the beginning of a stream, for which they need this many frames.
         """
         rate = 1
-        # The number of inputs that a layer needs, one more than it mirrors, and its steps per frame.
+        # For each layer, the number of inputs that it needs (one more than it mirrors) and its steps per frame.
         mirrored = [(self.kernel_size, 1), (self.last_kernel_size, 1)]
         for ratio in self.upsampling_ratios:
             rate *= ratio

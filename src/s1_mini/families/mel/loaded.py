@@ -37,7 +37,8 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
 }
 MAX_FRAMES = 1024  # limit of frames in one captured call
 VOCODER_SLOTS = 2  # vocoder slots per decoder slot, whose next utterance may begin before the vocoder is done
-SPARE_FRAMES = 64  # a thread that runs both stages vocodes, per turn, at most two frames per generated frame plus these
+# A thread that runs both stages vocodes at most two frames per generated frame, plus these, in each turn.
+SPARE_FRAMES = 64
 
 
 class LoadedMel:

@@ -26,5 +26,5 @@ class S1Settings(BaseModel, frozen=True):
         "(fixed)",
     )
     batch_invariance: Switch = Field(
-        "off", description="S1: also on a GPU, generate tokens that do not depend on concurrent requests"
+        "off", description="S1: generate tokens that do not depend on concurrent requests, also on a GPU"
     )

@@ -197,13 +197,13 @@ _NUMBER = re.compile(rf"(?<![.,\d]){NUMBER}|\d++")
 
 
 def _range(found: re.Match[str]) -> str:
-    """Read a dash between two numbers as `to`, and as `minus` in a sum."""
+    """Read a dash between two numbers as `to`, and as `minus` in a subtraction."""
     is_spaced = bool(found[2] and found[3]) and "-" in found.group()
     falls = float(found[4].replace(",", "")) < float(found[1].replace(",", ""))
     if found[1] == found[4] == "50":
         return f"{found[1]} "  # fifty-fifty
-    is_sum = is_spaced and (falls or "=" in text_after(found, 20))
-    return f"{found[1]} {'minus' if is_sum else 'to'} "
+    is_subtraction = is_spaced and (falls or "=" in text_after(found, 20))
+    return f"{found[1]} {'minus' if is_subtraction else 'to'} "
 
 
 def _chain(found: re.Match[str]) -> str:

@@ -50,7 +50,7 @@ SHORT = frozenset(
         "TWO USE VAN WAR WAS WAY WET WHY WIN WON YET YOU ZOO"
     )
 )
-# Clusters of consonants that an English word or syllable begins and ends with, without a plural's S.
+# Clusters of consonants with which an English word or syllable can begin, and can end (without a plural's S).
 ONSETS = frozenset(
     words(
         "BL BR CH CHL CHR CL CR CZ DR DW DY FJ FL FR GH GL GN GR GW KH KL KN KR LL LY MN MY NY PF PH PHL PHR PL PN PR "
@@ -66,7 +66,7 @@ CODAS = frozenset(
         "ST TCH TH THM TS TT TZ WD WK WL WN WS WT XT XTH ZZ"
     )
 )
-AMBIGUOUS = frozenset(words("US IT WHO AM AI ME OR IN ID OK"))  # words between shouted words, letters elsewhere
+AMBIGUOUS = frozenset(words("US IT WHO AM AI ME OR IN ID OK"))  # words next to a shouted word, else letters; OK: okay
 
 # Words with a double letter, so that "goooood" is good and "sooooo" is so.
 DOUBLED = frozenset(

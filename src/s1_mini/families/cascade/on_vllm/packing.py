@@ -1,4 +1,4 @@
-"""Conversion of ids to vLLM's form, which has one id per position, and in which the first ids can be sampled.
+"""Conversion of ids to vLLM's form, in which a position has one id and only the first ids can be sampled.
 
 A position of the semantic model's prompt is the sum of the embeddings of a text id and a voice id; this pair is packed
 into one number above all ids. The coarse model samples from its last ids, but vLLM samples from the first ids, so the
@@ -55,8 +55,8 @@ def unpack_coarse(config: CascadeConfig, ids: Any) -> Any:
 def next_is_second(config: CascadeConfig, ids: Any) -> Any:
     """Return, for each packed coarse id [S], whether the next id is a code of the second codebook.
 
-    Codes of the two codebooks alternate. A voice's history ends with a code of the second codebook, but begins with one
-    of the second if its number of codes is odd. The position of an id therefore does not tell its codebook, but the id
+    Codes of the two codebooks alternate. A voice's history ends with a code of the second codebook; if its number of
+    codes is odd, it also begins with one. The position of an id therefore does not tell its codebook, but the id
     does.
     """
     return ids < config.numbers.codebook_size
