@@ -86,7 +86,8 @@ class LocalEndpoint:
     def __init__(self, name: str, app: FastAPI, settings: ContainerSettings, store: AsyncStore | None = None) -> None:
         if not NAME.fullmatch(name):
             raise ConfigurationError(
-                f"endpoint name {name!r} is not valid; use 1 to 63 letters, digits and inner hyphens"
+                f"endpoint name {name!r} is not valid; use 1 to 63 letters, digits and hyphens, with a letter or digit "
+                "at both ends"
             )
         self.name, self.app, self.settings, self.store = name, app, settings, store
         self._tasks: set[asyncio.Task[None]] = set()
