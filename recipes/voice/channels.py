@@ -2,7 +2,7 @@
 
 cuDNN transposes the layout of every one-dimensional convolution and chooses slow algorithms for few channels. For many
 channels and few steps, torch's compiler fuses the operations between the products.
-The weights are those of a `Dac`; whole streams only, as with `NoState`.
+It uses the weights of a `Dac`, and processes only whole streams, as with `NoState`.
 Shapes: B rows, T steps, I inputs, O outputs, K taps, S stride.
 """
 
@@ -45,7 +45,7 @@ def _of_weight(x: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _pieces(length: int) -> int:
-    """Return the smallest number of equal pieces of at most `PIECE` steps; 1 if `length` cannot be divided so."""
+    """Return the smallest number of equal pieces of at most `PIECE` steps; 1 if there is no such division."""
     for pieces in range(-(-length // PIECE), min(length, 8 * (length // PIECE + 1)) + 1):
         if length % pieces == 0:
             return pieces

@@ -3,9 +3,9 @@
 python -m recipes.voice.export --work DIR --teacher DIR --output build/voice
 
 `--work` has the finished codec and model; `--teacher` is the output of `packages.py`. Every voice is an encoded
-utterance of the teacher. A lower temperature of both transformers, mainly the depth transformer, which listeners
-prefer, is folded into the weights, so that it applies with all settings. The codec's config gets a drive, which raises
-the volume, and a ceiling for the peaks. Needs hibari-tts.
+utterance of the teacher. Listeners prefer a lower temperature of both transformers, mainly of the depth transformer; it
+is folded into the weights, so that it applies with all settings. The codec's config gets a drive, which raises the
+volume, and a ceiling for the peaks. Needs hibari-tts.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ COLDER = {"output.weight": 1.25, "fast_output.weight": 1.6}
 # With these (`DacConfig`) all voices are at -16.0 to -16.7 LUFS, and no sample is beyond -1.1 dB.
 BOUND = {"drive": 1.28, "ceiling": 0.88}
 
-# Reference sentence and description of each voice. The sentence is the one of five whose clone had the best DistillMOS
-# (mean of three sentences, 3.7 to 4.3). `emily` is left out (2.9 at best). The first voice is the default.
+# Reference sentence and description of each voice. The sentence is the one, out of five, whose clone had the best
+# DistillMOS (mean of three sentences, 3.7 to 4.3). `emily` is left out (2.9 at best). The first voice is the default.
 REFERENCES = {
     "julia": ("Yesterday evening, the whole family sat together and played cards.", "a woman, American, even"),
     "clara": ("She bought two apples, a loaf of bread, and a very small cake.", "a woman, British, clear"),

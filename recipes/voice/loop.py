@@ -31,7 +31,7 @@ from s1_mini.runtime.graphs import no_collections
 
 @dataclass(frozen=True)
 class Schedule:
-    """Duration and learning rate of a training."""
+    """Duration and learning rate of a training run."""
 
     total_s: float
     rate: float  # peak learning rate; it falls along half a cosine to a fiftieth
@@ -44,7 +44,7 @@ class TimedTraining(ABC):
 
     name: str  # of the files
     report_every: int  # steps
-    optimiser: torch.optim.Optimizer  # of `move`
+    optimiser: torch.optim.Optimizer  # used by `move`
 
     def __init__(
         self, work: Path, schedule: Schedule, device: torch.device, network: nn.Module, group: Group | None = None
@@ -178,7 +178,7 @@ class TimedTraining(ABC):
 
     @property
     def weights_path(self) -> Path:
-        """The exported weights, from which a training without a saved state starts."""
+        """The exported weights, from which a training run without a saved state starts."""
         return self.work / f"{self.name}.safetensors"
 
     def export(self, dtype: torch.dtype) -> None:
@@ -239,7 +239,7 @@ CLOCK_EVERY = 16  # readings of the group's clock that return the same time
 
 
 class Group:
-    """The processes of a training, or a single process."""
+    """The processes of a training run, or a single process."""
 
     def __init__(self, size: int = 1, rank: int = 0) -> None:
         self.size, self.rank = size, rank

@@ -2,7 +2,7 @@
 
 python -m recipes.voice.model --work DIR [--size quick] [--seconds 540] …
 
-Reads the shards of `DIR/tokens` (more may appear during the training), one of which is held back; the result,
+Reads the shards of `DIR/tokens` (more may appear during training), one of which is held out; the result,
 `DIR/model.safetensors`, is the running mean of the weights at the point where the loss on that shard was lowest. Every
 training window is a prompt in the engine's format: the utterances of one speaker, in random order, each a reference for
 the following ones, so that speaking with no, one or several references is one task. Start one process for each GPU
@@ -241,7 +241,7 @@ class ModelTraining(TimedTraining):
     def print_progress(self, steps_per_s: float) -> None:
         backbone, depth = self.report.tolist()
         held = self.validate()
-        losses = f"backbone {backbone:.3f} depth {depth:.3f}, held back {held[0]:.3f} {held[1]:.3f}"
+        losses = f"backbone {backbone:.3f} depth {depth:.3f}, held-out {held[0]:.3f} {held[1]:.3f}"
         speed = f"{steps_per_s:.1f} it/s, {self.corpus.num_utterances} utterances"
         print(f"model {self.steps}: {losses}, {speed}", flush=True)
 

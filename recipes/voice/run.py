@@ -63,7 +63,7 @@ def train(stage: str, seconds: float, options: argparse.Namespace, num_gpus: int
 
 
 def environments(num_gpus: int) -> list[dict[str, str]]:
-    """Return the environment of each process of a training.
+    """Return the environment of each process of a training run.
 
     Each process sees only its own GPU, as number 0, so that all can use the kernels that torch compiles for one GPU.
     """

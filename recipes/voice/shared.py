@@ -1,4 +1,4 @@
-"""Shared by the recipe's commands: their options, the device, and shards of data that appear while a training runs."""
+"""Shared by the recipe's commands: their options, the device, and shards of data that appear during training."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def main() -> None:
     tokenizer = S1Tokenizer.from_directory(options.work)
     if options.held_out and not options.part:
         held_texts, spoken = held_back(studio, options.held_out)
-        encode([spoken], held_texts, codec, Speakers(output, "held", tokenizer), "held back")
+        encode([spoken], held_texts, codec, Speakers(output, "held", tokenizer), "held out")
     speakers = Speakers(output, f"{options.part:02d}{chr(97 + options.again)}", tokenizer)
     encode(made, texts, codec, speakers, f"tokens {options.part}")
 

@@ -95,7 +95,10 @@ class EngineMetrics:
         yield MetricFamily("first_chunk_seconds", "histogram", "From arrival to the first audio", self.first_chunk_s)
         yield MetricFamily("request_seconds", "histogram", "From arrival to the end", self.total_s)
         yield MetricFamily(
-            "real_time_factor", "histogram", "Seconds from arrival to end per second of audio", self.real_time_factor
+            "real_time_factor",
+            "histogram",
+            "Time from arrival to the end, divided by the length of the audio",
+            self.real_time_factor,
         )
         yield MetricFamily("batch_rows", "histogram", "Rows that generated a frame in one step", self.rows)
         yield MetricFamily("frames_total", "counter", "Frames generated", float(self.frames))

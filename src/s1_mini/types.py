@@ -186,7 +186,7 @@ class TTSRequest:
     chunk_profile: ChunkProfile | None = None  # None: balanced
     normalize: Normalize | None = None  # None: as set by S1_MINI_NORMALIZE
     on_unsupported: OnUnsupported | None = None  # None: as set by S1_MINI_ON_UNSUPPORTED
-    speed: float = 1.0  # 0.25 to 4; 2 is twice as fast; the pitch stays
+    speed: float = 1.0  # 0.25 to 4; 2 is twice as fast; the pitch is unchanged
     gain_db: float = 0.0  # loudness, -40 to 20 dB; above 0, peaks are limited to -1 dBTP
     sample_rate: int | None = None  # of the audio, 8,000 to 48,000 Hz; None: the model's own
     word_times: bool = False  # report when each word is spoken; not supported by every checkpoint

@@ -343,4 +343,4 @@ def test_without_numba_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     _, speaker = compiler(None)
 
-    assert speaker.kernels == Choice("torch", "numba is not installed; torch is slower, with many small calls")
+    assert speaker.kernels == Choice("torch", "numba is not installed; torch is slower because of many small calls")

@@ -1,4 +1,4 @@
-"""Subtitles from the times of words: SubRip (.srt) and WebVTT (.vtt)."""
+"""Subtitles from word times: SubRip (.srt) and WebVTT (.vtt)."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def random_checkpoint(
     form: Annotated[
         Form,
         typer.Option(
-            help="published: files as the publisher's, such as model.pth; compact: as `s1-mini convert` writes."
+            help="published: the publisher's form, such as model.pth; compact: the form that `s1-mini convert` writes."
         ),
     ] = "compact",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
@@ -151,7 +151,7 @@ def align(
     ] = None,
     device: DeviceName = "auto",
 ) -> None:
-    """Find the attention head that gives the times of words; exit with code 0 only if a head follows the text.
+    """Find the attention head that gives word times; exit with code 0 only if a head follows the text.
 
     Example: s1-mini align --checkpoint my-voice --write
     """

@@ -35,11 +35,11 @@ def plan(
     max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Maximum number of slots.")] = 256,
     weights: Annotated[
         Literal["half", "int8", "fp8"],
-        typer.Option(help="Format of large weight matrices. half is the same as full in S1_MINI_WEIGHTS_DTYPE."),
+        typer.Option(help="Format of large weight matrices. half corresponds to S1_MINI_WEIGHTS_DTYPE=full."),
     ] = "half",
     kv: Annotated[
         Literal["half", "fp8"],
-        typer.Option(help="Format of the KV cache. half is the same as full in S1_MINI_KV_DTYPE."),
+        typer.Option(help="Format of the KV cache. half corresponds to S1_MINI_KV_DTYPE=full."),
     ] = "half",
     codec: Annotated[Literal["half", "float32"], typer.Option(help="Format of the codec.")] = "half",
     fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Fixed time per frame in ms. [measured]")] = None,
@@ -48,11 +48,13 @@ def plan(
     ] = None,
     compute_share: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1.0, help="Share of peak arithmetic that the codec achieves. [measured]"),
+        typer.Option(min=0.01, max=1.0, help="Share of the peak arithmetic rate that the codec achieves. [measured]"),
     ] = None,
     engine_share: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1.0, help="Share of the computed streams that the engine sustains. [measured]"),
+        typer.Option(
+            min=0.01, max=1.0, help="Share of the computed number of streams that the engine sustains. [measured]"
+        ),
     ] = None,
     price: Annotated[bool, typer.Option("--price", help="Only print the prices of instance types.")] = False,
     only_json: Annotated[bool, typer.Option("--json", help="Print only the line of JSON.")] = False,
@@ -112,7 +114,7 @@ def plan(
         console.print(_table(plans))
         typer.echo(
             "floor: the lower bound of the time per frame, from the arithmetic rate in the GPU's data sheet and the "
-            f"bandwidth that a copy reaches. Expected time per frame: {efficiency.fixed_ms:g} ms + floor of the model "
+            f"bandwidth of a memory copy. Expected time per frame: {efficiency.fixed_ms:g} ms + floor of the model "
             f"/ {efficiency.memory_share:g} + floor of the codec / {efficiency.compute_share:g}. Expected "
             f"streams: {efficiency.engine_share:g} × the number that this time allows ({efficiency.source})"
         )

@@ -105,7 +105,7 @@ def say(
             autocompletion=completing("text", "ssml", "marked"),
         ),
     ] = "text",
-    speed: Annotated[float, typer.Option(help="2 is twice as fast, 0.5 half as fast; the pitch stays.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="2 is twice as fast, 0.5 half as fast; the pitch is unchanged.")] = 1.0,
     gain_db: Annotated[
         float, typer.Option(help="Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.")
     ] = 0.0,
@@ -114,7 +114,7 @@ def say(
         bool, typer.Option("--stream", help="With -o -: send audio while it is generated (wav or pcm).")
     ] = False,
     subtitles: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write subtitles with the times of words: .srt or .vtt.")
+        Path | None, typer.Option(metavar="FILE", help="Also write subtitles with word times: .srt or .vtt.")
     ] = None,
     play: Annotated[
         bool, typer.Option("--play", help="Play the audio while it is generated; needs s1-mini[play].")

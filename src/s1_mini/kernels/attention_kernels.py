@@ -1,8 +1,8 @@
-"""GPU kernels for attention: one computes a part of a row with one token, others join the parts, one computes prompts.
+"""GPU kernels for attention of one token per row, in parts that other kernels join, and of prompts.
 
 `decode_attention` launches these kernels. `short_kernel` attends to few positions, as in a depth transformer, without
-a product. A program of `part_kernel` computes P = PADDED lines, at least 16 because a Triton product needs as many. The
-first SHARED lines are the query heads that share one key-value head; the others are padding.
+`tl.dot`. A program of `part_kernel` computes P = PADDED lines, at least 16 because `tl.dot` requires as many. The first
+SHARED lines are the query heads that share one key-value head; the others are padding.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ BLOCK = 64  # positions per iteration
 MANY_ROWS = 64  # with more rows, smaller blocks are faster
 PROGRAMS = 256  # rows are split into parts until this many programs fill the GPU
 PROMPT_LINES = 32  # rows times query heads per program of a prompt
-SHORT = 16  # positions, as many as a depth transformer has; fewer need no product
+SHORT = 16  # positions, as many as a depth transformer has; up to this many, `short_kernel` needs no `tl.dot`
 SHORT_NUMBERS = 2048  # products of queries and keys of a warp, at most 64 per thread
 
 
@@ -68,8 +68,8 @@ def step_attention(
     which may repeat; None means the first B. `rope` [B, D / 2, 2] has each row's cos and sin. All positions are below
     `span`; `mask` is the result of `used_positions`. No kernel of a frame may write `position`, `slots` or `common`,
     because this kernel reads them before the previous kernel has ended. Where it is faster, the prefixes in `common`
-    are read from one slot of each group, which only changes rounding, and nothing in batch-invariant mode. With
-    `is_prompt`, which needs `slots`, neighbouring rows of a slot read its keys and values once, except in
+    are read from one slot of each group; this changes results only by rounding, and not at all in batch-invariant mode.
+    With `is_prompt`, which needs `slots`, neighbouring rows of a slot read its keys and values once, except in
     batch-invariant mode; rows with negative positions are padding, and their results are undefined.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):

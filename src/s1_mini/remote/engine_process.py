@@ -180,7 +180,7 @@ class EngineLink:
             self._heard = now
         self._checked = now
         if now - self._heard > silent_s and not self._is_closing:
-            logger.error("the engine's process hangs; killing it")
+            logger.error("the engine's process has sent nothing for %g s; killing it", silent_s)
             self.state = EngineState("failed")
             self._process.kill()
 
@@ -191,7 +191,7 @@ class EngineLink:
         while not wait([stopping], PROBE_S if drain else STOP_S).done:
             self.check(silent_s)
             if not drain and time.monotonic() >= until:
-                logger.error("the engine's process does not stop; killing it")
+                logger.error("the engine's process did not stop within %g s; killing it", STOP_S)
                 self._process.kill()
         self.close()
         with suppress(EngineNotReadyError):  # the process has ended

@@ -165,7 +165,7 @@ def _reason_against(num_bytes: int, config: EngineConfig) -> str | None:
     if config.compile == "false" or config.compile_backend not in ("auto", "inductor"):
         return "disabled by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND"
     if importlib.util.find_spec("numba") is None:
-        return "numba is not installed; torch is slower, with many small calls"
+        return "numba is not installed; torch is slower because of many small calls"
     if config.compile == "true":
         return None
     if num_bytes < LEAST_BYTES:

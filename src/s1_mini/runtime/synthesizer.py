@@ -321,8 +321,8 @@ class Synthesizer:
         room = self._chain.room(prompt)
         if room < 1:
             raise CapacityError(
-                f"{prompt.excess(f'a slot has {self.positions}, also for the speech')}, or give the engine more memory "
-                "or larger slots (S1_MINI_KV_CACHE_GB, S1_MINI_MAX_COLUMNS)."
+                f"{prompt.excess(f'a slot has {self.positions} for the prompt and the speech')}, or give the engine "
+                "more memory or larger slots (S1_MINI_KV_CACHE_GB, S1_MINI_MAX_COLUMNS)."
             )
         return room
 

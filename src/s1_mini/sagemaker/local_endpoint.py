@@ -83,7 +83,10 @@ class AwsError(Exception):
 def check_name(name: str) -> None:
     """Raise `ConfigurationError` for an endpoint name that SageMaker would reject."""
     if not NAME.fullmatch(name):
-        raise ConfigurationError(f"endpoint name {name!r} is not valid; use 1 to 63 letters, digits and inner hyphens")
+        raise ConfigurationError(
+            f"endpoint name {name!r} is not valid; use 1 to 63 letters, digits and hyphens, with a letter or digit at "
+            "both ends"
+        )
 
 
 class LocalEndpoint:

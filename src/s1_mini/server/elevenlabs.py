@@ -49,7 +49,9 @@ class VoiceSettings(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    speed: float | None = Field(None, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch stays.")
+    speed: float | None = Field(
+        None, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch is unchanged."
+    )
 
 
 class ElevenLabsBody(Sampling):

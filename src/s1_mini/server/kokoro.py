@@ -67,7 +67,7 @@ CAPTIONS: dict[int | str, dict[str, Any]] = {
     openapi_extra=body_of(CaptionsBody),
 )
 async def create_captioned_speech(request: Request) -> Response:
-    """Speak a text; each JSON object of the response has audio and the times of words."""
+    """Speak a text; each JSON object of the response has audio and word times."""
     body, state = await read_json(request, CaptionsBody), request.app.state
     if body.return_timestamps and not state.engine.has_word_times:
         raise InvalidError("return_timestamps", "is not supported by this model, which reports no times; send false")

@@ -119,12 +119,12 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
 def speech_marks(text: str, text_type: str, mark_types: Sequence[str], times: Times, seconds: float) -> bytes:
     """Return Polly's speech marks: one JSON object per line, ordered by time, with byte offsets into `text`.
 
-    A sentence starts at the time of its first word. If the checkpoint reports no times of words, the start is estimated
-    from the lengths of the sentences before. Raises `ParameterError` for word marks without times of words.
+    A sentence starts at the time of its first word. If the checkpoint reports no word times, the start is estimated
+    from the lengths of the sentences before. Raises `ParameterError` for word marks without word times.
     """
     words, is_ssml = times.words, text_type == "ssml"
     if "word" in mark_types and not words:
-        raise ParameterError("SpeechMarkTypes", "this checkpoint reports no times of words; request sentence only")
+        raise ParameterError("SpeechMarkTypes", "this checkpoint reports no word times; request sentence only")
     offsets = [0, *accumulate(len(character.encode()) for character in text)]
     plain = blank_markup(_ENDING.sub(_paragraph, text), text_type, ()) if is_ssml else text
     marks = list(_sentence_marks(sentence_spans(plain), words, seconds)) if "sentence" in mark_types else []

@@ -146,7 +146,7 @@ class Sampling(Strict):
         "Only for models with a choice of languages; see /health.",
     )
     instructions: str | None = Field(
-        None, description="How to speak, such as: Whisper. Only for models that take instructions; see /health."
+        None, description="How to speak, such as 'Whisper.' Only for models that take instructions; see /health."
     )
 
     seed: Seed | None = Field(
@@ -158,12 +158,12 @@ class Sampling(Strict):
     )
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: TopK | None = Field(
-        None, description="Sample from this many most likely tokens; 0: from all. Not supported by every family."
+        None, description="Sample only from the k most likely tokens; 0: from all. Not supported by every family."
     )
     repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY)
     max_new_tokens: NumTokens | None = Field(None, description="Maximum audio frames for each part of the text.")
 
-    speed: float = Field(1.0, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch stays.")
+    speed: float = Field(1.0, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch is unchanged.")
     gain_db: float = Field(
         0.0,
         ge=MIN_GAIN_DB,

@@ -67,10 +67,12 @@ class ServerSettings(Settings):
     # Limits on the size and duration of client input.
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="maximum size of a request body")
     max_bodies_bytes: int = Field(
-        256 * 2**20, ge=1024, description="bodies and recordings of all clients together; beyond this, requests get 503"
+        256 * 2**20,
+        ge=1024,
+        description="maximum size of the bodies and recordings of all clients together; beyond this, requests get 503",
     )
     max_audio_bytes: int = Field(
-        2**30, ge=1024, description="unsent audio of all clients together; beyond this, requests get 503"
+        2**30, ge=1024, description="maximum unsent audio of all clients together; beyond this, requests get 503"
     )
     head_timeout_s: float = Field(10.0, gt=0, description="maximum time to receive a complete request head")
     body_timeout_s: float = Field(

@@ -15,7 +15,7 @@ MAX_MARKS = 30  # on one letter, as in Unicode's stream-safe text (UAX #15); sor
 PARAGRAPH_BREAK = "\n\n"
 
 _REFUSED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls except \t \n \v \f \r; surrogates
-_INVISIBLE = "\ufeff\u2060"  # byte order mark, alias zero-width no-break space, and its successor
+_INVISIBLE = "\ufeff\u2060"  # byte order mark (zero-width no-break space); word joiner, which replaces it
 _OTHER_MARKS = "\u0f73\u0f75\u0f81"  # combining class 0, but NFC decomposes them to combining marks
 _WHITE_SPACE = re.compile(r"\s+")
 _LINE_BREAK = re.compile(r"\r\n|[\n\v\r\u2028]")
@@ -51,7 +51,7 @@ def composed(text: str) -> str:
 
 
 def is_speakable(text: str) -> bool:
-    """Return whether `text` has a letter, a number or a symbol."""
+    """Return whether `text` has a letter, number, symbol, private-use or unassigned character."""
     return not all(unicodedata.category(character).startswith(_UNSPOKEN) for character in text)
 
 

@@ -88,7 +88,7 @@ def random_encodec(config: EncodecConfig, seed: int = 0) -> Encodec:
     codec = Encodec(config).requires_grad_(False).eval()
     for module in codec.modules():
         if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
-            # Taps that contribute to an output: all taps of a convolution, but two of a transposed convolution.
+            # Taps that contribute to an output: all of a convolution, but only two of a transposed convolution.
             taps = 2 if isinstance(module, nn.ConvTranspose1d) else module.kernel_size[0]
             module.weight.normal_(0, 1.2 / math.sqrt(module.in_channels * taps), generator=generator)
             assert module.bias is not None

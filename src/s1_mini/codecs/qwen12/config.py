@@ -156,7 +156,7 @@ class Qwen12Config:
             raise CheckpointMismatchError(
                 f"{SOURCE}: decode_upsample_rate={self.samples_per_frame} must be the product of the decoder's "
                 f"upsampling_ratios {decoder.upsampling_ratios} and upsample_rates {decoder.upsample_rates}, and a "
-                f"multiple of that of the encoder's upsampling_ratios {encoder.upsampling_ratios}"
+                f"multiple of the product of the encoder's upsampling_ratios {encoder.upsampling_ratios}"
             )
         if decoder.codebook_dim % 2 or decoder.decoder_dim % 2 ** len(decoder.upsample_rates):
             raise CheckpointMismatchError(

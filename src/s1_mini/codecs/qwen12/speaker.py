@@ -1,4 +1,4 @@
-"""The speaker encoder of Base models, which computes a speaker vector of a recording at 24 kHz, in float32.
+"""The speaker encoder of Base models, which computes a speaker vector from a recording at 24 kHz, in float32.
 
 It consists of a log-mel spectrogram, then ECAPA-TDNN (Desplanques et al. 2020) without batch norms. Parameters have the
 names of the checkpoint.

@@ -56,7 +56,7 @@ class TokenStage(Stage):
     """A causal model for `slots` sequences of up to `positions` positions each."""
 
     _position_shape: tuple[int, ...] = ()  # shape of the ids of one position of a prompt
-    _num_outputs: int  # number of outputs of a step per row; the last says whether the logits were finite
+    _num_outputs: int  # number of outputs of a step per row; the last is whether the logits were finite
     _steps_an_item = 1
 
     def __init__(
@@ -85,7 +85,7 @@ class TokenStage(Stage):
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
         with torch.inference_mode():
-            # One position more, to which idle slots write.
+            # One extra position, to which idle slots write.
             self._cache = KVCache.allocate(
                 layers=config.num_layers,
                 slots=rows,

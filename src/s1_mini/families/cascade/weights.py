@@ -202,7 +202,7 @@ def _cut(named: dict[str, Tensor], name: str, rows: slice) -> None:
 
 
 def _fine_heads(named: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tensor]:
-    """Return the tensors with heads numbered by pass and reduced to codes; a missing head is its book's embedding.
+    """Return the tensors with heads numbered by pass and reduced to codes; the embedding replaces a missing head.
 
     In published files, head i generates book i + 1, and head 0 is unused.
     """

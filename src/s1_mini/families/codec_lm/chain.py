@@ -44,7 +44,7 @@ def make_chain(
 ) -> StageChain:
     """Build the stages of an engine, for `slots` utterances of up to `positions` positions each.
 
-    The first stage reports the scores of the heads `kept`, of which the first gives the times of words; `token_ends`
+    The first stage reports the scores of the heads `kept`, of which the first gives word times; `token_ends`
     returns the ends of a text's tokens in bytes. `reference` names the codes of a voice that the codec decodes before
     the utterance's, if there are any.
     """

@@ -95,7 +95,9 @@ class FrameModel(Generic[State]):
     def check_length(self, prompt: PromptTokens) -> PromptTokens:
         """Return a prompt. Raises `CapacityError` if it leaves no position for speech."""
         if len(prompt.items) >= self.max_positions:
-            raise CapacityError(f"{prompt.excess(f'the model has {self.max_positions}, also for the speech')}.")
+            raise CapacityError(
+                f"{prompt.excess(f'the model has {self.max_positions} for the prompt and the speech')}."
+            )
         return prompt
 
     def allocate(self, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None) -> State:

@@ -87,7 +87,7 @@ class FrameNetwork(nn.Module):
         """Compute rotary tables and step numbers, which checkpoints do not store."""
         config = self._config
         table = partial(rope_table, device=device, rounded_to=rounded_to)
-        # One position more than a sequence has: a row generates one more frame before the host sees its end.
+        # One extra position: a row generates one more frame before the host sees its end.
         self.rope = table(config.max_seq_len + 1, config.backbone.head_dim, config.rope_base)
         self.depth_rope = table(config.num_codebooks, config.depth.head_dim, depth_base or config.rope_base)
         self.steps = torch.arange(config.num_codebooks, device=device).unsqueeze(1)

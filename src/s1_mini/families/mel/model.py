@@ -73,7 +73,7 @@ class MelModel:
             for products in network.products(weights_dtype):
                 quantize_linears(products, weights_dtype)
         self.device = network.speech_decoder_postnet.feat_out.weight.device
-        # One position more than an utterance has, because a row may run one step more before the host sees its end.
+        # One extra position, because a row may run one more step before the host sees its end.
         self.positions = position_table(config.max_steps + 1, config.width).to(self.device)
         network.encoder.prepare(position_table(config.max_text, config.width).to(self.device))
         self.num_bytes = sum(each.numel() * each.element_size() for each in network.decoder.parameters())

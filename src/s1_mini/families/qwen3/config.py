@@ -166,8 +166,8 @@ class Qwen3Config:
         code_size = size(depth, "vocab_size", vocab - 1)
         if vocab - code_size != NUM_CONTROLS:
             raise CheckpointMismatchError(
-                f"config.json: talker_config.vocab_size={vocab} must be {NUM_CONTROLS} above "
-                f"code_predictor_config.vocab_size={code_size}: the ids between are control tokens"
+                f"config.json: talker_config.vocab_size={vocab} must be {NUM_CONTROLS} more than "
+                f"code_predictor_config.vocab_size={code_size}, because the additional ids are control tokens"
             )
         num_codebooks = size(talker, "num_code_groups", MAX_LAYERS, least=2)
         if size(depth, "num_code_groups", MAX_LAYERS) != num_codebooks:

@@ -2,7 +2,7 @@
 
 The compact form has plain weights instead of weight norm, and no unused buffers. By default, the model keeps its stored
 precision, and large kernels of the codec become float16; small tensors, and tensors that determine codes, become
-float16 only if that changes no number. S1-mini's codec shrinks from 1.87 GB to 0.8 GB. With `int8`, large tables and
+float16 only if that is lossless. S1-mini's codec shrinks from 1.87 GB to 0.8 GB. With `int8`, large tables and
 kernels are quantized with one scale per row.
 """
 
@@ -43,7 +43,7 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the network's names: wrapper prefixes removed, `audio_*` dropped, legacy wq/wk/wv joined.
 
     Tensors that already have these names are returned unchanged. Prefixes of related models (`text_model.model.`,
-    `audio_decoder.`) are translated as in the original's loader of S2.
+    `audio_decoder.`) are translated as in the reference implementation's loader for S2.
     """
     named = strip_prefix(strip_prefix(tensors, "text_model.model."), "model.")
     if not any(name.startswith("fast_") for name in named):
@@ -250,7 +250,7 @@ def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, de
 
 
 def _may_round(target: Target) -> bool:
-    """Return whether a codec tensor may become float16: no number changes, or it is large and determines no codes."""
+    """Return whether a codec tensor may become float16: this is lossless, or it is large and determines no codes."""
     if not _determines_codes(target.name) and target.is_large:
         largest = torch.finfo(torch.float16).max
         if all(bool(piece.abs().max() < largest) for piece in target.pieces()):

@@ -97,7 +97,7 @@ def marker(module: str, formats: Sequence[str]) -> Path:
 
 
 def remove_unused() -> None:
-    """Remove this user's cache folders that were unused for 30 days.
+    """Remove this user's cache folders that have been unused for 30 days.
 
     Several processes may call this at once. A process that begins to use a folder while it is removed compiles again.
     """

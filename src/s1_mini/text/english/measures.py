@@ -132,7 +132,7 @@ def _part_of(said: str, name: str) -> str:
 
 
 def read_fractions(text: str) -> str:
-    """Spell out fractions with their units, sizes such as 20 x 30, and points of the compass behind degrees."""
+    """Spell out fractions with their units, sizes such as 20 x 30, and points of the compass after degrees."""
     if "x" in text or "×" in text:
         text = _BY.sub(lambda found: " times " if _is_product(found) else " by ", text)
         text = _TIMES.sub(lambda found: f"{written(found[1])} times", text)

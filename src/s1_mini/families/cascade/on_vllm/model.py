@@ -101,7 +101,7 @@ class CascadeStage(nn.Module):
         config: GPTConfig = getattr(self._config, self.stage)
         count = num_sampled_ids(self._config, self.stage)
         self.input_embeds_layer = nn.Embedding(config.input_size, config.width)
-        # One row more than the model has: vLLM also counts the last token of a request, which is never an input.
+        # One extra row: vLLM also counts the last token of a request, which is never an input.
         self.position_embeds_layer = nn.Embedding(config.block_size + 1, config.width)
         names = (f"{prefix}.layers.{number}".lstrip(".") for number in range(config.num_layers))
         self.layers = nn.ModuleList(Block(config, vllm_config, name) for name in names)

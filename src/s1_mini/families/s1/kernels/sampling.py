@@ -1,9 +1,10 @@
 """Sample one token for each row: penalty, nucleus, temperature and sampling in one kernel, without sorting.
 
 Probabilities are integers in units of 1 / `SCALE`, so that their sums are the same in any order. Two bitwise searches
-replace sorting. The first finds the token with which the sum of the largest probabilities exceeds `top_p`; the nucleus
-consists of the tokens with larger probabilities, but always includes the likeliest token. The second finds the token
-at which the cumulative sum exceeds the random number. Among equal logits, the lower token ranks first.
+replace sorting. The first finds the token at which the cumulative sum of the largest probabilities first exceeds
+`top_p`; the nucleus consists of the tokens with larger probabilities, but always includes the likeliest token. The
+second finds the token at which the cumulative sum exceeds the random number. Among equal logits, the lower token ranks
+first.
 Shapes: B rows, V vocabulary, N penalised tokens, K codebooks, W window, D channels.
 """
 
@@ -143,8 +144,9 @@ def penalise(logits: Tensor, tokens: Tensor, valid: Tensor, penalty: Tensor) -> 
 def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
     """Return the probability of every token [B, V].
 
-    S1 determines the nucleus before it applies the temperature. The token with which the sum exceeds `top_p` [B] is
-    excluded; the likeliest token is always included.
+    S1 determines the nucleus before it applies the temperature. The token at which the cumulative sum of the
+    largest probabilities first exceeds `top_p` [B] is excluded, with all that follow; the likeliest token is always
+    included.
     """
     logits = logits.float()
     ranked, tokens = logits.sort(dim=-1, descending=True, stable=True)
