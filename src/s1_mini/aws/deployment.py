@@ -119,10 +119,10 @@ def _sentence(error: Any) -> str:
 
 
 class Scaling(Described):
-    """The limits and the load at which instances (with components: copies) are added and removed."""
+    """The limits and the load at which instances (or copies, with components) are added and removed."""
 
-    minimum: int = Field(1, ge=0, description="Minimum number of instances (with components: of copies).")
-    maximum: int = Field(4, ge=1, description="Maximum number of instances (with components: of copies).")
+    minimum: int = Field(1, ge=0, description="Minimum number of instances (or copies, with components).")
+    maximum: int = Field(4, ge=1, description="Maximum number of instances (or copies, with components).")
     slots: int = Field(
         4,
         ge=1,
@@ -303,7 +303,7 @@ class Deployment(Described):
             (
                 form == "batch" and (self.concurrent or 1) > MAX_TRANSFORMS,
                 f"concurrent={self.concurrent}: a batch takes 1 to {MAX_TRANSFORMS}, because all requests together "
-                "may have 100 MB",
+                "may take 100 MB",
             ),
             (form == "batch" and self.scaling is not None, "form='batch': a batch does not scale; set --instances"),
             (
