@@ -65,8 +65,8 @@ class Direction:
     name: str
     call: Callable[[Tensor], Tensor]
     files: Sequence[np.ndarray]
-    steps_of_frame: int  # of the input
-    made_of_frame: int  # steps of a frame of the output
+    steps_of_frame: int  # input steps per frame
+    made_of_frame: int  # output steps per frame
     lanes: type[EncodeLanes | DecodeLanes]
 
     def frames(self, file: np.ndarray) -> int:
@@ -97,7 +97,7 @@ def make_files(lengths: Sequence[float], config: EncodecConfig, codebooks: int, 
 
 
 class Way:
-    """One way through the files of a direction; counts the frames that it computes."""
+    """One way to process the files of a direction. Counts the frames that it computes."""
 
     def __init__(self, name: str, direction: Direction, options: Namespace, codec: Encodec) -> None:
         self.frames = 0

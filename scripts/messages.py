@@ -1,4 +1,4 @@
-"""Print every message that a user can see, for review: errors, logs, help, settings, metrics and the web page.
+"""Print the messages that users see, for review: raised errors, logs, help, settings, metrics and the web page.
 
 Example: python scripts/messages.py > messages.md
 """

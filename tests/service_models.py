@@ -77,7 +77,7 @@ def _scalar(shape: Any, value: Any, path: str) -> Iterator[str]:
         allowed = getattr(shape, "enum", None)
         if allowed and value not in allowed:
             some = ", ".join(allowed[:8]) + (f" and {len(allowed) - 8} more" if len(allowed) > 8 else "")
-            yield f"{path}={value!r}: allowed are {some}{_nearest(value, allowed)}"
+            yield f"{path}={value!r}: must be one of {some}{_nearest(value, allowed)}"
         pattern = shape.metadata.get("pattern")
         if pattern and not _compiled(pattern).fullmatch(value):
             yield f"{path}={value!r}: does not match {pattern}"

@@ -169,7 +169,7 @@ def test_an_error_names_the_keyword_or_variable_that_was_set(monkeypatch: pytest
     monkeypatch.delenv("S1_MINI_BATCH_SIZE")
     monkeypatch.setenv("S1_MINI_DEVICE", "gpu")
 
-    with pytest.raises(ConfigurationError, match=r"^S1_MINI_DEVICE='gpu': is not a device; allowed are auto"):
+    with pytest.raises(ConfigurationError, match=r"^S1_MINI_DEVICE='gpu': is not a device; use auto"):
         EngineConfig()
     with pytest.raises(ConfigurationError, match=r"^device='tpu': is not a device"):
         EngineConfig(device="tpu")

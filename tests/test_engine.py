@@ -106,11 +106,11 @@ def test_a_sound_is_saved_in_the_format_that_the_suffix_names(engine: Production
 
     assert soundfile.info(tmp_path / "a.flac").format == "FLAC"
     assert soundfile.info(tmp_path / "b.ogg").subtype == "OPUS"
-    with pytest.raises(ParameterError, match=r"^path: .* ends in .doc, which is not an audio format; allowed are .wav"):
+    with pytest.raises(ParameterError, match=r"^path: .* ends in .doc, which is not an audio format; use one of .wav"):
         response.save(tmp_path / "c.doc")
     with pytest.raises(ParameterError, match=r"^path: cannot write"):
         response.save(tmp_path / "nowhere" / "d.wav")
-    with pytest.raises(ParameterError, match=r"^audio_format: 'aac' is not known; allowed are wav"):
+    with pytest.raises(ParameterError, match=r"^audio_format: 'aac' is not known; use one of wav"):
         engine.generate("Hello.", audio_format="aac")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.flac", "b.ogg"]
 

@@ -16,7 +16,7 @@ from s1_mini.exceptions import ConfigurationError
 STAGES_FILE = Path(__file__).parents[1] / "stages.toml"
 MODELS, ANSWERS = "models/", "async/"  # prefixes in the bucket: releases; async requests, responses and failures
 MAX_CONCURRENT = 1000  # requests per instance of an async endpoint
-# Placeholders for values that only other resources of the stage have; the endpoint's stack replaces them.
+# Placeholders for values that come from other resources of the stage; the endpoint's stack replaces them.
 BUCKET = "s3://bucket/"
 PLACEHOLDERS: dict[str, Any] = {
     "image": "image",
@@ -35,7 +35,7 @@ ASYNC_PLACEHOLDERS = {
 
 def _is_network(cidr: str) -> str:
     if not IPv4Network(cidr).is_private or not 16 <= IPv4Network(cidr).prefixlen <= 22:
-        raise ValueError("allowed are private IPv4 networks of /16 to /22")
+        raise ValueError("must be a private IPv4 network of /16 to /22")
     return cidr
 
 
@@ -88,7 +88,7 @@ class Stage(Described):
         owners = {each.deployment.name for each in self.endpoints if each.deployment.form == "components"}
         for each in self.endpoints:
             if each.deployment.endpoint not in {None, *owners} - {each.deployment.name}:
-                raise ValueError(f"endpoint={each.deployment.endpoint!r}: allowed are other endpoints with components")
+                raise ValueError(f"endpoint={each.deployment.endpoint!r}: must be another endpoint with components")
         voices = Counter(voice for each in self.endpoints for voice in each.voices)
         if twice := [voice for voice, count in voices.items() if count > 1]:
             raise ValueError(f"voice {twice[0]!r} belongs to several models; remove it from all but one")

@@ -23,7 +23,7 @@ FILES = ("model.safetensors", "codec.safetensors")
 
 
 def begin(checkpoint: Path, work: Path) -> None:
-    """Write the weights of `checkpoint` to `work` as the trainings read them, in float32."""
+    """Write the weights of `checkpoint` to `work` in float32, in the form that the training scripts read."""
     work.mkdir(parents=True, exist_ok=True)
     model, codec = (_read(checkpoint / name) for name in FILES)
     for name, factor in COLDER.items():

@@ -18,18 +18,18 @@ from recipes.voice.weights import STYLE
 
 # Voices that are not used for training speakers: a woman and a man of each accent.
 HELD_OUT = ("af_sarah", "am_eric", "bf_isabella", "bm_daniel")
-# Voices that are also left out: their DistillMOS is 3.8 to 4.0; other voices have 4.4 to 4.7. af_nicole whispers.
+# Also left out: their DistillMOS is 3.8 to 4.0, that of the other voices 4.4 to 4.7. af_nicole whispers.
 POOR = ("af_nicole", "am_puck", "bf_alice", "bm_lewis")
 PITCHES = (0.92, 0.96, 1.0, 1.0, 1.0, 1.04, 1.09)  # resampling: pitch and formants together; 1 three times as often
-# The teacher's voices that are training speakers of their own, by their names in the built-in checkpoint, which leaves
-# out emily.
+# The teacher's voices that are training speakers unmixed, by their names in the built-in checkpoint (which has no
+# emily).
 NAMED = {
     "anna": "af_heart", "emily": "af_bella", "julia": "af_nova", "robert": "am_michael", "henry": "am_onyx",
     "thomas": "am_fenrir", "clara": "bf_emma", "grace": "bf_lily", "alan": "bm_george", "oliver": "bm_fable",
 }  # fmt: skip
 NAMED_SHARE, NAMED_RATE = 0.4, (0.94, 1.06)  # share of the training speakers, range of their speaking rates
 SPREAD = (1.0, 1.5)  # factor for the distance of a mix from the mean of the English voices
-PLAIN_SHARE = 0.15  # of the speakers outside `NAMED`, those that are an unmixed English voice, also resampled
+PLAIN_SHARE = 0.15  # share of the speakers outside `NAMED` that are one resampled English voice, unmixed
 FOREIGN_SHARE = 0.3  # share of the mixed timbres whose voices may also be of other languages
 RATE = (0.88, 1.12)  # speaking rates of the speakers outside `NAMED`
 

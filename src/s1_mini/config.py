@@ -57,7 +57,7 @@ def _placement(value: Any) -> Any:
 
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
-        raise ValueError("is not a device; allowed are auto, cpu, mps, cuda and cuda:N")
+        raise ValueError("is not a device; use auto, cpu, mps, cuda or cuda:N")
     return value
 
 
@@ -113,8 +113,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     # Compilation: inductor on a GPU (runtime/loader.py), numba on a CPU (runtime/ahead.py), eager elsewhere.
     compile: CompileSwitch = Field(
         "auto",
-        description="auto: torch.compile on Linux with a GPU, numba in the background on a CPU, but not for models"
-        " under 2 MB, nor over 400 MB on more than four cores; true: compile before the engine starts",
+        description="auto: torch.compile on Linux with a GPU; numba in the background on a CPU, except for models"
+        " under 2 MB, or over 400 MB on more than four cores; true: compile before the engine starts",
     )
     compile_backend: CompileBackend = Field("auto", description="eager (alias off): no compilation")
     compile_cache_path: Folder = Field(
@@ -155,8 +155,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     prefix_cache_mb: float | None = Field(
         None,
         ge=0,
-        description="size of the prefix cache: keys and values of recently used voices; unset: 256 MB, and on a GPU "
-        "without S1_MINI_KV_CACHE_GB also half of the memory that the slots leave free",
+        description="size of the prefix cache: keys and values of recently used voices; unset: 256 MB; on a GPU "
+        "without S1_MINI_KV_CACHE_GB, half of the memory that the slots leave free is added",
     )
     kv_cache_size: int = Field(
         100, ge=0, description="maximum number of voices in the prefix cache (a count, not a size); 0: none"
@@ -182,8 +182,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     # How text is read (text/form.py).
     normalize: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: read numbers and symbols as words if the checkpoint declares a language or has a choice;"
-        " off: tidy only Unicode and white space",
+        description="auto: read numbers and symbols as words if the checkpoint declares a language or a choice of"
+        " languages; off: only tidy Unicode and white space",
     )
     on_unsupported: Literal["error", "skip"] = Field(
         "error",

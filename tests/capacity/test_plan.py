@@ -218,11 +218,11 @@ def test_the_table_has_no_row_for_more_rows_than_slots(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--gpu", "rtx"], "allowed are t4, a10g, l4, l40s, a100, h100, h200"),
+        (["--gpu", "rtx"], "use one of t4, a10g, l4, l40s, a100, h100, h200"),
         (["--gpu", "t4", "--kv", "fp8"], "has no fp8"),
         (["--context", 0], "context: 0"),
         (["--columns", 9000], r"columns: 9000 is not a whole number in \[1, 8192\]"),
-        (["--machine", "ml.g6.3xlarge"], "allowed are g4dn.xlarge"),
+        (["--machine", "ml.g6.3xlarge"], "use one of g4dn.xlarge"),
         (["--machine", "ml.g6.12xlarge", "--gpu", "l4"], "cannot be combined with --gpu"),
         (["--replicas", 2], "requires --machine"),
         (

@@ -123,6 +123,17 @@ def test_stdin_is_read_as_utf_8_whatever_the_locale(
     assert "stdin is not UTF-8" in broken.err
 
 
+def test_a_process_without_stdin_is_named(
+    call: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as after `<&-`, or in a Windows program without a console
+
+    done = call("say", "-", "-o", tmp_path / "a.wav", "--checkpoint", tiny)
+
+    assert done.code == 1
+    assert "this process has no stdin" in done.err
+
+
 def test_a_reference_file_of_any_rate_and_channels_is_taken(
     call: Call, tiny: Path, tmp_path: Path, tone: np.ndarray
 ) -> None:
@@ -178,7 +189,7 @@ BAD_CALLS = {
         ["say", "Hi.", "-o", "{tmp}/a.wav", "--format", "mp3"],
         " --format: mp3 does not match {tmp}/a.wav; omit --format",
     ),
-    "unknown format": (["say", "Hi.", "--format", "aac"], " --format: 'aac' is not known; allowed are wav"),
+    "unknown format": (["say", "Hi.", "--format", "aac"], " --format: 'aac' is not known; use one of wav"),
     "no folder": (["say", "Hi.", "-o", "{tmp}/no/a.wav"], " --output: cannot write"),
     "temperature": (["say", "Hi.", "--temperature", "9"], " --temperature: 9.0 is not a number in [0, 2]"),
     "normalize": (["say", "Hi.", "--normalize", "on"], " --normalize: must be one of auto, off, not 'on'"),
@@ -214,7 +225,7 @@ BAD_CALLS = {
     "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], " --stream: writes to stdout: add `-o -`"),
     "mp3 stream": (["say", "Hi.", "-o", "-", "--stream", "--format", "mp3"], " --format: mp3 cannot be streamed"),
     "output is a folder": (["say", "Hi.", "-o", "{tmp}"], "it is a folder"),
-    "no device": (["say", "Hi.", "--device", "tpu"], " --device='tpu': is not a device; allowed are auto"),
+    "no device": (["say", "Hi.", "--device", "tpu"], " --device='tpu': is not a device; use auto"),
     "device that is not here": (
         ["say", "Hi.", "--device", "cuda:99"],
         " --device='cuda:99' is not available: this machine has",

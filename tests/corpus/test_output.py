@@ -182,7 +182,7 @@ def test_a_full_disk_is_reported_with_a_hint(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "open", lambda _, mode: original(Path("/dev/full"), mode.replace("x", "w")))
 
     with pytest.raises(
-        CorpusError, match="cannot be written: No space left on device; solve this problem and run the same command"
+        CorpusError, match="cannot be written: No space left on device; fix this problem and run the same command"
     ):
         FolderOutput(tmp_path).write("a", b"x")
 

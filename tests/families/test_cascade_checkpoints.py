@@ -296,7 +296,7 @@ def test_a_published_voice_file_is_read(tmp_path: Path) -> None:
     ("changed", "told"),
     [
         ({"semantic_prompt": np.arange(300)}, "300 semantic tokens for 300 frames.*1.50 frames per token"),
-        ({"semantic_prompt": np.arange(9_900, 10_100)}, "semantic_prompt with the id 10099; allowed are 0 to 9999"),
+        ({"semantic_prompt": np.arange(9_900, 10_100)}, "semantic_prompt with the id 10099; use 0 to 9999"),
         (
             {"semantic_prompt": np.zeros((2, 100), int)},
             r"semantic_prompt is int64 \[2, 100\]; expected integers \[any\]",

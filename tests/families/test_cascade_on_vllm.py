@@ -247,7 +247,7 @@ def test_stages_are_named_with_commas_between(
 
     monkeypatch.setenv("S1_MINI_VLLM_STAGES", "semantic,fine")
     with pytest.raises(
-        ConfigurationError, match=r"S1_MINI_VLLM_STAGES.*vLLM cannot run fine; allowed are semantic, coarse"
+        ConfigurationError, match=r"S1_MINI_VLLM_STAGES.*vLLM cannot run fine; use one of semantic, coarse"
     ):
         EngineConfig()
 

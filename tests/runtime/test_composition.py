@@ -151,9 +151,9 @@ def test_speed_and_gain_add_to_those_of_the_request(speaking: ProductionTTSEngin
 
     expected = spoken(speaking, "Hi.", speed=1.5, gain_db=-4.0)
     assert np.array_equal(spoken(speaking, ssml, text_type="ssml", speed=0.75, gain_db=2.0), expected)
-    with pytest.raises(MarkupError, match=r"line 1, column 43: the speed is 8 here; allowed are 0.25 to 4"):
+    with pytest.raises(MarkupError, match=r"line 1, column 43: the speed is 8 here; use 0.25 to 4"):
         spoken(speaking, ssml, text_type="ssml", speed=4.0)
-    with pytest.raises(MarkupError, match="the gain is -46 dB here; allowed are -40 to 20"):
+    with pytest.raises(MarkupError, match="the gain is -46 dB here; use -40 to 20"):
         spoken(speaking, ssml, text_type="ssml", gain_db=-40.0)
 
 

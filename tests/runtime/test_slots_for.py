@@ -107,7 +107,7 @@ def test_each_device_of_a_placement_needs_enough_memory(speaker: LoadedCheckpoin
     rooms = [DeviceMemory(scarce, model, "cuda:0"), DeviceMemory(PLENTY, codec, "cuda:1")]
 
     assert slots_in(rooms, speaker.sizes(0), config())[0] > 50
-    with pytest.raises(ConfigurationError, match=r"placement: cuda:1 has 0\.50 GB free besides the weights"):
+    with pytest.raises(ConfigurationError, match=r"placement: cuda:1 has 0\.50 GB free after the weights"):
         slots_in([rooms[0], DeviceMemory(GIB / 2, codec, "cuda:1")], speaker.sizes(0), config())
 
 

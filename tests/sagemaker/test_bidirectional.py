@@ -70,7 +70,7 @@ def test_the_command_reads_lines_from_stdin(command: Any, tmp_path: Path, monkey
     ("options", "sentence"),
     [
         (["--voice", "nobody"], "voice_not_found"),
-        (["--format", "mp3"], "allowed are wav, pcm"),
+        (["--format", "mp3"], "use one of wav, pcm"),
         (["--component", "hello"], "does not support --target-model, --component or --prefix-id; use --mode stream"),
     ],
 )

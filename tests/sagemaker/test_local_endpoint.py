@@ -114,6 +114,7 @@ def test_a_failure_before_the_first_sound_is_a_model_error(runtime: Any) -> None
         assert response["Error"]["Code"] == "ModelError"
         assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
         assert response["OriginalStatusCode"] == 404
+        assert response["Error"]["Message"].startswith("Received client error (404) from ")
         assert json.loads(response["OriginalMessage"])["error"]["code"] == "voice_not_found"
 
 

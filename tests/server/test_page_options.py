@@ -121,7 +121,7 @@ def test_a_download_that_differs_from_the_audio_heard_says_so(visit: Open, tmp_p
 
     expect(page.locator("#status")).to_contain_text("Saved as flac. The audio was generated again")
     expect(page.locator("#status")).to_contain_text(f"and has {soundfile.info(file).duration:.1f} s;")
-    expect(page.locator("#status")).to_contain_text(f"what you heard has {float(data(page)['seconds']):.1f} s")
+    expect(page.locator("#status")).to_contain_text(f"what you heard takes {float(data(page)['seconds']):.1f} s")
 
 
 def test_a_failed_download_shows_the_message_of_the_server(visit: Open, voiced: ProductionTTSEngine) -> None:

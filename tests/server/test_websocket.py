@@ -79,7 +79,7 @@ def test_an_unknown_voice_is_reported_before_any_text_arrives(door: Door) -> Non
     ("message", "field", "sentence"),
     [
         ({}, "type", "type: is missing"),
-        ({"type": "session.begin"}, "type", "type: 'session.begin' is not known; allowed are 'session.config'"),
+        ({"type": "session.begin"}, "type", "type: 'session.begin' is not known; use one of 'session.config'"),
         ({"type": "session.config", "voice": 3}, "voice", "voice: 3: input should be a valid string"),
         ({"type": "input.text", "txt": "Hi."}, "txt", "txt: unknown field; did you mean text? (also wrong: text)"),
         ({"type": "session.config", "voce": "me"}, "voce", "voce: unknown field; did you mean voice?"),

@@ -79,7 +79,7 @@ def check_format(name: str) -> AudioFormat:
     for known in FORMATS:
         if isinstance(name, str) and name.lower() == known:
             return known
-    raise ParameterError("audio_format", f"{name!r} is not known; allowed are {', '.join(FORMATS)}")
+    raise ParameterError("audio_format", f"{name!r} is not known; use one of {', '.join(FORMATS)}")
 
 
 def format_of(path: str | Path) -> AudioFormat:
@@ -89,7 +89,7 @@ def format_of(path: str | Path) -> AudioFormat:
         if suffix[1:].lower() == known:
             return known
     end = f"ends in {suffix}, which is not an audio format" if suffix else "has no suffix"
-    raise ParameterError("path", f"{str(path)!r} {end}; allowed are .{', .'.join(FORMATS)}")
+    raise ParameterError("path", f"{str(path)!r} {end}; use one of .{', .'.join(FORMATS)}")
 
 
 def media_type(audio_format: AudioFormat) -> str:
@@ -103,7 +103,7 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> byt
     are NaN or infinite, for an empty wave unless the format has no header, and for a wave of more than one dimension.
     """
     if wave.ndim != 1:
-        raise GenerationError(f"audio to encode has the shape {wave.shape}; allowed is [samples], one channel")
+        raise GenerationError(f"audio to encode has the shape {wave.shape}; it must be [samples], one channel")
     if len(wave) == 0 and audio_format not in RAW:
         raise GenerationError(f"there is no audio to encode as {audio_format}: the wave has no samples")
     rate = rate_in(audio_format, sample_rate)

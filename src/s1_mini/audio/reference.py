@@ -124,7 +124,7 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
         raise _error("the file is empty")
     if num_bytes > max_bytes:
         allowed = f"at most {max_bytes} are allowed; shorten it, compress it or raise S1_MINI_MAX_REFERENCE_BYTES"
-        raise _error(f"the file has {num_bytes} bytes; {allowed}")
+        raise _error(f"the file is {num_bytes} bytes; {allowed}")
 
 
 def _decode(data: bytes, sample_rate: int, max_s: float, check: Callable[[], None]) -> np.ndarray:

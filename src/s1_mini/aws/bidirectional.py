@@ -41,7 +41,7 @@ def converse(clients: Clients, invocation: Invocation, lines: Iterable[str]) -> 
     audio_format = invocation.body.get("format", "wav")
     if audio_format not in FORMATS:
         raise ParameterError(
-            "format", f"{audio_format!r} cannot be used with --mode bidirectional; allowed are {', '.join(FORMATS)}"
+            "format", f"{audio_format!r} cannot be used with --mode bidirectional; use one of {', '.join(FORMATS)}"
         )
     if invocation.target_model or invocation.component or invocation.prefix_id:
         raise DeploymentError(

@@ -119,10 +119,10 @@ def _sentence(error: Any) -> str:
 
 
 class Scaling(Described):
-    """The limits and the load at which instances (with components: copies) are added and removed."""
+    """The limits and the load at which instances (or copies, with components) are added and removed."""
 
-    minimum: int = Field(1, ge=0, description="Minimum number of instances (with components: of copies).")
-    maximum: int = Field(4, ge=1, description="Maximum number of instances (with components: of copies).")
+    minimum: int = Field(1, ge=0, description="Minimum number of instances (or copies, with components).")
+    maximum: int = Field(4, ge=1, description="Maximum number of instances (or copies, with components).")
     slots: int = Field(
         4,
         ge=1,

@@ -81,7 +81,7 @@ def find_card(name: str) -> Gpu:
     """Return the GPU with this name, ignoring case. Raises `ParameterError` if it is unknown."""
     card = CARDS.get(name.lower())
     if card is None:
-        raise ParameterError("gpu", f"{name!r} is not a known GPU; allowed are {', '.join(CARDS)}")
+        raise ParameterError("gpu", f"{name!r} is not a known GPU; use one of {', '.join(CARDS)}")
     return card
 
 
@@ -91,7 +91,7 @@ def find_machine(instance_type: str) -> InstanceType:
     found = next((machine for machine in MACHINES if machine.instance_type.removeprefix("ml.") == wanted), None)
     if found is None:
         known = ", ".join(machine.instance_type.removeprefix("ml.") for machine in MACHINES)
-        raise ParameterError("machine", f"{instance_type!r} is not a known instance type; allowed are {known}")
+        raise ParameterError("machine", f"{instance_type!r} is not a known instance type; use one of {known}")
     return found
 
 

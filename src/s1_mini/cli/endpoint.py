@@ -96,7 +96,7 @@ def _parameter(name: str, field: FieldInfo, kind: Any, *, is_needed: bool) -> in
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-commands = typer.Typer(rich_markup_mode=None)  # commands of the group in `app`, which imports this module on first use
+commands = typer.Typer(rich_markup_mode=None)  # `app` imports this module when a command of the group is first used
 No_wait = Annotated[
     bool, typer.Option("--no-wait", help="Return once AWS has accepted the change, before it is complete.")
 ]
@@ -273,7 +273,7 @@ def autoscale(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Scale the number of instances (with components: of copies) with the load, between --min and --max.
+    """Scale the number of instances (or copies) with the load, between --min and --max.
 
     Example: s1-mini endpoint autoscale hello --min 1 --max 4 --slots 8
     """

@@ -61,7 +61,8 @@ def plan(
 ) -> None:
     """Compute the memory, slots, real-time streams and minimum times of a checkpoint on a GPU.
 
-    The output is a table, then one line of JSON. With --price, it is only a table of prices per hour and month.
+    The output is a table, an explanation and one line of JSON. With --price, it is a table of prices per hour and
+    month.
 
     Example: s1-mini plan --gpu l4, or s1-mini plan --machine ml.g6.12xlarge
     """

@@ -255,9 +255,11 @@ def _for_one(words: str, config: EngineConfig) -> EngineConfig:
 
 def _read_stdin() -> str:
     """Read the text as UTF-8, whatever the terminal's code page is."""
+    if sys.stdin is None:  # in a program without a console, or after `<&-`
+        raise TextError("text", "- reads stdin, but this process has no stdin; give the text as an argument")
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig")
-    except (UnicodeDecodeError, AttributeError, OSError) as error:
+    except (UnicodeDecodeError, OSError) as error:
         raise TextError("text", f"stdin is not UTF-8 text: {error}") from None
 
 

@@ -69,7 +69,7 @@ def add_voice(
         ),
     ],
     reference_text: Annotated[
-        str, typer.Option("--text", help="Transcript of the recording, word for word. Qwen3-TTS can do without.")
+        str, typer.Option("--text", help="Transcript of the recording, word for word. Qwen3-TTS can clone without it.")
     ] = "",
     description: Annotated[str, typer.Option(help="Description of the voice.")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace an added voice of that name.")] = False,

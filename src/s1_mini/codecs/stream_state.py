@@ -1,4 +1,4 @@
-"""State of a causal network between two chunks, so that any division into chunks gives the samples of one call.
+"""State of a causal network between chunks, so that audio in chunks of any size equals the audio of one call.
 
 A causal layer depends on a fixed number of past inputs. The state prepends them to each layer's new input; at the start
 of a stream, the past inputs are zeros, the padding of a causal layer. Whole and streamed audio use the same code.
@@ -26,7 +26,8 @@ class StreamState:
     ) -> Tensor:
         """Return the last `context` inputs followed by `new` on `axis`, and store the last inputs of this result.
 
-        Rows that begin a new stream have `beginning` as their past, or zeros if that is None.
+        In `SelectedStreams`, rows that begin a new stream have `beginning` as their past, or zeros if that is None.
+        Other states ignore `beginning`.
         """
         if context == 0:
             return new
@@ -77,7 +78,7 @@ class StreamState:
 
 
 class SelectedStreams(StreamState):
-    """Some rows of the state `whole` of many streams. The other rows do not change.
+    """A selection of the rows of `whole`, the state of many streams. The other rows do not change.
 
     `slot_ids` [n] are row numbers, on the host or on the device, or a slice. `reset_mask` [n] is true for rows that
     begin a new stream. If `slot_ids` and `reset_mask` are on the device, they may change between replays of a CUDA
@@ -97,7 +98,7 @@ class SelectedStreams(StreamState):
         self._ends: list[tuple[Tensor, Tensor]] = []  # stored tensors, and the new contents that `commit` writes
         if isinstance(slot_ids, Tensor | slice):
             self._slot_ids: Tensor | slice = slot_ids
-        else:  # for one row a slice, which reads a view, because a tensor of row numbers would read a copy
+        else:  # a slice for one row, because it reads a view; a tensor of row numbers would read a copy
             one = len(slot_ids) == 1
             self._slot_ids = slice(slot_ids[0], slot_ids[0] + 1) if one else torch.tensor(slot_ids, device=device)
 

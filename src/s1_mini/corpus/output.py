@@ -114,7 +114,7 @@ class FolderOutput:
         except OSError as error:
             reason = f"{error.strerror or error} ({error.filename})" if error.filename else error.strerror or error
             raise CorpusError(
-                f"{self._folder} cannot be {what}: {reason}; solve this problem and run the same command again, which "
+                f"{self._folder} cannot be {what}: {reason}; fix this problem and run the same command again, which "
                 "resumes the corpus"
             ) from None
 

@@ -134,7 +134,7 @@ class Team:
         """
         while self._hand_out(shards) or self._running or self._again:
             if not self._starting and not self._members:
-                raise CorpusError(f"no actor is left: {self._why}; solve this problem and run the same command again")
+                raise CorpusError(f"no actor is left: {self._why}; fix this problem and run the same command again")
             done, _ = wait([*self._starting, *self._running], return_when=FIRST_COMPLETED)
             for future in done:
                 if future in self._starting:

@@ -191,7 +191,7 @@ def sum_taps(
     for number in tl.range(TAPS * BLOCKS):
         tap = number // BLOCKS
         channel = (number % BLOCKS) * BLOCK
-        # Reads beyond the last channel of x return 0, so the weights of the next tap, read there, do not matter.
+        # Reads beyond the last channel of x return 0, so the next tap's weights, which are read there, have no effect.
         seen = x.load([first + tap * dilation, channel])
         total = tl.dot(seen, weight.load([tap * INPUTS + channel, to]), total)
         if MORE > 0:
@@ -275,7 +275,7 @@ def _chain_kernel(
 
 @dataclass(frozen=True)
 class UnitWeights:
-    """The weights of a residual unit, apart from the epilogue of its second convolution."""
+    """The weights of a residual unit, except the epilogue of its second convolution."""
 
     dilated: Tensor  # [K, C, C]
     dilation: int

@@ -41,9 +41,9 @@ class Writes:
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     def rows(self, tensor: Tensor, rows: Sequence[int], values: np.ndarray) -> None:
-        """Set the first numbers of `rows` [n] of a contiguous `tensor` [B, …].
+        """Set the first elements of each of `rows` [n] of a contiguous `tensor` [B, …].
 
-        `values` [n, …] has the numbers of each row; [1, …] has the same numbers for all rows.
+        `values` [n, …] has the elements of each row; [1, …] has the same elements for all rows.
         """
         self._rows.append((tensor, rows, _bytes_for(tensor, values, len(values), tensor.stride(0))))
 

@@ -116,7 +116,7 @@ class Attention(nn.Module):
         return self.wo(out.transpose(1, 2).flatten(2))
 
     def step(self, qkv: Tensor, cached: tuple[Tensor, Tensor], positions: CachePositions) -> Tensor:
-        """Attend from one token per row, with projection `qkv` [B, (H + 2 G) D], to the row including the token.
+        """Attend from one token per row, projected to `qkv` [B, (H + 2 G) D], to its row up to and including it.
 
         Returns the input of `wo`, [B, H D].
         """

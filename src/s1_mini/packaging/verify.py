@@ -342,7 +342,7 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedRe
                 if total > most:
                     raise PackageError(
                         f"the unpacked files exceed the limit of {most:,} bytes for an archive of "
-                        f"{archive.stat().st_size:,} bytes: {member.name!r} has {member.size:,} bytes"
+                        f"{archive.stat().st_size:,} bytes: {member.name!r} is {member.size:,} bytes"
                     )
                 source.allow(member.size + tarfile.BLOCKSIZE)
                 content = tar.extractfile(member)

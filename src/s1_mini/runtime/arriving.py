@@ -75,6 +75,6 @@ def check_rest(num_tokens: int, room: int) -> None:
     if num_tokens > room:
         raise TextError(
             "text",
-            f"needs a frame for each token, but has {num_tokens - room} more tokens than a slot has frames left; "
+            f"is {num_tokens - room} tokens too long, because a slot needs a frame for each token; "
             "shorten it or raise S1_MINI_MAX_COLUMNS",
         )

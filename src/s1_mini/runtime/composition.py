@@ -202,9 +202,9 @@ def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate
     speed, gain_db = request.speed * segment.speed, request.gain_db + segment.gain_db
     place = partial(error_at, request.text, segment.starts[0])
     if not MIN_SPEED <= speed <= MAX_SPEED:
-        raise place(f"the speed is {speed:g} here; allowed are {MIN_SPEED:g} to {MAX_SPEED:g}")
+        raise place(f"the speed is {speed:g} here; use {MIN_SPEED:g} to {MAX_SPEED:g}")
     if not MIN_GAIN_DB <= gain_db <= MAX_GAIN_DB:
-        raise place(f"the gain is {gain_db:g} dB here; allowed are {MIN_GAIN_DB:g} to {MAX_GAIN_DB:g}")
+        raise place(f"the gain is {gain_db:g} dB here; use {MIN_GAIN_DB:g} to {MAX_GAIN_DB:g}")
     sampling = request.sampling
     if (seed := sampling.get("seed")) is not None:
         sampling = {**sampling, "seed": (seed + number * 0x9E3779B97F4A7C15) % (MAX_SEED + 1)}

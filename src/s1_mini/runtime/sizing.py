@@ -80,7 +80,7 @@ def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig)
     tight = min(rooms, key=lambda room: room.count(SPAN))
     if len(rooms) > 1 and tight.count(SPAN) < 1:
         raise ConfigurationError(
-            f"placement: {tight.name} has {tight.free_bytes / GIB:.2f} GB free besides the weights, but its stages "
+            f"placement: {tight.name} has {tight.free_bytes / GIB:.2f} GB free after the weights, but its stages "
             f"need {(tight.demand.fixed + tight.demand.slot(SPAN)) / GIB:.2f} GB for one slot; "
             "`s1-mini plan --placement` computes what fits"
         )

@@ -69,8 +69,8 @@ def find_model(directory: Path) -> Path | None:
     wrapped = next(directory.glob("*/config.json"), None)
     if wrapped is not None:
         raise CheckpointNotFoundError(
-            f"{directory} has no config.json, but {wrapped.parent.name}/config.json: the archive wraps its files in a "
-            "folder. Create the archive with s1-mini package, or with tar -C FOLDER ."
+            f"{directory} has no config.json, but {wrapped.parent.name}/config.json exists: the archive wraps its "
+            "files in a folder. Create the archive with s1-mini package, or with tar -C FOLDER ."
         )
     raise CheckpointNotFoundError(f"{directory} has no checkpoint: config.json is missing")
 

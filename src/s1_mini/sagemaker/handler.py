@@ -212,7 +212,7 @@ def _check_size(response: httpx.Response) -> None:
     limit = int(os.environ.get("MMS_MAX_RESPONSE_SIZE") or MAX_ANSWER_BYTES)
     if len(response.content) > limit:
         raise CapacityError(
-            f"the response has {len(response.content)} bytes; the limit of this server is {limit}. "
+            f"the response is {len(response.content)} bytes; the limit of this server is {limit}. "
             "Request flac, mp3 or opus, or split the text"
         )
 

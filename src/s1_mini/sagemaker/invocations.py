@@ -311,7 +311,7 @@ def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> 
             return default, name in _JSON
         if name in _AUDIO:
             return _AUDIO[name], False
-    raise NotAcceptableError(f"Accept {accept!r} is not supported; allowed are {', '.join([*_AUDIO, JSON])}")
+    raise NotAcceptableError(f"Accept {accept!r} is not supported; use one of {', '.join([*_AUDIO, JSON])}")
 
 
 def _by_preference(accept: str) -> list[str]:
@@ -362,5 +362,5 @@ def read_route(header: str | None, routes: frozenset[str]) -> str | None:
     path = route if route.startswith("/") else f"/{route}"
     if path not in routes:
         allowed = ", ".join(sorted(routes))
-        raise NotFoundError(f"{ATTRIBUTES}: route={route[:100]!r} does not exist; allowed are {allowed}")
+        raise NotFoundError(f"{ATTRIBUTES}: route={route[:100]!r} does not exist; use one of {allowed}")
     return path

@@ -4,7 +4,7 @@ Supports `invoke_endpoint`, `invoke_endpoint_with_response_stream` and `invoke_e
 a failure of the container becomes status 424 (`ModelError`) with the container's response as text, and the container
 receives only the headers that SageMaker passes on. Signatures are not checked.
 
-Response streams have AWS's event-stream framing. A message is, all numbers big-endian::
+Response streams use AWS's event-stream framing. A message has this layout, with big-endian numbers::
 
     u32 total length | u32 length of headers | u32 crc32 of these 8 bytes
     headers: u8 length, name, u8 type (7: text), u16 length, value
@@ -366,7 +366,7 @@ async def _read_async(request: Request) -> AsyncCall:
     elif bool(body) == bool(location):
         fault = "send either InputLocation or Body"
     elif len(body) > MAX_INLINE_BYTES:
-        fault = f"Body has {len(body)} bytes; the limit is {MAX_INLINE_BYTES}. Use InputLocation"
+        fault = f"Body is {len(body)} bytes; the limit is {MAX_INLINE_BYTES}. Use InputLocation"
     if fault is not None:
         raise AwsError(400, "ValidationError", fault)
     return AsyncCall(location or body, inference_id, float(allowed), str(uuid.uuid4()))
@@ -379,8 +379,9 @@ def _returned(headers: Headers) -> dict[str, str]:
 
 def _model_error(answer: Response) -> Response:
     message = bytes(answer.body).decode(errors="replace")
+    side = "server" if answer.status_code >= 500 else "client"
     content = {
-        "Message": f"Received client error ({answer.status_code}) from {VARIANT} with message {message!r}.",
+        "Message": f"Received {side} error ({answer.status_code}) from {VARIANT} with message {message!r}.",
         "OriginalStatusCode": answer.status_code,
         "OriginalMessage": message,
         "LogStreamArn": "",

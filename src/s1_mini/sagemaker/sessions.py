@@ -91,7 +91,7 @@ class Sessions:
         num_bytes, max_bytes = len(reference_audio or b""), self._accounts.limits[Resource.STICKY_BYTES]
         if num_bytes > max_bytes:
             raise SessionsFullError(
-                f"The recording has {num_bytes:,} bytes; the limit for all sessions is {max_bytes:,}. Send a shorter "
+                f"The recording is {num_bytes:,} bytes; the limit for all sessions is {max_bytes:,}. Send a shorter "
                 "recording or raise S1_MINI_SERVER_SAGEMAKER_MAX_SESSION_MB."
             )
         while self._accounts.total(Resource.STICKY_BYTES) + num_bytes > max_bytes:

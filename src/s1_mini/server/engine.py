@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SpeechEngine(Protocol):
-    """The methods of `ProductionTTSEngine` that the server uses; see there for their descriptions."""
+    """The methods of `ProductionTTSEngine` that the server uses, and that are described there."""
 
     config: EngineConfig
 

@@ -243,7 +243,7 @@ def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1Min
         field, message = "type", "is missing"
     elif first["type"] == "union_tag_invalid":
         context = first["ctx"]
-        field, message = "type", f"{quoted(context['tag'])} is not known; allowed are {context['expected_tags']}"
+        field, message = "type", f"{quoted(context['tag'])} is not known; use one of {context['expected_tags']}"
     else:
         message = f"{quoted(first.get('input'))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
     named = dict.fromkeys(_cut(_field_of(problem), MAX_FIELD) for problem in others[:MAX_NAMED])
@@ -262,7 +262,7 @@ def _unknown_field(field: str, known: Sequence[str]) -> str:
     near = get_close_matches(field.lower(), spellings, n=1, cutoff=SIMILAR) if len(field) <= MAX_FIELD else []
     if near:
         return f"unknown field; did you mean {spellings[near[0]]}?"
-    return "unknown field" + (f"; allowed are {', '.join(known)}" if known else "")
+    return "unknown field" + (f"; use one of {', '.join(known)}" if known else "")
 
 
 def quoted(value: Any) -> str:

@@ -107,12 +107,12 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
         raise InvalidError("SpeechMarkTypes", f"needs OutputFormat json, not {name}; request the audio separately")
     for kind in mark_types:
         if kind not in ("sentence", "ssml", "word"):
-            raise InvalidError("SpeechMarkTypes", f"{kind!r} is not supported; allowed are sentence, ssml and word")
+            raise InvalidError("SpeechMarkTypes", f"{kind!r} is not supported; use sentence, ssml or word")
     if sample_rate is None or name == "json":  # Polly accepts a rate for json, where it has no effect
         return output, output.default_rate
     if sample_rate not in map(str, output.rates):
         allowed = ", ".join(map(str, output.rates))
-        raise InvalidError("SampleRate", f"{quoted(sample_rate)} is not supported for {name}; allowed are {allowed}")
+        raise InvalidError("SampleRate", f"{quoted(sample_rate)} is not supported for {name}; use one of {allowed}")
     return output, int(sample_rate)
 
 

@@ -171,7 +171,7 @@ class Sampling(Strict):
         description="Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.",
     )
     sample_rate: SampleRate | None = Field(
-        None, description="Sample rate of the audio in Hz. Default: the model's own; mulaw and alaw have 8,000."
+        None, description="Sample rate of the audio in Hz. Default: the model's own; mulaw and alaw use 8,000."
     )
 
     def build(self, text: str, audio_format: AudioFormat, *, streams: bool = False, **options: object) -> SpeechRequest:
@@ -252,7 +252,9 @@ class BatchResult(BaseModel):
     error: str | None = None
     error_code: str | None = None
     spoken_text: str | None = Field(None, description="Only with return_spoken_text.")
-    warning: str | None = Field(None, description="Skipped characters, or a text in another language; only if any.")
+    warning: str | None = Field(
+        None, description="Skipped characters, or a text in another language. Absent if neither applies."
+    )
 
     def content(self) -> bytes:
         """Return the result as JSON, without optional fields that are None."""

@@ -51,7 +51,8 @@ class ServerSettings(Settings):
 
     voice_names: Annotated[dict[str, str], NoDecode] = Field(
         {},
-        description="voices for names of other services, such as alloy=clara,nova=anna; overrides the built-in choice",
+        description="voices for the names of other services' voices, such as alloy=clara,nova=anna; overrides the "
+        "built-in choice",
     )
 
     lexicons_path: Path | None = Field(

@@ -307,7 +307,7 @@ class _Connection:
         if text_format == "text":
             return options
         if text_format != "ssml":
-            raise InvalidError("text_format", f"{str(text_format)[:40]!r} is not supported; allowed are text and ssml")
+            raise InvalidError("text_format", f"{str(text_format)[:40]!r} is not supported; use text or ssml")
         return options | {"text_type": "ssml"}
 
     async def _send(self, message: Any, record: RequestLog | None = None) -> None:

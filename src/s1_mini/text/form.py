@@ -1,4 +1,4 @@
-"""The language whose words a checkpoint reads, and the checkpoint's alphabet.
+"""The language in which the text of a checkpoint is normalized, and the checkpoint's alphabet.
 
 A checkpoint of any family declares both in its `config.json`:
 `"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, text is not normalized. The exception
@@ -43,7 +43,7 @@ class TextForm:
 
     language: str | None = None  # language of the normalization; None: not normalized
     alphabet: frozenset[str] | None = None  # None: all characters
-    is_chosen: bool = False  # whether requests choose the language; None: each sentence has its own
+    is_chosen: bool = False  # whether requests choose the language; if they name none, each sentence has its own
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TextForm:

@@ -295,7 +295,7 @@ class _SsmlReader:
             raise self._error(offset, f"<{name[:40]}> is not allowed in <{around}>")
         if name not in ELEMENTS and not name.startswith("amazon:"):
             allowed = ", ".join(ELEMENTS)
-            raise self._error(offset, f"<{name[:40]}> is not supported; allowed are {allowed} and amazon:…")
+            raise self._error(offset, f"<{name[:40]}> is not supported; use one of {allowed} and amazon:…")
         if name.startswith(WITHOUT_EFFECT):
             self.ignored[f"<{name[:40]}>"] = None
         match name:
@@ -345,7 +345,7 @@ class _SsmlReader:
     def _break(self, element: _Element) -> None:
         time, strength = element.attributes.get("time"), element.attributes.get("strength", "medium")
         if strength not in STRENGTHS:
-            reason = f"<break strength={strength[:20]!r}>: allowed are {', '.join(STRENGTHS)}"
+            reason = f"<break strength={strength[:20]!r}>: must be one of {', '.join(STRENGTHS)}"
             raise self._error(element.offset, reason)
         seconds = STRENGTHS[strength] if time is None else _seconds(time, self._source, element.offset)
         self.builder.pause(seconds, element.offset)
@@ -365,7 +365,7 @@ class _SsmlReader:
         if rate in RATES or found is None:
             if rate not in RATES:
                 names = ", ".join(RATES)
-                raise self._error(offset, f"<prosody rate={rate[:20]!r}>: allowed are 25% to 400%, {names}")
+                raise self._error(offset, f"<prosody rate={rate[:20]!r}>: must be 25% to 400%, or one of {names}")
             return RATES[rate]
         value = float(found[2]) / (100 if found[3] else 1)
         return {"": value, "+": 1 + value, "-": max(0.0, 1 - value)}[found[1]]
@@ -373,7 +373,7 @@ class _SsmlReader:
     def _volume(self, volume: str, offset: int) -> float:
         found = _VOLUME.fullmatch(volume)
         if found is None and volume not in VOLUMES:
-            reason = f"<prosody volume={volume[:20]!r}>: allowed are +6dB, -6dB and so on, {', '.join(VOLUMES)}"
+            reason = f"<prosody volume={volume[:20]!r}>: must be such as +6dB or -6dB, or one of {', '.join(VOLUMES)}"
             raise self._error(offset, reason)
         return VOLUMES[volume] if found is None else float(found[1])
 
@@ -393,6 +393,6 @@ def _seconds(time: str, source: str, offset: int) -> float:
     found = _TIME.fullmatch(time.strip())
     seconds = float("inf") if found is None else float(found[1]) / (1000 if found[2] == "ms" else 1)
     if seconds > MAX_PAUSE_S:
-        reason = f"the pause is {time[:20]!r}; allowed are 0s to {MAX_PAUSE_S:g}s, or in ms. Several pauses add up."
+        reason = f"the pause is {time[:20]!r}; use 0s to {MAX_PAUSE_S:g}s, or in ms. Several pauses add up."
         raise error_at(source, offset, reason)
     return seconds

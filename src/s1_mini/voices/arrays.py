@@ -29,7 +29,7 @@ def is_array_file(data: bytes) -> bool:
 def read_arrays(data: bytes) -> dict[str, np.ndarray]:
     """Read the arrays of a .npz by their names, or the array of a .npy under "". Raises `ValueError`."""
     if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"it has {len(data):,} bytes; the limit for a voice file is {MAX_FILE_BYTES:,}")
+        raise ValueError(f"it is {len(data):,} bytes; the limit for a voice file is {MAX_FILE_BYTES:,}")
     try:
         if not data.startswith(_MAGIC[0]):
             return {"": _read(data)}

@@ -137,7 +137,7 @@ def _opened(path: Path, framework: str) -> Iterator[safe_open]:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
-            raise ValueError(f"it has {size:,} bytes; the limit for a voice is {MAX_FILE_BYTES:,}")
+            raise ValueError(f"it is {size:,} bytes; the limit for a voice is {MAX_FILE_BYTES:,}")
         with safe_open(name_of_open(file), framework=framework) as tensors:
             yield tensors
 

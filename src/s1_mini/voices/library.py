@@ -1,7 +1,8 @@
 """Named voices: the format of a voice file, and the voices of a checkpoint in `voices/NAME.safetensors`.
 
 A file holds the tensors that the family defines (`format`) and, as metadata, `text` (the transcript), `description`,
-`codec` (the fingerprint of the encoder) for added voices, and `default` for at most one of the checkpoint's voices.
+`codec` (the fingerprint of the encoder) for added voices, and `default`, which is true for at most one
+of the checkpoint's voices and false for all others.
 
 Only reading and writing tensors loads torch; listing voices does not.
 """
@@ -65,7 +66,7 @@ class CheckpointVoices:
     def __init__(
         self, checkpoint: Path, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside]
     ) -> None:
-        """List the voices in files, and those in the publisher's format for names without a file."""
+        """List the voices in `files`, and those in the publisher's format whose names have no file."""
         self.folder = checkpoint / FOLDER
         self._checkpoint, self._files, self._form = checkpoint, files, form
         self._beside = {name: each for name, each in beside.items() if is_name(name) and name not in files}
@@ -105,7 +106,7 @@ class CheckpointVoices:
 
     @property
     def default_name(self) -> str | None:
-        """The name of the default voice, if its file is readable. Voice files precede the publisher's files."""
+        """The default voice's name, if its file is readable. Voice files take precedence over the publisher's files."""
         defaults = [name for name, summary in self._summaries.items() if summary.is_default]
         return min(defaults, key=lambda name: name in self._beside, default=None)
 

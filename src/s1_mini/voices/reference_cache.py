@@ -184,7 +184,7 @@ class ReferenceStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.publish(path, content)
-        except OSError as error:  # such as a full disk: requests go on, only without the store
+        except OSError as error:  # such as a full disk: requests continue without the store
             if error.errno not in self._warned:
                 self._warned.add(error.errno)
                 logger.warning("cannot write the reference cache: %s: %s", path, error.strerror)

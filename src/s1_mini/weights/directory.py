@@ -15,7 +15,7 @@ DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
 INDEX_SUFFIX = ".safetensors.index.json"
 
-_MAX_JSON_BYTES = 4 * 2**20  # the largest JSON file of S1-mini has 0.15 MB
+_MAX_JSON_BYTES = 4 * 2**20  # the largest JSON file of S1-mini is 0.15 MB
 
 
 # Names that transformers gives to a model file, in order of preference.
@@ -54,7 +54,7 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
     except OSError as error:
         raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from None
     if len(content) > max_bytes:
-        raise CheckpointFileError(f"{path} has {path.stat().st_size:,} bytes; the limit is {max_bytes:,}")
+        raise CheckpointFileError(f"{path} is {path.stat().st_size:,} bytes; the limit is {max_bytes:,}")
     return content
 
 

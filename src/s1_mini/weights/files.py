@@ -31,7 +31,7 @@ Tensors = Mapping[str, Tensor]
 _WRAPPERS = ("state_dict", "model", "generator")
 _MAX_NAME = 80  # characters of a name in an error message
 
-_MAX_PICKLE_BYTES = 2**20  # the pickle of S1-mini's model has 30 kB; tensor data is stored elsewhere
+_MAX_PICKLE_BYTES = 2**20  # the pickle of S1-mini's model is 30 kB; tensor data is stored elsewhere
 _MAX_STEPS = 2**17  # opcodes of all pickles of a file; each tensor takes about 20
 _NUM_OLD_PICKLES = 5  # of a file from before torch 1.6: magic number, version, system, content, keys of storages
 _LOCAL_HEADER_BYTES = 30
@@ -152,7 +152,7 @@ def _claiming(num_records: Counter[int]) -> Callable[[Any, str], Any]:
     def claim(storage: Any, _: str) -> Any:
         size = storage.nbytes()
         if size and not num_records[size]:
-            raise CheckpointFileError(f"is damaged: a tensor has {size:,} bytes, but no record has that size")
+            raise CheckpointFileError(f"is damaged: a tensor is {size:,} bytes, but no record has that size")
         num_records[size] -= 1
         return storage
 
@@ -216,6 +216,6 @@ def _inspect_pickles(content: bytes, count: int) -> None:
 
 def _too_long() -> CheckpointFileError:
     return CheckpointFileError(
-        f"cannot be read: its list of tensors has more than {_MAX_PICKLE_BYTES:,} bytes or {_MAX_STEPS:,} "
+        f"cannot be read: its list of tensors is more than {_MAX_PICKLE_BYTES:,} bytes or {_MAX_STEPS:,} "
         "steps; save only the tensors, without the optimizer state"
     )

@@ -371,7 +371,7 @@ class _Link:
 
     @classmethod
     def of_transposed(cls, layer: CausalConvTranspose1d, factors: Factors, pasts: _Pasts) -> _Link:
-        """Return a transposed convolution as a convolution whose output channels are those of `stride` output steps."""
+        """Return a transposed convolution as a plain one, whose output channels hold `stride` steps of the output."""
         conv, bias = layer.conv, layer.conv.bias
         epilogue = Epilogue(
             conv.out_channels, None if bias is None else bias.repeat(layer.stride), None, 0, keeps_total=False

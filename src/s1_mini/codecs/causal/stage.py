@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from s1_mini.codecs.causal.compiled import CompiledStreams
 
 MAX_FRAMES = 400  # limit of a captured call; larger calls would saturate the GPU and delay first chunks
-START_BYTES = 2**28  # limit of all cached start states; a state of Qwen3-TTS's codec has 2.6 MB in float16
+START_BYTES = 2**28  # limit of all cached start states; a state of Qwen3-TTS's codec is 2.6 MB in float16
 
 
 class CausalDecoder(ChunkStage):
@@ -107,7 +107,7 @@ class CausalDecoder(ChunkStage):
         """Launch one call for several chunks, each given as slot, whether its stream has begun, and codes [F, K]."""
         n = fit(self._policy.rows, len(chunks))
         codes = np.zeros((n, size, self._codec.num_codebooks), np.int64)
-        # First row: slots. Second row: 1 if the slot's stream has begun; 0, also used for capture, begins a new stream.
+        # First row: slots. Second row: 1 if the slot's stream has begun; 0 if it begins now, and in captures.
         rows = np.zeros((2, n), np.int64)
         rows[0] = self._policy.slots
         for at, (slot, has_begun, inputs) in enumerate(chunks):

@@ -1,4 +1,4 @@
-"""A vocoder as a stage: chunks of frames with the frames around them in, audio out. Slots have no state.
+"""A vocoder as a stage: turns chunks of frames, with the frames around them, into audio. Slots have no state.
 
 Another network, such as a post-net, may run before the vocoder; the context then covers both.
 Shapes: n units of a call, F frames, M mel bins, T samples.
@@ -23,7 +23,7 @@ from s1_mini.runtime.rows import fit
 class Front(Protocol):
     """A network in front of the vocoder."""
 
-    reach: int  # frames on each side of a frame on which its output depends
+    reach: int  # number of frames before and after a frame that affect its output
 
     def __call__(self, frames: Tensor, start: int, edges: Edges) -> Tensor:
         """Return the output for a window whose first frame is `start`, except the `reach` frames at each end."""
@@ -62,7 +62,7 @@ class Vocoder(ChunkStage):
         return graphs.launch((n, size), windows, edges)
 
     def _fill(self, window: np.ndarray, begin: Begin) -> tuple[int, int]:
-        """Copy a unit's frames into a window of zeros; return their first and last frame in the terms of `Edges`."""
+        """Copy a unit's frames into a window of zeros; return `first` and `last` of their `Edges`."""
         first = self._context - begin.context
         window[first : first + len(begin.inputs)] = begin.inputs
         return -begin.context, len(begin.inputs) - begin.context

@@ -147,7 +147,7 @@ def _layers(stem: str, sizes: TransformerConfig, products: Mapping[str, bool], n
 def check(config: Qwen12Config, tensors: Mapping[str, Tensor], *, encodes: bool, source: str) -> None:
     """Raise `CheckpointMismatchError` unless the published tensors fit `config`.
 
-    The encoder is checked if it is present or if `encodes`; otherwise, the first reference would reveal its faults.
+    The encoder is checked if it is present or if `encodes`, so that its faults are found before the first reference.
     """
     expected = decoder_shapes(config)
     if encodes or can_encode(tensors):

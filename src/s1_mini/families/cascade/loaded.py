@@ -37,8 +37,8 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "balanced": (16, 64, 128),
     "throughput": (256,),
 }
-CODEC_SLOTS = 2  # codec slots per semantic slot, whose next utterance may begin before decoding ends
-PREFILL_POSITIONS = 4096  # prefilled positions per plan of the coarse model on a GPU, which prefills whole windows
+CODEC_SLOTS = 2  # fine and codec slots per semantic slot, which may begin an utterance before decoding ends
+PREFILL_POSITIONS = 4096  # per plan of the coarse model on a GPU; it prefills whole windows
 MAX_PREFILLS = 8  # prefills per plan of the coarse model on a GPU
 SPARE_FRAMES = 256  # frames that the codec decodes in one turn of a thread that also runs other stages
 NO_CLONING = (

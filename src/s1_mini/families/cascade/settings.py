@@ -17,7 +17,7 @@ def _stages(value: Any) -> tuple[str, ...]:
     unknown = [name for name in names if name and name not in VLLM_STAGES]
     if unknown:
         raise ValueError(
-            f"vLLM cannot run {', '.join(map(str, unknown))}; allowed are {', '.join(VLLM_STAGES)}, or both"
+            f"vLLM cannot run {', '.join(map(str, unknown))}; use one of {', '.join(VLLM_STAGES)}, or both"
         )
     return tuple(name for name in VLLM_STAGES if name in names)
 

@@ -11,7 +11,7 @@ from s1_mini.weights.directory import read_whole
 
 FILES = ("tokenizer.json", "vocab.txt")
 UNKNOWN = "[UNK]"
-_MAX_BYTES = 32 * 2**20  # published vocabularies have 3 MB
+_MAX_BYTES = 32 * 2**20  # published vocabularies are 3 MB
 
 
 def find_vocabulary(directory: Path) -> Path:
@@ -41,7 +41,7 @@ class CascadeTokenizer:
             if path.suffix == ".json":
                 return cls(Tokenizer.from_str(text))
             return cls(_word_piece({word: number for number, word in enumerate(text.split("\n")) if word}))
-        except Exception as error:  # the library raises bare exceptions and Rust panics
+        except Exception as error:  # the library raises bare exceptions
             raise CheckpointFileError(f"{path} is not a valid vocabulary: {str(error)[:200]}") from None
 
     def encode(self, text: str) -> list[int]:

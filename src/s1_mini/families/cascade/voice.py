@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KEYS = ("semantic_prompt", "coarse_prompt", "fine_prompt")
 INDEX = "speaker_embeddings_path.json"
-MAX_BYTES = 2 * 2**20  # limit of a file; the largest published file has 80 kB
+MAX_BYTES = 2 * 2**20  # limit of a file; the largest published file is 80 kB
 MAX_FRAMES = 2**14  # limit of frames, and of semantic tokens, in a voice
 ENCODER = "bark"  # of all checkpoints: each voice fits all of them, because they share codec and semantic tokens
 
@@ -64,7 +64,7 @@ def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
     for key, limit in zip(KEYS, (numbers.semantic_size, numbers.codebook_size, numbers.codebook_size), strict=True):
         low, high = int(parts[key].min()), int(parts[key].max())
         if low < 0 or high >= limit:
-            return f"has a {key} with the id {low if low < 0 else high}; allowed are 0 to {limit - 1}"
+            return f"has a {key} with the id {low if low < 0 else high}; use 0 to {limit - 1}"
     return ""
 
 

@@ -1,6 +1,6 @@
 """The two transformers of a codec language model.
 
-Each family adds embeddings and heads, with its own names of parameters.
+Each family adds embeddings and heads, with its own parameter names.
 Shapes: B rows, T positions, K codebooks, S attended positions.
 """
 

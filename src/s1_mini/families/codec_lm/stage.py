@@ -1,7 +1,8 @@
 """The language model as a stage: a prompt in, one frame of codes per step out, until the end.
 
-A step computes all slots up to its highest slot and attends to positions up to a multiple of `rows.SPAN`. With these
-shapes, a slot's results do not depend on other slots, on a CPU even bit for bit.
+A step computes all slots up to its highest slot and attends to positions up to a multiple of `rows.SPAN`; with graphs,
+it computes the next larger captured number of slots, with all positions. A slot's results do not depend on other slots;
+on a CPU, they are equal bit for bit.
 Shapes: B slots of a call, S positions, K codebooks.
 """
 
@@ -56,7 +57,7 @@ class LanguageModel(Stage):
         self._scores = TextScores(self.state.kept)
         self._stepping = SteppingSlots(self.state.active, self._writes)
         self._compiled = CompiledSlots()
-        self._prefill: Callable[[int, Tensor, int], None] = partial(model.prefill, self.state)  # of compiled slots
+        self._prefill: Callable[[int, Tensor, int], None] = partial(model.prefill, self.state)  # for compiled slots
         self._steps: StepGraphs[tuple[int, bool]] | None = None  # key: rows, whether prefixes are shared
         self._reads: StepGraphs[int] | None = None
 
@@ -178,8 +179,8 @@ class LanguageModel(Stage):
             self._model.load(self.state, slot, prefix.saved, self._writes)
             self._hold(slot, prefix.saved)
             return
-        self.prefill([Prefill(slot, 0, saved.positions)])  # the other code has rounded differently
-        if is_compiled:  # as all later utterances are
+        self.prefill([Prefill(slot, 0, saved.positions)])  # compiled and eager code round differently
+        if is_compiled:  # like all later utterances
             prefix.saved, prefix.is_compiled = self._model.save(self.state, slot, saved.positions), True
 
     def replay(self, rows: int) -> bool:

@@ -68,7 +68,7 @@ class MelConfig:
         if decoder_heads != config.heads or config.width % config.heads or config.width % 2:
             raise CheckpointMismatchError(
                 f"config.json: hidden_size={config.width} must be even and a multiple of encoder_attention_heads="
-                f"{config.heads}, which decoder_attention_heads={reprlib.repr(decoder_heads)} must equal"
+                f"{config.heads}; decoder_attention_heads={reprlib.repr(decoder_heads)} must be equal to that"
             )
         if values.get("hidden_act", "gelu") != "gelu":
             raise CheckpointMismatchError(

@@ -12,7 +12,7 @@ from s1_mini.families.mel.config import MelConfig
 from s1_mini.weights.directory import read_whole
 
 FILE = "spm_char.model"
-_MAX_BYTES = 4 * 2**20  # the published file has 238 kB
+_MAX_BYTES = 4 * 2**20  # the published file is 238 kB
 
 
 class CharTokenizer:

@@ -1,7 +1,7 @@
 """Compare this engine with the original implementation of SpeechT5.
 
-An oracle is a `.safetensors` file of inputs and expected outputs; docs/mel.md lists its tensors, whose names begin with
-a case, `CASE.`. The engine recomputes the outputs in float32 with the code that also serves requests (text encoder,
+An oracle is a `.safetensors` file of inputs and expected outputs; docs/mel.md lists its tensors, each named
+`CASE.NAME`. The engine recomputes the outputs in float32 with the code that also serves requests (text encoder,
 single steps with caches, vocoder in windows), with the dropout masks of the case or without dropout.
 """
 

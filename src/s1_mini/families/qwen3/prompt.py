@@ -91,7 +91,9 @@ class PromptBuilder:
         self._columns = Columns(config.num_codebooks, config.code_size)
         *first, self.newline = self.with_role(ROLE, "")
         if first != [config.text.im_start, config.text.assistant] or tokenizer.highest_id >= config.text.im_start:
-            raise CheckpointMismatchError("vocab.json does not belong to config.json: their ids for prompts differ")
+            raise CheckpointMismatchError(
+                "vocab.json does not fit config.json: the ids of the tokens of prompts differ"
+            )
 
     def build(
         self,

@@ -34,7 +34,7 @@ SPLIT_PATTERN = "|".join(
     )
 )
 _SEMANTIC = re.compile(r"<\|semantic:([0-9]{1,9})\|>")
-_MAX_VOCABULARY_BYTES = 8 * 2**20  # S1-mini's vocabulary has 2.4 MB
+_MAX_VOCABULARY_BYTES = 8 * 2**20  # S1-mini's vocabulary is 2.4 MB
 
 
 @dataclass(frozen=True)

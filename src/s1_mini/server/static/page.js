@@ -164,7 +164,7 @@ async function download({ body, clip }) {
     const { file, seconds } = await speakFile(body, format, signal);
     save(file, name);
     const isSame = Math.abs(seconds - clip.seconds) < 0.01;
-    const differs = ` The audio was generated again and has ${seconds.toFixed(1)} s; what you heard has ${clip.seconds.toFixed(1)} s. To save exactly what you heard, choose wav.`;
+    const differs = ` The audio was generated again and takes ${seconds.toFixed(1)} s; what you heard takes ${clip.seconds.toFixed(1)} s. To save exactly what you heard, choose wav.`;
     status.textContent = `Saved as ${format}.${isSame ? "" : differs}`;
   } catch (error) {
     if (signal.aborted) return;

@@ -42,7 +42,7 @@ export class Voices extends EventTarget {
       this.fire("loaded");
     } catch (error) {
       const again = error.status === 503 || error.status === 0;
-      this.note(error.status === 503 ? "The engine is starting…" : again ? error.message : "");
+      this.note(again ? error.message : "");
       if (again) this.retry = setTimeout(() => this.load(choose), 1000 * Math.min(error.retryAfter ?? RETRY_S, 10));
       else this.fire("error", error);
     }
