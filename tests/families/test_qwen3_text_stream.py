@@ -308,7 +308,7 @@ def test_an_alphabet_of_the_checkpoint_is_refused_by_name(tmp_path: Path) -> Non
     (directory / "config.json").write_text(json.dumps(values))
     with (
         ProductionTTSEngine(config(directory, **STEP)) as engine,
-        pytest.raises(ParameterError, match="an alphabet in config"),
+        pytest.raises(ParameterError, match="cannot be a TextStream, because config"),
     ):
         engine.stream(TextStream())
 

@@ -51,7 +51,7 @@ def packed() -> bytes:
 WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
     "pickled objects": (lambda: saved(np.save, np.array([{"a": 1}], dtype=object)), "object, not numbers"),
     "letters": (lambda: saved(np.save, np.array(["a"])), "not numbers"),
-    "an archive that unpacks to much": (lambda: bomb(zipfile.ZIP_DEFLATED, 2**24), "more than 16 arrays or"),
+    "an archive that unpacks to much": (lambda: bomb(zipfile.ZIP_DEFLATED, 2**24), "more than 16 arrays, or"),
     "an archive of deflate that states a false size": (lambda: bomb(zipfile.ZIP_DEFLATED, 100), "damaged"),
     "an archive of bzip2 that states a false size": (lambda: bomb(zipfile.ZIP_BZIP2, 100), "method 12"),
     "an archive of lzma that states a false size": (lambda: bomb(zipfile.ZIP_LZMA, 100), "method 14"),
