@@ -197,7 +197,7 @@ def test_a_session_whose_text_does_not_go_on_is_idle(engine: ProductionTTSEngine
 @pytest.mark.parametrize(
     ("options", "text", "field"),
     [
-        ({}, "1 2 " * 200, "tokens too long, because a slot needs a frame for each token"),
+        ({}, "1 2 " * 200, "text: does not fit in a slot"),
         (
             {},
             "a" * 20_001,

@@ -75,6 +75,6 @@ def check_rest(num_tokens: int, room: int) -> None:
     if num_tokens > room:
         raise TextError(
             "text",
-            f"is {num_tokens - room} tokens too long, because a slot needs a frame for each token; "
+            f"does not fit in a slot, which needs a frame for each token: it is {num_tokens - room} tokens too long; "
             "shorten it or raise S1_MINI_MAX_COLUMNS",
         )
