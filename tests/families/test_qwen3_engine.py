@@ -302,7 +302,7 @@ def test_the_predictors_sampling_is_a_setting(custom: Path) -> None:
         ({"talker_config": {"attention_bias": "false"}}, "attention_bias='false' must be true or false"),
         ({"talker_config": None}, "talker_config=None must be an object"),
         ({"talker_config": {"head_dim": None}}, "head_dim=None must be a positive integer"),
-        ({"talker_config": {"vocab_size": 1089}}, "must be 1024 above"),
+        ({"talker_config": {"vocab_size": 1089}}, "must be 1024 more than"),
         ({"talker_config": {"spk_id": {"x": "y"}}}, r"spk_id\.x='y' must be"),
         ({"talker_config": {"spk_is_dialect": {"ryan": "scots"}}}, r"spk_is_dialect\.ryan='scots'"),
         ({"talker_config": {"spk_is_dialect": {"ryan": ["scots"]}}}, r"spk_is_dialect\.ryan=\['scots'\]"),
@@ -381,12 +381,12 @@ def test_a_checkpoint_is_converted_packaged_and_planned(custom: Path, base: Path
 def test_a_conversion_to_float16_is_refused_because_the_model_overflows(
     custom: Path, tmp_path: Path, command: str
 ) -> None:
-    arguments = [command, "--checkpoint", str(custom), "-o", str(tmp_path / "half"), "--precision", "float16"]
+    arguments = [command, "--checkpoint", str(custom), "-o", str(tmp_path / "half.tar.gz"), "--precision", "float16"]
 
     result = CliRunner().invoke(app, arguments)
 
     assert "'float16' is not available for Qwen3-TTS, which overflows in float16" in str(result.exception)
-    assert not (tmp_path / "half").exists()
+    assert not (tmp_path / "half.tar.gz").exists()
 
 
 def test_a_designed_voice_has_slots_for_a_text_that_is_not_split(custom: Path, tmp_path: Path) -> None:

@@ -214,5 +214,5 @@ def test_a_vocabulary_of_another_model_is_refused(tmp_path: Path) -> None:
     vocabulary = (directory / "vocab.json").read_text().replace('"assistant"', '"assistent"')
     (directory / "vocab.json").write_text(vocabulary)
 
-    with pytest.raises(CheckpointMismatchError, match=r"vocab\.json does not belong to config\.json"):
+    with pytest.raises(CheckpointMismatchError, match=r"vocab\.json does not fit config\.json"):
         opened(directory)

@@ -53,7 +53,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_pa
 
     with (
         in_little_memory(),
-        pytest.raises(PackageError, match=r"the unpacked files exceed .*'model\.safetensors' has [\d,]+"),
+        pytest.raises(PackageError, match=r"the unpacked files exceed .*'model\.safetensors' is [\d,]+"),
     ):
         verify_archive(archive)
 
@@ -67,7 +67,7 @@ def test_many_files_that_unpack_to_too_much_are_refused_at_the_first_that_is_too
 
     with (
         in_little_memory(),
-        pytest.raises(PackageError, match=r"the unpacked files exceed the limit of .*'4\.bin' has"),
+        pytest.raises(PackageError, match=r"the unpacked files exceed the limit of .*'4\.bin' is"),
     ):
         verify_archive(archive)
 

@@ -225,7 +225,7 @@ def test_a_record_of_another_length_than_its_tensor_is_refused(saved: Path, leng
     def change(name: str, content: bytes) -> bytes:
         return (content * 2)[:length] if name.endswith("data/0") else content
 
-    with pytest.raises(CheckpointFileError, match=r"is damaged: a tensor has [\d,]+ bytes, but no record has"):
+    with pytest.raises(CheckpointFileError, match=r"is damaged: a tensor is [\d,]+ bytes, but no record has"):
         read_tensors(pack_again(saved, change=change))
 
 

@@ -216,6 +216,6 @@ def _inspect_pickles(content: bytes, count: int) -> None:
 
 def _too_long() -> CheckpointFileError:
     return CheckpointFileError(
-        f"cannot be read: its list of tensors is more than {_MAX_PICKLE_BYTES:,} bytes or {_MAX_STEPS:,} "
+        f"cannot be read: its list of tensors has more than {_MAX_PICKLE_BYTES:,} bytes or {_MAX_STEPS:,} "
         "steps; save only the tensors, without the optimizer state"
     )
