@@ -129,7 +129,7 @@ def looks(worker: Worker) -> Iterator[list[Look]]:
 
 
 def speed(seen: list[Look]) -> tuple[float, float]:
-    """Return seconds of audio per second, and cores, while the engine was full; of a very short run, over all of it."""
+    """Return seconds of audio per second, and cores, while the engine was full; over the whole run if it is short."""
     total = seen[-1].audio_s
     first, last = (next(look for look in seen if look.audio_s >= share * total) for share in (FIRST, LAST))
     if first is last:

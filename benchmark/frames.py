@@ -54,7 +54,7 @@ class FrameTime:
 
 
 class FrameBench:
-    """A language model whose slots have `context` positions each and generate `frames` frames at a time.
+    """A language model whose slots have prompts of `context` positions and room for `frames` frames.
 
     Slots share the prefixes of `voices` voices; with 0 voices, each slot has its own prefix.
     """

@@ -23,7 +23,7 @@ class Section:
     seconds: float = 0.0
     memory_mb: float = 0.0  # growth of the memory in use: to the peak on a GPU, to the section's end on a CPU
     num_bytes: float = 0.0  # bytes of weights, keys and values that the section must read
-    busy_s: float | None = None  # seconds that the device computes: a GPU's kernels, a CPU's cores on average
+    busy_s: float | None = None  # seconds of computation: of all kernels on a GPU, averaged over the cores on a CPU
 
     @property
     def bandwidth_gb_s(self) -> float | None:
@@ -104,7 +104,7 @@ class Clock(Timer):
 
 
 def trace(work: Callable[[], Sequence[Span]], device: torch.device) -> dict[str, float]:
-    """Run work under torch's profiler; return the seconds of kernels, on a CPU of operators, in each section."""
+    """Run work under torch's profiler; return the seconds of kernels (on a CPU: of operators) in each section."""
     from torch.profiler import ProfilerActivity, profile
 
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU

@@ -95,7 +95,7 @@ def sentences(count: int) -> list[str]:
 
 
 class Speaker:
-    """An engine on the CPU that speaks texts, each with its own seed, up to a length that no sentence needs."""
+    """An engine on the CPU that speaks texts, each with its own seed, and with a limit that no sentence reaches."""
 
     def __init__(self, engine: ProductionTTSEngine, frames_per_s: float) -> None:
         self.engine, self._frames_per_s = engine, frames_per_s

@@ -230,7 +230,7 @@ def _norm_snake_fused(x: Tensor, style: Tensor, alpha: Tensor, residual: Tensor 
 def _sum_over_time(
     x, other, sums, steps, C: tl.constexpr, W: tl.constexpr, T: tl.constexpr, R: tl.constexpr, ADDS: tl.constexpr
 ):
-    """Sum values and squares of T times R steps [W channels], and store x + other in x if it ADDS."""
+    """Sum values and squares of T times R steps [W channels]; if ADDS is set, of x + other, which is stored in x."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.program_id(2) * W + tl.arange(0, W)
     total, squares = tl.zeros([W], tl.float32), tl.zeros([W], tl.float32)

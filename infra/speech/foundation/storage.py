@@ -13,7 +13,7 @@ from constructs import Construct
 
 from speech.stages import ANSWERS, MODELS, Stage
 
-ANSWER_DAYS = 7  # until async requests and responses are deleted
+ANSWER_DAYS = 7  # until async requests and responses expire; old versions are kept longer
 
 
 class Storage(Construct):

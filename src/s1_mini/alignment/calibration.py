@@ -18,7 +18,9 @@ from s1_mini.alignment.path import FREE, MAX_ADVANCE, SKIP_COST, frames_spent
 from s1_mini.alignment.times import HOP_S, WINDOW_S, Span, find_sounds, window_power
 
 LAST_S = 0.5  # end of an utterance, in which a head must have reached the last word
-NEAR_PAUSE_S = 0.3  # maximum distance from the estimated end of a word before a punctuation mark to its pause
+NEAR_PAUSE_S = (
+    0.3  # maximum distance between the estimated end of a word and the pause at the punctuation mark after it
+)
 LAGS_S = np.arange(-0.2, 0.6, HOP_S)
 SONORANTS = frozenset("aeiouylmnrw")
 # Delay from a sonorant letter's time, corrected by the head's shift, to the energy of its sound. It is the mean of 41,

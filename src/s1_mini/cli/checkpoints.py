@@ -133,7 +133,7 @@ def random_checkpoint(
 
 def align(
     checkpoint: Checkpoint = None,
-    writes: Annotated[bool, typer.Option("--write", help="Write the head that was found to config.json.")] = False,
+    writes: Annotated[bool, typer.Option("--write", help="Write the result to config.json.")] = False,
     text: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="A sentence to speak; may be repeated. [eight English sentences]"),
@@ -146,7 +146,8 @@ def align(
     words: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Table like words.csv with reference times: print the differences, and fit the shifts."
+            metavar="FILE",
+            help="Table of reference times, like words.csv: the command prints the differences and fits the shifts.",
         ),
     ] = None,
     device: DeviceName = "auto",

@@ -64,7 +64,7 @@ class StagePolicy:
     is_autoregressive: bool = True  # true: all units step together; false: a call has only the most urgent units
     stops: bool = False  # whether units end by themselves; a unit at its step limit then means that speech was cut
     is_remote: bool = False  # whether the stage runs in another process, which needs `Plan.drops`
-    helped_size: int = 0  # the first stage's thread may help with first audio, in units up to this size
+    helped_size: int = 0  # the first stage's thread may run this stage's units up to this size, for first audio
     items_a_turn: int = 0  # limit per turn of a thread with several stages; at least one call is made
     prefill_positions: int = 256  # limit of prefilled positions per plan, for all units together
     max_prefills: int = 4  # limit of prefills per plan, because each has a fixed cost

@@ -16,7 +16,7 @@ from s1_mini.core.stage import StagePolicy
 
 MIN_SHARED = 16  # positions; computing a shorter prefix is faster than loading it from the cache
 RESERVE_S = 0.1  # a stream with less unplayed audio is about to run out of audio
-# How often in a row each class of `classify` may be passed over.
+# After being passed over this many times in a row, a class of `classify` is chosen before classes that are not due.
 MAX_PASSED_OVER = (9, 1, 3, 4)
 MAX_PUT_OFF = 4  # consecutive plans without prefill while a stream is about to run out of audio
 
@@ -283,7 +283,7 @@ class StageQueue:
 class Priority:
     """Orders the sequences of one stage by the classes of `classify`.
 
-    Each class is passed over at most a few times in a row (`MAX_PASSED_OVER`), so that no sequence starves.
+    A class that was passed over a few times in a row (`MAX_PASSED_OVER`) is due, so that no sequence starves.
     """
 
     def __init__(self) -> None:

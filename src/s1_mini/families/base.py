@@ -102,7 +102,8 @@ class Description:
     def text_form(self, form: TextForm, language: str | None) -> TextForm:
         """Return the form of a request's text: in `language`, or else in the language that the checkpoint declares.
 
-        With a choice of languages and neither of these, each sentence is read in the language that it is written in.
+        If neither exists and the model has a choice of languages, each sentence is read in the language that it is
+        written in.
 
         Raises `ParameterError` for an unsupported language.
         """

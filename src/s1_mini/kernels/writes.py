@@ -1,7 +1,7 @@
 """Many small writes to a GPU's memory in one kernel: copies of bytes, and random numbers.
 
 A table has one line for each write, int64 [n, `FIELDS`]: the address of its target, the address of its source (0 for
-random numbers), its size in bytes, and the seed and the piece of random numbers. Random numbers are those of
+random numbers), its size in bytes, and the seed and the utterance of random numbers. Random numbers are those of
 `layers/randomness.py`, bit for bit: fp32 from Philox 4×64 with ten rounds (Salmon et al. 2011), as numpy computes them.
 """
 

@@ -4,7 +4,7 @@ A manifest has the SHA-256 and size of every file, and the versions that wrote i
 
 An error names the refused files: a file that is changed, missing or not listed; a link, a device or anything else that
 is not a plain file; a path that is absolute or leads out of the artifact; a name that is both a file and a folder.
-An archive is read member by member in bounded memory. A few kilobytes of gzip may unpack to gigabytes, so each header
+An archive is read member by member in bounded memory. A megabyte of gzip may unpack to a gigabyte, so each header
 is checked before the content after it is unpacked, and the size of the headers is limited.
 """
 
@@ -52,7 +52,7 @@ _IGNORED = {"lost+found", "__pycache__"}  # created by file systems of volumes, 
 # compress little; text and compiled kernels compress more, but are small.
 _MOST_PER_PACKED_BYTE = 4
 _MOST_BESIDE = 256 * 2**20
-_HEADER_BYTES = 16 * 2**10  # limit for the headers of one member; a path of 1,024 bytes takes 3 KiB
+_HEADER_BYTES = 16 * 2**10  # limit for the headers of one member; a path of 1,024 bytes takes 2.5 KiB
 _BLOCK_BYTES = 64 * 2**10  # tarfile reads blocks of this size
 _KINDS = {
     tarfile.SYMTYPE: "a link",

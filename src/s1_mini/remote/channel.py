@@ -154,8 +154,8 @@ class Channel:
     ) -> None:
         """`on_message` receives messages, and `on_end` is called at the end of the input, both in one thread.
 
-        `expand`, called in the other thread, replaces the objects that `send` got by the messages to write; it is also
-        called without objects after `tick_s` without any.
+        `expand`, called in the other thread, turns the objects passed to `send` into the messages to write. It is also
+        called, with an empty list, if nothing is sent for `tick_s`.
         """
         self._source, self._target = source, target
         self._on_message, self._on_end = on_message, on_end

@@ -62,7 +62,8 @@ class Outgoing:
         self._queue = output if isinstance(output, OutputQueue) else None  # markup has no queue; see `_pump`
         self.taken = 0  # bytes that the consumer has taken; set by the reading thread
         self._is_marked = False
-        self._sent = self._held = 0  # bytes: sent; reported as not sent
+        self._sent = 0  # bytes
+        self._held = 0  # bytes that were reported as not sent
         self._window = float("inf")  # bytes; set by the first chunk
 
     def mark(self) -> None:
@@ -250,7 +251,7 @@ class EngineWorker:
         now = time.monotonic()
         if now >= self._next_news or any(isinstance(message, Result) for message in messages):
             self._next_news = now + STATUS_S
-            messages[:0] = self._news(now)  # first, so that the caller of a method sees its effects
+            messages[:0] = self._news(now)  # before results, so that a caller then finds the effects of its call
             self._collector.look(is_idle=not self._tasks and not self._outgoing, now=now)
         return messages
 
@@ -298,7 +299,7 @@ def portable(error: BaseException) -> Exception:
     if not isinstance(error, S1MiniError):
         logger.error("a call of the engine failed", exc_info=error)
         return RuntimeError(f"{type(error).__name__}: {error}; the log has the traceback")
-    return error.with_traceback(None)  # whose frames refer to the error
+    return error.with_traceback(None)  # the frames of a traceback refer to the error
 
 
 def take_input() -> int:

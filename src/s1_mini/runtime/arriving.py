@@ -75,6 +75,6 @@ def check_rest(num_tokens: int, room: int) -> None:
     if num_tokens > room:
         raise TextError(
             "text",
-            f"does not fit in a slot, which needs a frame for each token: it is {num_tokens - room} tokens too long; "
+            f"does not fit in a slot: it is {num_tokens - room} tokens too long, because each needs a frame; "
             "shorten it or raise S1_MINI_MAX_COLUMNS",
         )

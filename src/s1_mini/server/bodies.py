@@ -36,12 +36,12 @@ CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 1024 * 1024  # limit for a form field that is not a file
 
-MAX_MARKS = 2048  # maximum strings, colons, commas and brackets of one request; usual requests have far fewer
+MAX_MARKS = 2048  # maximum strings, colons, commas and opening brackets of one request; usual requests have far fewer
 MARKS_PER_ITEM = 32  # additional marks allowed for each text of a batch
 # Maximum backslashes; 32 texts of the default maximum length have fewer, even if every letter is written as \uXXXX.
 MAX_ESCAPES = 2**20
-# Maximum bytes between two marks outside of strings. Longer runs are not JSON, numbers that are slow to parse, or white
-# space, which would be valid.
+# Maximum bytes between two marks outside of strings. Longer runs are invalid JSON, numbers that are slow to parse, or
+# white space (which is valid, but refused too).
 MAX_GAP = 4096
 
 _MARK = re.compile(rb'["\[{,:]')
@@ -170,7 +170,7 @@ def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
         count += 1
         if count > max_marks:
             raise BodyError(
-                f"the body has more than {max_marks} JSON tokens (quotes, colons, commas, brackets); "
+                f"the body has more than {max_marks} JSON tokens (strings, colons, commas, opening brackets); "
                 "send fewer items at once"
             )
         if found.group() == b'"':

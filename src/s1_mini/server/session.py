@@ -229,7 +229,7 @@ class Session:
         if ahead > allowed and track.stream is not None:
             raise TextError(
                 "text",
-                f"has {ahead} characters in unfinished utterances; the limit is {allowed}; end each text earlier",
+                f"has {ahead} characters in unfinished utterances; the limit is {allowed}; send shorter texts",
             )
         if ahead > allowed:
             raise TextError(

@@ -95,7 +95,7 @@ class ServerSettings(Settings):
         "after the first words, with the rest of the text in the same utterance",
     )
     start_words: int = Field(
-        0, ge=0, le=100, description="audio of arriving text starts after at most this many words; 0: off"
+        0, ge=0, le=100, description="audio of arriving text starts once at least this many words have arrived; 0: off"
     )
     start_pause_s: float = Field(
         0.0, ge=0, le=60, description="audio of arriving text starts when no text arrives for this long; 0: off"

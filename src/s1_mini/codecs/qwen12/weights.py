@@ -133,7 +133,7 @@ def _books(sums: str, count: int, size: int, dim: int) -> Shapes:
 
 
 def _layers(stem: str, sizes: TransformerConfig, products: Mapping[str, bool], norm: tuple[str, ...]) -> Shapes:
-    """Return the shapes of all layers. `products` are the linear layers of the feed-forward, true for the last."""
+    """Return the shapes of all layers. `products` names the linear layers of the feed-forward; the last one is true."""
     dim, inner = sizes.hidden_size, sizes.intermediate_size
     queries, keys = sizes.num_attention_heads * sizes.head_dim, sizes.num_key_value_heads * sizes.head_dim
     layer: Shapes = {f"self_attn.{name}_proj.weight": (keys, dim) for name in "kv"}

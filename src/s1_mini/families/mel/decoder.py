@@ -1,7 +1,7 @@
 """The mel decoder as a stage: a text in, a few frames per step out, until the speech ends.
 
-The whole text is encoded at once, in the prefill call that contains its last token. A step computes all slots up to the
-highest active one, in shapes for which the results of a slot do not depend on other slots.
+The whole text is encoded at once, in the prefill call that contains its last token. Without compiled code, a step
+computes all slots up to the highest active one, in shapes for which the results of a slot do not depend on other slots.
 Shapes: B slots of a call, T tokens, M mel bins, R frames per step.
 """
 

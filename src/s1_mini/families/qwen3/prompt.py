@@ -38,9 +38,9 @@ ROLE = "assistant"  # role of spoken texts
 class Columns:
     """Values of the codec's side of a position, as rows of the network's table of all codes.
 
-    Code c of codebook k has the row k V + c, where V is the number of codes of a codebook. After the codes follow the
-    rows of the other ids of the first codebook, a row of zeros, and a row of zeros that marks the position of a vector.
-    The value in column k is the row minus k V.
+    Code c of codebook k has the row k V + c, where V is the number of codes of a codebook. The rows of the codes are
+    followed by those of the other ids of the first codebook, a row of zeros for padding, and a row of zeros that marks
+    the position of a vector. Column k stores its row's number minus k V.
     """
 
     num_codebooks: int
@@ -154,7 +154,9 @@ class PromptBuilder:
         digest = hashlib.blake2b(items[:num_shared].tobytes(), digest_size=16)
         digest.update(b"" if VECTOR not in conditions else conditions[VECTOR].tobytes())
         text_span = first + len(reference), first + len(spoken)  # also of tokens that are read with later frames
-        lengths["text"] = len(body) if whole_text else 0  # otherwise next to the reference, or after the prompt
+        lengths["text"] = (
+            len(body) if whole_text else 0
+        )  # otherwise the text is read with the reference, or after the prompt
         lengths["reference_audio"] = len(items) - sum(lengths.values())
         return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions, text=text_span, lengths=lengths)
 

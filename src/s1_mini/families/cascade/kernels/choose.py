@@ -3,8 +3,8 @@
 The order is that of transformers: temperature, then top-k, then top-p of the remaining tokens. Probabilities are
 integers, whose sums are the same in any order and on any device. The kernel does not sort. It gives every id a distinct
 key in the order of the logits, and finds three keys: the lowest of the top k, the lowest of the nucleus, and that of
-the sampled token. Each is the highest key for which all ids with this or a higher key exceed a bound, in number or in
-total probability; a bitwise search (`ranking.edge`) finds it.
+the sampled token. Each is the highest key for which the ids with this or a higher key together exceed a bound, in
+number or in total probability; a bitwise search (`ranking.edge`) finds it.
 Shapes: B rows, V ids.
 """
 
