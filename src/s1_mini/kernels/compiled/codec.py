@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from s1_mini.kernels.compiled.build import in_any_order, in_order
-from s1_mini.kernels.compiled.layers import apply_rope, exp, gelu, layer_norm, rms_norm, swiglu
+from s1_mini.kernels.compiled.build import in_order
+from s1_mini.kernels.compiled.layers import apply_rope, dot, exp, gelu, layer_norm, rms_norm, swiglu
 from s1_mini.kernels.compiled.multiply import MOST_SUMS, f32, sum_rows
 from s1_mini.kernels.compiled.product import BLOCK, Product
 
@@ -104,14 +104,6 @@ def depthwise(x, weight, bias, norm, eps, out):
     layer_norm(out, norm[0], norm[1], eps, out)
 
 
-@in_any_order
-def _dot(first, second):
-    total = f32(0)
-    for k in range(first.shape[0]):
-        total += first[k] * second[k]
-    return total
-
-
 @in_order
 def _attend(query, joined, first, end, scores, out):
     """Attend from `query` [H, D] to the positions from `first` up to `end` of `joined` [S, 2 G, D], keys then values.
@@ -125,7 +117,7 @@ def _attend(query, joined, first, end, scores, out):
         group = head // (heads // groups)
         top = f32(-np.inf)
         for position in range(first, end):
-            scores[position] = _dot(query[head], joined[position, group]) * scale
+            scores[position] = dot(query[head], joined[position, group]) * scale
             top = scores[position] if not scores[position] <= top else top
         total = f32(0)
         to = out[head * size : (head + 1) * size]

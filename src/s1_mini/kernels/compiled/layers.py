@@ -123,7 +123,8 @@ def apply_rope(heads, rope):
 
 
 @in_any_order
-def _dot(first, second):
+def dot(first, second):
+    """Return the sum of the products of two vectors [N]."""
     total = f32(0)
     for k in range(first.shape[0]):
         total += first[k] * second[k]
@@ -153,7 +154,7 @@ def attend(query, keys, values, length, scores, out):  # noqa: C901 - nested loo
         key, value, score = keys[head // shared], values[head // shared], scores[head, :length]
         head_query = query[head]
         for position in range(length):
-            score[position] = _dot(head_query, key[position]) * scale
+            score[position] = dot(head_query, key[position]) * scale
         top = score[0]
         for position in range(length):
             top = score[position] if not score[position] <= top else top
