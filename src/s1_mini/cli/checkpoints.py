@@ -311,14 +311,14 @@ def package(
 
 def _check_new(output: Path, layout: Layout) -> None:
     """Raise an error for the output before the checkpoint is loaded, which takes seconds."""
-    from s1_mini.weights.write import check_new_directory
+    from s1_mini.weights.write import check_new_directory, check_new_file
 
     if layout == "prefix":
         check_new_directory(output)
     elif not output.name.endswith(".tar.gz"):
         raise ConfigurationError(f"--output {output} does not end in .tar.gz; for a folder, add --layout prefix")
-    elif output.exists():
-        raise PackageError(f"{output} already exists; name a new file, or delete it")
+    else:
+        check_new_file(output)
 
 
 def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:

@@ -48,7 +48,16 @@ from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import SUFFIX, check_name, read_voice
 from s1_mini.weights.directory import DEFAULT_MODEL, read_json
 from s1_mini.weights.hub import ORIGIN_FILE, ORIGIN_KEY, Origin, origin_of
-from s1_mini.weights.write import ArchiveEntry, Chunk, copied, new_directory, write_json, write_member, written
+from s1_mini.weights.write import (
+    ArchiveEntry,
+    Chunk,
+    check_new_file,
+    copied,
+    new_directory,
+    write_json,
+    write_member,
+    written,
+)
 
 Progress = Callable[[int], None]  # receives the number of bytes written since the previous call
 
@@ -299,8 +308,7 @@ def _manifest(contents: dict[str, Content], origin: Origin | None) -> Manifest:
 @contextmanager
 def _new_file(output: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file, which is renamed to `output` at the end and removed if anything fails."""
-    if output.exists():
-        raise PackageError(f"{output} already exists; specify a new file, or delete it")
+    check_new_file(output)
     path = None
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from s1_mini.exceptions import CheckpointFileError
+from s1_mini.exceptions import CheckpointFileError, PackageError
 from s1_mini.files import files
 
 if TYPE_CHECKING:
@@ -73,6 +73,12 @@ def check_new_directory(directory: Path) -> None:
     """Raise `CheckpointFileError` if `directory` exists and is not empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointFileError(f"{directory} already exists; choose a new directory, or delete it")
+
+
+def check_new_file(path: Path) -> None:
+    """Raise `PackageError` if `path` exists."""
+    if path.exists():
+        raise PackageError(f"{path} already exists; name a new file, or delete it")
 
 
 @contextmanager
