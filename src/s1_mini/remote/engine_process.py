@@ -142,8 +142,7 @@ class EngineLink:
         except BaseException:
             self.close()
             raise
-        # The last known values, for a process that does not answer.
-        self.health, self.families = self.facts.health, list(metrics.families())
+        self._known: dict[str, Any] = {"health_check": self.facts.health, "families": list(metrics.families())}
         self.description = Checkpoint(self.facts.directory).description
 
     def begin(self, request: TTSRequest, *, streams: bool) -> RemoteOutput:
@@ -172,6 +171,16 @@ class EngineLink:
         if self._is_over:
             self._end_all()
         return future
+
+    def probe(self, method: str) -> tuple[Any, bool]:
+        """Call `health_check` or `families`. Return the last known result, and whether the process has answered."""
+        asked = self.call(method)
+        try:
+            self._known[method] = asked.result(PROBE_S)
+        except (TimeoutError, EngineNotReadyError):
+            asked.cancel()
+            return self._known[method], False
+        return self._known[method], True
 
     def check(self, silent_s: float) -> None:
         """Kill the process if it has sent nothing for `silent_s` seconds, because it hangs."""
@@ -337,13 +346,8 @@ class EngineProcess:
         link = self._link
         if link is None:
             return {"status": "stopped", "ready": False, "vram": {"used_gb": 0.0, "total_gb": 0.0}}
-        asked = link.call("health_check")
-        try:
-            link.health = asked.result(PROBE_S)
-        except (TimeoutError, EngineNotReadyError):
-            asked.cancel()
-            return link.health | {"status": link.state.status, "ready": link.state.is_ready}
-        return link.health
+        health, has_answered = link.probe("health_check")
+        return health if has_answered else health | {"status": link.state.status, "ready": link.state.is_ready}
 
     def families(self) -> list[MetricFamily]:
         """Return all current metrics; the last known ones if the process does not answer.
@@ -353,12 +357,7 @@ class EngineProcess:
         link = self._link
         if link is None:
             return list(self._metrics.families())
-        asked = link.call("families")
-        try:
-            link.families = asked.result(PROBE_S)
-        except (TimeoutError, EngineNotReadyError):
-            asked.cancel()
-        return link.families
+        return cast("list[MetricFamily]", link.probe("families")[0])
 
     def voice_names(self) -> list[str]:
         """Return the names of all voices, sorted."""
