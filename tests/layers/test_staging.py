@@ -40,7 +40,7 @@ packs = pytest.mark.parametrize(
 )
 
 
-def write_all(table: Tensor, count: int, largest: int) -> None:
+def write_all(table: Tensor, count: int, largest: int, _device: torch.device) -> None:
     for target, source, size, seed, piece in table[: count * FIELDS].view(count, FIELDS).tolist():
         assert size <= largest
         numbers = uniforms(seed % 2**64, piece, 1, size // 4)

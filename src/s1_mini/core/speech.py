@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from s1_mini.alignment.head import AlignedFrames
+from s1_mini.arrays import copy_bytes
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.stage import Spec
 from s1_mini.types import JOINT_S, AudioChunk, FinishReason, Timing
@@ -52,7 +53,7 @@ class Joiner:
         known = np.empty(begins + len(wave), np.float32)
         known[:pause] = 0.0
         known[pause:begins] = self._held
-        known[begins:] = wave
+        copy_bytes(known[begins:], np.ascontiguousarray(wave, np.float32))
         ramp = self._ramp[self._num_pushed :][: len(wave)]
         known[begins : begins + len(ramp)] *= ramp
         self._num_pushed += len(wave)

@@ -1,5 +1,7 @@
 """Many small writes to a GPU's memory in one kernel: copies of bytes, and random numbers.
 
+Sources are in the GPU's memory or in pinned memory of the host, which a GPU reads at the same address.
+
 A table has one line for each write, int64 [n, `FIELDS`]: the address of its target, the address of its source (0 for
 random numbers), its size in bytes, and the seed and the utterance of random numbers. Random numbers are those of
 `layers/randomness.py`, bit for bit: fp32 from Philox 4×64 with ten rounds (Salmon et al. 2011), as numpy computes them.
@@ -7,6 +9,7 @@ random numbers), its size in bytes, and the seed and the utterance of random num
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, current, jit
@@ -19,9 +22,12 @@ FIELDS = 5
 BLOCK = 1024  # words of four bytes per program
 
 
-def write_all(table: Tensor, count: int, largest: int) -> None:
-    """Carry out the first `count` writes of a `table` on a GPU. No write has more than `largest` bytes."""
-    with current(table.device):
+def write_all(table: Tensor, count: int, largest: int, device: torch.device) -> None:
+    """Carry out the first `count` writes of a `table`, which is in pinned memory, on a GPU.
+
+    No write has more than `largest` bytes.
+    """
+    with current(device):
         _write_kernel[(count, triton.cdiv(largest, 4 * BLOCK))](table, FIELDS, BLOCK, num_warps=4)
 
 

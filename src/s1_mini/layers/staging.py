@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.arrays import copy_bytes
 from s1_mini.kernels.backend import runs_triton
 from s1_mini.kernels.writes import FIELDS, write_all
 from s1_mini.layers.randomness import uniforms
 
+NUMPY_DTYPES = {
+    torch.bool: np.bool_,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float16: np.float16,
+    torch.float32: np.float32,
+}
 ALIGNMENT = 16  # alignment of arrays in a packed buffer, in bytes
 
 
@@ -23,7 +32,7 @@ def stage(x: Tensor, device: torch.device) -> Tensor:
 
 
 class Writes:
-    """Writes to tensors of one device that are carried out together: on a GPU, by one copy and one kernel.
+    """Writes to tensors of one device that are carried out together: on a GPU, by one kernel that reads pinned memory.
 
     The writes between two calls of `run` are carried out in any order, and must not overlap except where stated. Arrays
     and sources must not change before `run`.
@@ -32,6 +41,7 @@ class Writes:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._empty = torch.empty(0, device=device)
+        self._buffers: list[_Buffer] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -104,16 +114,31 @@ class Writes:
             tables.append(_lines(count, addresses, source.data_ptr() + np.arange(count) * size, size))
         table = np.concatenate(tables)
         begin = _aligned(table.nbytes)
-        host = torch.empty(begin + end, dtype=torch.uint8, pin_memory=self._empty.is_cuda)
-        buffer = torch.empty(begin + end, dtype=torch.uint8, device=self._device)
-        table[:num_packed, 1] += buffer.data_ptr() + begin
-        packed = host.numpy()
-        packed[: table.nbytes] = table.view(np.uint8).ravel()
+        buffer = self._buffer(begin + end)
+        table[:num_packed, 1] += buffer.memory.data_ptr() + begin
+        packed = buffer.memory.numpy()
+        copy_bytes(packed[: table.nbytes], table)
         for array in arrays:
-            packed[begin : begin + array.size] = array
+            copy_bytes(packed[begin : begin + array.size], array)
             begin += _aligned(array.size)
-        buffer.copy_(host, non_blocking=True)
-        write_all(buffer.view(torch.int64), len(table), int(table[:, 2].max()))
+        write_all(buffer.memory.view(torch.int64), len(table), int(table[:, 2].max()), self._device)
+        if buffer.was_read is not None:
+            buffer.was_read.record()
+
+    def _buffer(self, num_bytes: int) -> _Buffer:
+        """Return pinned memory of at least this size that no earlier kernel still reads."""
+        for buffer in self._buffers:
+            if buffer.memory.numel() >= num_bytes and (buffer.was_read is None or buffer.was_read.query()):
+                return buffer
+        size, is_cuda = 1 << (num_bytes - 1).bit_length(), self._empty.is_cuda
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=is_cuda)
+        self._buffers.append(_Buffer(memory, torch.cuda.Event() if is_cuda else None))
+        return self._buffers[-1]
+
+
+class _Buffer(NamedTuple):
+    memory: Tensor
+    was_read: torch.cuda.Event | None  # None on a CPU, whose kernels have ended when they return
 
 
 def _bytes_for(tensor: Tensor, values: np.ndarray, rows: int, room: int) -> np.ndarray:
@@ -121,10 +146,15 @@ def _bytes_for(tensor: Tensor, values: np.ndarray, rows: int, room: int) -> np.n
 
     Raises `ValueError` if a row has more than `room` numbers, which kernels do not check.
     """
-    numbers = torch.from_numpy(values).to(tensor.dtype).reshape(rows, -1).contiguous()
-    if numbers.shape[1] > room:
-        raise ValueError(f"{numbers.shape[1]} numbers do not fit in {room}")
-    return numbers.view(torch.uint8).numpy()
+    kind = NUMPY_DTYPES.get(tensor.dtype)
+    if kind is None:  # numpy has no such dtype
+        numbers = torch.from_numpy(values).to(tensor.dtype).view(torch.uint8).numpy()
+    else:
+        numbers = np.ascontiguousarray(values, kind).reshape(rows, -1).view(np.uint8)
+    count = numbers.size // (rows * tensor.element_size())
+    if count > room:
+        raise ValueError(f"{count} numbers do not fit in {room}")
+    return numbers.reshape(rows, -1)
 
 
 def _lines(count: int, targets: np.ndarray | int, sources: np.ndarray | int, size: int) -> np.ndarray:

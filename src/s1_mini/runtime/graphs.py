@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from s1_mini.arrays import copied, copy_bytes
 from s1_mini.kernels.backend import compile_in_parallel
-from s1_mini.layers.staging import stage
+from s1_mini.layers.staging import Writes
 from s1_mini.runtime.process import num_cores
 
 MAX_COMPILERS = 16  # threads that compile kernels; more would wait for the GIL
@@ -36,8 +37,9 @@ STREAMS = 8  # number of CUDA streams per GPU; each stage that captures graphs u
 
 # Held during a capture and its warm-ups, because a capture would also record other engines' work on the same stream.
 one_capture = threading.RLock()
-# Held during a replay, and during a capture, when torch refuses to replay graphs.
-_replays = threading.Lock()
+# Held while a call is launched, and during a capture: it would record inputs that another engine writes on its stream,
+# and torch refuses to replay graphs.
+_launches = threading.RLock()
 
 Key = TypeVar("Key", bound=Hashable)
 Wait = Callable[[], list[np.ndarray]]
@@ -67,11 +69,11 @@ def capture(
             work()
         graph = torch.cuda.CUDAGraph()
         captures = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _replays, no_collections(), captures:  # `captures` first waits until the device is idle
+        with _launches, no_collections(), captures:  # `captures` first waits until the device is idle
             work()
 
     def replay() -> None:
-        with _replays:  # also during `after`: once the lock is free, another capture may use the stream
+        with _launches:  # also during `after`: once the lock is free, another capture may use the stream
             graph.replay()
             if after is not None:
                 after()
@@ -148,6 +150,7 @@ class StepGraphs(Generic[Key]):
         self._done = [torch.cuda.Event(blocking=options.sleeps) if has_outputs else None for _ in self._places]
         self._launched: list[_Launched | None] = [None for _ in self._places]
         self._place = 0  # index of the previous call's output buffer
+        self._writes = Writes(device)
         self._memory: dict[tuple[str, int], Tensor] = {}
         for key in keys:
             for at, buffer in enumerate(inputs(key)):
@@ -173,18 +176,25 @@ class StepGraphs(Generic[Key]):
         last = self._launched[self._place]
         if last is not None:  # wait until that call has written its outputs and read its inputs
             last.wait()
-        for place, array in zip(graph.inputs, arrays, strict=True):
-            values = torch.from_numpy(array)
-            place.copy_(stage(values, self._device) if self._options.is_staged else values)
-        self.replay(key)
+        with _launches, self._on_stream():
+            for place, array in zip(graph.inputs, arrays, strict=True):
+                if self._options.is_staged:
+                    self._writes.first(place, array)
+                else:
+                    copy_bytes(place.numpy(), array)
+            self._writes.run()
+            graph.replay()
         launched = _Launched(graph.outputs[self._place], self._done[self._place])
         self._launched[self._place] = launched
         return launched.wait
 
     def replay(self, key: Key) -> None:
         """Launch the call of a key with the inputs that are in its buffers."""
-        with torch.cuda.stream(self._options.stream) if self._options.is_beside else nullcontext():
+        with self._on_stream():
             self._graphs[key].replay()
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._options.stream) if self._options.is_beside else nullcontext()
 
     def _reserve(self, name: tuple[str, int], buffer: Buffer, *, on_device: bool = False) -> None:
         size = prod(buffer.shape)
@@ -252,7 +262,7 @@ class _Launched:
         if self._copies is None:
             if self._done is not None:
                 self._done.synchronize()
-            self._copies = [output.numpy().copy() for output in self._outputs]
+            self._copies = [copied(output.numpy()) for output in self._outputs]
         return self._copies
 
 
