@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,14 +31,17 @@ from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.stage import Pending
 from tests.core.conftest import ONE_THREAD, THREE_THREADS, ask, settle, sound, start
 from tests.toy.stages import SAMPLES, Frames, Text, Vocoder, policies
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 PLACEMENTS = pytest.mark.parametrize("threads", [ONE_THREAD, {"model": (0, 1), "vocoder": (2,)}, THREE_THREADS])
 
 
 @PLACEMENTS
-@pytest.mark.parametrize("ahead", [False, True])
-def test_requests_sound_alike_alone_and_together_wherever_the_stages_are(threads: dict, ahead: bool) -> None:
+@pytest.mark.parametrize(("ahead", "backlog"), [(False, 64), (True, 64), (True, 1)])
+def test_requests_sound_alike_alone_and_together_wherever_the_stages_are(
+    threads: dict, ahead: bool, backlog: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s1_mini.core.scheduler.BACKLOG", backlog)
     alone, together = start(ONE_THREAD, slots=1), start(threads, slots=4, ahead=ahead)
     asked = [(["One sentence.", "Two."][: 1 + i % 2], i, {"max_steps": 5 + 2 * i, "voice": i / 10}) for i in range(12)]
 
@@ -405,3 +411,29 @@ def test_every_item_becomes_audio_once(profile: str, monkeypatch: pytest.MonkeyP
     lengths = [len(sound(ask(core, max_steps=steps, temperature=0.0, profile=profile))) for steps in range(1, 44)]
 
     assert lengths == [steps * SAMPLES for steps in range(1, 44)]
+
+
+def test_a_thread_without_stages_runs_tasks_while_a_step_of_a_stage_is_stuck() -> None:
+    core = start({"all": (0, 1, 2), "tasks": ()})
+    task = Future[str]()
+    stage = core.runners[0].stage
+    step = stage.step
+
+    def waiting(slots: Sequence[int], size: int) -> Any:
+        task.result(EVENTUALLY_S)  # of a task that is submitted later
+        return step(slots, size)
+
+    def work() -> Iterator[None]:
+        yield
+        return threading.current_thread().name  # type: ignore[return-value]
+
+    stage.step = waiting  # type: ignore[method-assign]
+    queue = ask(core)
+    wait_until(lambda: core.workers[0].current_turn is not None)
+
+    task.set_result(core.do(work).result(EVENTUALLY_S))  # type: ignore[arg-type]
+
+    assert task.result() == "s1_mini tasks"
+    assert len(sound(queue))
+    core.stop()
+    assert not any(worker.thread.is_alive() for worker in core.workers)

@@ -61,7 +61,9 @@ class ChunkStage(Stage):
             inputs,
             lambda key: [Buffer((key[0], key[1] * self._rate), torch.float32), Buffer((key[0],), torch.bool)],
             device=self.device,
-            options=replace(options, is_beside=True, sleeps=True, own_kernels=own_kernels),
+            options=replace(
+                options, is_beside=True, is_staged=True, is_ahead=True, sleeps=True, own_kernels=own_kernels
+            ),
         )
 
     def begin(self, begins: Sequence[Begin]) -> None:

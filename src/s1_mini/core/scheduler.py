@@ -29,7 +29,9 @@ from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTime
 
 logger = logging.getLogger(__name__)
 
+NONE = -1  # takes the place of a stage's index for the thread without stages
 POLL_S = 0.1  # how often an idle thread checks deadlines and cancellations, in seconds
+BACKLOG = 64  # units; the largest calls have 16 to 64
 LOOK_S = 0.01  # minimum time between two checks of all deadlines, in seconds
 
 
@@ -261,7 +263,10 @@ class Pipeline:
 
 
 class Scheduler:
-    """Decides what each stage does next. `threads` lists, for each thread, the indices of its stages."""
+    """Decides what each stage does next.
+
+    `threads` lists, for each thread, the indices of its stages; one thread may have no stages.
+    """
 
     def __init__(
         self,
@@ -281,7 +286,7 @@ class Scheduler:
         self._puts_off = any(0 in stages and last in stages for stages in threads)
         self._lock = threading.Lock()
         changed = [threading.Condition(self._lock) for _ in threads]
-        self._changed = {stage: changed[thread] for thread, stages in enumerate(threads) for stage in stages}
+        self._changed = {stage: changed[thread] for thread, stages in enumerate(threads) for stage in stages or [NONE]}
         self._closed, self._drains = threading.Event(), True
         self._cancelled: deque[Request] = deque()
         self._pipeline = Pipeline(
@@ -355,7 +360,7 @@ class Scheduler:
 
     def wait(self, stages: Sequence[int], has_other_work: Callable[[], bool] = lambda: False) -> bool:
         """Wait for work at the stages of one thread; return False when the thread should end."""
-        changed = self._changed[stages[0]]
+        changed = self._changed[stages[0] if stages else NONE]
         with self._lock:
             while True:
                 now = self.clock()
@@ -451,6 +456,12 @@ class Scheduler:
     def end(self, request: Request, error: S1MiniError) -> None:
         with self._lock:
             self._pipeline.end(request, error)
+
+    def has_backlog(self, stage: int) -> bool:
+        """Whether at least `BACKLOG` units of a stage can begin."""
+        with self._lock:
+            queue = self.stages[stage]
+            return sum(map(queue.can_begin, queue.ready)) >= BACKLOG
 
     def may_help(self, stage: int) -> bool:
         """Whether the first stage's thread may work for this stage, whose thread is busy: only if no prompt waits."""

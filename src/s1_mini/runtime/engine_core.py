@@ -20,7 +20,7 @@ import torch
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Plan, Report, Saved
 from s1_mini.core.request import Request
-from s1_mini.core.scheduler import Scheduler
+from s1_mini.core.scheduler import NONE, Scheduler
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import EngineError, EngineNotReadyError
@@ -40,11 +40,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Threads:
-    """The threads of an engine. The first thread also runs tasks."""
+    """The threads of an engine. Tasks are run by the thread without stages or, if there is none, by the first one."""
 
     stages: Mapping[str, Sequence[int]]  # the stages of each thread, by the thread's name
     helps: bool = False  # whether the first thread generates first audio while the last stage's thread is busy
-    enter: Callable[[int], None] = lambda _: None  # each thread calls it at its start, with its first stage
+    enter: Callable[[int], None] = lambda _: None  # each thread calls it at its start, with its first stage or NONE
 
 
 class SlotCounts(Protocol):
@@ -107,7 +107,7 @@ class StageWorker:
     For a stage that is overlapped, the next plan is launched before the report of the previous plan is processed and
     its audio delivered, so that the device waits less for the host. An autoregressive stage is planned while its
     previous step runs. Any other stage is planned only when its previous call has ended, because the plan depends on
-    which client needs audio most urgently.
+    which client needs audio most urgently, unless it has much more work than fits in the next call.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class StageWorker:
                 self._run_plans(stage, runner)
         self._help()
         if self._tasks is not None:
-            self._tasks.step(beside_speech=self._scheduler.has_speech)
+            self._tasks.step(beside_speech=bool(self._runners) and self._scheduler.has_speech)
 
     def _run_plans(self, stage: int, runner: StageRunner) -> None:
         items_left = self._scheduler.stages[stage].policy.items_a_turn
@@ -168,7 +168,7 @@ class StageWorker:
 
     def _launch_ahead(self, stage: int, runner: StageRunner) -> None:
         last, report = self._in_flight.pop(stage, None), None
-        if last is not None and not last[0].is_autoregressive:
+        if last is not None and not (last[0].is_autoregressive or self._scheduler.has_backlog(stage)):
             report = last[1]()
         plan = self._scheduler.plan(stage)
         if plan is not None:
@@ -252,17 +252,19 @@ class EngineCore(Core):
         self.failure: BaseException | None = None  # error of the first thread that died or hung
         self._clears_memory = clears_memory and any(stage.device.type == "cuda" for stage in stages)
         self._tasks = Tasks(line.max_size, self._free_memory, clock=clock)
+        own = next((name for name, numbers in threads.stages.items() if not numbers), None)
+        self._task_stage, task_thread = (0, next(iter(threads.stages))) if own is None else (NONE, own)
         self.workers = [
             StageWorker(
                 name,
                 self.scheduler,
                 {stage: self.runners[stage] for stage in numbers},
-                enter=partial(threads.enter, numbers[0]),
+                enter=partial(threads.enter, numbers[0] if numbers else NONE),
                 on_end=self._on_end,
-                tasks=None if at else self._tasks,
-                helps=(len(stages) - 1, self.runners[-1]) if threads.helps and not at else None,
+                tasks=self._tasks if name == task_thread else None,
+                helps=(len(stages) - 1, self.runners[-1]) if threads.helps and 0 in numbers else None,
             )
-            for at, (name, numbers) in enumerate(threads.stages.items())
+            for name, numbers in threads.stages.items()
         ]
         self._num_ended, self._ending = 0, threading.Lock()
         self._over = threading.Event()  # set when every request and task has ended
@@ -286,7 +288,7 @@ class EngineCore(Core):
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
         self._check()
         future = self._tasks.submit(make)
-        self.scheduler.wake(0)
+        self.scheduler.wake(self._task_stage)
         return future
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:

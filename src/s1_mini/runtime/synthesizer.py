@@ -21,6 +21,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import MAX_QUEUED, Request, Utterance
+from s1_mini.core.scheduler import NONE
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, GenerationError, ParameterError, QueueFullError
@@ -32,6 +33,7 @@ from s1_mini.runtime.engine_core import Core, EngineCore, Threads
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.process import num_cores
 from s1_mini.runtime.sizing import measure_slots
+from s1_mini.runtime.tasks import Steps
 from s1_mini.text.arriving import ArrivingText
 from s1_mini.text_stream import TextStream
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
@@ -137,10 +139,17 @@ class Synthesizer:
         Raises the errors of `Core.do` and, from the encoder, `CapacityError` or `CheckpointError`; `CancelledError` if
         `check` is cancelled.
         """
-        encoding = self.core.do(partial(self._loaded.condition, wave))
+
+        def condition() -> Steps[Tensors]:
+            tensors = yield from self._loaded.condition(wave)
+            return {
+                name: tensor.cpu() for name, tensor in tensors.items()
+            }  # here, on the stream that has computed them
+
+        encoding = self.core.do(condition)
         if check is not None:
             check.cancels(encoding)
-        return {name: tensor.cpu() for name, tensor in encoding.result().items()}
+        return encoding.result()
 
     def speak(
         self,
@@ -347,8 +356,8 @@ def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
     """Return the threads for the stages of a chain: a single thread, or several if that increases the throughput.
 
     On a CPU with a small model, the model's steps and the codec have a thread, and thereby a core, each. On a GPU, one
-    thread waits for a frame while another thread delivers audio. Models on other devices, long calls of middle stages,
-    and remote stages have threads of their own.
+    thread waits for a frame while another thread delivers audio, and a third one encodes references. Models on
+    other devices, long calls of middle stages, and remote stages have threads of their own.
     """
     devices = [stage.device for stage in chain.stages]
     last = len(devices) - 1
@@ -357,8 +366,11 @@ def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
 
     def enter(stage: int) -> None:
         torch.set_num_threads(1 if steps_on_one else NUM_THREADS)
-        if devices[stage].type == "cuda":
-            torch.cuda.set_device(devices[stage])
+        device = devices[last if stage == NONE else stage]
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            if stage == NONE:
+                torch.cuda.set_stream(torch.cuda.Stream(device))
 
     several = any(device.type == "cuda" for device in devices) or any(policy.is_remote for policy in chain.policies)
     if last and ((steps_on_one and num_cores() > 1) or several):
@@ -369,5 +381,6 @@ def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
                 name = policy.name  # a thread of its own, because long calls would delay the steps of other stages
             groups[name] = (*groups.get(name, ()), stage)
         helps = chain.policies[-1].helped_size > 0 and devices[0] == devices[last]
-        return Threads({**groups, "codec": (last,)}, helps=helps, enter=enter)
+        encodes: dict[str, tuple[int, ...]] = {"references": ()} if devices[last].type == "cuda" else {}
+        return Threads({**groups, "codec": (last,), **encodes}, helps=helps, enter=enter)
     return Threads({"engine": tuple(range(last + 1))}, enter=enter)
