@@ -33,7 +33,7 @@ class ServerSettings(Settings):
         1, description="engines behind the port; auto, the container's default: one for each GPU"
     )
     engine_process: Literal["auto", "on", "off"] = Field(
-        "off",
+        "auto",
         description="whether the engine runs in a process of its own; auto: on an NVIDIA GPU",
     )
     api_key: SecretStr | None = Field(
