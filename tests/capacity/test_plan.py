@@ -34,7 +34,6 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.turns import CLIENT_SHARE
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import get_family
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 from s1_mini.server.settings import ServerSettings
 
@@ -278,7 +277,7 @@ def test_eight_bit_weights_are_counted_as_such(tiny: Path) -> None:
         for weights, kv in (("full", "full"), ("int8", "fp8"))
     ]
     steps = [speaker.sizes(0).stages["language_model"].step for speaker in speakers]
-    wide, small = (as_s1(speaker.loaded).model for speaker in speakers)
+    wide, small = (speaker.loaded.model for speaker in speakers)
 
     columns = [step(1, 1).num_bytes - step(1, 0).num_bytes for step in steps]
     assert columns == [wide.position_bytes, small.position_bytes] == [wide.position_bytes, wide.position_bytes / 4]

@@ -12,13 +12,12 @@ from s1_mini.codecs.causal.costs import stream_bytes
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.config import EngineConfig
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 
 
 def test_costs_are_those_of_the_checkpoint(tiny: Path) -> None:
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
-    model = as_s1(speaker.loaded).model
+    model = speaker.loaded.model
     step = speaker.sizes(0).stages["language_model"].step
 
     assert step(1, 65).num_bytes - step(1, 64).num_bytes == model.position_bytes
@@ -30,7 +29,7 @@ def test_costs_are_those_of_the_checkpoint(tiny: Path) -> None:
 
 def test_the_cache_of_the_depth_transformer_is_counted_for_each_slot(tiny: Path) -> None:
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
-    model = as_s1(speaker.loaded).model
+    model = speaker.loaded.model
 
     one, two = (model.allocate(slots, 64).depth_cache for slots in (1, 2))
 
@@ -39,7 +38,7 @@ def test_the_cache_of_the_depth_transformer_is_counted_for_each_slot(tiny: Path)
 
 
 def test_the_counted_state_of_a_stream_is_what_a_stream_allocates(tiny: Path) -> None:
-    loaded = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded)
+    loaded = load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded
     state = StreamState()
 
     with torch.inference_mode():

@@ -16,8 +16,8 @@ from s1_mini.codecs.hifigan.stage import Vocoder, context_of
 from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
-from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError
-from s1_mini.families.base import PLAIN, LoadedModel, Placement, PromptOptions, StageChain
+from s1_mini.exceptions import CapacityError, VoiceError, VoiceUnsupportedError
+from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.mel.config import read_configs
 from s1_mini.families.mel.decoder import MelDecoder
 from s1_mini.families.mel.model import MelModel
@@ -116,13 +116,6 @@ class LoadedMel:
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002
         yield
         raise VoiceUnsupportedError("reference_audio", NO_CLONING)
-
-
-def as_mel(loaded: LoadedModel) -> LoadedMel:
-    """Return `loaded`, for callers that only support this family. Raises `CheckpointMismatchError` for other models."""
-    if not isinstance(loaded, LoadedMel):
-        raise CheckpointMismatchError("the loaded checkpoint is not a SpeechT5 checkpoint")
-    return loaded
 
 
 def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> LoadedMel:

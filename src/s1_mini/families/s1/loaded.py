@@ -14,7 +14,7 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.base import PLAIN, LoadedModel, Placement, PromptOptions, StageChain
+from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.codec_lm.chain import make_chain
 from s1_mini.families.codec_lm.loaded import LoadedFrameModel
 from s1_mini.families.s1.config import read_configs
@@ -58,13 +58,6 @@ class LoadedS1(LoadedFrameModel):
                     encoder.share_decoding(self.codec)
                 self._encoder = encoder
             return self._encoder
-
-
-def as_s1(loaded: LoadedModel) -> LoadedS1:
-    """Return `loaded`, for callers that only support S1. Raises `CheckpointMismatchError` for other families."""
-    if not isinstance(loaded, LoadedS1):
-        raise CheckpointMismatchError("only S1 checkpoints support this")
-    return loaded
 
 
 def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
