@@ -50,6 +50,10 @@ class GPTConfig:
     def head_dim(self) -> int:
         return self.width // self.num_heads
 
+    def kv_bytes(self, item: float) -> float:
+        """Return the bytes of keys and values per position, for numbers of `item` bytes."""
+        return 2 * self.num_layers * self.width * item
+
 
 def _at(place: str, default: Any) -> Any:
     """Declare a field of `Numbers` that is read from the key `place` of generation_config.json."""

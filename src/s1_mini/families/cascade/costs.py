@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.codecs.encodec.model import Encodec
-from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, GPTConfig
+from s1_mini.families.cascade.config import NUM_COARSE, make_config
+from s1_mini.families.cascade.random import RECIPES
+from s1_mini.families.cascade.weights import read_config
 from s1_mini.weights.fit import skeleton
 
 SENTENCE_FRAMES = 375  # assumed frames of speech in a window of the fine model: a sentence of five seconds
@@ -14,13 +17,12 @@ LIVE_TENSORS = 4  # tensors of a codec layer in memory at once: input, input wit
 RANDOM_BYTES = 4  # bytes of a random number
 
 
-def kv_bytes(config: GPTConfig, item: float) -> float:
-    """Return the bytes of keys and values per position, for numbers of `item` bytes."""
-    return 2 * config.num_layers * config.width * item
+def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+    """Return the memory and the work of a checkpoint; of bark-small if `directory` is None.
 
-
-def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Return the memory and the work of a checkpoint with this config."""
+    Raises `CheckpointError`.
+    """
+    config = read_config(directory) if directory else make_config(RECIPES["small"].config)
     numbers, codec = config.numbers, config.codec
     passes = numbers.num_books - NUM_COARSE
     gpts = {"semantic": config.semantic, "coarse": config.coarse, "fine": config.fine}
@@ -43,7 +45,7 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         gpt = gpts[name]
 
         def step(rows: int, span: int) -> Cost:
-            num_bytes = read_bytes[name] + rows * span * kv_bytes(gpt, formats.kv)
+            num_bytes = read_bytes[name] + rows * span * gpt.kv_bytes(formats.kv)
             attends = 4 * gpt.num_layers * gpt.width * span
             operations = rows * (2 * (heads[name] + blocks[name] * (1 + read_again)) + attends)
             return Cost(steps_per_frame * num_bytes, steps_per_frame * operations)
@@ -81,12 +83,12 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         },
         demands={
             "semantic": MemoryRequirement(
-                position=round(kv_bytes(config.semantic, formats.kv)),
+                position=round(config.semantic.kv_bytes(formats.kv)),
                 prefix_cache=prefix_cache_bytes,
                 copies=copies["semantic"],
             ),
             "coarse": MemoryRequirement(
-                position=round(kv_bytes(config.coarse, formats.kv)) + NUM_COARSE * RANDOM_BYTES, copies=copies["coarse"]
+                position=round(config.coarse.kv_bytes(formats.kv)) + NUM_COARSE * RANDOM_BYTES, copies=copies["coarse"]
             ),
             "fine": MemoryRequirement(copies=8 * LIVE_TENSORS * 4 * window_numbers + copies["fine"]),
             "codec": MemoryRequirement(

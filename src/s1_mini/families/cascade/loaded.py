@@ -18,7 +18,6 @@ from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceError, VoiceUnsupportedError
 from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.cascade.config import NUM_COARSE
-from s1_mini.families.cascade.costs import kv_bytes
 from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic, check_vllm, start_workers
 from s1_mini.families.cascade.policies import CoarsePolicy, CoarseWindows, FinePolicy
 from s1_mini.families.cascade.prompt import build_prompt
@@ -88,7 +87,7 @@ class LoadedCascade:
         self.networks = tuple(model for model in self.models if model is not None)
         self.num_bytes = sum(weight.nbytes for network in self.networks for weight in network.parameters())
         kv_item = (placement.kv_dtype or placement.dtype).itemsize
-        self.position_bytes = round(kv_bytes(config.semantic, kv_item) + kv_bytes(config.coarse, kv_item))
+        self.position_bytes = round(config.semantic.kv_bytes(kv_item) + config.coarse.kv_bytes(kv_item))
         self.max_positions = min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1)
         # Generation ends if the end token's probability is above this; 0: off.
         self.min_eos_p = numbers.min_eos_p if settings.min_eos_p is None else settings.min_eos_p

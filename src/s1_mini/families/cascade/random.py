@@ -75,6 +75,10 @@ def _published_numbers() -> dict[str, Any]:
 GENERATION = _published_numbers()
 
 
+def write_random(directory: Path, *, size: str, form: Form, seed: int) -> None:
+    write_random_checkpoint(directory, RECIPES[size], form=form, seed=seed)
+
+
 def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0) -> None:
     """Write a new checkpoint directory, with two random voices.
 
