@@ -59,7 +59,7 @@ State = TypeVar("State", bound=FrameState)
 class FrameModel(Generic[State]):
     """One loaded checkpoint. Families add the state of sampling and the sampling itself."""
 
-    compiled_by: ClassVar[str] = ""  # module that compiles frames for a CPU: see `runtime/compiled.py`
+    compiled_by: ClassVar[str] = ""  # module with `MODULE`, `gather` and `step_of`, for frames compiled for a CPU
 
     def __init__(
         self,
