@@ -35,11 +35,10 @@ from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import Writes, stage
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
-from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
+from s1_mini.runtime.rows import CPU_ROWS, SteppingSlots, fit, ladder, padded_rows, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
 
 BLOCK = 128  # positions of a prompt that a CPU prefills at once
-CPU_ROWS = 4  # on a CPU, rows are padded to a multiple of this, because products of one to three rows round differently
 READ_ROWS = (4, 2, 1)  # numbers of prompts that a GPU prefills at once
 # Numbers of fine windows for which calls are captured, besides the maximum; the smallest call that fits is launched.
 FINE_ROWS = (8, 4, 2, 1)
@@ -199,8 +198,7 @@ class TokenStage(Stage):
         if self._steps is not None:
             wait = self._steps.launch(fit(self._ladder, rows))
             return lambda: self._result(wait()[0][list(slots)])
-        if self.device.type == "cpu":
-            rows = min(-(-rows // CPU_ROWS) * CPU_ROWS, len(self._token))
+        rows = padded_rows(rows, len(self._token), self.device)
         longest = max(self._lengths[slot] for slot in slots)
         outputs = self._step_rows(rows, min(whole_spans(longest), self._positions)).cpu().numpy()
         for slot in slots:

@@ -30,8 +30,7 @@ from s1_mini.kernels.positions import Embedding, embed, embed_positions
 from s1_mini.layers.kv_cache import CachePositions, KVCache
 from s1_mini.layers.staging import Writes
 from s1_mini.layers.transformer import BlockConfig, FeedForward
-
-CPU_ROWS = 4
+from s1_mini.runtime.rows import padded_rows
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,9 @@ class FrameModel(Generic[State]):
             return self._step(state, sampling, span, len(state.count) if rows is None else rows)
 
     def _step(self, state: State, sampling: SamplingTensors, span: int, rows: int) -> Tensor:
-        hidden, logits = self._network.sum_and_logits(*self._backbone(state, span, self._width(state, rows)))
+        hidden, logits = self._network.sum_and_logits(
+            *self._backbone(state, span, padded_rows(rows, len(state.count), self.device))
+        )
         padding = len(hidden) - rows  # rows that are computed but not sampled
         frames = torch.empty(rows, self.num_codebooks + 3, dtype=torch.int64, device=self.device)
 
@@ -283,9 +284,3 @@ class FrameModel(Generic[State]):
         )
         mask = used_positions(position, span, self._config.backbone.head_dim)
         return x, CachePositions(target, position, span, rope, mask, slots, is_prompt=slots is not None)
-
-    def _width(self, state: State, rows: int) -> int:
-        """Return the number of rows to compute: on a CPU, a multiple of four, because fewer rows round differently."""
-        if self.device.type != "cpu":
-            return rows
-        return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.count))
