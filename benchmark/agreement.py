@@ -22,7 +22,7 @@ from s1_mini.bench.report import describe_machine
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.s1.loaded import LoadedS1

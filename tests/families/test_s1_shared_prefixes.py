@@ -16,7 +16,7 @@ import torch
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill, Saved
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint

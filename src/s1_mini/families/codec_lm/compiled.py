@@ -14,14 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from s1_mini.alignment.head import AlignmentHead
-from s1_mini.families.codec_lm.model import FrameModel, FrameState
-from s1_mini.families.codec_lm.network import FrameConfig, FrameNetwork
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import FrameModel, FrameState, SamplingTensors
 from s1_mini.kernels.compiled import frame
 from s1_mini.kernels.compiled.frame import State, Weights
 from s1_mini.kernels.compiled.layers import Layers
 from s1_mini.kernels.compiled.product import Product
-from s1_mini.kernels.positions import Embedding
 from s1_mini.kernels.weight import Weight, is_close, pack
 from s1_mini.layers.quantized import pack_linears
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
@@ -107,14 +104,9 @@ def first_frame(
     return [found.double(), *(part for cache in caches for part in (cache.keys, cache.values))]
 
 
-def gather(
-    network: FrameNetwork,
-    config: FrameConfig,
-    embedding: Embedding,
-    depth_embeddings: Tensor,
-    depth_heads: Sequence[Weight],
-) -> Weights:
-    """Copy the weights of a network into the layout of compiled frames; `depth_embeddings` are [T, V, dim]."""
+def gather(model: FrameModel[Any], depth_embeddings: Tensor, depth_heads: Sequence[Weight]) -> Weights:
+    """Copy the weights of a model into the layout of compiled frames; `depth_embeddings` are [T, V, dim]."""
+    network, config, embedding = model.network, model.config, model.embedding
     project = network.fast_project_in
     return Weights(
         token_table=_plain(embedding.token_table),

@@ -8,7 +8,7 @@ from functools import cache
 from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.codecs.causal.codec import CausalCodec
 from s1_mini.codecs.causal.costs import LIVE_TENSORS, codec_operations, count, stream_bytes, widest
-from s1_mini.families.codec_lm.network import FrameConfig, FrameNetwork
+from s1_mini.families.codec_lm.network import FrameNetwork
 
 CHUNK_FRAMES = 12  # frames per codec chunk; the codec reads its weights once per chunk
 RANDOM_BYTES = 4  # bytes of a random number
@@ -16,7 +16,6 @@ RANDOM_BYTES = 4  # bytes of a random number
 
 def measure(
     network: FrameNetwork,
-    config: FrameConfig,
     codec: CausalCodec,
     formats: Formats,
     *,
@@ -31,6 +30,7 @@ def measure(
     `other_bytes` is the number of bytes per position besides the KV cache and random numbers; `reference_states` is the
     number of bytes of the codec states that are kept for cloned voices.
     """
+    config = network.config
     backbone, depth = config.backbone, config.depth
     layers, head = count(network.layers), count(network.norm, network.output)
     depth_weights = count(network.fast_project_in, network.fast_layers, network.fast_norm)

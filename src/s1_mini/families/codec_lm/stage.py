@@ -20,8 +20,7 @@ from torch import Tensor
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Begin, Feed, Prefill, Saved, StepResult
-from s1_mini.families.codec_lm.model import FrameModel
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import FrameModel, SamplingTensors
 from s1_mini.layers.staging import Writes
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs

@@ -6,7 +6,7 @@ import numpy as np
 
 from s1_mini.families.codec_lm import compiled
 from s1_mini.families.codec_lm.compiled import shared
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.qwen3.kernels import frame
 from s1_mini.families.qwen3.model import Qwen3Model, Qwen3State
 from s1_mini.kernels.compiled.frame import Weights
@@ -35,4 +35,4 @@ def gather(model: Qwen3Model) -> Weights:
     network, books = model.network, model.num_codebooks
     tables = network.fast_embeddings.unflatten(0, (books - 1, -1))
     heads = [network.depth_head(codebook) for codebook in range(1, books)]
-    return compiled.gather(network, network.config, model.embedding, tables, heads)
+    return compiled.gather(model, tables, heads)

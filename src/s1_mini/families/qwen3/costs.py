@@ -51,7 +51,6 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
 
     return measure(
         network,
-        config,
         decoder,
         formats,
         prefix_cache_bytes=prefix_cache_bytes,

@@ -24,7 +24,7 @@ from s1_mini.core.messages import Conditions
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import VerificationError
 from s1_mini.families.base import Check, Placement, check_size
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.qwen3.config import AUTO
 from s1_mini.families.qwen3.loaded import LoadedQwen3, open_qwen3
 from s1_mini.families.qwen3.model import Qwen3Model, Qwen3State

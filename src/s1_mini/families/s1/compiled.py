@@ -6,7 +6,7 @@ import numpy as np
 
 from s1_mini.families.codec_lm import compiled
 from s1_mini.families.codec_lm.compiled import shared
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.s1.kernels import frame
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.kernels.compiled.frame import Weights
@@ -29,4 +29,4 @@ def gather(model: S1Model) -> Weights:
     """Copy the weights of a model into the layout of compiled frames."""
     network = model.network
     tables = network.fast_embeddings.weight.unsqueeze(0)
-    return compiled.gather(network, network.config, model.embedding, tables, [network.fast_output.weight])
+    return compiled.gather(model, tables, [network.fast_output.weight])

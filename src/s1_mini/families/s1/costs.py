@@ -37,7 +37,6 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
 
     return measure(
         network,
-        config,
         codec,
         formats,
         prefix_cache_bytes=prefix_cache_bytes,

@@ -19,9 +19,10 @@ from s1_mini.layers.transformer import RMSNorm, TransformerBlock
 class S1Network(FrameNetwork):
     """Computes logits. It does not sample, and has no state except weights."""
 
+    config: S1Config
+
     def __init__(self, config: S1Config, *, semantic_rows: int, residual_rows: int) -> None:
         super().__init__(config)
-        self.config = config
         backbone, depth = config.backbone, config.depth
         self.embeddings = nn.Embedding(config.vocab_size, backbone.dim)
         self.codebook_embeddings = nn.Embedding(config.codebook_size * config.num_codebooks, backbone.dim)

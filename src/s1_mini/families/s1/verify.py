@@ -19,7 +19,7 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.families.base import Check, Placement, check_size
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.s1.kernels.sampling import MIN_TEMPERATURE, penalise, probabilities
 from s1_mini.families.s1.loaded import LoadedS1, open_s1
 from s1_mini.families.s1.model import S1Model, S1State

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
 from s1_mini.kernels.ranking import SCALE, edge, find_token, order, sample, to_integers
 
