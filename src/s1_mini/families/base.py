@@ -220,6 +220,31 @@ class Check:
         return cls(name, agreement=agreement, passed=agreement == 1.0)
 
 
+def compare_all(
+    group: str, computed: Mapping[str, Tensor], stored: Mapping[str, Any], inputs: Collection[str], tolerance: float
+) -> Iterator[Check]:
+    """Compare every tensor of an oracle's group except its `inputs`; a tensor that was not recomputed fails."""
+    for key, expected in stored.items():
+        name = f"{group} {key}".strip()
+        if key in inputs:
+            continue
+        if key not in computed:
+            yield Check(f"{name} (unknown)")
+        elif expected.is_floating_point():
+            yield Check.close(name, computed[key], expected, tolerance)
+        else:
+            yield Check.equal(name, computed[key], expected)
+
+
+def oracle_cases(content: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of an oracle, which are named `CASE.NAME`, by case and name."""
+    cases: dict[str, dict[str, Tensor]] = {}
+    for title, tensor in content.items():
+        case, _, name = str(title).rpartition(".")
+        cases.setdefault(case, {})[name] = tensor
+    return cases
+
+
 def check_size(name: str, size: int, *expected: int) -> None:
     """Raise `VerificationError` unless the size of an oracle fits the checkpoint."""
     if size not in expected:
