@@ -67,8 +67,7 @@ def build_encodec(
     """
     if encodes and not can_encode(tensors, prefix):
         raise CheckpointMismatchError(f"{source} has no encoder weights, so it can only decode")
-    with skeleton():
-        codec = Encodec(config, encodes=encodes)
+    codec = skeleton(lambda: Encodec(config, encodes=encodes))
     named = translate(tensors, prefix=prefix, encodes=encodes, source=source)
     fit(codec, named, source=source, dtype=torch.float32, device=device or torch.device("cpu"))
     codec.prepare(dtype)
@@ -77,8 +76,7 @@ def build_encodec(
 
 def check(config: EncodecConfig, tensors: Mapping[str, Tensor], *, prefix: str = "", source: str = "the codec") -> None:
     """Raise `CheckpointMismatchError` unless the shapes of the tensors under `prefix` fit `config`."""
-    with skeleton():
-        codec = Encodec(config, encodes=can_encode(tensors, prefix))
+    codec = skeleton(lambda: Encodec(config, encodes=can_encode(tensors, prefix)))
     check_fit(codec, translate(tensors, prefix=prefix, source=source), source=source)
 
 

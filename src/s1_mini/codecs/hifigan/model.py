@@ -267,14 +267,9 @@ def build_hifigan(
     config: HifiGanConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, source: str
 ) -> HifiGan:
     """Build a vocoder from tensors with the published names. Raises `CheckpointMismatchError` if they do not fit."""
-    with skeleton():
-        vocoder = HifiGan(config)
-    fit(vocoder, tensors, source=source, dtype=dtype, device=device)
-    return vocoder
+    return fit(skeleton(lambda: HifiGan(config)), tensors, source=source, dtype=dtype, device=device)
 
 
 def check_hifigan(config: HifiGanConfig, tensors: Mapping[str, Tensor], source: str) -> None:
     """Raise `CheckpointMismatchError` unless the tensors fit the config."""
-    with skeleton():
-        vocoder = HifiGan(config)
-    check_fit(vocoder, tensors, source=source)
+    check_fit(skeleton(lambda: HifiGan(config)), tensors, source=source)

@@ -229,7 +229,5 @@ def build_speaker_encoder(
     Raises `CheckpointMismatchError` if they do not fit the config.
     """
     own = strip_prefix({name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}, PREFIX)
-    with skeleton():
-        encoder = SpeakerEncoder(config)
-    fit(encoder, own, source=source, dtype=torch.float32, device=device)
-    return encoder
+    encoder = skeleton(lambda: SpeakerEncoder(config))
+    return fit(encoder, own, source=source, dtype=torch.float32, device=device)

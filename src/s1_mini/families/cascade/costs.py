@@ -34,8 +34,8 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
     # Each block has 4 · width² weights in attention and 8 · width² in the MLP.
     blocks = {name: 12 * gpt.num_layers * gpt.width**2 for name, gpt in gpts.items()}
     read_bytes = {name: formats.large * blocks[name] + formats.weights * heads[name] for name in gpts}
-    with skeleton():
-        codec_weights = sum(weight.numel() for weight in Encodec(codec, encodes=False).decoder.parameters())
+    decoder = skeleton(lambda: Encodec(codec, encodes=False).decoder)
+    codec_weights = sum(weight.numel() for weight in decoder.parameters())
 
     def tokens(name: str, steps_per_frame: float, read_again: float = 0) -> Callable[[int, int], Cost]:
         """Return a function for the cost of a frame, which takes `steps_per_frame` steps.

@@ -135,12 +135,11 @@ def _random_models(config: CascadeConfig, seed: int, dtype: torch.dtype) -> dict
     numbers = config.numbers
     # The fine heads are tied to the embeddings of their codebooks, and therefore not stored.
     fine = replace(numbers, codebook_size=config.fine.output_size)
-    with skeleton():
-        networks: dict[str, CausalGPT | FineGPT] = {
-            "semantic": CausalGPT(config.semantic, config.semantic.output_size),
-            "coarse": CausalGPT(config.coarse, config.coarse.output_size),
-            "fine": FineGPT(config.fine, fine),
-        }
+    networks: dict[str, CausalGPT | FineGPT] = {
+        "semantic": skeleton(lambda: CausalGPT(config.semantic, config.semantic.output_size)),
+        "coarse": skeleton(lambda: CausalGPT(config.coarse, config.coarse.output_size)),
+        "fine": skeleton(lambda: FineGPT(config.fine, fine)),
+    }
     models: dict[str, dict[str, Tensor]] = {}
     for stage, network in networks.items():
         named = {PREFIXES[stage] + name: tensor for name, tensor in _fill(network, generator, dtype)}

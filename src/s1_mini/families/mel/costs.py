@@ -50,8 +50,7 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
     if directory is not None:
         config, files = read_configs(directory)
         vocoder = files.config
-    with skeleton():
-        network, hifigan = MelNetwork(config), HifiGan(vocoder)
+    network, hifigan = skeleton(lambda: MelNetwork(config)), skeleton(lambda: HifiGan(vocoder))
     decoder, layers = (
         network.decoder.wrapped_decoder,
         [network.encoder.wrapped_encoder, network.decoder.wrapped_decoder],

@@ -107,17 +107,13 @@ def _join(parts: list[str], tensors: list[Tensor]) -> Tensor:
 
 def build_network(config: MelConfig, tensors: Mapping[str, Tensor], device: torch.device, source: str) -> MelNetwork:
     """Build the network in float32. Raises `CheckpointMismatchError` if config and weights contradict each other."""
-    with skeleton():
-        network = MelNetwork(config)
-    fit(network, fold(translate(tensors)), source=source, dtype=torch.float32, device=device)
-    return network
+    network = skeleton(lambda: MelNetwork(config))
+    return fit(network, fold(translate(tensors)), source=source, dtype=torch.float32, device=device)
 
 
 def check(config: MelConfig, translated: Mapping[str, Tensor], source: str | Path) -> None:
     """Raise `CheckpointMismatchError` unless the tensors from `translate` fit `config`."""
-    with skeleton():
-        network = MelNetwork(config)
-    check_fit(network, fold(translated), source=str(source))
+    check_fit(skeleton(lambda: MelNetwork(config)), fold(translated), source=str(source))
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:

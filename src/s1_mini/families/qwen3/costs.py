@@ -36,9 +36,9 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
     else:
         config, codec = read_config(directory), read_qwen12_config(directory / CODEC_FOLDER)
     clones = config.kind == "base"
-    with skeleton():
-        network, decoder = Qwen3Network(config), Qwen12(codec)
-        speaker = count(SpeakerEncoder(SpeakerConfig.from_json(config.speaker_encoder))) if clones else 0
+    network, decoder, speaker = skeleton(lambda: Qwen3Network(config)), skeleton(lambda: Qwen12(codec)), 0
+    if clones:
+        speaker = count(skeleton(lambda: SpeakerEncoder(SpeakerConfig.from_json(config.speaker_encoder))))
     decoder.to(torch.float32 if formats.codec == 4 else torch.float16)
     encoder = sum(torch.Size(shape).numel() for shape in encoder_shapes(codec).values())
     rate = codec.sample_rate / codec.samples_per_frame

@@ -90,10 +90,8 @@ def build_network(
 ) -> Qwen3Network:
     """Build the network from the published tensors. Raises `CheckpointMismatchError` if they do not fit the config."""
     check(config, tensors, source)
-    with skeleton():
-        network = Qwen3Network(config)
-    fit(network, translate(config, tensors, dtype, device), source=source, dtype=dtype, device=device)
-    return network
+    network = skeleton(lambda: Qwen3Network(config))
+    return fit(network, translate(config, tensors, dtype, device), source=source, dtype=dtype, device=device)
 
 
 def translate(

@@ -24,9 +24,9 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
     """
     config, dac = read_configs(directory) if directory else (S1Config.from_json(FULL_MODEL), DacConfig())
     residual = min(config.residual_codebook_size, dac.codebook_size)
-    with skeleton():
-        network = S1Network(config, semantic_rows=dac.semantic_codebook_size + 1, residual_rows=residual)
-        whole, codec = Dac(dac, encodes=True), Dac(dac, encodes=False)
+    rows = dac.semantic_codebook_size + 1
+    network = skeleton(lambda: S1Network(config, semantic_rows=rows, residual_rows=residual))
+    whole, codec = skeleton(lambda: Dac(dac, encodes=True)), skeleton(lambda: Dac(dac, encodes=False))
     encoder = count(whole) - count(codec)
     codec.to(torch.float32 if formats.codec == 4 else torch.float16)
 

@@ -21,7 +21,7 @@ from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.families.base import Form
 from s1_mini.families.s1.config import S1Config
-from s1_mini.families.s1.network import S1Network
+from s1_mini.families.s1.weights import full_network
 from s1_mini.layers.transformer import rope_table
 from s1_mini.weights.fit import skeleton
 from s1_mini.weights.write import new_directory, write_json, write_tensors
@@ -137,9 +137,7 @@ def write_random_checkpoint(
 def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Return random tensors for all names of the published `model.pth`."""
     config = S1Config.from_json(recipe.model)
-    with skeleton():
-        network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
-    tensors = dict(_fill(network, torch.Generator().manual_seed(seed), dtype))
+    tensors = dict(_fill(full_network(config), torch.Generator().manual_seed(seed), dtype))
     if config.tie_word_embeddings:
         del tensors["output.weight"]
     return tensors
@@ -148,8 +146,7 @@ def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float
 def random_codec(recipe: Recipe, seed: int = 0, *, form: Form = "compact") -> dict[str, Tensor]:
     """Return random tensors with the names of the compact form, or of `codec.pth` with its weight norm and buffers."""
     config = DacConfig.from_json(recipe.codec)
-    with skeleton():
-        codec = Dac(config)
+    codec = skeleton(lambda: Dac(config))
     tensors = dict(_fill(codec, torch.Generator().manual_seed(seed), torch.float32))
     return tensors if form == "compact" else published_codec(codec, tensors)
 
