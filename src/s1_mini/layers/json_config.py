@@ -7,6 +7,7 @@ the beginning of the message.
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
@@ -19,6 +20,7 @@ from s1_mini.exceptions import CheckpointMismatchError
 MAX_SIZE = 2**20
 MAX_LAYERS = 256
 MAX_LENGTH = 16  # of a list of sizes
+POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"  # arguments of `read_number` and `number`
 
 
 def invalid(name: str, value: Any, allowed: str) -> CheckpointMismatchError:
