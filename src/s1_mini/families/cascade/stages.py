@@ -26,11 +26,12 @@ from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
-from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE, choose, choose_plain, end_early
+from s1_mini.families.cascade.kernels.choose import choose, choose_plain, end_early
 from s1_mini.families.cascade.network import CausalGPT, FineGPT, Where
 from s1_mini.families.cascade.policies import CoarseWindows, FinePolicy, FineWindow
 from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.kernels.decode_attention import used_positions
+from s1_mini.kernels.ranking import MIN_TEMPERATURE
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import Writes, stage

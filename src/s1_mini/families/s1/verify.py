@@ -20,11 +20,12 @@ from s1_mini.codecs.stream_state import StreamState
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.families.base import Check, Placement, check_size, compare_all
 from s1_mini.families.codec_lm.model import SamplingTensors
-from s1_mini.families.s1.kernels.sampling import MIN_TEMPERATURE, penalise, probabilities
+from s1_mini.families.s1.kernels.sampling import penalise, probabilities
 from s1_mini.families.s1.loaded import LoadedS1, open_s1
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.settings import S1Settings
+from s1_mini.kernels.ranking import MIN_TEMPERATURE
 from s1_mini.types import Voice
 
 # Entries about the origin of the oracle, which cannot be computed from the checkpoint.
