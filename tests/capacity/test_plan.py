@@ -29,13 +29,13 @@ from s1_mini.capacity.sizes import (
     fit_slots,
 )
 from s1_mini.cli.app import app
-from s1_mini.codecs.causal.costs import count
 from s1_mini.config import EngineConfig
 from s1_mini.core.turns import CLIENT_SHARE
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import get_family
 from s1_mini.runtime.loader import load
 from s1_mini.server.settings import ServerSettings
+from s1_mini.weights.fit import count
 
 Run = Callable[..., tuple[str, dict[str, Any]]]
 

@@ -24,6 +24,11 @@ def skeleton(build: Callable[[], Module]) -> Module:
         return build()
 
 
+def count(*modules: nn.Module) -> int:
+    """Return the total number of parameters."""
+    return sum(weight.numel() for module in modules for weight in module.parameters())
+
+
 class _NoValues(TorchFunctionMode):
     """Skip the initialization of meta parameters, because torch would load sympy for it (1 s and 65 MB)."""
 

@@ -10,7 +10,7 @@ from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.families.cascade.config import NUM_COARSE, make_config
 from s1_mini.families.cascade.random import RECIPES
 from s1_mini.families.cascade.weights import read_config
-from s1_mini.weights.fit import skeleton
+from s1_mini.weights.fit import count, skeleton
 
 SENTENCE_FRAMES = 375  # assumed frames of speech in a window of the fine model: a sentence of five seconds
 LIVE_TENSORS = 4  # tensors of a codec layer in memory at once: input, input with past, activation, output
@@ -34,8 +34,7 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
     # Each block has 4 · width² weights in attention and 8 · width² in the MLP.
     blocks = {name: 12 * gpt.num_layers * gpt.width**2 for name, gpt in gpts.items()}
     read_bytes = {name: formats.large * blocks[name] + formats.weights * heads[name] for name in gpts}
-    decoder = skeleton(lambda: Encodec(codec, encodes=False).decoder)
-    codec_weights = sum(weight.numel() for weight in decoder.parameters())
+    codec_weights = count(skeleton(lambda: Encodec(codec, encodes=False).decoder))
 
     def tokens(name: str, steps_per_frame: float, read_again: float = 0) -> Callable[[int, int], Cost]:
         """Return a function for the cost of a frame, which takes `steps_per_frame` steps.

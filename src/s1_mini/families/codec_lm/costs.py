@@ -7,8 +7,9 @@ from functools import cache
 
 from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.codecs.causal.codec import CausalCodec
-from s1_mini.codecs.causal.costs import LIVE_TENSORS, codec_operations, count, stream_bytes, widest
+from s1_mini.codecs.causal.costs import LIVE_TENSORS, codec_operations, stream_bytes, widest
 from s1_mini.families.codec_lm.network import FrameNetwork
+from s1_mini.weights.fit import count
 
 CHUNK_FRAMES = 12  # frames per codec chunk; the codec reads its weights once per chunk
 RANDOM_BYTES = 4  # bytes of a random number

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from s1_mini.capacity.sizes import Formats, Sizes
-from s1_mini.codecs.causal.costs import count
 from s1_mini.codecs.causal.stage import START_BYTES
 from s1_mini.codecs.qwen12.config import Qwen12Config, read_qwen12_config
 from s1_mini.codecs.qwen12.model import Qwen12
@@ -18,7 +17,7 @@ from s1_mini.families.qwen3.config import Qwen3Config, read_config
 from s1_mini.families.qwen3.network import Qwen3Network
 from s1_mini.families.qwen3.random import codec_json, model_json
 from s1_mini.families.qwen3.settings import CODEC_FOLDER
-from s1_mini.weights.fit import skeleton
+from s1_mini.weights.fit import count, skeleton
 
 TEXT_BYTES = 8  # bytes of the id of a text token that a position reads
 FRAMES_A_BYTE = 2  # enough for slow voices: usually, 200 bytes of English take about 190 frames (15 s)

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 
 from s1_mini.capacity.sizes import Formats, Sizes
-from s1_mini.codecs.causal.costs import LIVE_TENSORS, count
+from s1_mini.codecs.causal.costs import LIVE_TENSORS
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
 from s1_mini.families.codec_lm.costs import measure
 from s1_mini.families.s1.config import S1Config, read_configs
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.random import FULL_MODEL
-from s1_mini.weights.fit import skeleton
+from s1_mini.weights.fit import count, skeleton
 
 
 def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
