@@ -27,12 +27,12 @@ from torch import Tensor
 from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 from s1_mini.families.cascade.kernels.choose import choose, choose_plain, end_early
-from s1_mini.families.cascade.network import CausalGPT, FineGPT, Where
+from s1_mini.families.cascade.network import CausalGPT, FineGPT
 from s1_mini.families.cascade.policies import CoarseWindows, FinePolicy, FineWindow
 from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.kernels.decode_attention import used_positions
 from s1_mini.kernels.ranking import MIN_TEMPERATURE
-from s1_mini.layers.kv_cache import KVCache
+from s1_mini.layers.kv_cache import CachePositions, KVCache
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import Writes, stage
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
@@ -100,8 +100,8 @@ class TokenStage(Stage):
             self._temperature, self._top_p = (torch.ones(rows, device=self.device) for _ in range(2))
             self._top_k = zeros(rows)
             self._uniforms = zeros(rows, steps, dtype=torch.float32)
-            self._identity_rope = zeros(1, config.head_dim // 2, 2, dtype=torch.float32)
-            self._identity_rope[..., 0] = 1
+            self._no_rotation = zeros(1, config.head_dim // 2, 2, dtype=torch.float32)  # cos 1 and sin 0
+            self._no_rotation[..., 0] = 1
         self._prompts: dict[int, np.ndarray] = {}  # by slot
         self._num_read: dict[int, int] = {}
         self._lengths = [0] * rows  # by slot: number of positions of prompt and tokens
@@ -212,8 +212,8 @@ class TokenStage(Stage):
         position = self._position[:rows].clamp_max(self._positions - 1)
         target = torch.where(active, position, self._positions)
         mask = used_positions(position, span, self._network.config.head_dim)
-        where = Where(target, position, span, mask, self._identity_rope)
-        logits = self._network.step(self._token[:rows], position, self._cache, where)
+        at = CachePositions(target, position, span, self._no_rotation.expand(rows, -1, -1), mask)
+        logits = self._network.step(self._token[:rows], self._cache, at)
         token, outputs = self._choose(logits, rows)
         valid = logits.abs().amax(-1) < float("inf")  # false for NaN
         self._token[:rows] = torch.where(active, token, self._token[:rows])
