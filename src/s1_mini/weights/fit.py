@@ -45,6 +45,11 @@ def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     return rename(tensors, lambda name: name.removeprefix(prefix))
 
 
+def below_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
+    """Return only the tensors whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor]:
     """Rename every tensor. Raises `CheckpointMismatchError` if two tensors would get the same name."""
     renamed: dict[str, Tensor] = {}

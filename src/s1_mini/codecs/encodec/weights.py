@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.model import CausalConv1d, Chain, Encodec
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.weights.fit import check_fit, fit, skeleton
+from s1_mini.weights.fit import below_prefix, check_fit, fit, skeleton
 from s1_mini.weights.weight_norm import fold_weight_norm
 
 _TRAINING = (".codebook.inited", ".codebook.cluster_size", ".codebook.embed_avg")  # training statistics
@@ -41,7 +41,7 @@ def translate(
     are dropped too. Raises `CheckpointMismatchError` for an incomplete weight norm.
     """
     dropped = () if encodes else (_ENCODER,)
-    named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    named = below_prefix(tensors, prefix)
     kept = {name: one for name, one in named.items() if not name.endswith(_TRAINING) and not name.startswith(dropped)}
     return fold_weight_norm(kept, source)
 

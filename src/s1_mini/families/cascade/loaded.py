@@ -12,7 +12,7 @@ from torch import Tensor
 
 from s1_mini.codecs.encodec.stage import MAX_FRAMES, EncodecDecoder, chunk_sizes
 from s1_mini.codecs.encodec.weights import build_encodec
-from s1_mini.codecs.stage import ROWS
+from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceError, VoiceUnsupportedError
@@ -158,14 +158,13 @@ class LoadedCascade:
             together=max(FINE_ROWS) if prefills_whole["fine"] else 1,
             not_finite="the fine model's logits were not finite",
         )
-        rows = tuple(sorted({min(rows, CODEC_SLOTS * slots) for rows in ROWS}))
         sound = Chunks(
             name="codec",
             input=frames[numbers.num_books],
             output=Spec("float32", rate=codec.sample_rate),
             slots=CODEC_SLOTS * slots,
             sizes={profile: chunk_sizes(config.codec, sizes) for profile, sizes in CHUNK_FRAMES.items()},
-            rows=rows if codec.device.type == "cuda" else (1,),
+            rows=rows_of(codec.device, CODEC_SLOTS * slots),
             max_items=MAX_FRAMES,
             items_a_turn=SPARE_FRAMES,
             not_finite="the codec's samples were not finite; its weights may be damaged",

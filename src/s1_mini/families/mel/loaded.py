@@ -28,6 +28,7 @@ from s1_mini.families.mel.weights import build_network
 from s1_mini.types import ChunkProfile, Voice
 from s1_mini.weights.directory import find_model
 from s1_mini.weights.files import read_tensors
+from s1_mini.weights.fit import below_prefix
 
 # Frames of the first, second, … chunk of an utterance; all further chunks have the last size.
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
@@ -136,11 +137,7 @@ def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> Lo
         weights_dtype=placement.weights_dtype,
         kv_dtype=placement.kv_dtype,
     )
-    sound = {
-        name.removeprefix(files.prefix): tensor
-        for name, tensor in read_tensors(files.weights).items()
-        if name.startswith(files.prefix)
-    }
+    sound = below_prefix(read_tensors(files.weights), files.prefix)
     device = placement.of(STAGES[1])
     vocoder = build_hifigan(files.config, sound, placement.codec_dtype, device, str(files.weights))
     if device.type == "cuda":

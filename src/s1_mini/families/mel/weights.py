@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import SUFFIX
 from s1_mini.weights.convert import ConvertedFile, TensorFile, plan
 from s1_mini.weights.directory import find_model, read_json
-from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
+from s1_mini.weights.fit import below_prefix, check_fit, fit, skeleton, strip_prefix
 from s1_mini.weights.write import ArchiveEntry, copied, voice_file, written
 
 PREFIX = "speecht5."
@@ -158,11 +159,7 @@ def _model(checkpoint: Path, config: MelConfig, conversion: Conversion) -> Conve
 
 
 def _vocoder(files: VocoderFiles, conversion: Conversion) -> ConvertedFile:
-    def strip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        prefix = files.prefix
-        return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-
-    file = TensorFile(files.weights)
+    file, strip = TensorFile(files.weights), partial(below_prefix, prefix=files.prefix)
     check_hifigan(files.config, strip(file.shapes()), str(files.weights))
     rounds = conversion.codec_precision == "float16"
     return ConvertedFile(
