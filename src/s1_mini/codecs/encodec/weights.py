@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from s1_mini.codecs.encodec.config import EncodecConfig
-from s1_mini.codecs.encodec.model import CausalConv1d, Chain, Encodec
+from s1_mini.codecs.encodec.model import Encodec, MirroredConv1d, Network
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.weights.fit import below_prefix, check_fit, fit, skeleton
 from s1_mini.weights.weight_norm import fold_weight_norm
@@ -139,9 +139,9 @@ def _sample_codebooks(codec: Encodec, generator: torch.Generator) -> None:
     _scale(codec.decoder, _LOUDNESS / codec.decode(torch.stack(codes, 1)).std())
 
 
-def _scale(network: Chain, factor: Tensor) -> Tensor:
+def _scale(network: Network, factor: Tensor) -> Tensor:
     """Multiply the weights of a network's last layer by `factor`; return `factor`."""
-    last = cast("CausalConv1d", network.layers[-1]).conv
+    last = cast("MirroredConv1d", network.layers[-1]).conv
     assert last.bias is not None
     last.weight.mul_(factor)
     last.bias.mul_(factor)
