@@ -11,7 +11,7 @@ from torch import Tensor
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.alignment.words import Aligner
-from s1_mini.codecs.hifigan.model import HifiGan, build_hifigan
+from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.codecs.hifigan.stage import Vocoder, context_of
 from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
@@ -28,7 +28,7 @@ from s1_mini.families.mel.weights import build_network
 from s1_mini.types import ChunkProfile, Voice
 from s1_mini.weights.directory import find_model
 from s1_mini.weights.files import read_tensors
-from s1_mini.weights.fit import below_prefix
+from s1_mini.weights.fit import below_prefix, fit, skeleton
 
 # Frames of the first, second, … chunk of an utterance; all further chunks have the last size.
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
@@ -139,7 +139,8 @@ def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> Lo
     )
     sound = below_prefix(read_tensors(files.weights), files.prefix)
     device = placement.of(STAGES[1])
-    vocoder = build_hifigan(files.config, sound, placement.codec_dtype, device, str(files.weights))
+    vocoder = skeleton(lambda: HifiGan(files.config))
+    fit(vocoder, sound, source=str(files.weights), dtype=placement.codec_dtype, device=device)
     if device.type == "cuda":
         vocoder.prepare()  # channels last
     network.speech_decoder_postnet.prepare(vocoder.device, vocoder.dtype, vocoder.axis)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.hifigan.model import check_hifigan
+from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import Conversion
 from s1_mini.families.mel.config import KEY, MelConfig, VocoderFiles, read_configs
@@ -160,7 +160,7 @@ def _model(checkpoint: Path, config: MelConfig, conversion: Conversion) -> Conve
 
 def _vocoder(files: VocoderFiles, conversion: Conversion) -> ConvertedFile:
     file, strip = TensorFile(files.weights), partial(below_prefix, prefix=files.prefix)
-    check_hifigan(files.config, strip(file.shapes()), str(files.weights))
+    check_fit(skeleton(lambda: HifiGan(files.config)), strip(file.shapes()), source=str(files.weights))
     rounds = conversion.codec_precision == "float16"
     return ConvertedFile(
         {one: torch.float16 if rounds and one.is_large else torch.float32 for one in plan(file, strip)}
