@@ -355,5 +355,6 @@ class LoadedModel(Protocol):
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         """Encode a recording [samples] to the tensors of a voice, with a `yield` after each part of the work.
 
-        Raises `CapacityError` if the recording is too long, and `CheckpointError` if the encoder cannot be loaded.
+        Called only if `VoiceFormat.clones`. Raises `CapacityError` if the recording is too long, and `CheckpointError`
+        if the encoder cannot be loaded.
         """

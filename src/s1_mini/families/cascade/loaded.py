@@ -15,7 +15,7 @@ from s1_mini.codecs.encodec.weights import build_encodec
 from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
-from s1_mini.exceptions import CheckpointMismatchError, VoiceError, VoiceUnsupportedError
+from s1_mini.exceptions import CheckpointMismatchError, VoiceError
 from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.cascade.config import NUM_COARSE
 from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic, check_vllm, start_workers
@@ -40,10 +40,6 @@ CODEC_SLOTS = 2  # fine and codec slots per semantic slot, which may begin an ut
 PREFILL_POSITIONS = 4096  # per plan of the coarse model on a GPU; it prefills whole windows
 MAX_PREFILLS = 8  # prefills per plan of the coarse model on a GPU
 SPARE_FRAMES = 256  # frames that the codec decodes in one turn of a thread that also runs other stages
-NO_CLONING = (
-    "this model cannot clone a voice from a recording, because the encoder of its semantic tokens was never published. "
-    "Use one of its voices, or send a voice file (.npz)"
-)
 
 
 class LoadedCascade:
@@ -202,6 +198,5 @@ class LoadedCascade:
             room=lambda prompt: min(numbers.max_semantic, positions + 1 - len(prompt.items)),
         )
 
-    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002 - not supported
-        yield
-        raise VoiceUnsupportedError("reference_audio", NO_CLONING)
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
+        raise NotImplementedError

@@ -16,14 +16,14 @@ from s1_mini.codecs.hifigan.stage import Vocoder, context_of
 from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
-from s1_mini.exceptions import CapacityError, VoiceError, VoiceUnsupportedError
+from s1_mini.exceptions import CapacityError, VoiceError
 from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.mel.config import read_configs
 from s1_mini.families.mel.decoder import MelDecoder
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.settings import STAGES, MelSettings
 from s1_mini.families.mel.tokenizer import CharTokenizer
-from s1_mini.families.mel.voice import NO_CLONING, SPEAKER
+from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.families.mel.weights import build_network
 from s1_mini.types import ChunkProfile, Voice
 from s1_mini.weights.directory import find_model
@@ -114,9 +114,8 @@ class LoadedMel:
         aligner = Aligner(self.heads[0], 1 / frames.rate, self.tokenizer.token_ends) if self.heads else None
         return StageChain(policies=policies, stages=stages, sample_rate=rate, room=room, aligner=aligner)
 
-    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002
-        yield
-        raise VoiceUnsupportedError("reference_audio", NO_CLONING)
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
+        raise NotImplementedError
 
 
 def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> LoadedMel:

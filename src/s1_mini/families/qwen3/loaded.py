@@ -15,14 +15,14 @@ from s1_mini.codecs.qwen12.model import Qwen12
 from s1_mini.codecs.qwen12.speaker import SAMPLE_RATE, SpeakerConfig, SpeakerEncoder, build_speaker_encoder
 from s1_mini.codecs.qwen12.weights import open_decoder, open_encoder
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.exceptions import CheckpointMismatchError, ConfigurationError, VoiceError, VoiceUnsupportedError
+from s1_mini.exceptions import CheckpointMismatchError, ConfigurationError, VoiceError
 from s1_mini.families.base import PLAIN, Placement, PromptOptions
 from s1_mini.families.codec_lm.loaded import LoadedFrameModel
 from s1_mini.families.qwen3.config import AUTO, Defaults, Qwen3Config, read_config
 from s1_mini.families.qwen3.model import Qwen3Model
 from s1_mini.families.qwen3.settings import CODEC_FOLDER, Qwen3Settings
 from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
-from s1_mini.families.qwen3.voice import CODES, NO_CLONING, VECTOR
+from s1_mini.families.qwen3.voice import CODES, VECTOR
 from s1_mini.families.qwen3.weights import build_network
 from s1_mini.layers.quantized import quantize_linears
 from s1_mini.types import Voice
@@ -59,9 +59,6 @@ class LoadedQwen3(LoadedFrameModel[Qwen3Model, Qwen12]):
         return Voice({}, text)
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
-        if self.config.kind != "base":
-            yield
-            raise VoiceUnsupportedError("reference_audio", NO_CLONING)
         encoder, speaker = self.encoders()
         wave = wave.to(self._encodes_on)
         vector = yield from speaker.encode_by_blocks(wave)

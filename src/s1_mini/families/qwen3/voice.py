@@ -18,7 +18,6 @@ from s1_mini.voices.format import TensorFormat, Tensors, VoiceBeside, VoiceForma
 from s1_mini.weights.directory import find_model
 
 PRESET, VECTOR, CODES = "preset", "vector", "codes"
-NO_CLONING = "this checkpoint cannot clone a voice; use a Base checkpoint, or name a voice"
 
 
 TAGS = {
