@@ -176,7 +176,7 @@ def run_suite(config: EngineConfig, scale: Scale, seed: int, progress: Callable[
     model, times = loaded.model, measure_frames(loaded, scale.rows, context=scale.context, frames=scale.frames)
     details["frames"] = [each.data() for each in times]
     card = card_in(torch.cuda.get_device_name()) if model.device.type == "cuda" else None
-    floors = None if card is None else Floors(speaker.sizes(0), card, scale.context + scale.frames // 2)
+    floors = None if card is None else Floors(speaker.sizes(), card, scale.context + scale.frames // 2)
     details["floor_ms"] = {} if floors is None else {rows: floors.time(rows).model_ms for rows in scale.rows}
     progress("agreement of tokens")
     same = details["agreement"] = measure_agreement(

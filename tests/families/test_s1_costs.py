@@ -18,7 +18,7 @@ from s1_mini.runtime.loader import load
 def test_costs_are_those_of_the_checkpoint(tiny: Path) -> None:
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
     model = speaker.loaded.model
-    step = speaker.sizes(0).stages["language_model"].step
+    step = speaker.sizes().stages["language_model"].step
 
     assert step(1, 65).num_bytes - step(1, 64).num_bytes == model.position_bytes
     assert step(4, 64).operations == 4 * step(1, 64).operations
@@ -33,7 +33,7 @@ def test_the_cache_of_the_depth_transformer_is_counted_for_each_slot(tiny: Path)
 
     one, two = (model.allocate(slots, 64).depth_cache for slots in (1, 2))
 
-    counted = speaker.sizes(0).demands["language_model"].fixed_slot
+    counted = speaker.sizes().demands["language_model"].fixed_slot
     assert counted == two.keys.nbytes + two.values.nbytes - one.keys.nbytes - one.values.nbytes
 
 
@@ -52,7 +52,7 @@ def test_counting_sizes_does_not_import_torchs_compiler() -> None:
         "import sys\n"
         "from s1_mini.capacity.sizes import Formats\n"
         "from s1_mini.families.registry import FAMILIES, get_family\n"
-        "for name in FAMILIES: get_family(name).sizes(None, Formats(), 0)\n"
+        "for name in FAMILIES: get_family(name).sizes(None, Formats())\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -267,7 +267,7 @@ class Family(Protocol):
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
 
-    def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+    def sizes(self, directory: Path | None, formats: Formats) -> Sizes:
         """Return the memory and the work of a checkpoint; of the published model if `directory` is None.
 
         Raises `CheckpointError`.

@@ -17,7 +17,7 @@ LIVE_TENSORS = 4  # tensors of a codec layer in memory at once: input, input wit
 RANDOM_BYTES = 4  # bytes of a random number
 
 
-def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
     """Return the memory and the work of a checkpoint; of bark-small if `directory` is None.
 
     Raises `CheckpointError`.
@@ -83,7 +83,6 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         demands={
             "semantic": MemoryRequirement(
                 position=round(config.semantic.kv_bytes(formats.kv)),
-                prefix_cache=prefix_cache_bytes,
                 copies=copies["semantic"],
             ),
             "coarse": MemoryRequirement(

@@ -20,7 +20,6 @@ def measure(
     codec: CausalCodec,
     formats: Formats,
     *,
-    prefix_cache_bytes: int,
     encoding_bytes: int,
     needed_positions: Callable[[float, int], int],
     other_bytes: int = 0,
@@ -65,7 +64,6 @@ def measure(
         demands={
             "language_model": MemoryRequirement(
                 position=round(position_bytes) + RANDOM_BYTES * config.num_codebooks + other_bytes,
-                prefix_cache=prefix_cache_bytes,
                 encoding=encoding_bytes,  # on the model's device, even if the codec decodes on another
                 copies=round(model_bytes),
                 fixed_slot=round(depth_bytes * config.num_codebooks),

@@ -38,7 +38,7 @@ def widest(config: HifiGanConfig) -> int:
     return most
 
 
-def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
     """Return the memory and the work of a checkpoint; of SpeechT5 if `directory` is None. Raises `CheckpointError`."""
     config, vocoder = MelConfig.from_json(FULL_MODEL), HifiGanConfig()
     if directory is not None:
@@ -85,7 +85,6 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         demands={
             STAGES[0]: MemoryRequirement(
                 position=round(kv_bytes) + config.prenet_layers * config.prenet_units,
-                prefix_cache=prefix_cache_bytes,
                 copies=round(weight_bytes),
                 fixed_slot=config.max_text * round(kv_bytes),
             ),

@@ -25,7 +25,7 @@ WHOLE_TEXT_BYTES = 2000  # assumed size of a text for VoiceDesign, which is not 
 TOKENS_A_SECOND = 6  # of a reference's transcript
 
 
-def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
     """Return the memory and the work of a checkpoint; of 1.7B CustomVoice if `directory` is None.
 
     Raises `CheckpointError`.
@@ -52,7 +52,6 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         network,
         decoder,
         formats,
-        prefix_cache_bytes=prefix_cache_bytes,
         # Activations take as much memory as the codec's encoder; the speaker encoder's are freed before.
         encoding_bytes=4 * (2 * encoder + speaker) if clones else 0,
         needed_positions=needed_positions,

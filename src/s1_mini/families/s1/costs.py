@@ -17,7 +17,7 @@ from s1_mini.families.s1.random import FULL_MODEL
 from s1_mini.weights.fit import count, skeleton
 
 
-def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
     """Return the memory and the work of a checkpoint with restricted heads; of S1-mini if `directory` is None.
 
     Raises `CheckpointError`.
@@ -39,7 +39,6 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         network,
         codec,
         formats,
-        prefix_cache_bytes=prefix_cache_bytes,
         encoding_bytes=4 * (encoder + LIVE_TENSORS * ENCODE_BLOCK * dac.samples_per_frame * dac.encoder_dim),
         needed_positions=needed_positions,
     )
