@@ -68,11 +68,6 @@ class EncodecConfig:
         return math.prod(self.upsampling_ratios)
 
     @property
-    def frame_rate(self) -> int:
-        """Frames per second, rounded up."""
-        return -(-self.sampling_rate // self.samples_per_frame)
-
-    @property
     def width(self) -> int:
         """Channels of the LSTMs."""
         return self.num_filters * 2 ** len(self.upsampling_ratios)
@@ -80,20 +75,8 @@ class EncodecConfig:
     @property
     def num_codebooks(self) -> int:
         """Number of codebooks at the highest bandwidth."""
-        return self._books(self.target_bandwidths[-1])
-
-    def codebooks_of(self, bandwidth: float) -> int:
-        """Return the number of codes per frame at a bandwidth in kbit/s.
-
-        Raises `ValueError` for an unsupported bandwidth.
-        """
-        if bandwidth not in self.target_bandwidths:
-            allowed = ", ".join(f"{each:g}" for each in self.target_bandwidths)
-            raise ValueError(f"bandwidth must be one of {allowed} kbit/s, not {bandwidth}")
-        return min(max(1, self._books(bandwidth)), self.num_codebooks)
-
-    def _books(self, bandwidth: float) -> int:
-        return int(1000 * bandwidth // (self.frame_rate * (self.codebook_size.bit_length() - 1)))
+        frame_rate = -(-self.sampling_rate // self.samples_per_frame)  # rounded up, as in the original
+        return int(1000 * self.target_bandwidths[-1] // (frame_rate * (self.codebook_size.bit_length() - 1)))
 
     @property
     def first_frames(self) -> int:
