@@ -66,7 +66,7 @@ def _published_numbers() -> dict[str, Any]:
     """Return a generation_config.json with the published numbers."""
     values: dict[str, Any] = {"model_type": "bark", "sample_rate": EncodecConfig().sampling_rate}
     for number in fields(Numbers):
-        group, _, key = number.metadata["place"].rpartition(".")
+        group, _, key = number.metadata["key"].rpartition(".")
         if number.default:  # transformers writes 0 in other ways, such as null
             (values.setdefault(group, {}) if group else values)[key] = number.default
     return values
