@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,12 @@ from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.model import Encodec, MirroredConv1d, Network
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.weights.fit import below_prefix, check_fit, fit, skeleton
-from s1_mini.weights.weight_norm import fold_weight_norm
+from s1_mini.weights.weight_norm import NEW, fold_weight_norm, unfolded
 
 _TRAINING = (".codebook.inited", ".codebook.cluster_size", ".codebook.embed_avg")  # training statistics
 _ENCODER = "encoder."
 
 TINY = EncodecConfig(num_filters=4, hidden_size=16)  # rates, codebooks and bandwidths are as published
-Spelling = Literal["parametrizations", "weight_g", "folded"]  # tensor names of weight norm; "folded": plain weights
-_SUFFIXES = {
-    "parametrizations": (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
-    "weight_g": (".weight_g", ".weight_v"),
-}
 _LOUDNESS = 0.1  # standard deviation of decoded samples
 _LATENT_SPREAD = 0.3  # standard deviation of the encoder's vectors before quantization
 _NOISE_SAMPLES = 48_000  # length of the noise that is encoded to set the scale of random codebooks
@@ -100,11 +95,11 @@ def random_encodec(config: EncodecConfig, seed: int = 0) -> Encodec:
 
 
 def random_tensors(
-    config: EncodecConfig, seed: int = 0, *, spelling: Spelling = "parametrizations", prefix: str = ""
+    config: EncodecConfig, seed: int = 0, *, norms: tuple[str, str] | None = NEW, prefix: str = ""
 ) -> dict[str, Tensor]:
     """Return the tensors of a random checkpoint, with `prefix` before their names.
 
-    `spelling` chooses the names of weight norm's tensors; with `folded`, the tensors are plain weights.
+    `norms` are the names of weight norm's tensors, `weight_norm.OLD` or `NEW`; None: plain weights.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in random_encodec(config, seed).named_parameters():
@@ -114,10 +109,8 @@ def random_tensors(
             tensors |= dict(
                 zip((stem.removesuffix(".codebook.embed") + name for name in _TRAINING), statistics, strict=True)
             )
-        if name.endswith(".conv.weight") and spelling != "folded":
-            scale, direction = _SUFFIXES[spelling]
-            tensors[stem + scale] = torch.linalg.vector_norm(value, dim=(1, 2), keepdim=True)
-            tensors[stem + direction] = value
+        if name.endswith(".conv.weight") and norms is not None:
+            tensors |= unfolded(stem, value, norms)
         else:
             tensors[prefix + name] = value
     return tensors

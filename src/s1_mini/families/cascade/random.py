@@ -25,6 +25,7 @@ from s1_mini.families.cascade.network import CausalGPT, FineGPT
 from s1_mini.families.cascade.voice import INDEX, KEYS
 from s1_mini.families.cascade.weights import PREFIXES
 from s1_mini.voices.format import for_file
+from s1_mini.weights import weight_norm
 from s1_mini.weights.fit import skeleton
 from s1_mini.weights.write import new_directory, write_json, write_tensors
 
@@ -91,12 +92,12 @@ def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "co
         (target / "vocab.txt").write_bytes("\n".join(_vocabulary()).encode() + b"\n")
         models = _random_models(config, seed, recipe.dtype)
         if form == "compact":
-            codec = translate(random_tensors(config.codec, seed + 1, spelling="folded"))
+            codec = translate(random_tensors(config.codec, seed + 1, norms=None))
             models["codec"] = {PREFIXES["codec"] + name: value for name, value in codec.items()}
             for stage, tensors in models.items():
                 write_tensors(target / COMPACT[stage], tensors)
         else:
-            codec = random_tensors(config.codec, seed + 1, spelling="weight_g", prefix=PREFIXES["codec"])
+            codec = random_tensors(config.codec, seed + 1, norms=weight_norm.OLD, prefix=PREFIXES["codec"])
             flat = {name: tensor for tensors in models.values() for name, tensor in tensors.items()}
             torch.save(flat | dict(_masks(config)) | codec, target / "pytorch_model.bin")
         folder = target / ("voices" if form == "compact" else "speaker_embeddings")
