@@ -70,7 +70,8 @@ def needs_chain() -> None:
 def ending_of(
     outputs: int, channels: int, context: int, dtype: torch.dtype = torch.float16, *, snakes: bool = True
 ) -> Epilogue:
-    table = snake_table(0.5 + randn(channels).abs()).repeat(1, outputs // channels)
+    alpha = 0.5 + randn(channels).abs()
+    table = snake_table(alpha, alpha).repeat(1, outputs // channels)
     return Epilogue(channels, randn(outputs, dtype=dtype), table if snakes else None, context, keeps_total=True)
 
 
