@@ -21,15 +21,23 @@ from benchmark.command import make_parser, report, run
 from s1_mini.bench.report import describe_machine
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.find import find_checkpoint
-from s1_mini.families.s1.loaded import as_s1
+from s1_mini.families.s1.loaded import LoadedS1
 from s1_mini.families.s1.model import S1Model
 from s1_mini.kernels.backend import without_triton
 from s1_mini.layers.randomness import uniforms
-from s1_mini.runtime.loader import load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.types import SamplingParams
+
+
+def loaded_s1(speaker: LoadedCheckpoint) -> LoadedS1:
+    """Return the model of a checkpoint. Raises `CheckpointMismatchError` for other families than S1."""
+    if not isinstance(speaker.loaded, LoadedS1):
+        raise CheckpointMismatchError("only S1 checkpoints support this")
+    return speaker.loaded
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     speaker = load(EngineConfig(checkpoint_path=find_checkpoint(options.checkpoint).directory, device=options.device))
     sizes = {name: getattr(options, name) for name in ("rows", "context", "frames", "alone")}
-    found = measure_agreement(as_s1(speaker.loaded).model, **sizes)
+    found = measure_agreement(loaded_s1(speaker).model, **sizes)
     facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
     rows = [[name, *each.values()] for name, each in found.items()]
     report(["way", "semantic tokens", "codes", "frames"], rows, facts | sizes | {"agreement": found})

@@ -230,7 +230,7 @@ def main() -> None:
         "--size", choices=SIZES, default="published", help="size of the codec, which has random weights"
     )
     parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--bandwidth", type=float, default=6.0, help="bandwidth in kbit/s [6]")
+    parser.add_argument("--codebooks", type=int, default=8, help="codes per frame, 0.75 kbit/s each [8]")
     parser.add_argument("--share", type=share, default=1.0, help="fraction of the files to use [1]")
     parser.add_argument(
         "--single-share", type=share, default=1.0, help="fraction of the used files to process one by one [1]"
@@ -246,14 +246,14 @@ def main() -> None:
     options = parser.parse_args()
 
     config, device = SIZES[options.size], torch.device(choose_device(options.device).value)
-    books = options.codebooks = config.codebooks_of(options.bandwidth)
+    books = options.codebooks
     options.step = max(1, round(1 / options.single_share))
     codec = random_encodec(config).to(device)
     codec.prepare(torch.float32 if options.precision == "tf32" else getattr(torch, options.precision))
     lengths = draw_lengths(options.share, options.seed)
     waves, codes = make_files(lengths, config, books, options.seed)
     facts = describe_machine(device.type) | {"threads": torch.get_num_threads(), "precision": options.precision}
-    facts |= {"files": len(waves), "hours": sum(lengths) / 3600, "bandwidth": options.bandwidth}
+    facts |= {"files": len(waves), "hours": sum(lengths) / 3600}
     facts |= {name: getattr(options, name) for name in ("codebooks", "lanes", "frames", "batch", "tunes")}
     print(json.dumps(facts, indent=1), flush=True)
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmark.agreement import measure_agreement
+from benchmark.agreement import loaded_s1, measure_agreement
 from benchmark.command import make_parser, run
 from benchmark.frames import measure_frames
 from s1_mini.audio.container import check_writable
@@ -37,7 +37,6 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.s1.config import read_configs
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.process import frozen, prepare_process
 
@@ -173,17 +172,17 @@ def run_suite(config: EngineConfig, scale: Scale, seed: int, progress: Callable[
     details["start_s"] = measure_starts(config)
     progress("frames")
     speaker = load(config)
-    model = as_s1(speaker.loaded).model
-    times = measure_frames(as_s1(speaker.loaded), scale.rows, context=scale.context, frames=scale.frames)
+    loaded = loaded_s1(speaker)
+    model, times = loaded.model, measure_frames(loaded, scale.rows, context=scale.context, frames=scale.frames)
     details["frames"] = [each.data() for each in times]
     card = card_in(torch.cuda.get_device_name()) if model.device.type == "cuda" else None
-    floors = None if card is None else Floors(speaker.sizes(0), card, scale.context + scale.frames // 2)
+    floors = None if card is None else Floors(speaker.sizes(), card, scale.context + scale.frames // 2)
     details["floor_ms"] = {} if floors is None else {rows: floors.time(rows).model_ms for rows in scale.rows}
     progress("agreement of tokens")
     same = details["agreement"] = measure_agreement(
         model, rows=scale.company, context=scale.context, frames=scale.compared, alone=scale.alone
     )
-    del speaker, model
+    del speaker, loaded, model
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

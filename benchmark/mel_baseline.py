@@ -38,7 +38,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.core.speech import Joiner
 from s1_mini.engine import ProductionTTSEngine
-from s1_mini.families.mel.loaded import LoadedMel, as_mel
+from s1_mini.families.mel.loaded import LoadedMel
 from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.stage import Stage
@@ -278,7 +278,9 @@ class Comparison:
     def __init__(self, checkpoint: Path | None, device: str, precision: str, weights_dtype: str, most: int) -> None:
         common = {"checkpoint_path": checkpoint, "device": device}
         fixed = {"prenet_dropout": "off", "stop_threshold": NEVER, "max_length_ratio": 100.0}
-        self.plain = as_mel(load(EngineConfig(**common, **fixed, precision="float32", codec_dtype="float32")).loaded)
+        plain = load(EngineConfig(**common, **fixed, precision="float32", codec_dtype="float32")).loaded
+        assert isinstance(plain, LoadedMel), "the checkpoint is not of SpeechT5"
+        self.plain = plain
         limits = {"max_queue_size": 4096, "request_timeout_s": 3600.0, "chunk_length": 600}
         config = EngineConfig(**common, **fixed, **limits, precision=precision, weights_dtype=weights_dtype)
         self.most, self.device = most, self.plain.model.device
@@ -302,7 +304,9 @@ class Comparison:
         return running.speaker
 
     def _loaded(self) -> LoadedMel:
-        return as_mel(self._speaker().loaded)
+        loaded = self._speaker().loaded
+        assert isinstance(loaded, LoadedMel)
+        return loaded
 
     def steps(self, text: str) -> int:
         """Return the steps of a text."""

@@ -267,7 +267,7 @@ class ChannelsLast:
         return self._encode_wide(apply(self._narrow, waves.transpose(1, 2)))
 
     def synthesise(self, vectors: Tensor) -> Tensor:
-        """Samples [B, 1, T] of quantised vectors [B, C, F]; the counterpart of `Dac.synthesise`."""
+        """Samples [B, 1, T] of quantised vectors [B, C, F]; the counterpart of `Dac.sound` after the post module."""
         return apply(self._narrow_last, self._decode_wide(vectors)).transpose(1, 2)
 
     def _latents_of(self, x: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ from recipes.voice.tokens import Corpus, write_vocabulary
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.tokenizer import S1Tokenizer
+from s1_mini.kernels.positions import embed
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import Attention, BlockConfig, FeedForward
 
@@ -144,7 +145,7 @@ class ModelTraining(TimedTraining):
         semantic = (columns[:, 0] >= begin) & (columns[:, 0] <= end)
         positions = torch.arange(columns.shape[-1], device=self.device).unsqueeze(0)
         store = self._keep(network.config.backbone)
-        x = network.embed(self._noisy(columns).transpose(1, 2), (begin, end))
+        x = embed(self._noisy(columns).transpose(1, 2), network.embedding((begin, end)))
         hidden = network.backbone(x, positions, self.mask, lambda _: store)
         target, hidden = columns[:, 0, 1:].flatten(), hidden[:, :-1].flatten(0, 1)
         is_frame = (semantic & there)[:, 1:].flatten()

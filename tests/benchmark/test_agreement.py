@@ -10,14 +10,13 @@ import torch
 
 from benchmark.agreement import Agreement, NoiseRows, measure_agreement
 from s1_mini.config import EngineConfig
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model
 from s1_mini.runtime.graphs import StepGraphs
 from s1_mini.runtime.loader import load
 
 
 def open_model(directory: Path) -> S1Model:
-    return as_s1(load(EngineConfig(checkpoint_path=directory, device="cpu")).loaded).model
+    return load(EngineConfig(checkpoint_path=directory, device="cpu")).loaded.model
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,11 @@ import torch
 from benchmark.frames import FrameTime, main, measure_frames
 from commands import Command
 from s1_mini.config import EngineConfig
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 
 
 def test_each_number_of_rows_is_timed_on_the_threads_of_the_engine(tiny: Path) -> None:
-    loaded = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded)
+    loaded = load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded
     threads, seen = torch.get_num_threads(), []
     step = loaded.model.step
 

@@ -32,7 +32,6 @@ from s1_mini.capacity.sizes import AUTO_SLOTS, Formats
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import LoadedCheckpoint, formats_of, load
 
 KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200.json"
@@ -153,7 +152,7 @@ def test_the_floor_is_of_the_formats_that_speak(tiny: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_frames_are_timed_as_replays_of_their_graphs(tiny: Path) -> None:
-    loaded = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cuda")).loaded)
+    loaded = load(EngineConfig(checkpoint_path=tiny, device="cuda")).loaded
 
     times = measure_frames(loaded, (1, 4), context=300, frames=20)
 

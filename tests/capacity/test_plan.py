@@ -19,6 +19,7 @@ from s1_mini.capacity.sizes import (
     AUTO_SLOTS,
     CONTEXT_BYTES,
     GIB,
+    PREFIX_CACHE_BYTES,
     Cost,
     DeviceMemory,
     Formats,
@@ -29,14 +30,13 @@ from s1_mini.capacity.sizes import (
     fit_slots,
 )
 from s1_mini.cli.app import app
-from s1_mini.codecs.causal.costs import count
 from s1_mini.config import EngineConfig
 from s1_mini.core.turns import CLIENT_SHARE
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import get_family
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 from s1_mini.server.settings import ServerSettings
+from s1_mini.weights.fit import count
 
 Run = Callable[..., tuple[str, dict[str, Any]]]
 
@@ -46,7 +46,7 @@ DEMAND = MemoryRequirement(position=100, stream_row=1000, frame=10)
 
 @pytest.fixture(scope="module")
 def full() -> Sizes:
-    return S1_MINI(Formats(), 0)
+    return S1_MINI(Formats())
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_estimate_for_an_h200_matches_the_measurement(full: Sizes) -> None:
 
 def test_the_sizes_of_a_checkpoint_are_those_of_its_loaded_weights(tiny: Path) -> None:
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
-    sizes = get_family().sizes(tiny, Formats(codec=4), 0)
+    sizes = get_family().sizes(tiny, Formats(codec=4))
     step = sizes.stages["language_model"].step
 
     assert sizes.weight_bytes("memory") == speaker.loaded.model.num_bytes / 2  # float32 on a CPU
@@ -123,7 +123,7 @@ def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
         return StageSizes(weights, lambda rows, _: Cost(weights, 2 * rows * weights), bound)
 
     weights = (stage(4e8, "memory"), stage(2e8, "memory"), stage(2e8, "compute"), stage(3e7, "compute"))
-    demand = MemoryRequirement(stream_row=1000, frame=10, fixed_slot=GIB // 4)
+    demand = MemoryRequirement(stream_row=1000, frame=10, fixed_slot=GIB // 4, prefix_cache=PREFIX_CACHE_BYTES)
     stages = dict(zip("abcd", weights, strict=True))
     demands = {"a": demand, **dict.fromkeys("bcd", MemoryRequirement())}
     sizes = Sizes(stages, demands, frame_s=1 / 75, max_positions=1024, needed_positions=lambda *_: 1024)
@@ -277,8 +277,8 @@ def test_eight_bit_weights_are_counted_as_such(tiny: Path) -> None:
         load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype=weights, kv_dtype=kv))
         for weights, kv in (("full", "full"), ("int8", "fp8"))
     ]
-    steps = [speaker.sizes(0).stages["language_model"].step for speaker in speakers]
-    wide, small = (as_s1(speaker.loaded).model for speaker in speakers)
+    steps = [speaker.sizes().stages["language_model"].step for speaker in speakers]
+    wide, small = (speaker.loaded.model for speaker in speakers)
 
     columns = [step(1, 1).num_bytes - step(1, 0).num_bytes for step in steps]
     assert columns == [wide.position_bytes, small.position_bytes] == [wide.position_bytes, wide.position_bytes / 4]

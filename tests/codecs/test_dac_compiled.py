@@ -11,7 +11,6 @@ from s1_mini.codecs.causal.stage import CausalDecoder
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 from s1_mini.types import SamplingParams
 from s1_mini.weights.directory import DEFAULT_MODEL
@@ -32,7 +31,7 @@ def decode(stage: CausalDecoder, slot: int, number: int) -> np.ndarray:
 
 
 def test_a_stream_keeps_the_decoder_that_it_began_with_and_the_next_has_the_compiled_one(tiny: Path) -> None:
-    stage = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded).chain(2, 64).stages[1]
+    stage = load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded.chain(2, 64).stages[1]
     assert isinstance(stage, CausalDecoder)
     plain = [decode(stage, 0, number) for number in (0, 1)]
     decode(stage, 0, 0)

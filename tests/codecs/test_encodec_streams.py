@@ -161,11 +161,10 @@ def test_after_the_first_call_no_memory_is_allocated_for_states_and_chunks() -> 
         host = [each for call in lanes._calls for each in (*call.inputs, call.output)]
         return [each.data_ptr() for each in (*lanes._state._past.values(), *lanes._inputs, lanes._output, *host)]
 
-    before, size = addresses(), lanes.num_bytes
+    before = addresses()
     lanes.all(CODES)
 
     assert addresses() == before
-    assert lanes.num_bytes == size
     assert len(before) > 20
 
 

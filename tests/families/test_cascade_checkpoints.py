@@ -387,8 +387,9 @@ def test_missing_files_of_a_checkpoint_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "millions"), [("small", 389), ("large", 1086)])
-def test_a_plan_counts_what_a_checkpoint_weighs(size: str, millions: int) -> None:
-    sizes = measure_sizes(make_config(RECIPES[size].config), Formats(), 0)
+def test_a_plan_counts_what_a_checkpoint_weighs(tmp_path: Path, size: str, millions: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RECIPES[size].config))
+    sizes = measure_sizes(tmp_path, Formats())
 
     weights = sum(sizes.weight_bytes(bound) for bound in ("memory", "compute"))
     assert weights == pytest.approx(2e6 * millions, rel=0.06)

@@ -94,7 +94,7 @@ def test_a_checkpoint_is_converted_to_half_precision_packaged_and_planned(publis
 def test_the_real_size_is_counted_without_a_checkpoint() -> None:
     from s1_mini.capacity.sizes import Formats
 
-    half, single = Mel().sizes(None, Formats(), 0), Mel().sizes(None, Formats(large=4, kv=4, codec=4), 0)
+    half, single = Mel().sizes(None, Formats()), Mel().sizes(None, Formats(large=4, kv=4, codec=4))
 
     decoder, vocoder = (stage.step for stage in half.stages.values())
     # Six layers of 14 matrices of 768 by 768, less keys and values of the text, in half precision; the prenet in full
@@ -102,7 +102,7 @@ def test_the_real_size_is_counted_without_a_checkpoint() -> None:
     assert decoder(1, 2).num_bytes - decoder(1, 0).num_bytes == 3 * 18_432, "two steps and a token"
     assert 1 < vocoder(1, 0).operations / half.frame_s / (2 * 8.5e9) < 1.15, "what chunks see twice is a little"
     assert single.weight_bytes("memory") == pytest.approx(4 * 144.4e6, rel=0.01)
-    fp8 = Mel().sizes(None, Formats(large=1, is_fp8=True), 0)
+    fp8 = Mel().sizes(None, Formats(large=1, is_fp8=True))
     confined = 6 * 12 * 768**2  # weights of a step: four matrices of attention to itself, eight behind it
     assert half.weight_bytes("memory") - fp8.weight_bytes("memory") == pytest.approx(confined, rel=0.01)
     assert decoder(1, 0).num_bytes - fp8.stages["decoder"].step(1, 0).num_bytes == pytest.approx(confined, rel=0.01)

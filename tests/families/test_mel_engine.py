@@ -12,7 +12,7 @@ import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CapacityError, ConfigurationError, VoiceNotFoundError, VoiceUnsupportedError
-from s1_mini.families.mel.loaded import as_mel, open_mel
+from s1_mini.families.mel.loaded import open_mel
 from s1_mini.families.mel.settings import MelSettings
 from s1_mini.layers.quantized import QuantizedLinear
 from tests.families.mel_room import CPU, written
@@ -122,7 +122,7 @@ def test_narrow_formats_change_the_layers_alone_and_the_sound_little(checkpoint:
     with ProductionTTSEngine(EngineConfig(**base)) as engine:
         wanted = engine.generate("Hello there.", max_new_tokens=12).audio
     with ProductionTTSEngine(EngineConfig(**base, **formats)) as engine:
-        model = as_mel(engine._running.speaker.loaded).model
+        model = engine._running.speaker.loaded.model
         made = engine.generate("Hello there.", max_new_tokens=12).audio
         name, value = next(iter(formats.items()))
         assert engine.health_check()[name]["value"] == value
@@ -151,7 +151,7 @@ def test_fp8_applies_to_decoder_steps_and_not_to_the_encoder(checkpoint: Path) -
 def test_when_memory_runs_out_the_newest_request_ends_and_the_others_continue(
     endless: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, failing = as_mel(endless._running.speaker.loaded).model, [2]
+    model, failing = endless._running.speaker.loaded.model, [2]
     step = model.step
 
     def out_of_memory(state: object, span: int, text_span: int, rows: int | None = None) -> torch.Tensor:

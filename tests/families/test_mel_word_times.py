@@ -10,7 +10,7 @@ import pytest
 
 from s1_mini import CheckpointMismatchError, EngineConfig, ParameterError, ProductionTTSEngine
 from s1_mini.families.mel.config import MelConfig
-from s1_mini.families.mel.loaded import as_mel, open_mel
+from s1_mini.families.mel.loaded import open_mel
 from s1_mini.families.mel.random import TINY_MODEL
 from s1_mini.families.mel.settings import MelSettings
 from s1_mini.types import Word
@@ -100,7 +100,7 @@ def test_compiled_steps_give_the_same_words(checkpoint: tuple[Path, float], engi
 
 
 def test_tokens_end_where_their_characters_end_in_the_text(checkpoint: tuple[Path, float]) -> None:
-    tokenizer = as_mel(open_mel(checkpoint[0], CPU, MelSettings())).tokenizer
+    tokenizer = open_mel(checkpoint[0], CPU, MelSettings()).tokenizer
     text = "Né  à Köln."
 
     ends = tokenizer.token_ends(text)

@@ -391,7 +391,7 @@ def test_a_conversion_to_float16_is_refused_because_the_model_overflows(
 
 def test_a_designed_voice_has_slots_for_a_text_that_is_not_split(custom: Path, tmp_path: Path) -> None:
     preset, design = (
-        Qwen3().sizes(path, Formats(), 0).needed_positions(0.0, 200)
+        Qwen3().sizes(path, Formats()).needed_positions(0.0, 200)
         for path in (custom, written(tmp_path / "design", "voice_design"))
     )
 
@@ -400,7 +400,7 @@ def test_a_designed_voice_has_slots_for_a_text_that_is_not_split(custom: Path, t
 
 def test_the_memory_that_only_clones_need_is_counted(custom: Path, base: Path) -> None:
     single = Formats(weights=4, large=4, kv=4, codec=4)
-    preset, clone = (Qwen3().sizes(path, single, 0).demands for path in (custom, base))
+    preset, clone = (Qwen3().sizes(path, single).demands for path in (custom, base))
     encoder, speaker = opened(base).encoders()
     cache = opened(base).model.allocate(1, 64).depth_cache
 
@@ -414,7 +414,7 @@ def test_the_memory_that_only_clones_need_is_counted(custom: Path, base: Path) -
 
 
 def test_the_published_sizes_are_counted_without_a_checkpoint() -> None:
-    large = Qwen3().sizes(None, Formats(), 0)
+    large = Qwen3().sizes(None, Formats())
 
     model, codec = large.stages.values()
     # 2.82 GB of talker and 2.36 GB of predictor passes, their heads, and the projection of one position each

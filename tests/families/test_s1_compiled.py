@@ -177,7 +177,7 @@ def test_a_frame_of_one_other_code_is_found_before_it_is_used(tmp_path: Path, mo
     monkeypatch.setattr(shared, "first_frame", lambda _model, _tokens, weights, _step: [frames[weights is None], *kept])
 
     with pytest.raises(RuntimeError, match="does not match torch's"):
-        compiled.check(model, compiled.gather(model))
+        shared.check(model, compiled.gather(model), compiled.step_of)
 
 
 def test_damaged_code_is_found_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

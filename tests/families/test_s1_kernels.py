@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernel_checks import assert_close, by_both, dtypes, needs_gpu, randn
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.s1.kernels import sampling
 from s1_mini.families.s1.kernels.sampling import WINDOW, RepetitionWindow
 from s1_mini.kernels import positions

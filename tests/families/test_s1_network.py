@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import reference_s1
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.random import RECIPES, Recipe, random_model
 from s1_mini.layers.staging import Writes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.s1.kernels.sampling import (
     WINDOW,
     RepetitionWindow,

@@ -16,9 +16,8 @@ import torch
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill, Saved
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.codec_lm.stage import LanguageModel
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.kernels import common_attention, decode_attention
@@ -38,7 +37,7 @@ def open_model(directory: Path, patch: pytest.MonkeyPatch, device: str) -> S1Mod
     write_random_checkpoint(directory, RECIPES["tiny"])
     patch.setattr(common_attention, "runs_triton", lambda _: True)
     patch.setattr(decode_attention, "PROGRAMS", 1)  # rows are in one part however few there are
-    return as_s1(load(EngineConfig(checkpoint_path=directory, device=device, precision="float32")).loaded).model
+    return load(EngineConfig(checkpoint_path=directory, device=device, precision="float32")).loaded.model
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_the_past_is_put_before_and_the_last_steps_kept(steps: int, context: int
 def test_angles_of_any_size_have_their_sine() -> None:
     """The weight is the identity, so the output is Snake of x, with α x up to 6,000."""
     x, alpha = (randn(1, 64, 96) * 40).half(), 0.01 + 40 * torch.rand(96, generator=torch.Generator().manual_seed(0))
-    ending = Epilogue(96, None, snake_table(alpha), 0, keeps_total=False)
+    ending = Epilogue(96, None, snake_table(alpha, alpha), 0, keeps_total=False)
 
     ours = convolve_on_triton(x, torch.eye(96).half().unsqueeze(0), 1, ending, None, small(tile_of(96, 1, many=True)))[
         1

@@ -119,7 +119,7 @@ def test_snake_between_two_convolutions(
     def call() -> Tensor:
         past = None if context is None else randn(5, context, 100, dtype=dtype)
         total, joined = snake.snake_extend(
-            x, alpha if whole else None, past, rows, bias=bias, skip=skip, keeps_total=whole
+            x, (alpha, alpha) if whole else None, past, rows, bias=bias, skip=skip, keeps_total=whole
         )
         parts = [joined] + ([total] if whole else []) + ([past] if past is not None else [])
         return torch.cat([part.flatten() for part in parts])

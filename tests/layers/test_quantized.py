@@ -86,7 +86,7 @@ def test_an_fp8_cache_returns_its_values_in_the_format_of_the_query() -> None:
     narrow.load(1, saved, writes := Writes(torch.device("cpu")))
     writes.run()
 
-    assert narrow.num_bytes * 4 == cache().num_bytes
+    assert narrow.keys.nbytes * 4 == cache().keys.nbytes
     assert keys.dtype == torch.float32
     assert keys.abs().max() == 448
     torch.testing.assert_close(values, key / 1000, rtol=1 / 16, atol=2**-10)

@@ -64,7 +64,7 @@ def test_training_computes_what_the_engine_computes_and_its_gradients() -> None:
     waves, vectors = 0.1 * torch.randn(2, 1, 8 * codec.samples_per_frame), torch.randn(2, 16, 8)
     both = []
     for latents, sound in (
-        (codec.latents(waves, NoState()), codec.synthesise(vectors, NoState())),
+        (codec.latents(waves, NoState()), codec.sound(codec.quantizer.post_module(vectors, NoState()), NoState())),
         (halves.latents(waves), halves.synthesise(vectors)),
     ):
         codec.zero_grad()

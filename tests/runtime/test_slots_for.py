@@ -30,7 +30,7 @@ def speaker(tiny: Path) -> LoadedCheckpoint:
 @pytest.fixture
 def scarce(speaker: LoadedCheckpoint) -> float:
     """Free memory for 50 slots of 2,112 columns, including the tiny codec's working memory."""
-    demand = sum_demands(speaker.sizes(256_000_000).demands.values())
+    demand = sum_demands(speaker.sizes().with_prefix_cache(256_000_000).demands.values())
     return (demand.fixed + 50.5 * demand.slot(2112)) / 0.98
 
 
@@ -40,7 +40,7 @@ def config(**settings: object) -> EngineConfig:
 
 def slots_for(free_bytes: float, speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
     """Slots of one device that has all stages."""
-    sizes = speaker.sizes(prefix_bytes_of(config))
+    sizes = speaker.sizes().with_prefix_cache(prefix_bytes_of(config))
     return slots_in([DeviceMemory(free_bytes, sizes.demand)], sizes, config)
 
 
@@ -59,7 +59,7 @@ def test_a_plan_and_a_loaded_checkpoint_agree_on_each_stage(short: str, tmp_path
     family = get_family(SHORT_NAMES[short])
     family.write_random(tmp_path / short, size="tiny", form="compact", seed=0)
     speaker = load(config(checkpoint_path=tmp_path / short))
-    opened, planned = speaker.sizes(1000), family.sizes(tmp_path / short, Formats(4, 4, 4, 4), 1000)
+    opened, planned = speaker.sizes(), family.sizes(tmp_path / short, Formats(4, 4, 4, 4))
 
     assert list(opened.demands) == list(family.stage_names) == list(planned.stages)
     assert opened.demands == planned.demands
@@ -87,7 +87,7 @@ def test_a_larger_prefix_cache_and_longer_references_leave_fewer_slots(
 
 
 def test_memory_that_slots_leave_free_is_counted(speaker: LoadedCheckpoint) -> None:
-    room = DeviceMemory(PLENTY, speaker.sizes(256_000_000).demand)
+    room = DeviceMemory(PLENTY, speaker.sizes().with_prefix_cache(256_000_000).demand)
     slots, positions = slots_for(PLENTY, speaker, config())
 
     left = room.left(slots, positions)
@@ -103,12 +103,12 @@ def test_too_little_memory_is_reported_with_the_requirement(speaker: LoadedCheck
 
 
 def test_each_device_of_a_placement_needs_enough_memory(speaker: LoadedCheckpoint, scarce: float) -> None:
-    model, codec = speaker.sizes(256_000_000).demands.values()
+    model, codec = speaker.sizes().with_prefix_cache(256_000_000).demands.values()
     rooms = [DeviceMemory(scarce, model, "cuda:0"), DeviceMemory(PLENTY, codec, "cuda:1")]
 
-    assert slots_in(rooms, speaker.sizes(0), config())[0] > 50
+    assert slots_in(rooms, speaker.sizes(), config())[0] > 50
     with pytest.raises(ConfigurationError, match=r"placement: cuda:1 has 0\.50 GB free after the weights"):
-        slots_in([rooms[0], DeviceMemory(GIB / 2, codec, "cuda:1")], speaker.sizes(0), config())
+        slots_in([rooms[0], DeviceMemory(GIB / 2, codec, "cuda:1")], speaker.sizes(), config())
 
 
 def test_an_engine_checks_every_gpu_of_its_stages(
@@ -127,7 +127,7 @@ def test_an_engine_checks_every_gpu_of_its_stages(
 
 
 def test_weights_that_do_not_fit_are_reported_before_they_are_loaded() -> None:
-    sizes = get_family().sizes(None, Formats(), 0)
+    sizes = get_family().sizes(None, Formats())
     stages = gpus_of({"language_model": Choice("cuda:0", ""), "codec": Choice("cuda:1", "")})
     check_weights(sizes, stages, {"cuda:0": 2e9, "cuda:1": 1e9})
 

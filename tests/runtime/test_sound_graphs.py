@@ -15,7 +15,7 @@ from s1_mini.codecs.stage import ROWS
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks
 from s1_mini.exceptions import GenerationError
-from s1_mini.families.codec_lm.chain import CHUNK_FRAMES
+from s1_mini.families.codec_lm.loaded import CHUNK_FRAMES
 from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer

@@ -10,7 +10,7 @@ import pytest
 
 from s1_mini.alignment.written import divide, find_groups, find_written, keys
 from s1_mini.exceptions import TextError
-from s1_mini.families.qwen3.describe import TAGS
+from s1_mini.families.qwen3.voice import TAGS
 from s1_mini.text.detection import cut_by_language, identify
 from s1_mini.text.form import TextForm
 from s1_mini.text.multilingual import MULTILINGUAL, read_certain

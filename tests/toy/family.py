@@ -79,11 +79,11 @@ class Toy:
             instructions=True,
         )
 
-    def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:  # noqa: ARG002
+    def sizes(self, directory: Path | None, formats: Formats) -> Sizes:  # noqa: ARG002
         reads = StageSizes(1e6, lambda rows, _: Cost(1e6, 2e6 * rows), "memory")
         sounds = StageSizes(1e5, lambda rows, _: Cost(1e5, 1e7 * rows), "compute")
         stages = {"text": reads, "frames": reads, "vocoder": sounds}
-        text = MemoryRequirement(LoadedToy.position_bytes, prefix_cache=prefix_cache_bytes)
+        text = MemoryRequirement(LoadedToy.position_bytes)
         demands = {"text": text, "frames": MemoryRequirement(), "vocoder": MemoryRequirement(frame=1280)}
         return Sizes(stages, demands, 1 / FRAMES.rate, MAX_POSITIONS, lambda _, text_bytes: 4 * text_bytes)
 

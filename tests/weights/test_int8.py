@@ -15,7 +15,6 @@ from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.exceptions import CheckpointMismatchError, ParameterError
 from s1_mini.families.registry import get_family
 from s1_mini.families.s1 import weights as s1_weights
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.runtime.loader import load
@@ -73,11 +72,7 @@ def test_an_engine_speaks_eight_bits_as_the_numbers_that_they_stand_for(quantize
 def test_an_engine_that_keeps_eight_bits_keeps_those_of_the_file(quantized: Path) -> None:
     stored = load_file(quantized / "model.safetensors")
 
-    layers = (
-        as_s1(load(EngineConfig(checkpoint_path=quantized, device="cpu", weights_dtype="int8")).loaded)
-        .networks[0]
-        .layers
-    )
+    layers = load(EngineConfig(checkpoint_path=quantized, device="cpu", weights_dtype="int8")).loaded.networks[0].layers
 
     kept = {name: layer for name, layer in layers.named_modules() if isinstance(layer, QuantizedLinear)}
     assert kept

@@ -49,13 +49,10 @@ def frames_spent(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     weights = weights_of(scores)
     num_frames, num_tokens = weights.shape
-    forward = np.zeros(weights.shape)
-    state = np.where(np.arange(num_tokens) < FREE, weights[0], 0)
+    forward, path = np.zeros(weights.shape), LivePath(num_tokens)
     for frame in range(num_frames):
-        if frame:
-            state = np.convolve(state, STEPS)[:num_tokens] * weights[frame]
-        state = state / state.sum()
-        forward[frame] = state
+        path.push(scores[frame])
+        forward[frame] = path.now
     missing = np.maximum(0, num_tokens - FREE - np.arange(num_tokens))
     state = np.exp(-SKIP_COST * np.minimum(missing, 300.0))
     spent, last = np.zeros(num_tokens), np.zeros(num_tokens)

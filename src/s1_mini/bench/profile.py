@@ -25,7 +25,7 @@ from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.exceptions import CheckpointError, VoiceUnsupportedError
+from s1_mini.exceptions import CheckpointError
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.loader import LoadedCheckpoint
@@ -142,7 +142,8 @@ class Profiler:
         self.timer, self.frames = timer or Timer(torch.device(speaker.device.value)), 0
         self._text, self._rows, self._format = text, rows, audio_format
         self._voices = [] if speaker.voices.default is None else [speaker.voices.default]
-        loaded = self._loaded = speaker.loaded
+        loaded, self._clones = speaker.loaded, speaker.description.voice.clones
+        self._loaded = loaded
         prompt = self._prompt()
         chain = loaded.chain(rows, min(len(prompt.items) + max_frames, loaded.max_positions))
         choose_threads(chain, loaded.num_bytes).enter(0)
@@ -176,10 +177,11 @@ class Profiler:
 
     def can_encode(self, recording: np.ndarray) -> bool:
         try:
-            self._encode(recording)
-        except (CheckpointError, VoiceUnsupportedError):
+            if self._clones:
+                self._encode(recording)
+        except CheckpointError:
             return False
-        return True
+        return self._clones
 
     @torch.inference_mode()
     def _encode(self, recording: np.ndarray) -> None:

@@ -249,12 +249,12 @@ class CapacityPlan:
         }
 
 
-def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish: PlanOptions) -> list[CapacityPlan]:
-    """Plan for each card; `measure` returns the checkpoint's sizes, given formats and the bytes of the prefix cache.
+def make_plans(measure: Callable[[Formats], Sizes], cards: list[Gpu], wish: PlanOptions) -> list[CapacityPlan]:
+    """Plan for each card; `measure` returns the checkpoint's sizes without a prefix cache, given formats.
 
     Raises `ParameterError` for invalid columns, contexts, formats or placements, and if the only card is too small.
     """
-    sizes = measure(wish.formats, PREFIX_CACHE_BYTES)
+    sizes = measure(wish.formats).with_prefix_cache(PREFIX_CACHE_BYTES)
     for name, value in (("columns", wish.columns), ("context", wish.context)):
         if value is not None and not 1 <= value <= sizes.max_positions:
             raise ParameterError(
@@ -273,7 +273,7 @@ def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Gpu], wish:
 
 
 def plan_machine(
-    measure: Callable[[Formats, int], Sizes], machine: InstanceType, card: Gpu, wish: PlanOptions, replicas: int | None
+    measure: Callable[[Formats], Sizes], machine: InstanceType, card: Gpu, wish: PlanOptions, replicas: int | None
 ) -> CapacityPlan:
     """Plan for a machine with `replicas` (default: one per GPU, or a single one if `wish` places stages).
 

@@ -9,7 +9,7 @@ numbers, embeddings) are not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal
 
@@ -162,6 +162,11 @@ class Sizes:
     def weight_bytes(self, bound: Literal["memory", "compute"]) -> float:
         """Return the weight bytes of all stages with this bottleneck."""
         return sum(stage.weight_bytes for stage in self.stages.values() if stage.bound == bound)
+
+    def with_prefix_cache(self, num_bytes: int) -> Sizes:
+        """Return the sizes with a prefix cache, which is on the device of the first stage."""
+        first = next(iter(self.demands))
+        return replace(self, demands={**self.demands, first: replace(self.demands[first], prefix_cache=num_bytes)})
 
     @cached_property
     def demand(self) -> MemoryRequirement:

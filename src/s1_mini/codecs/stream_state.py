@@ -26,8 +26,7 @@ class StreamState:
     ) -> Tensor:
         """Return the last `context` inputs followed by `new` on `axis`, and store the last inputs of this result.
 
-        In `SelectedStreams`, rows that begin a new stream have `beginning` as their past, or zeros if that is None.
-        Other states ignore `beginning`.
+        `beginning` is the past of rows that begin a new stream, in a state that knows these rows; others ignore it.
         """
         if context == 0:
             return new
@@ -59,10 +58,6 @@ class StreamState:
         for past, one in zip(self._past.values(), saved, strict=True):
             past[row] = one
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(past.nbytes for past in self._past.values())
-
     def _get(self, key: StateKey, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         past = self._past.get(key)
         if past is None:
@@ -80,21 +75,14 @@ class StreamState:
 class SelectedStreams(StreamState):
     """A selection of the rows of `whole`, the state of many streams. The other rows do not change.
 
-    `slot_ids` [n] are row numbers, on the host or on the device, or a slice. `reset_mask` [n] is true for rows that
-    begin a new stream. If `slot_ids` and `reset_mask` are on the device, they may change between replays of a CUDA
-    graph. Nothing is stored before `commit`, so that a call that fails changes nothing.
+    `slot_ids` [n] are row numbers, on the host or on the device, or a slice. If they are on the device, they may change
+    between replays of a CUDA graph. Nothing is stored before `commit`, so that a call that fails changes nothing.
     """
 
     def __init__(
-        self,
-        whole: StreamState,
-        num_rows: int,
-        slot_ids: Sequence[int] | Tensor | slice,
-        device: torch.device,
-        reset_mask: Tensor | None = None,
+        self, whole: StreamState, num_rows: int, slot_ids: Sequence[int] | Tensor | slice, device: torch.device
     ) -> None:
-        self._past = whole._past
-        self._num_rows, self._reset_mask = num_rows, reset_mask
+        self._past, self._num_rows = whole._past, num_rows
         self._ends: list[tuple[Tensor, Tensor]] = []  # stored tensors, and the new contents that `commit` writes
         if isinstance(slot_ids, Tensor | slice):
             self._slot_ids: Tensor | slice = slot_ids
@@ -112,12 +100,7 @@ class SelectedStreams(StreamState):
         return super()._get(key, [self._num_rows, *shape[1:]], dtype, device)
 
     def _read(self, past: Tensor, beginning: Tensor | None = None) -> Tensor:
-        rows = past[self._slot_ids]
-        if self._reset_mask is None:
-            return rows
-        # Masked, not multiplied by 0, because old rows may contain NaN or infinity.
-        mask = self._reset_mask.view(-1, *[1] * (past.dim() - 1))
-        return rows.masked_fill(mask, 0) if beginning is None else torch.where(mask, beginning, rows)
+        return past[self._slot_ids]
 
     def _write(self, past: Tensor, end: Tensor) -> None:
         self._ends.append((past, end.clone()))  # a copy, so that the joined tensor can be freed

@@ -220,6 +220,31 @@ class Check:
         return cls(name, agreement=agreement, passed=agreement == 1.0)
 
 
+def compare_all(
+    group: str, computed: Mapping[str, Tensor], stored: Mapping[str, Any], inputs: Collection[str], tolerance: float
+) -> Iterator[Check]:
+    """Compare every tensor of an oracle's group except its `inputs`; a tensor that was not recomputed fails."""
+    for key, expected in stored.items():
+        name = f"{group} {key}".strip()
+        if key in inputs:
+            continue
+        if key not in computed:
+            yield Check(f"{name} (unknown)")
+        elif expected.is_floating_point():
+            yield Check.close(name, computed[key], expected, tolerance)
+        else:
+            yield Check.equal(name, computed[key], expected)
+
+
+def oracle_cases(content: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of an oracle, which are named `CASE.NAME`, by case and name."""
+    cases: dict[str, dict[str, Tensor]] = {}
+    for title, tensor in content.items():
+        case, _, name = str(title).rpartition(".")
+        cases.setdefault(case, {})[name] = tensor
+    return cases
+
+
 def check_size(name: str, size: int, *expected: int) -> None:
     """Raise `VerificationError` unless the size of an oracle fits the checkpoint."""
     if size not in expected:
@@ -242,7 +267,7 @@ class Family(Protocol):
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
 
-    def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+    def sizes(self, directory: Path | None, formats: Formats) -> Sizes:
         """Return the memory and the work of a checkpoint; of the published model if `directory` is None.
 
         Raises `CheckpointError`.
@@ -330,5 +355,6 @@ class LoadedModel(Protocol):
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         """Encode a recording [samples] to the tensors of a voice, with a `yield` after each part of the work.
 
-        Raises `CapacityError` if the recording is too long, and `CheckpointError` if the encoder cannot be loaded.
+        Called only if `VoiceFormat.clones`. Raises `CapacityError` if the recording is too long, and `CheckpointError`
+        if the encoder cannot be loaded.
         """

@@ -38,11 +38,6 @@ class ConvolutionTile(NamedTuple):
     def outputs(self) -> int:
         return self.wide + self.more
 
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of all pipeline stages in bytes, for 16-bit numbers."""
-        return self.stages * self.block * (self.tall + self.outputs) * 2
-
 
 FEW = ConvolutionTile(64, 32, 0, 64, warps=4, stages=4)
 # Keys are numbers of outputs. Other numbers use the largest key that divides them, or the largest key if none does.

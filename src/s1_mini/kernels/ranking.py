@@ -15,14 +15,20 @@ if HAS_TRITON:
     import triton.language as tl
 
 SCALE = 1 << 31  # the integer for a probability of 1
+MIN_TEMPERATURE = 1e-5  # up to this temperature, sampling is greedy; among equal logits, the first token wins
 
 
 def sample(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Return a token [B] for each row of `probabilities` [B, V]: the inverse of the cumulative sum at `uniform` [B]."""
-    cumulative = to_integers(probabilities).cumsum(-1)
-    total = cumulative[:, -1]
+    """Return a token [...] for each row of `probabilities` [..., V] and `uniform` [...]."""
+    return invert(to_integers(probabilities), uniform)
+
+
+def invert(masses: Tensor, uniform: Tensor) -> Tensor:
+    """Invert the cumulative sum of integers [..., V] at `uniform` [...]."""
+    cumulative = masses.cumsum(-1)
+    total = cumulative[..., -1]
     goal = (((uniform * (1 << 24)).long() * total) >> 24).minimum(total - 1)  # random numbers have 24 bits
-    return (cumulative <= goal.unsqueeze(1)).sum(-1).clamp_max(probabilities.shape[1] - 1)  # clamped in case of NaN
+    return (cumulative <= goal.unsqueeze(-1)).sum(-1).clamp_max(masses.shape[-1] - 1)  # clamped in case of NaN
 
 
 def to_integers(share: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
+Factors = tuple[Tensor, Tensor]  # α and β of a Snake, [C] each
+
 NO_DIVISION_BY_ZERO = 1e-9
 
 
@@ -31,20 +33,20 @@ class Rows:
 
 def snake_extend(
     x: Tensor,
-    alpha: Tensor | None,
+    factors: Factors | None,
     past: Tensor | None,
     rows: Rows,
     *,
-    beta: Tensor | None = None,
     bias: Tensor | None = None,
     skip: Tensor | None = None,
     keeps_total: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return total = x + `bias` [C] + `skip` [B, T, C], and the past followed by snake(total) [B, P + T, C].
 
-    x is [B, T, C]. `past` [R, P, C] is replaced by the last P steps of the second result. Without `alpha` [C], Snake is
-    left out; `beta` [C] is `alpha` by default. The first result is valid only with `keeps_total`.
+    x is [B, T, C]. `past` [R, P, C] is replaced by the last P steps of the second result. Without `factors`, Snake is
+    left out. The first result is valid only with `keeps_total`.
     """
+    alpha, beta = factors or (None, None)
     if not runs_triton(x):
         total = x.float()
         if bias is not None:
@@ -52,9 +54,8 @@ def snake_extend(
         if skip is not None:
             total = total + skip.float()
         out = total
-        if alpha is not None:
-            divisor = (alpha if beta is None else beta).float()
-            out = total + (alpha.float() * total).sin().square() / (divisor + NO_DIVISION_BY_ZERO)
+        if alpha is not None and beta is not None:
+            out = total + (alpha.float() * total).sin().square() / (beta.float() + NO_DIVISION_BY_ZERO)
         joined = out.to(x.dtype)
         if past is not None:
             before = past[rows.slot_ids].masked_fill(rows.reset_mask[:, None, None], 0)
@@ -73,7 +74,7 @@ def snake_extend(
         skip,
         bias,
         alpha,
-        alpha if beta is None else beta,
+        beta,
         past,
         rows.slot_ids,
         rows.reset_mask,
@@ -178,10 +179,9 @@ def _snake_extend_kernel(
 # of π is reduced to ±½; the series in its square has a relative error of 1e-6. Each channel's factors are in a table.
 
 
-def snake_table(alpha: Tensor, beta: Tensor | None = None) -> Tensor:
-    """Return α / π and 1 / β of each channel [2, C] in fp32, from `alpha` and `beta` [C]; β is α by default."""
-    divisor = (alpha if beta is None else beta).double() + NO_DIVISION_BY_ZERO
-    return torch.stack((alpha.double() / torch.pi, 1 / divisor)).float()
+def snake_table(alpha: Tensor, beta: Tensor) -> Tensor:
+    """Return α / π and 1 / β of each channel [2, C] in fp32, from `alpha` and `beta` [C]."""
+    return torch.stack((alpha.double() / torch.pi, 1 / (beta.double() + NO_DIVISION_BY_ZERO))).float()
 
 
 def snake_of_table(value: Tensor, table: Tensor) -> Tensor:

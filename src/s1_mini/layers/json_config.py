@@ -7,6 +7,7 @@ the beginning of the message.
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
@@ -18,6 +19,8 @@ from s1_mini.exceptions import CheckpointMismatchError
 # Far larger than in any checkpoint, but small enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**20
 MAX_LAYERS = 256
+MAX_LENGTH = 16  # of a list of sizes
+POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"  # arguments of `read_number` and `number`
 
 
 def invalid(name: str, value: Any, allowed: str) -> CheckpointMismatchError:
@@ -31,7 +34,7 @@ def read_size(name: str, value: Any, most: int = MAX_SIZE, *, least: int = 1) ->
     return value
 
 
-def read_sizes(name: str, value: Any, most: int, *, least: int = 1, max_length: int = 16) -> tuple[int, ...]:
+def read_sizes(name: str, value: Any, most: int, *, least: int = 1, max_length: int = MAX_LENGTH) -> tuple[int, ...]:
     is_list = isinstance(value, list | tuple) and 1 <= len(value) <= max_length
     if not is_list or not all(type(each) is int and least <= each <= most for each in value):
         raise invalid(name, value, f"a list of 1 to {max_length} integers from {least} to {most}")
@@ -54,8 +57,10 @@ def size(default: Any = MISSING, key: str = "", most: int = MAX_SIZE, *, least: 
     return declare(default, key, partial(read_size, most=most, least=least))
 
 
-def sizes(default: Any = MISSING, key: str = "", most: int = MAX_SIZE, *, least: int = 1) -> Any:
-    return declare(default, key, partial(read_sizes, most=most, least=least))
+def sizes(
+    default: Any = MISSING, key: str = "", most: int = MAX_SIZE, *, least: int = 1, max_length: int = MAX_LENGTH
+) -> Any:
+    return declare(default, key, partial(read_sizes, most=most, least=least, max_length=max_length))
 
 
 def number(default: Any, key: str, fits: Callable[[float], bool], allowed: str) -> Any:

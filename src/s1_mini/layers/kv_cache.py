@@ -43,10 +43,6 @@ class KVCache:
         shape = (layers, slots, heads, positions, head_dim)
         return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
-    @property
-    def num_bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
-
     def save(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
         """Return copies of the keys and values [layers, H, count, D] of the first `count` positions of one slot."""
         return self.keys[:, slot, :, :count].clone(), self.values[:, slot, :, :count].clone()

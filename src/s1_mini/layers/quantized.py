@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from s1_mini.kernels.weight import QuantizedWeight, product, quantize
+from s1_mini.kernels.compiled.product import Product
+from s1_mini.kernels.weight import QuantizedWeight, pack, product, quantize
 
 
 class QuantizedLinear(nn.Module):
@@ -35,3 +37,15 @@ def quantize_linears(module: nn.Module, dtype: torch.dtype) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(parent, name, QuantizedLinear(child, dtype))
+
+
+def pack_linears(*layers: nn.Module, compact: bool = True) -> Product:
+    """Copy linear layers, which may be quantized, for compiled kernels; without layers, return an empty stack.
+
+    The weights have the smallest lossless format if `compact`, else float32.
+    """
+    if not layers:
+        empty = np.zeros((0, 0), np.float32)
+        return Product(empty, empty, empty)
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
+    return pack([each.weight for each in linears], [each.bias for each in linears], compact=compact)

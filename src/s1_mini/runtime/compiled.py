@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +22,17 @@ class Compilable:
     module: str  # module with the function and `compile_for(formats)`; it does not import torch
     formats: Sequence[str]  # formats of the weights
     use: Callable[[], None]  # loads or compiles the function, checks it, and activates it for later utterances
+
+
+def stepping(function: Callable[..., object], width: int, dtype: type, *arguments: Any) -> Step:
+    """Return a step that calls a compiled `function` with slots, these arguments and an array [n, width] to fill."""
+
+    def step(slots: Sequence[int]) -> np.ndarray:
+        found: np.ndarray = np.zeros((len(slots), width), dtype)
+        function(np.array(slots, np.int64), *arguments, found)
+        return found
+
+    return step
 
 
 class CompilableModel(Protocol):
@@ -46,22 +56,9 @@ class CompiledSlots:
         self._step: Step | None = None
         self._slots: set[int] = set()
 
-    def compilable(
-        self, what: str, family: ModuleType, model: CompilableModel, make: Callable[[Any], Step]
-    ) -> Compilable:
-        """Return the step to compile, with the name `what`; `make` builds the step from packed weights.
-
-        `family` is a module with the name `MODULE` of the module to compile, `gather(model)`, which packs the weights,
-        `formats_of(weights)`, and `check(model, weights)`, which raises `RuntimeError` if compiled steps differ from
-        torch's steps.
-        """
-        weights = family.gather(model)
-
-        def use() -> None:
-            family.check(model, weights)
-            self._step = make(weights)
-
-        return Compilable(what, family.MODULE, family.formats_of(weights), use)
+    def activate(self, step: Step) -> None:
+        """Assign the slots of later utterances to `step`."""
+        self._step = step
 
     def begin(self, slot: int) -> None:
         """Assign a slot that begins an utterance to the compiled step, if one is active, otherwise to torch."""

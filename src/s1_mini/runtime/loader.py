@@ -98,10 +98,10 @@ class LoadedCheckpoint:
         names = ("device", "precision", "codec_dtype", "weights_dtype", "kv_dtype", "kernels", "batch_invariance")
         return {**{name: getattr(self, name) for name in names}, "compile": self.compiler.choice}
 
-    def sizes(self, prefix_cache_bytes: int) -> Sizes:
+    def sizes(self) -> Sizes:
         """Return the memory and the work of the checkpoint in the formats in which it was loaded."""
         formats = formats_of(self.precision, self.codec_dtype, self.weights_dtype, self.kv_dtype)
-        return family_of(self.directory).sizes(self.directory, formats, prefix_cache_bytes)
+        return family_of(self.directory).sizes(self.directory, formats)
 
 
 def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedCheckpoint:
@@ -122,7 +122,7 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
     if config.placement:
         stages = gpus_of(devices)
         formats = formats_of(precision, codec_dtype, weights_dtype, kv_dtype)
-        check_weights(family.sizes(directory, formats, 0), stages, {gpu: free_bytes_of(gpu) for gpu in stages})
+        check_weights(family.sizes(directory, formats), stages, {gpu: free_bytes_of(gpu) for gpu in stages})
     kernels = choose_kernels(device.value)
     invariance = choose_batch_invariance(config.batch_invariance, family, device.value, kernels, precision.value)
     placement = Placement(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import count
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from s1_mini.kernels.common_attention import (
@@ -22,6 +23,7 @@ from s1_mini.layers.staging import Writes
 
 SPAN = 64  # steps attend to a multiple of this many positions, itself a multiple of the kernel's block size
 _LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+CPU_ROWS = 4  # on a CPU, rows are padded to a multiple of this, because products of one to three rows round differently
 WORTH_POSITIONS = 64  # minimum length of a shared prefix; of a shorter prefix, each row reads its own copy
 
 
@@ -33,6 +35,11 @@ def ladder(slots: int) -> list[int]:
 def fit(sizes: Sequence[int], count: int) -> int:
     """Return the first of ascending sizes that is at least `count`."""
     return next(size for size in sizes if size >= count)
+
+
+def padded_rows(rows: int, slots: int, device: torch.device) -> int:
+    """Return the number of rows to compute for the first `rows` of `slots`; on a CPU, a multiple of `CPU_ROWS`."""
+    return min(-(-rows // CPU_ROWS) * CPU_ROWS, slots) if device.type == "cpu" else rows
 
 
 def whole_spans(positions: int) -> int:

@@ -41,7 +41,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> Allocation
     first = next(iter(speaker.devices.values())).value  # the stage with a KV cache
     on_gpu = bool(stages) and first not in ("cpu", "mps")
     if on_gpu and config.kv_cache_gb is None:
-        sizes = speaker.sizes(prefix_bytes)
+        sizes = speaker.sizes().with_prefix_cache(prefix_bytes)
         rooms = [
             DeviceMemory(free_bytes_of(device), sum_demands(sizes.demands[stage] for stage in names), device)
             for device, names in stages.items()

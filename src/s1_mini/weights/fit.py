@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +13,20 @@ from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.weights.files import Tensors
 from s1_mini.weights.int8 import dequantized, is_int8, without_scales
 
+Module = TypeVar("Module", bound=nn.Module)
+
 _MAX_NAMES = 6
 
 
-@contextmanager
-def skeleton() -> Iterator[None]:
-    """Build modules in this block on the meta device, so that their parameters take no memory."""
+def skeleton(build: Callable[[], Module]) -> Module:
+    """Build a module on the meta device, so that its parameters take no memory."""
     with torch.device("meta"), _NoValues():
-        yield
+        return build()
+
+
+def count(*modules: nn.Module) -> int:
+    """Return the total number of parameters."""
+    return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
 class _NoValues(TorchFunctionMode):
@@ -40,6 +45,11 @@ def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     return rename(tensors, lambda name: name.removeprefix(prefix))
 
 
+def below_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
+    """Return only the tensors whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor]:
     """Rename every tensor. Raises `CheckpointMismatchError` if two tensors would get the same name."""
     renamed: dict[str, Tensor] = {}
@@ -55,8 +65,8 @@ def as_pairs(weight: Tensor, head_dim: int) -> Tensor:
     return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(weight.shape)
 
 
-def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Load `tensors` into `module`, which was built on the meta device (`skeleton`).
+def fit(module: Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> Module:
+    """Load `tensors` into a `module` from `skeleton`, and return it.
 
     Tensors that already have `dtype` and `device` are not copied; int8 weights are dequantized one by one.
     Raises `CheckpointMismatchError`.
@@ -64,7 +74,7 @@ def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype,
     check_fit(module, tensors, source=source)
     ready = {name: dequantized(tensors, name, dtype, device) for name, _ in module.named_parameters()}
     module.load_state_dict(ready, strict=True, assign=True)
-    module.requires_grad_(False).eval()
+    return module.requires_grad_(False).eval()
 
 
 def check_fit(module: nn.Module, tensors: Tensors, *, source: str) -> None:

@@ -1,4 +1,4 @@
-"""Replace weight norm (Salimans & Kingma 2016) by plain weights: w = g · v / ‖v‖.
+"""Replace weight norm (Salimans & Kingma 2016) by plain weights, or plain weights by weight norm: w = g · v / ‖v‖.
 
 The tensors g and v may have torch's old names or its new names. The norm is over all axes except the first, also for
 transposed convolutions.
@@ -13,7 +13,10 @@ from torch import Tensor
 
 from s1_mini.exceptions import CheckpointMismatchError
 
-_SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0", ".parametrizations.weight.original1"))
+# Names of g and v after the name of the layer: torch's old names and its new names.
+OLD = (".weight_g", ".weight_v")
+NEW = (".parametrizations.weight.original0", ".parametrizations.weight.original1")
+_SPELLINGS = (OLD, NEW)
 
 
 def fold_weight_norm(tensors: Mapping[str, Tensor], what: str = "codec weights") -> dict[str, Tensor]:
@@ -35,6 +38,12 @@ def fold_weight_norm(tensors: Mapping[str, Tensor], what: str = "codec weights")
     return named
 
 
+def unfolded(layer: str, weight: Tensor, names: tuple[str, str]) -> dict[str, Tensor]:
+    """Return the two tensors of weight norm for a plain weight; `names` is `OLD` or `NEW`."""
+    scale, direction = names
+    return {layer + scale: _norm(weight), layer + direction: weight}
+
+
 def folded_name(name: str) -> str:
     """Return the name of the plain weight that a weight norm's tensor becomes. Other names are returned unchanged."""
     suffix = next((suffix for pair in _SPELLINGS for suffix in pair if name.endswith(suffix)), None)
@@ -49,5 +58,9 @@ def _fold(stem: str, scale: Tensor, direction: Tensor, what: str) -> Tensor:
         )
     if direction.is_meta:  # only shapes are needed; arithmetic on meta tensors would load sympy
         return direction
-    norm = torch.linalg.vector_norm(direction.float(), dim=tuple(range(1, direction.dim())), keepdim=True)
-    return (direction.float() * (scale.float() / norm)).to(direction.dtype)
+    return (direction.float() * (scale.float() / _norm(direction.float()))).to(direction.dtype)
+
+
+def _norm(weight: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
+    return norm

@@ -45,11 +45,10 @@ from s1_mini.kernels.convolution_chain import (
 from s1_mini.kernels.linear import linear
 from s1_mini.kernels.norm import add_norm
 from s1_mini.kernels.rope import rope_and_split
-from s1_mini.kernels.snake import Rows, snake_extend, snake_table
+from s1_mini.kernels.snake import Factors, Rows, snake_extend, snake_table
 from s1_mini.kernels.swiglu import swiglu
 from s1_mini.layers.transformer import LayerScale, TransformerBlock
 
-Factors = tuple[Tensor, Tensor]  # α and β of a Snake, [C] each
 ALIGNED = 8  # the row stride of an attention mask must be a multiple of this
 
 
@@ -122,10 +121,7 @@ class _Sum(NamedTuple):
         """Return the sum, and the past followed by Snake of the sum; see `snake_extend`."""
         if factors is None and past is None and self.bias is None and self.skip is None:
             return self.branch, self.branch
-        alpha, beta = factors or (None, None)
-        return snake_extend(
-            self.branch, alpha, past, rows, beta=beta, bias=self.bias, skip=self.skip, keeps_total=keeps_total
-        )
+        return snake_extend(self.branch, factors, past, rows, bias=self.bias, skip=self.skip, keeps_total=keeps_total)
 
 
 class _Books:

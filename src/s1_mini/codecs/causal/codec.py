@@ -149,7 +149,3 @@ class CodecStream:
         """Begin a new utterance in one row."""
         self._state.reset(row)
         self._frames[row] = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return self._state.num_bytes

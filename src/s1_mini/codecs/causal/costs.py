@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from s1_mini.codecs.causal.codec import CausalCodec
@@ -53,8 +52,3 @@ def codec_operations(codec: CausalCodec) -> float:
     with torch.inference_mode(), current(codec.device), FlopCounterMode(display=False) as counter:
         codec.push(codes, StreamState())
     return counter.get_total_flops() / COUNTED_FRAMES
-
-
-def count(*modules: nn.Module) -> int:
-    """Return the total number of parameters."""
-    return sum(weight.numel() for module in modules for weight in module.parameters())

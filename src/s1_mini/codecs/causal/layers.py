@@ -94,6 +94,16 @@ class Snake(nn.Module):
         return torch.addcmul(x, wave, wave * (1 / (beta + 1e-9)).to(x.dtype))
 
 
+class Elu(nn.Module):
+    """The exponential linear unit, with the arguments that `ResidualUnit` passes to activations."""
+
+    def __init__(self, _channels: int = 0) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, _state: StreamState) -> Tensor:
+        return F.elu(x)
+
+
 class ResidualUnit(nn.Module):
     """Two convolutions, each after an activation, with a skip connection around both.
 

@@ -248,7 +248,3 @@ class Dac(CausalCodec):
         """Return vectors [B, C, F] of samples [B, 1, T], before quantization; T is a whole number of frames."""
         x = self.quantizer.downsample(self.encoder(waves, state), state)
         return self.quantizer.pre_module(x, state)
-
-    def synthesise(self, vectors: Tensor, state: StreamState) -> Tensor:
-        """Return samples [B, 1, T] of quantized vectors [B, C, F]."""
-        return self.sound(self.quantizer.post_module(vectors, state), state)

@@ -63,8 +63,7 @@ def build_codec(
     # The encoder is checked even if it is not built; otherwise, the first reference would reveal its faults.
     shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
     check(config, translate(shapes, encodes=can_encode(tensors)), encodes=can_encode(tensors), source=source)
-    with skeleton():
-        codec = Dac(config, encodes=encodes)
+    codec = skeleton(lambda: Dac(config, encodes=encodes))
     fit(codec, translate(tensors, encodes=encodes), source=source, dtype=dtype, device=device)
     codec.prepare()
     return codec
@@ -72,9 +71,7 @@ def build_codec(
 
 def check(config: DacConfig, named: Mapping[str, Tensor], *, encodes: bool, source: str = "the codec") -> None:
     """Raise `CheckpointMismatchError` unless the tensors from `translate` fit `config`."""
-    with skeleton():
-        codec = Dac(config, encodes=encodes)
-    check_fit(codec, named, source=source)
+    check_fit(skeleton(lambda: Dac(config, encodes=encodes)), named, source=source)
 
 
 def open_dac(

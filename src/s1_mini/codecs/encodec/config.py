@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.layers.json_config import invalid, read_flag, read_size, read_sizes
+from s1_mini.layers.json_config import declare, flag, invalid, read_fields, size, sizes
 
 # Far larger than in any codec, but small enough that a damaged config cannot exhaust the machine's memory.
 MAX_SIZE = 2**18
@@ -31,34 +31,41 @@ _FIXED: Mapping[str, Any] = {
 }
 
 
+_size = partial(size, most=MAX_SIZE)
+_count = partial(size, most=_MAX_PARTS)
+
+
+def _bandwidths(name: str, value: Any) -> tuple[float, ...]:
+    is_list = isinstance(value, list | tuple) and 1 <= len(value) <= _MAX_PARTS
+    fits = is_list and all(type(each) in (int, float) and 0 < each < MAX_SIZE for each in value)
+    if not fits or list(value) != sorted(value):
+        raise invalid(name, value, f"a list of 1 to {_MAX_PARTS} bandwidths in kbit/s, in ascending order")
+    return tuple(value)
+
+
 @dataclass(frozen=True)
 class EncodecConfig:
     """Architecture of one codec; the defaults are the values of facebook/encodec_24khz."""
 
-    sampling_rate: int = 24_000
-    hidden_size: int = 128  # channels between encoder, codebooks and decoder
-    num_filters: int = 32
-    num_residual_layers: int = 1
-    upsampling_ratios: tuple[int, ...] = (8, 5, 4, 2)
-    kernel_size: int = 7
-    last_kernel_size: int = 7
-    residual_kernel_size: int = 3
-    dilation_growth_rate: int = 2
-    compress: int = 2
-    num_lstm_layers: int = 2
-    codebook_size: int = 1024
-    use_conv_shortcut: bool = True
-    target_bandwidths: tuple[float, ...] = (1.5, 3.0, 6.0, 12.0, 24.0)  # kbit/s
+    sampling_rate: int = _size(24_000)
+    hidden_size: int = _size(128)  # channels between encoder, codebooks and decoder
+    num_filters: int = _size(32)
+    num_residual_layers: int = _count(1)
+    upsampling_ratios: tuple[int, ...] = sizes((8, 5, 4, 2), most=MAX_SIZE, max_length=_MAX_PARTS)
+    kernel_size: int = _size(7)
+    last_kernel_size: int = _size(7)
+    residual_kernel_size: int = _size(3)
+    dilation_growth_rate: int = _size(2)
+    compress: int = _size(2)
+    num_lstm_layers: int = _count(2)
+    codebook_size: int = _size(1024)
+    use_conv_shortcut: bool = flag(True)
+    target_bandwidths: tuple[float, ...] = declare((1.5, 3.0, 6.0, 12.0, 24.0), "", _bandwidths)  # kbit/s
 
     @property
     def samples_per_frame(self) -> int:
         """Product of the ratios: 320 as published, which gives 75 frames/s at 24 kHz."""
         return math.prod(self.upsampling_ratios)
-
-    @property
-    def frame_rate(self) -> int:
-        """Frames per second, rounded up."""
-        return -(-self.sampling_rate // self.samples_per_frame)
 
     @property
     def width(self) -> int:
@@ -68,20 +75,8 @@ class EncodecConfig:
     @property
     def num_codebooks(self) -> int:
         """Number of codebooks at the highest bandwidth."""
-        return self._books(self.target_bandwidths[-1])
-
-    def codebooks_of(self, bandwidth: float) -> int:
-        """Return the number of codes per frame at a bandwidth in kbit/s.
-
-        Raises `ValueError` for an unsupported bandwidth.
-        """
-        if bandwidth not in self.target_bandwidths:
-            allowed = ", ".join(f"{each:g}" for each in self.target_bandwidths)
-            raise ValueError(f"bandwidth must be one of {allowed} kbit/s, not {bandwidth}")
-        return min(max(1, self._books(bandwidth)), self.num_codebooks)
-
-    def _books(self, bandwidth: float) -> int:
-        return int(1000 * bandwidth // (self.frame_rate * (self.codebook_size.bit_length() - 1)))
+        frame_rate = -(-self.sampling_rate // self.samples_per_frame)  # rounded up, as in the original
+        return int(1000 * self.target_bandwidths[-1] // (frame_rate * (self.codebook_size.bit_length() - 1)))
 
     @property
     def first_frames(self) -> int:
@@ -114,8 +109,7 @@ class EncodecConfig:
                     f"{source}: {name}={reprlib.repr(values[name])} is not supported; "
                     f"Encodec at 24 kHz has {name}={only}"
                 )
-        names = [field.name for field in fields(cls) if values.get(field.name) is not None]
-        config = cls(**{name: _READERS.get(name, _read_size)(f"{source}: {name}", values[name]) for name in names})
+        config = cls(**read_fields(cls, values, source))
         config._check(source, values.get("codebook_dim"))
         return config
 
@@ -128,7 +122,7 @@ class EncodecConfig:
             raise CheckpointMismatchError(
                 f"{source}: codebook_size={self.codebook_size} must be a power of two above 1"
             )
-        for name, size, most in (
+        for name, value, most in (
             ("num_filters times 2 for each of the upsampling_ratios", self.width, _MAX_CHANNELS),
             ("hidden_size", self.hidden_size, _MAX_CHANNELS),
             ("the product of upsampling_ratios", self.samples_per_frame, MAX_SIZE),
@@ -137,29 +131,10 @@ class EncodecConfig:
             ("kernel_size", self.kernel_size, 1024),
             ("last_kernel_size", self.last_kernel_size, 1024),
         ):
-            if size > most:
-                raise CheckpointMismatchError(f"{source}: {name} is {size}; the limit is {most}")
+            if value > most:
+                raise CheckpointMismatchError(f"{source}: {name} is {value}; the limit is {most}")
         if not 1 <= self.num_codebooks <= _MAX_BOOKS:
             raise CheckpointMismatchError(
                 f"{source}: target_bandwidths {self.target_bandwidths} require {self.num_codebooks} codebooks; "
                 f"1 to {_MAX_BOOKS} are supported"
             )
-
-
-def _bandwidths(name: str, value: Any) -> tuple[float, ...]:
-    is_list = isinstance(value, list | tuple) and 1 <= len(value) <= _MAX_PARTS
-    fits = is_list and all(type(each) in (int, float) and 0 < each < MAX_SIZE for each in value)
-    if not fits or list(value) != sorted(value):
-        raise invalid(name, value, f"a list of 1 to {_MAX_PARTS} bandwidths in kbit/s, in ascending order")
-    return tuple(value)
-
-
-_read_count = partial(read_size, most=_MAX_PARTS)
-_read_size = partial(read_size, most=MAX_SIZE)
-_READERS: Mapping[str, Callable[[str, Any], Any]] = {
-    "upsampling_ratios": partial(read_sizes, most=MAX_SIZE, max_length=_MAX_PARTS),
-    "target_bandwidths": _bandwidths,
-    "use_conv_shortcut": read_flag,
-    "num_lstm_layers": _read_count,
-    "num_residual_layers": _read_count,
-}

@@ -140,10 +140,6 @@ class Lanes:
         """Number of frames of all calls so far, including lanes without a file."""
         return self._num_calls * self.lanes * self._frames
 
-    @property
-    def num_bytes(self) -> int:
-        return self._state.num_bytes + sum(each.nbytes for each in (*self._inputs, self._output))
-
     def _make_call(self) -> _Call:
         is_gpu = self.device.type == "cuda"
         host = [torch.zeros(each.shape, dtype=each.dtype, pin_memory=is_gpu) for each in (*self._inputs, self._output)]

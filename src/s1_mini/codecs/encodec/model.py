@@ -15,57 +15,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from s1_mini.codecs.causal.layers import CausalConv1d, CausalConvTranspose1d, Chain, Elu
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.stream_state import StreamChunk, WholeStream
-from s1_mini.layers.convolution import conv1d, conv_transpose1d
+from s1_mini.layers.convolution import conv1d
 
 Past = WholeStream | StreamChunk  # state of all layers
 
 
-class Chain(nn.Module):
-    """Causal layers that run one after another."""
+class Network(nn.Module):
+    """A `Chain` named `layers`, as in the checkpoint's tensor names."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers = Chain(*layers)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        return _run(self.layers, x, past)
+        return self.layers(x, past)
 
 
-def _run(layers: nn.ModuleList, x: Tensor, past: Past) -> Tensor:
-    for layer in layers:
-        x = layer(x) if isinstance(layer, nn.ELU) else layer(x, past)
-    return x
+class MirroredConv1d(CausalConv1d):
+    """Causal convolution whose padding mirrors the stream: T steps become T / stride steps, rounded up."""
 
-
-class CausalConv1d(nn.Module):
-    """Causal convolution: T steps become T / stride steps, rounded up."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(inputs, outputs, kernel, stride=stride, dilation=dilation)
-        self.context = (kernel - 1) * dilation + 1 - stride
-
-    def forward(self, x: Tensor, past: Past) -> Tensor:
+    def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
         conv, stride = self.conv, self.conv.stride[0]
         x = past.mirror(self, x, self.context, stride)
         return conv1d(x, conv.weight, conv.bias, stride=stride, dilation=conv.dilation[0], groups=1)
 
 
-class CausalConvTranspose1d(nn.Module):
+class UpsamplingConv1d(CausalConvTranspose1d):
     """Causal transposed convolution with 2 * stride taps: T steps become T * stride steps."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv = nn.ConvTranspose1d(inputs, outputs, 2 * stride, stride=stride)
-        self.stride = stride
+        super().__init__(inputs, outputs, 2 * stride, stride=stride)
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        start, length = self.stride, x.shape[-1] * self.stride
-        x = past.extend((self, ""), x, 1)
+    def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
+        out = super().forward(x, past)
         past.grow(self.stride)
-        return conv_transpose1d(x, self.conv.weight, self.conv.bias, stride=self.stride)[..., start : start + length]
+        return out
 
 
 class ResidualUnit(nn.Module):
@@ -74,12 +61,12 @@ class ResidualUnit(nn.Module):
     def __init__(self, config: EncodecConfig, channels: int, dilation: int) -> None:
         super().__init__()
         hidden = channels // config.compress
-        first = CausalConv1d(channels, hidden, config.residual_kernel_size, dilation=dilation)
-        self.block = nn.ModuleList([nn.ELU(), first, nn.ELU(), CausalConv1d(hidden, channels, 1)])
-        self.shortcut = CausalConv1d(channels, channels, 1) if config.use_conv_shortcut else None
+        first = MirroredConv1d(channels, hidden, config.residual_kernel_size, dilation=dilation)
+        self.block = Chain(Elu(), first, Elu(), MirroredConv1d(hidden, channels, 1))
+        self.shortcut = MirroredConv1d(channels, channels, 1) if config.use_conv_shortcut else None
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        branch = _run(self.block, x, past)
+        branch = self.block(x, past)
         return (x if self.shortcut is None else self.shortcut(x, past)) + branch
 
 
@@ -144,28 +131,28 @@ def _residual_units(config: EncodecConfig, channels: int) -> list[ResidualUnit]:
     return [ResidualUnit(config, channels, config.dilation_growth_rate**at) for at in range(config.num_residual_layers)]
 
 
-def _encoder(config: EncodecConfig) -> Chain:
+def _encoder(config: EncodecConfig) -> Network:
     """Build the encoder: samples [B, 1, T] to vectors [B, C, F]."""
     channels = config.num_filters
-    layers: list[nn.Module] = [CausalConv1d(1, channels, config.kernel_size)]
+    layers: list[nn.Module] = [MirroredConv1d(1, channels, config.kernel_size)]
     for ratio in reversed(config.upsampling_ratios):
-        layers += [*_residual_units(config, channels), nn.ELU()]
-        layers.append(CausalConv1d(channels, 2 * channels, 2 * ratio, stride=ratio))
+        layers += [*_residual_units(config, channels), Elu()]
+        layers.append(MirroredConv1d(channels, 2 * channels, 2 * ratio, stride=ratio))
         channels *= 2
-    layers += [Recurrence(channels, config.num_lstm_layers), nn.ELU()]
-    return Chain(*layers, CausalConv1d(channels, config.hidden_size, config.last_kernel_size))
+    layers += [Recurrence(channels, config.num_lstm_layers), Elu()]
+    return Network(*layers, MirroredConv1d(channels, config.hidden_size, config.last_kernel_size))
 
 
-def _decoder(config: EncodecConfig) -> Chain:
+def _decoder(config: EncodecConfig) -> Network:
     """Build the decoder: vectors [B, C, F] to samples [B, 1, T]."""
     channels = config.width
-    layers: list[nn.Module] = [CausalConv1d(config.hidden_size, channels, config.kernel_size)]
+    layers: list[nn.Module] = [MirroredConv1d(config.hidden_size, channels, config.kernel_size)]
     layers.append(Recurrence(channels, config.num_lstm_layers))
     for ratio in config.upsampling_ratios:
-        layers += [nn.ELU(), CausalConvTranspose1d(channels, channels // 2, ratio)]
+        layers += [Elu(), UpsamplingConv1d(channels, channels // 2, ratio)]
         channels //= 2
         layers += _residual_units(config, channels)
-    return Chain(*layers, nn.ELU(), CausalConv1d(channels, 1, config.last_kernel_size))
+    return Network(*layers, Elu(), MirroredConv1d(channels, 1, config.last_kernel_size))
 
 
 class Encodec(nn.Module):

@@ -40,14 +40,14 @@ class StreamChunk(SelectedStreams):
 
     `reset_mask` [n] is true for rows that begin a new stream. `lengths` [n] are the numbers of valid steps in the
     network's input; a stream that continues has only valid steps. `slot_ids` [n] are the rows of `whole` to use; None
-    means all.
+    means all. If the tensors are on the device, they may change between replays of a CUDA graph.
     """
 
     def __init__(
         self, whole: StreamState, num_rows: int, reset_mask: Tensor, lengths: Tensor, slot_ids: Tensor | None = None
     ) -> None:
-        super().__init__(whole, num_rows, slice(None) if slot_ids is None else slot_ids, reset_mask.device, reset_mask)
-        self._lengths = lengths
+        super().__init__(whole, num_rows, slice(None) if slot_ids is None else slot_ids, reset_mask.device)
+        self._reset_mask, self._lengths = reset_mask, lengths
 
     def mirror(self, layer: nn.Module, x: Tensor, context: int, stride: int) -> Tensor:
         """Prepend the past to x [n, C, T], or the mirrored beginning of x in a new stream; mirror ends in place.
@@ -73,6 +73,11 @@ class StreamChunk(SelectedStreams):
         self._ends += [(past, end.transpose(0, 1)) for past, end in zip(pasts, ends, strict=True)]
         return out
 
+    def _read(self, past: Tensor, beginning: Tensor | None = None) -> Tensor:
+        # Masked, not multiplied by 0, because old rows may contain NaN or infinity.
+        rows, mask = super()._read(past), self._reset_mask.view(-1, *[1] * (past.dim() - 1))
+        return rows.masked_fill(mask, 0) if beginning is None else torch.where(mask, beginning, rows)
+
     def _beginning(self, x: Tensor, context: int) -> Tensor:
         """Return the inputs of x after the first, mirrored [n, C, context], with zeros where a stream has too few."""
         first = x[..., 1 : context + 1]
@@ -82,7 +87,6 @@ class StreamChunk(SelectedStreams):
 
     def _mirror_end(self, joined: Tensor, context: int, stride: int) -> None:
         """Mirror the end of each row in place, as far as its last step needs; later inputs are not used."""
-        assert self._reset_mask is not None
         end, offsets = context + self._lengths[:, None], torch.arange(stride - 1, device=joined.device)
         to, source = end + offsets, end - 2 - offsets
         is_inside = to < joined.shape[-1]

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from s1_mini.codecs.encodec.config import EncodecConfig
-from s1_mini.codecs.encodec.model import CausalConv1d, Chain, Encodec
+from s1_mini.codecs.encodec.model import Encodec, MirroredConv1d, Network
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.weights.fit import check_fit, fit, skeleton
-from s1_mini.weights.weight_norm import fold_weight_norm
+from s1_mini.weights.fit import below_prefix, check_fit, fit, skeleton
+from s1_mini.weights.weight_norm import NEW, fold_weight_norm, unfolded
 
 _TRAINING = (".codebook.inited", ".codebook.cluster_size", ".codebook.embed_avg")  # training statistics
 _ENCODER = "encoder."
 
 TINY = EncodecConfig(num_filters=4, hidden_size=16)  # rates, codebooks and bandwidths are as published
-Spelling = Literal["parametrizations", "weight_g", "folded"]  # tensor names of weight norm; "folded": plain weights
-_SUFFIXES = {
-    "parametrizations": (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
-    "weight_g": (".weight_g", ".weight_v"),
-}
 _LOUDNESS = 0.1  # standard deviation of decoded samples
 _LATENT_SPREAD = 0.3  # standard deviation of the encoder's vectors before quantization
 _NOISE_SAMPLES = 48_000  # length of the noise that is encoded to set the scale of random codebooks
@@ -41,7 +36,7 @@ def translate(
     are dropped too. Raises `CheckpointMismatchError` for an incomplete weight norm.
     """
     dropped = () if encodes else (_ENCODER,)
-    named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    named = below_prefix(tensors, prefix)
     kept = {name: one for name, one in named.items() if not name.endswith(_TRAINING) and not name.startswith(dropped)}
     return fold_weight_norm(kept, source)
 
@@ -67,8 +62,7 @@ def build_encodec(
     """
     if encodes and not can_encode(tensors, prefix):
         raise CheckpointMismatchError(f"{source} has no encoder weights, so it can only decode")
-    with skeleton():
-        codec = Encodec(config, encodes=encodes)
+    codec = skeleton(lambda: Encodec(config, encodes=encodes))
     named = translate(tensors, prefix=prefix, encodes=encodes, source=source)
     fit(codec, named, source=source, dtype=torch.float32, device=device or torch.device("cpu"))
     codec.prepare(dtype)
@@ -77,8 +71,7 @@ def build_encodec(
 
 def check(config: EncodecConfig, tensors: Mapping[str, Tensor], *, prefix: str = "", source: str = "the codec") -> None:
     """Raise `CheckpointMismatchError` unless the shapes of the tensors under `prefix` fit `config`."""
-    with skeleton():
-        codec = Encodec(config, encodes=can_encode(tensors, prefix))
+    codec = skeleton(lambda: Encodec(config, encodes=can_encode(tensors, prefix)))
     check_fit(codec, translate(tensors, prefix=prefix, source=source), source=source)
 
 
@@ -102,11 +95,11 @@ def random_encodec(config: EncodecConfig, seed: int = 0) -> Encodec:
 
 
 def random_tensors(
-    config: EncodecConfig, seed: int = 0, *, spelling: Spelling = "parametrizations", prefix: str = ""
+    config: EncodecConfig, seed: int = 0, *, norms: tuple[str, str] | None = NEW, prefix: str = ""
 ) -> dict[str, Tensor]:
     """Return the tensors of a random checkpoint, with `prefix` before their names.
 
-    `spelling` chooses the names of weight norm's tensors; with `folded`, the tensors are plain weights.
+    `norms` are the names of weight norm's tensors, `weight_norm.OLD` or `NEW`; None: plain weights.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in random_encodec(config, seed).named_parameters():
@@ -116,10 +109,8 @@ def random_tensors(
             tensors |= dict(
                 zip((stem.removesuffix(".codebook.embed") + name for name in _TRAINING), statistics, strict=True)
             )
-        if name.endswith(".conv.weight") and spelling != "folded":
-            scale, direction = _SUFFIXES[spelling]
-            tensors[stem + scale] = torch.linalg.vector_norm(value, dim=(1, 2), keepdim=True)
-            tensors[stem + direction] = value
+        if name.endswith(".conv.weight") and norms is not None:
+            tensors |= unfolded(stem, value, norms)
         else:
             tensors[prefix + name] = value
     return tensors
@@ -141,9 +132,9 @@ def _sample_codebooks(codec: Encodec, generator: torch.Generator) -> None:
     _scale(codec.decoder, _LOUDNESS / codec.decode(torch.stack(codes, 1)).std())
 
 
-def _scale(network: Chain, factor: Tensor) -> Tensor:
+def _scale(network: Network, factor: Tensor) -> Tensor:
     """Multiply the weights of a network's last layer by `factor`; return `factor`."""
-    last = cast("CausalConv1d", network.layers[-1]).conv
+    last = cast("MirroredConv1d", network.layers[-1]).conv
     assert last.bias is not None
     last.weight.mul_(factor)
     last.bias.mul_(factor)

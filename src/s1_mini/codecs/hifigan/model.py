@@ -9,7 +9,6 @@ Shapes: B rows, C inputs, O outputs, K taps, F frames, M mel bins, T steps or sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from s1_mini.codecs.hifigan.config import HifiGanConfig
 from s1_mini.kernels.convolution import convolve
 from s1_mini.layers.convolution import conv1d, conv_transpose1d
-from s1_mini.weights.fit import check_fit, fit, skeleton
 
 LAST_SLOPE = 0.01  # slope before the last convolution, where the original also ignores the config
 END_TAPS = 7  # taps of the first and the last convolution
@@ -261,20 +259,3 @@ class HifiGan(nn.Module):
             need, rate = Window(first - upsampling.before, last + upsampling.after), rate // upsampling.rate
         reach = self.conv_pre.reach
         return Window(need.start - reach, need.stop + reach), levels[::-1]
-
-
-def build_hifigan(
-    config: HifiGanConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, source: str
-) -> HifiGan:
-    """Build a vocoder from tensors with the published names. Raises `CheckpointMismatchError` if they do not fit."""
-    with skeleton():
-        vocoder = HifiGan(config)
-    fit(vocoder, tensors, source=source, dtype=dtype, device=device)
-    return vocoder
-
-
-def check_hifigan(config: HifiGanConfig, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Raise `CheckpointMismatchError` unless the tensors fit the config."""
-    with skeleton():
-        vocoder = HifiGan(config)
-    check_fit(vocoder, tensors, source=source)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.layers.json_config import MAX_LAYERS, invalid, number, read_fields, read_size, size, sizes
+from s1_mini.layers.json_config import MAX_LAYERS, POSITIVE, invalid, number, read_fields, read_size, size, sizes
 from s1_mini.weights.directory import read_json
 
 if TYPE_CHECKING:
@@ -43,10 +43,6 @@ _FIXED_ENCODER: Mapping[str, Any] = {
 }
 
 
-def _positive(default: Any = MISSING) -> Any:
-    return number(default, "", lambda value: 0 < value < math.inf, "a positive number")
-
-
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """The keys that encoder and decoder have in common."""
@@ -61,7 +57,7 @@ class TransformerConfig:
     codebook_dim: int = _size()
     num_quantizers: int = _count(least=2)
     upsampling_ratios: tuple[int, ...] = _sizes()
-    rope_theta: float = _positive(10_000.0)
+    rope_theta: float = number(10_000.0, "", *POSITIVE)
     max_position_embeddings: int = _size(8000)  # steps of the rotary table
 
     def block_of(self, eps: float) -> BlockConfig:
@@ -90,7 +86,7 @@ class DecoderConfig(TransformerConfig):
     decoder_dim: int = _size()
     sliding_window: int = _size()
     upsample_rates: tuple[int, ...] = _sizes()
-    rms_norm_eps: float = _positive()
+    rms_norm_eps: float = number(MISSING, "", *POSITIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +98,7 @@ class EncoderConfig(TransformerConfig):
     kernel_size: int = _size()
     last_kernel_size: int = _size()
     residual_kernel_size: int = _size()
-    norm_eps: float = _positive()
+    norm_eps: float = number(MISSING, "", *POSITIVE)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from s1_mini.codecs.blocks import Blocks, result_of
-from s1_mini.codecs.causal.layers import CausalConv1d, Chain, ResidualUnit
+from s1_mini.codecs.causal.layers import CausalConv1d, Chain, Elu, ResidualUnit
 from s1_mini.codecs.qwen12.config import Qwen12Config
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.exceptions import CapacityError
@@ -22,16 +22,6 @@ from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import Attention, BlockConfig, LayerScale, rope_table
 
 ENCODE_STEPS = 250  # steps of the transformer's input that the convolutions compute at once: 10 s of audio
-
-
-class Elu(nn.Module):
-    """The exponential linear unit, with the arguments that `ResidualUnit` passes to activations."""
-
-    def __init__(self, _channels: int = 0) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor, _state: StreamState) -> Tensor:
-        return F.elu(x)
 
 
 class Layer(nn.Module):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from s1_mini.codecs.blocks import Blocks, result_of
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.layers.json_config import read_fields, size, sizes
-from s1_mini.weights.fit import fit, skeleton, strip_prefix
+from s1_mini.weights.fit import below_prefix, fit, skeleton
 
 PREFIX = "speaker_encoder."  # prefix of the encoder's tensors in the model's file
 SAMPLE_RATE = 24_000  # Hz; all Qwen3-TTS models have this rate and the same settings of the spectrogram
@@ -228,8 +228,5 @@ def build_speaker_encoder(
 
     Raises `CheckpointMismatchError` if they do not fit the config.
     """
-    own = strip_prefix({name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}, PREFIX)
-    with skeleton():
-        encoder = SpeakerEncoder(config)
-    fit(encoder, own, source=source, dtype=torch.float32, device=device)
-    return encoder
+    encoder = skeleton(lambda: SpeakerEncoder(config))
+    return fit(encoder, below_prefix(tensors, PREFIX), source=source, dtype=torch.float32, device=device)

@@ -200,10 +200,8 @@ def build_decoder(
         part, at = ("rvq_rest", book - 1) if book else ("rvq_first", 0)
         entries = _entries(tensors, f"decoder.quantizer.{part}.vq.layers.{at}._codebook.", "embedding_sum")
         tables.append(F.linear(entries, tensors[f"decoder.quantizer.{part}.output_proj.weight"].float().squeeze(2)))
-    with skeleton():
-        codec = Qwen12(config)
     named = _translate(tensors, "decoder.", _DECODER, config.decoder) | {"table": torch.stack(tables)}
-    fit(codec, named, source=source, dtype=dtype, device=device)
+    codec = fit(skeleton(lambda: Qwen12(config)), named, source=source, dtype=dtype, device=device)
     codec.prepare()
     return codec
 
@@ -218,13 +216,10 @@ def build_encoder(config: Qwen12Config, tensors: Mapping[str, Tensor], *, device
     check(config, tensors, encodes=True, source=source)
     stems = [f"encoder.quantizer.{name}_residual_vector_quantizer." for name in ("semantic", "acoustic")]
     books = [f"{stems[0]}layers.0.", *(f"{stems[1]}layers.{at}." for at in range(config.num_codebooks - 1))]
-    with skeleton():
-        encoder = Encoder(config)
     named = _translate(tensors, "encoder.", _ENCODER, config.encoder)
     named["projections"] = torch.stack([tensors[f"{stem}input_proj.weight"].squeeze(2) for stem in stems])
     named["books"] = torch.stack([_entries(tensors, f"{stem}codebook.", "embed_sum") for stem in books])
-    fit(encoder, named, source=source, dtype=torch.float32, device=device)
-    return encoder
+    return fit(skeleton(lambda: Encoder(config)), named, source=source, dtype=torch.float32, device=device)
 
 
 def open_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Qwen12:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.cascade.settings import STAGES
-from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_number, read_size
+from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, number, read_fields, read_flag, read_size, size
 from s1_mini.weights.directory import read_json
 
 NUM_COARSE = 2  # codebooks of the coarse model
@@ -50,40 +50,49 @@ class GPTConfig:
     def head_dim(self) -> int:
         return self.width // self.num_heads
 
+    def kv_bytes(self, item: float) -> float:
+        """Return the bytes of keys and values per position, for numbers of `item` bytes."""
+        return 2 * self.num_layers * self.width * item
 
-def _at(place: str, default: Any) -> Any:
-    """Declare a field of `Numbers` that is read from the key `place` of generation_config.json."""
-    return field(default=default, metadata={"place": place})
+
+def _positive(default: float, key: str) -> Any:
+    """Declare a positive number; its default value is also allowed."""
+    return number(default, key, lambda value: value == default or 0 < value <= MAX_SIZE, "a positive number")
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Tokens, rates and lengths that the stages share. The defaults are the values of all published checkpoints."""
+    """Tokens, rates and lengths that the stages share, by part and key of generation_config.json.
 
-    text_offset: int = _at("semantic_config.text_encoding_offset", 10_048)  # added to the tokenizer's ids
-    text_pad: int = _at("semantic_config.text_pad_token", 129_595)
-    semantic_infer: int = _at("semantic_config.semantic_infer_token", 129_599)
+    The defaults are the values of all published checkpoints.
+    """
+
+    text_offset: int = size(10_048, "semantic_config.text_encoding_offset")  # added to the tokenizer's ids
+    text_pad: int = size(129_595, "semantic_config.text_pad_token")
+    semantic_infer: int = size(129_599, "semantic_config.semantic_infer_token")
     # Number of semantic tokens; the id after them is the end token, and also the padding.
-    semantic_size: int = _at("semantic_config.semantic_vocab_size", 10_000)
+    semantic_size: int = size(10_000, "semantic_config.semantic_vocab_size")
     # Maximum number of text tokens, and of semantic tokens of the voice.
-    max_text: int = _at("semantic_config.max_input_semantic_length", 256)
-    max_semantic: int = _at("semantic_config.max_new_tokens", 768)  # maximum number of generated semantic tokens
-    semantic_rate: float = _at("semantic_config.semantic_rate_hz", 49.9)  # tokens per second
+    max_text: int = size(256, "semantic_config.max_input_semantic_length")
+    max_semantic: int = size(768, "semantic_config.max_new_tokens")  # maximum number of generated semantic tokens
+    semantic_rate: float = _positive(49.9, "semantic_config.semantic_rate_hz")  # tokens per second
     # Padding of the coarse model's semantic tokens.
-    coarse_pad: int = _at("coarse_acoustics_config.coarse_semantic_pad_token", 12_048)
-    coarse_infer: int = _at("coarse_acoustics_config.coarse_infer_token", 12_050)
-    coarse_rate: float = _at("coarse_acoustics_config.coarse_rate_hz", 75.0)  # frames per second
+    coarse_pad: int = size(12_048, "coarse_acoustics_config.coarse_semantic_pad_token")
+    coarse_infer: int = size(12_050, "coarse_acoustics_config.coarse_infer_token")
+    coarse_rate: float = _positive(75.0, "coarse_acoustics_config.coarse_rate_hz")  # frames per second
     # The next three are numbers per window: semantic tokens and earlier codes in its input, and codes it generates.
-    max_coarse_text: int = _at("coarse_acoustics_config.max_coarse_input_length", 256)
-    max_coarse_history: int = _at("coarse_acoustics_config.max_coarse_history", 630)
-    window: int = _at("coarse_acoustics_config.sliding_window_len", 60)
-    codebook_size: int = _at("codebook_size", 1024)  # number of codes; in the fine model also the id for "no code"
-    fine_window: int = _at("fine_acoustics_config.max_fine_input_length", 1024)  # frames
+    max_coarse_text: int = size(256, "coarse_acoustics_config.max_coarse_input_length")
+    max_coarse_history: int = size(630, "coarse_acoustics_config.max_coarse_history")
+    window: int = size(60, "coarse_acoustics_config.sliding_window_len")
+    codebook_size: int = size(1024, "codebook_size")  # number of codes; in the fine model also the id for "no code"
+    fine_window: int = size(1024, "fine_acoustics_config.max_fine_input_length")  # frames
     # Frames from one window to the next; also the maximum number of the voice's frames in a window.
-    fine_hop: int = _at("fine_acoustics_config.max_fine_history_length", 512)
-    num_books: int = _at("fine_acoustics_config.n_fine_codebooks", 8)
-    min_eos_p: float = _at("semantic_config.min_eos_p", 0.0)  # an end probability above this ends generation; 0: off
-    fine_temperature: float = _at("fine_acoustics_config.temperature", 0.0)  # 0: greedy
+    fine_hop: int = size(512, "fine_acoustics_config.max_fine_history_length")
+    num_books: int = size(8, "fine_acoustics_config.n_fine_codebooks")
+    min_eos_p: float = _positive(
+        0.0, "semantic_config.min_eos_p"
+    )  # an end probability above this ends generation; 0: off
+    fine_temperature: float = _positive(0.0, "fine_acoustics_config.temperature")  # 0: greedy
 
     @property
     def ratio(self) -> float:
@@ -138,10 +147,10 @@ class CascadeConfig:
         for stage, least in needed.items():
             model: GPTConfig = getattr(self, stage)
             sizes = (model.input_size, model.output_size, model.block_size)
-            for name, size, needs in zip(_SIZES, sizes, least, strict=True):
-                if size < needs:
+            for name, given, needs in zip(_SIZES, sizes, least, strict=True):
+                if given < needs:
                     raise CheckpointMismatchError(
-                        f"config.json: {PARTS[stage]}.{name}={size}; generation_config.json needs at least {needs}"
+                        f"config.json: {PARTS[stage]}.{name}={given}; generation_config.json needs at least {needs}"
                     )
         if self.coarse.input_size < self.coarse.output_size:  # each output id is the next input
             raise CheckpointMismatchError(
@@ -217,24 +226,13 @@ def _gpt(values: Mapping[str, Any], stage: str) -> GPTConfig:
 
 
 def _numbers(values: Mapping[str, Any]) -> Numbers:
-    read: dict[str, Any] = {}
-    for number in fields(Numbers):
-        place = number.metadata["place"]
-        group, _, key = place.rpartition(".")
-        value = (_part(values, group, "generation_config.json") if group else values).get(key)
-        if value is not None:
-            read[number.name] = _read(f"generation_config.json: {place}", value, number.default)
-    if read.get("fine_temperature") == 1:
-        read["fine_temperature"] = 0.0  # as in transformers, where fine codes are greedy if the temperature is 1
-    numbers = Numbers(**read)
+    parts = {name: _part(values, name, "generation_config.json") for name in PARTS.values()}
+    inner = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
+    numbers = Numbers(**read_fields(Numbers, {**values, **inner}, "generation_config.json"))
+    if numbers.fine_temperature == 1:
+        numbers = replace(numbers, fine_temperature=0.0)  # as in transformers, where 1 makes fine codes greedy
     _check(numbers, values)
     return numbers
-
-
-def _read(name: str, value: Any, default: Any) -> float:
-    if isinstance(default, int):
-        return read_size(name, value)
-    return read_number(name, value, lambda number: number == default or 0 < number <= MAX_SIZE, "a positive number")
 
 
 def _check(numbers: Numbers, values: Mapping[str, Any]) -> None:

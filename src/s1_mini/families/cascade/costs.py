@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.codecs.encodec.model import Encodec
-from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, GPTConfig
-from s1_mini.weights.fit import skeleton
+from s1_mini.families.cascade.config import NUM_COARSE, make_config
+from s1_mini.families.cascade.random import RECIPES
+from s1_mini.families.cascade.weights import read_config
+from s1_mini.weights.fit import count, skeleton
 
 SENTENCE_FRAMES = 375  # assumed frames of speech in a window of the fine model: a sentence of five seconds
 LIVE_TENSORS = 4  # tensors of a codec layer in memory at once: input, input with past, activation, output
 RANDOM_BYTES = 4  # bytes of a random number
 
 
-def kv_bytes(config: GPTConfig, item: float) -> float:
-    """Return the bytes of keys and values per position, for numbers of `item` bytes."""
-    return 2 * config.num_layers * config.width * item
+def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
+    """Return the memory and the work of a checkpoint; of bark-small if `directory` is None.
 
-
-def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Return the memory and the work of a checkpoint with this config."""
+    Raises `CheckpointError`.
+    """
+    config = read_config(directory) if directory else make_config(RECIPES["small"].config)
     numbers, codec = config.numbers, config.codec
     passes = numbers.num_books - NUM_COARSE
     gpts = {"semantic": config.semantic, "coarse": config.coarse, "fine": config.fine}
@@ -32,8 +34,7 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
     # Each block has 4 · width² weights in attention and 8 · width² in the MLP.
     blocks = {name: 12 * gpt.num_layers * gpt.width**2 for name, gpt in gpts.items()}
     read_bytes = {name: formats.large * blocks[name] + formats.weights * heads[name] for name in gpts}
-    with skeleton():
-        codec_weights = sum(weight.numel() for weight in Encodec(codec, encodes=False).decoder.parameters())
+    codec_weights = count(skeleton(lambda: Encodec(codec, encodes=False).decoder))
 
     def tokens(name: str, steps_per_frame: float, read_again: float = 0) -> Callable[[int, int], Cost]:
         """Return a function for the cost of a frame, which takes `steps_per_frame` steps.
@@ -43,7 +44,7 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         gpt = gpts[name]
 
         def step(rows: int, span: int) -> Cost:
-            num_bytes = read_bytes[name] + rows * span * kv_bytes(gpt, formats.kv)
+            num_bytes = read_bytes[name] + rows * span * gpt.kv_bytes(formats.kv)
             attends = 4 * gpt.num_layers * gpt.width * span
             operations = rows * (2 * (heads[name] + blocks[name] * (1 + read_again)) + attends)
             return Cost(steps_per_frame * num_bytes, steps_per_frame * operations)
@@ -81,12 +82,11 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         },
         demands={
             "semantic": MemoryRequirement(
-                position=round(kv_bytes(config.semantic, formats.kv)),
-                prefix_cache=prefix_cache_bytes,
+                position=round(config.semantic.kv_bytes(formats.kv)),
                 copies=copies["semantic"],
             ),
             "coarse": MemoryRequirement(
-                position=round(kv_bytes(config.coarse, formats.kv)) + NUM_COARSE * RANDOM_BYTES, copies=copies["coarse"]
+                position=round(config.coarse.kv_bytes(formats.kv)) + NUM_COARSE * RANDOM_BYTES, copies=copies["coarse"]
             ),
             "fine": MemoryRequirement(copies=8 * LIVE_TENSORS * 4 * window_numbers + copies["fine"]),
             "codec": MemoryRequirement(

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from s1_mini.codecs.encodec.stage import MAX_FRAMES, EncodecDecoder, chunk_sizes
 from s1_mini.codecs.encodec.weights import build_encodec
-from s1_mini.codecs.stage import ROWS
+from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
-from s1_mini.exceptions import CheckpointMismatchError, VoiceError, VoiceUnsupportedError
+from s1_mini.exceptions import CheckpointMismatchError, VoiceError
 from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.cascade.config import NUM_COARSE
-from s1_mini.families.cascade.costs import kv_bytes
 from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic, check_vllm, start_workers
 from s1_mini.families.cascade.policies import CoarsePolicy, CoarseWindows, FinePolicy
 from s1_mini.families.cascade.prompt import build_prompt
@@ -41,10 +40,6 @@ CODEC_SLOTS = 2  # fine and codec slots per semantic slot, which may begin an ut
 PREFILL_POSITIONS = 4096  # per plan of the coarse model on a GPU; it prefills whole windows
 MAX_PREFILLS = 8  # prefills per plan of the coarse model on a GPU
 SPARE_FRAMES = 256  # frames that the codec decodes in one turn of a thread that also runs other stages
-NO_CLONING = (
-    "this model cannot clone a voice from a recording, because the encoder of its semantic tokens was never published. "
-    "Use one of its voices, or send a voice file (.npz)"
-)
 
 
 class LoadedCascade:
@@ -88,7 +83,7 @@ class LoadedCascade:
         self.networks = tuple(model for model in self.models if model is not None)
         self.num_bytes = sum(weight.nbytes for network in self.networks for weight in network.parameters())
         kv_item = (placement.kv_dtype or placement.dtype).itemsize
-        self.position_bytes = round(kv_bytes(config.semantic, kv_item) + kv_bytes(config.coarse, kv_item))
+        self.position_bytes = round(config.semantic.kv_bytes(kv_item) + config.coarse.kv_bytes(kv_item))
         self.max_positions = min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1)
         # Generation ends if the end token's probability is above this; 0: off.
         self.min_eos_p = numbers.min_eos_p if settings.min_eos_p is None else settings.min_eos_p
@@ -159,14 +154,13 @@ class LoadedCascade:
             together=max(FINE_ROWS) if prefills_whole["fine"] else 1,
             not_finite="the fine model's logits were not finite",
         )
-        rows = tuple(sorted({min(rows, CODEC_SLOTS * slots) for rows in ROWS}))
         sound = Chunks(
             name="codec",
             input=frames[numbers.num_books],
             output=Spec("float32", rate=codec.sample_rate),
             slots=CODEC_SLOTS * slots,
             sizes={profile: chunk_sizes(config.codec, sizes) for profile, sizes in CHUNK_FRAMES.items()},
-            rows=rows if codec.device.type == "cuda" else (1,),
+            rows=rows_of(codec.device, CODEC_SLOTS * slots),
             max_items=MAX_FRAMES,
             items_a_turn=SPARE_FRAMES,
             not_finite="the codec's samples were not finite; its weights may be damaged",
@@ -204,6 +198,5 @@ class LoadedCascade:
             room=lambda prompt: min(numbers.max_semantic, positions + 1 - len(prompt.items)),
         )
 
-    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002 - not supported
-        yield
-        raise VoiceUnsupportedError("reference_audio", NO_CLONING)
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
+        raise NotImplementedError

@@ -6,7 +6,7 @@ Shapes: B rows, T positions of a block, S positions, W width, H heads, V ids.
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -17,17 +17,7 @@ from s1_mini.kernels.decode_attention import step_attention
 from s1_mini.kernels.linear import branch_sum, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm
 from s1_mini.kernels.weight import cast_saturating
-from s1_mini.layers.kv_cache import KVCache, KVStore
-
-
-class Where(NamedTuple):
-    """The cache position of one new token in each row, and the positions that the token attends to."""
-
-    target: Tensor  # [B] cache position of the token's key and value
-    position: Tensor  # [B] last position that the token attends to
-    span: int  # all positions are below this
-    mask: Tensor | None  # result of `used_positions`
-    identity_rope: Tensor  # [1, D / 2, 2] cos 1 and sin 0, that is, no rotation
+from s1_mini.layers.kv_cache import CachePositions, KVCache, KVStore
 
 
 class Attention(nn.Module):
@@ -92,7 +82,7 @@ class Block(nn.Module):
         return x + self.mlp(self.layernorm_2(x)), key, value
 
     def step(
-        self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], where: Where
+        self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], at: CachePositions
     ) -> tuple[Tensor, Tensor | None]:
         """Compute `forward` for one token of each row; the input is x [B, W] + `branch`.
 
@@ -100,10 +90,8 @@ class Block(nn.Module):
         """
         attn, mlp = self.attn, self.mlp
         x, qkv = _normed(x, branch, self.layernorm_1, attn.att_proj)
-        rope = where.identity_rope.expand(len(x), -1, -1)
-        attended = step_attention(
-            qkv, *cached, where.target, where.position, rope, None, span=where.span, mask=where.mask
-        )
+        target, position, span, rope, mask = at.target, at.position, at.span, at.rope, at.mask
+        attended = step_attention(qkv, *cached, target, position, rope, None, span=span, mask=mask)
         x, branch = linear_sum(attended, attn.out_proj.weight, attn.out_proj.bias, x)
         x, activated = _normed(x, branch, self.layernorm_2, mlp.in_proj, gelu=True)
         return linear_sum(activated, mlp.out_proj.weight, mlp.out_proj.bias, x)
@@ -164,12 +152,12 @@ class CausalGPT(nn.Module):
             cache.keys[number, slots, :, :length] = cast_saturating(key, cache.keys.dtype)
             cache.values[number, slots, :, :length] = cast_saturating(value, cache.values.dtype)
 
-    def step(self, tokens: Tensor, positions: Tensor, cache: KVCache, where: Where) -> Tensor:
-        """Read one token [B] of each row at its position [B]; return the logits [B, V] of the next token."""
-        x = self.input_embeds_layer(tokens) + self.position_embeds_layer(positions)
+    def step(self, tokens: Tensor, cache: KVCache, at: CachePositions) -> Tensor:
+        """Read one token [B] of each row; return the logits [B, V] of the next token."""
+        x = self.input_embeds_layer(tokens) + self.position_embeds_layer(at.position)
         branch: Tensor | None = None
         for number, layer in enumerate(self.layers):
-            x, branch = layer.step(x, branch, cache.rows(number), where)  # type: ignore[operator]
+            x, branch = layer.step(x, branch, cache.rows(number), at)  # type: ignore[operator]
         return _normed(x, branch, self.layernorm_final, self.lm_head)[1]
 
 

@@ -25,6 +25,7 @@ from s1_mini.families.cascade.network import CausalGPT, FineGPT
 from s1_mini.families.cascade.voice import INDEX, KEYS
 from s1_mini.families.cascade.weights import PREFIXES
 from s1_mini.voices.format import for_file
+from s1_mini.weights import weight_norm
 from s1_mini.weights.fit import skeleton
 from s1_mini.weights.write import new_directory, write_json, write_tensors
 
@@ -66,13 +67,17 @@ def _published_numbers() -> dict[str, Any]:
     """Return a generation_config.json with the published numbers."""
     values: dict[str, Any] = {"model_type": "bark", "sample_rate": EncodecConfig().sampling_rate}
     for number in fields(Numbers):
-        group, _, key = number.metadata["place"].rpartition(".")
+        group, _, key = number.metadata["key"].rpartition(".")
         if number.default:  # transformers writes 0 in other ways, such as null
             (values.setdefault(group, {}) if group else values)[key] = number.default
     return values
 
 
 GENERATION = _published_numbers()
+
+
+def write_random(directory: Path, *, size: str, form: Form, seed: int) -> None:
+    write_random_checkpoint(directory, RECIPES[size], form=form, seed=seed)
 
 
 def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0) -> None:
@@ -87,12 +92,12 @@ def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "co
         (target / "vocab.txt").write_bytes("\n".join(_vocabulary()).encode() + b"\n")
         models = _random_models(config, seed, recipe.dtype)
         if form == "compact":
-            codec = translate(random_tensors(config.codec, seed + 1, spelling="folded"))
+            codec = translate(random_tensors(config.codec, seed + 1, norms=None))
             models["codec"] = {PREFIXES["codec"] + name: value for name, value in codec.items()}
             for stage, tensors in models.items():
                 write_tensors(target / COMPACT[stage], tensors)
         else:
-            codec = random_tensors(config.codec, seed + 1, spelling="weight_g", prefix=PREFIXES["codec"])
+            codec = random_tensors(config.codec, seed + 1, norms=weight_norm.OLD, prefix=PREFIXES["codec"])
             flat = {name: tensor for tensors in models.values() for name, tensor in tensors.items()}
             torch.save(flat | dict(_masks(config)) | codec, target / "pytorch_model.bin")
         folder = target / ("voices" if form == "compact" else "speaker_embeddings")
@@ -131,12 +136,11 @@ def _random_models(config: CascadeConfig, seed: int, dtype: torch.dtype) -> dict
     numbers = config.numbers
     # The fine heads are tied to the embeddings of their codebooks, and therefore not stored.
     fine = replace(numbers, codebook_size=config.fine.output_size)
-    with skeleton():
-        networks: dict[str, CausalGPT | FineGPT] = {
-            "semantic": CausalGPT(config.semantic, config.semantic.output_size),
-            "coarse": CausalGPT(config.coarse, config.coarse.output_size),
-            "fine": FineGPT(config.fine, fine),
-        }
+    networks: dict[str, CausalGPT | FineGPT] = {
+        "semantic": skeleton(lambda: CausalGPT(config.semantic, config.semantic.output_size)),
+        "coarse": skeleton(lambda: CausalGPT(config.coarse, config.coarse.output_size)),
+        "fine": skeleton(lambda: FineGPT(config.fine, fine)),
+    }
     models: dict[str, dict[str, Tensor]] = {}
     for stage, network in networks.items():
         named = {PREFIXES[stage] + name: tensor for name, tensor in _fill(network, generator, dtype)}

@@ -26,20 +26,20 @@ from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
-from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE, choose, choose_plain, end_early
-from s1_mini.families.cascade.network import CausalGPT, FineGPT, Where
+from s1_mini.families.cascade.kernels.choose import choose, choose_plain, end_early
+from s1_mini.families.cascade.network import CausalGPT, FineGPT
 from s1_mini.families.cascade.policies import CoarseWindows, FinePolicy, FineWindow
 from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.kernels.decode_attention import used_positions
-from s1_mini.layers.kv_cache import KVCache
+from s1_mini.kernels.ranking import MIN_TEMPERATURE
+from s1_mini.layers.kv_cache import CachePositions, KVCache
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import Writes, stage
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
-from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
+from s1_mini.runtime.rows import CPU_ROWS, SteppingSlots, fit, ladder, padded_rows, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
 
 BLOCK = 128  # positions of a prompt that a CPU prefills at once
-CPU_ROWS = 4  # on a CPU, rows are padded to a multiple of this, because products of one to three rows round differently
 READ_ROWS = (4, 2, 1)  # numbers of prompts that a GPU prefills at once
 # Numbers of fine windows for which calls are captured, besides the maximum; the smallest call that fits is launched.
 FINE_ROWS = (8, 4, 2, 1)
@@ -100,8 +100,8 @@ class TokenStage(Stage):
             self._temperature, self._top_p = (torch.ones(rows, device=self.device) for _ in range(2))
             self._top_k = zeros(rows)
             self._uniforms = zeros(rows, steps, dtype=torch.float32)
-            self._identity_rope = zeros(1, config.head_dim // 2, 2, dtype=torch.float32)
-            self._identity_rope[..., 0] = 1
+            self._no_rotation = zeros(1, config.head_dim // 2, 2, dtype=torch.float32)  # cos 1 and sin 0
+            self._no_rotation[..., 0] = 1
         self._prompts: dict[int, np.ndarray] = {}  # by slot
         self._num_read: dict[int, int] = {}
         self._lengths = [0] * rows  # by slot: number of positions of prompt and tokens
@@ -199,8 +199,7 @@ class TokenStage(Stage):
         if self._steps is not None:
             wait = self._steps.launch(fit(self._ladder, rows))
             return lambda: self._result(wait()[0][list(slots)])
-        if self.device.type == "cpu":
-            rows = min(-(-rows // CPU_ROWS) * CPU_ROWS, len(self._token))
+        rows = padded_rows(rows, len(self._token), self.device)
         longest = max(self._lengths[slot] for slot in slots)
         outputs = self._step_rows(rows, min(whole_spans(longest), self._positions)).cpu().numpy()
         for slot in slots:
@@ -213,8 +212,8 @@ class TokenStage(Stage):
         position = self._position[:rows].clamp_max(self._positions - 1)
         target = torch.where(active, position, self._positions)
         mask = used_positions(position, span, self._network.config.head_dim)
-        where = Where(target, position, span, mask, self._identity_rope)
-        logits = self._network.step(self._token[:rows], position, self._cache, where)
+        at = CachePositions(target, position, span, self._no_rotation.expand(rows, -1, -1), mask)
+        logits = self._network.step(self._token[:rows], self._cache, at)
         token, outputs = self._choose(logits, rows)
         valid = logits.abs().amax(-1) < float("inf")  # false for NaN
         self._token[:rows] = torch.where(active, token, self._token[:rows])

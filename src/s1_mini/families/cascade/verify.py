@@ -17,7 +17,7 @@ from torch import Tensor
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Progress
-from s1_mini.families.base import Check, Placement, StageChain
+from s1_mini.families.base import Check, Placement, StageChain, oracle_cases
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.settings import CascadeSettings
@@ -36,10 +36,7 @@ def verify_cascade(
     Iterating raises `CheckpointError`, and `TextError` for too many tokens. With a malformed oracle, it may raise other
     exceptions.
     """
-    cases: dict[str, dict[str, Tensor]] = {}
-    for title, tensor in content.items():
-        case, _, name = str(title).rpartition(".")
-        cases.setdefault(case, {})[name] = tensor
+    cases = oracle_cases(content)
     if not any(set(case) & set(OUTPUTS) for case in cases.values()):
         return None
     placement = Placement(device, torch.float32, torch.float32)

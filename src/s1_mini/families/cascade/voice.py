@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from s1_mini.exceptions import CheckpointFileError
-from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, Numbers
+from s1_mini.families.base import Description
+from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, Numbers, read_cascade_config
 from s1_mini.voices.arrays import read_arrays
 from s1_mini.voices.format import TensorFormat, Tensors, VoiceBeside, VoiceFormat
 from s1_mini.weights.directory import read_json, read_whole
@@ -27,6 +28,11 @@ INDEX = "speaker_embeddings_path.json"
 MAX_BYTES = 2 * 2**20  # limit of a file; the largest published file is 80 kB
 MAX_FRAMES = 2**14  # limit of frames, and of semantic tokens, in a voice
 ENCODER = "bark"  # of all checkpoints: each voice fits all of them, because they share codec and semantic tokens
+
+
+def describe(directory: Path) -> Description:
+    config = read_cascade_config(directory)
+    return Description(config.codec.sampling_rate, voice_format(config), ("temperature", "top_p", "top_k"))
 
 
 def voice_format(config: CascadeConfig) -> VoiceFormat:

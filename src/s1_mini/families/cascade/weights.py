@@ -219,12 +219,11 @@ def _fitting(
     config: CascadeConfig, tensors: Mapping[str, Tensor], source: str
 ) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
     """Return each network on the meta device, with its tensors. Raises `CheckpointMismatchError` unless all fit."""
-    with skeleton():
-        networks = {
-            "semantic": CausalGPT(config.semantic, config.numbers.semantic_size + 1),
-            "coarse": CausalGPT(config.coarse, config.num_coarse_ids),
-            "fine": FineGPT(config.fine, config.numbers),
-        }
+    networks: dict[str, nn.Module] = {
+        "semantic": skeleton(lambda: CausalGPT(config.semantic, config.numbers.semantic_size + 1)),
+        "coarse": skeleton(lambda: CausalGPT(config.coarse, config.num_coarse_ids)),
+        "fine": skeleton(lambda: FineGPT(config.fine, config.numbers)),
+    }
     named = translate(tensors, config)
     for stage, network in networks.items():
         check_fit(network, named[stage], source=f"{source}, {PREFIXES[stage]}*")
@@ -244,11 +243,10 @@ def build_models(
 
     All tensors are checked before a network is built. Raises `CheckpointMismatchError`.
     """
-    built: dict[str, Any] = {}
-    for stage, (network, named) in _fitting(config, tensors, source).items():
-        built[stage] = None if stage in elsewhere else network
+    built: dict[str, Any] = dict.fromkeys(elsewhere)
+    for stage, part in _fitting(config, tensors, source).items():
         if stage not in elsewhere:
-            fit(network, named, source=source, dtype=dtype, device=devices[stage])
+            built[stage] = fit(*part, source=source, dtype=dtype, device=devices[stage])
     return Models(**built)
 
 

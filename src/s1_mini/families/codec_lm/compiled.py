@@ -14,34 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from s1_mini.alignment.head import AlignmentHead
-from s1_mini.families.codec_lm.model import FrameModel, FrameState
-from s1_mini.families.codec_lm.network import FrameConfig, FrameNetwork
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import FrameModel, FrameState, SamplingTensors
 from s1_mini.kernels.compiled import frame
 from s1_mini.kernels.compiled.frame import State, Weights
 from s1_mini.kernels.compiled.layers import Layers
 from s1_mini.kernels.compiled.product import Product
-from s1_mini.kernels.positions import Embedding
 from s1_mini.kernels.weight import Weight, is_close, pack
-from s1_mini.layers.quantized import QuantizedLinear
+from s1_mini.layers.quantized import pack_linears
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 from s1_mini.runtime.compiled import Step
 
 Prefill = Callable[[int, Tensor, int], None]  # called with slot, tokens [K + 1, n] and the first position
 
-CHECKS = 4  # number of random inputs that `compare` tries
+CHECKS = 4  # number of random inputs that `check` tries
 TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # allowed difference from torch, relative to the largest number
-
-
-def stepping(books: int, make_frame: Callable[..., object], *arguments: Any) -> Step:
-    """Return a step that calls a family's `make_frame` with these arguments."""
-
-    def step(slots: Sequence[int]) -> np.ndarray:
-        frames = np.zeros((len(slots), books + 3), np.int64)
-        make_frame(np.array(slots, np.int64), *arguments, frames)
-        return frames
-
-    return step
 
 
 def prefilling(model: FrameModel[Any], state: FrameState, weights: Weights) -> Prefill:
@@ -72,7 +58,7 @@ def formats_of(weights: Weights) -> list[str]:
     return formats
 
 
-def compare(model: FrameModel[Any], weights: Weights, step_of: Callable[..., Step]) -> None:
+def check(model: FrameModel[Any], weights: Weights, step_of: Callable[..., Step]) -> None:
     """Compare compiled frames with torch's frames. Raises `RuntimeError` if they differ.
 
     It is enough if one of several random inputs gives the same codes, keys and values, because codes may differ where
@@ -114,23 +100,13 @@ def first_frame(
         else:
             prefilling(model, state, weights)(0, prompt, 0)
             found = torch.from_numpy(step_of(model, state, sampling, weights)([0]))
-    kept = (
-        state.cache.keys,
-        state.cache.values,
-        state.depth_cache.keys,
-        state.depth_cache.values,
-    )
-    return [found.double(), *kept]
+    caches = state.cache, state.depth_cache
+    return [found.double(), *(part for cache in caches for part in (cache.keys, cache.values))]
 
 
-def gather(
-    network: FrameNetwork,
-    config: FrameConfig,
-    embedding: Embedding,
-    depth_embeddings: Tensor,
-    depth_heads: Sequence[Weight],
-) -> Weights:
-    """Copy the weights of a network into the layout of compiled frames; `depth_embeddings` are [T, V, dim]."""
+def gather(model: FrameModel[Any], depth_embeddings: Tensor, depth_heads: Sequence[Weight]) -> Weights:
+    """Copy the weights of a model into the layout of compiled frames; `depth_embeddings` are [T, V, dim]."""
+    network, config, embedding = model.network, model.config, model.embedding
     project = network.fast_project_in
     return Weights(
         token_table=_plain(embedding.token_table),
@@ -139,8 +115,8 @@ def gather(
         rope=_plain(network.rope),
         backbone=_layers(network.blocks(network.layers), config.backbone, config.alignment),
         norm=_plain(network.norm.weight),
-        output=_product(network.output),
-        project_in=_product(*[project] if isinstance(project, nn.Linear) else []),
+        output=pack_linears(network.output),
+        project_in=pack_linears(*[project] if isinstance(project, nn.Linear) else []),
         depth_embeddings=_plain(depth_embeddings),
         depth_rope=_plain(network.depth_rope),
         depth=_layers(network.blocks(network.fast_layers), config.depth),
@@ -158,26 +134,17 @@ def _plain(tensor: Tensor) -> np.ndarray:
     return tensor.detach().contiguous().numpy()
 
 
-def _product(*layers: nn.Module) -> Product:
-    """Pack linear layers, which may be quantized; without arguments, return an empty stack."""
-    if not layers:
-        empty = np.zeros((0, 0), np.float32)
-        return Product(empty, empty, empty)
-    linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
-    return pack([each.weight for each in linears], [each.bias for each in linears])
-
-
 def _layers(blocks: Sequence[TransformerBlock], config: BlockConfig, kept: AlignmentHead | None = None) -> Layers:
     attentions, feeds = [block.attention for block in blocks], [block.feed_forward for block in blocks]
     norms = [torch.stack((each.q_norm.weight, each.k_norm.weight)) for each in attentions] if config.qk_norm else []
     return Layers(
         attention_norm=_plain(torch.stack([block.attention_norm.weight for block in blocks])),
-        qkv=_product(*(each.wqkv for each in attentions)),
+        qkv=pack_linears(*(each.wqkv for each in attentions)),
         head_norms=_plain(torch.stack(norms)) if norms else np.zeros((0, 2, config.head_dim), np.float32),
-        out=_product(*(each.wo for each in attentions)),
+        out=pack_linears(*(each.wo for each in attentions)),
         ffn_norm=_plain(torch.stack([block.ffn_norm.weight for block in blocks])),
         both=pack([each.both for each in feeds if each.both is not None], [None] * len(feeds)),
-        down=_product(*(each.w2 for each in feeds)),
+        down=pack_linears(*(each.w2 for each in feeds)),
         num_heads=config.num_heads,
         eps=config.norm_eps,
         kept_layer=-1 if kept is None else kept.layer,

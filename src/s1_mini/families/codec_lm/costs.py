@@ -7,8 +7,9 @@ from functools import cache
 
 from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.codecs.causal.codec import CausalCodec
-from s1_mini.codecs.causal.costs import LIVE_TENSORS, codec_operations, count, stream_bytes, widest
-from s1_mini.families.codec_lm.network import FrameConfig, FrameNetwork
+from s1_mini.codecs.causal.costs import LIVE_TENSORS, codec_operations, stream_bytes, widest
+from s1_mini.families.codec_lm.network import FrameNetwork
+from s1_mini.weights.fit import count
 
 CHUNK_FRAMES = 12  # frames per codec chunk; the codec reads its weights once per chunk
 RANDOM_BYTES = 4  # bytes of a random number
@@ -16,11 +17,9 @@ RANDOM_BYTES = 4  # bytes of a random number
 
 def measure(
     network: FrameNetwork,
-    config: FrameConfig,
     codec: CausalCodec,
     formats: Formats,
     *,
-    prefix_cache_bytes: int,
     encoding_bytes: int,
     needed_positions: Callable[[float, int], int],
     other_bytes: int = 0,
@@ -31,6 +30,7 @@ def measure(
     `other_bytes` is the number of bytes per position besides the KV cache and random numbers; `reference_states` is the
     number of bytes of the codec states that are kept for cloned voices.
     """
+    config = network.config
     backbone, depth = config.backbone, config.depth
     layers, head = count(network.layers), count(network.norm, network.output)
     depth_weights = count(network.fast_project_in, network.fast_layers, network.fast_norm)
@@ -64,7 +64,6 @@ def measure(
         demands={
             "language_model": MemoryRequirement(
                 position=round(position_bytes) + RANDOM_BYTES * config.num_codebooks + other_bytes,
-                prefix_cache=prefix_cache_bytes,
                 encoding=encoding_bytes,  # on the model's device, even if the codec decodes on another
                 copies=round(model_bytes),
                 fixed_slot=round(depth_bytes * config.num_codebooks),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Conditions, Saved
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import CapacityError
-from s1_mini.families.codec_lm.network import FrameConfig, FrameNetwork, Pairs
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.network import FrameNetwork, Pairs
 from s1_mini.kernels.backend import batch_invariance
 from s1_mini.kernels.common_attention import CommonPrefixes, allocate_common
 from s1_mini.kernels.decode_attention import reads_common, used_positions
@@ -30,8 +29,16 @@ from s1_mini.kernels.positions import Embedding, embed, embed_positions
 from s1_mini.layers.kv_cache import CachePositions, KVCache
 from s1_mini.layers.staging import Writes
 from s1_mini.layers.transformer import BlockConfig, FeedForward
+from s1_mini.runtime.rows import padded_rows
 
-CPU_ROWS = 4
+
+class SamplingTensors(NamedTuple):
+    """Sampling parameters of B rows, on the device."""
+
+    temperature: Tensor  # [B]
+    top_p: Tensor  # [B]
+    repetition_penalty: Tensor  # [B]
+    uniforms: Tensor  # [B, frames, K] in [0, 1)
 
 
 @dataclass(frozen=True)
@@ -59,12 +66,11 @@ State = TypeVar("State", bound=FrameState)
 class FrameModel(Generic[State]):
     """One loaded checkpoint. Families add the state of sampling and the sampling itself."""
 
-    compiled_by: ClassVar[str] = ""  # module that compiles frames for a CPU: see `runtime/compiled.py`
+    compiled_by: ClassVar[str] = ""  # module with `MODULE`, `gather` and `step_of`, for frames compiled for a CPU
 
     def __init__(
         self,
         network: FrameNetwork,
-        config: FrameConfig,
         embedding: Embedding,
         *,
         kv_dtype: torch.dtype | None,
@@ -74,6 +80,7 @@ class FrameModel(Generic[State]):
 
         With `batch_invariant` the bits of a row do not depend on the rest of its batch.
         """
+        config = network.config
         self.num_codebooks, self.max_positions = config.num_codebooks, config.max_seq_len
         self.kept_heads: Sequence[AlignmentHead] = [head for head in (config.alignment,) if head is not None]
         self.device = network.norm.weight.device
@@ -84,13 +91,13 @@ class FrameModel(Generic[State]):
         backbone = config.backbone
         self.text_heads = config.num_layers, backbone.num_heads
         self.position_bytes = 2 * config.num_layers * backbone.num_kv_heads * backbone.head_dim * self.kv_dtype.itemsize
-        self._network, self._config, self.embedding = network, config, embedding
+        self.network, self.config, self.embedding = network, config, embedding
         for module in network.modules():
             if isinstance(module, FeedForward):
                 module.merge()
 
     def weights(self) -> Iterator[Tensor]:
-        return self._network.parameters()
+        return self.network.parameters()
 
     def check_length(self, prompt: PromptTokens) -> PromptTokens:
         """Return a prompt. Raises `CapacityError` if it leaves no position for speech."""
@@ -112,7 +119,7 @@ class FrameModel(Generic[State]):
 
     def _common_state(self, slots: int, positions: int, kept: Sequence[AlignmentHead] | None) -> dict[str, Any]:
         """Allocate the fields of `FrameState`, by name."""
-        config = self._config
+        config = self.config
 
         def cache(layers: int, block: BlockConfig, positions: int, dtype: torch.dtype) -> KVCache:
             return KVCache.allocate(
@@ -125,7 +132,7 @@ class FrameModel(Generic[State]):
                 device=self.device,
             )
 
-        backbone, weight = config.backbone, self._network.norm.weight
+        backbone, weight = config.backbone, self.network.norm.weight
         with batch_invariance(self.batch_invariant):
             common = allocate_common(slots, backbone.num_heads, backbone.num_kv_heads, backbone.head_dim, weight)
         shape = slots, min(positions, self.max_positions) + 1
@@ -133,7 +140,7 @@ class FrameModel(Generic[State]):
         return {
             "cache": cache(config.num_layers, backbone, min(positions, self.max_positions) + 1, self.kv_dtype),
             "depth_cache": cache(config.num_depth_layers, config.depth, config.num_codebooks, self.dtype),
-            "pairs": self._network.pairs(slots),
+            "pairs": self.network.pairs(slots),
             "tokens": self._zeros(slots, config.num_codebooks + 1),
             "position": self._zeros(slots),
             "count": self._zeros(slots),
@@ -145,7 +152,7 @@ class FrameModel(Generic[State]):
     def may_share(self, rows: int, span: int) -> bool:
         """Return whether a step of this many rows would read the prefixes in `FrameState.common` once."""
         with batch_invariance(self.batch_invariant):
-            return reads_common(rows, self._config.backbone.num_kv_heads, span)
+            return reads_common(rows, self.config.backbone.num_kv_heads, span)
 
     def prefill(self, state: State, slot: int, tokens: Tensor, start: int = 0) -> None:
         """Prefill prompt tokens [K + 1, n] in `slot`, from position `start` on."""
@@ -156,7 +163,7 @@ class FrameModel(Generic[State]):
         positions = torch.arange(start, start + count, device=self.device)
         mask = torch.arange(start + count, device=self.device) <= positions.unsqueeze(1)
         rows = slice(slot, slot + 1)
-        self._network.backbone(
+        self.network.backbone(
             x, positions.unsqueeze(0), mask, lambda layer: state.cache.block_store(layer, rows, start)
         )
 
@@ -174,7 +181,7 @@ class FrameModel(Generic[State]):
         """
         with batch_invariance(self.batch_invariant):
             x, where = self._embed(state, tokens, positions, span, slots=slots)
-            self._network.backbone_step(self._condition(state, x, tokens, slots), state.cache, where)
+            self.network.backbone_step(self._condition(state, x, tokens, slots), state.cache, where)
 
     def _condition(self, state: State, x: Tensor, tokens: Tensor, slots: Tensor) -> Tensor:  # noqa: ARG002
         """Return the embeddings x [N, dim] of prompt `tokens` [N, K + 1], plus vectors of their `slots` [N], if any."""
@@ -222,7 +229,9 @@ class FrameModel(Generic[State]):
             return self._step(state, sampling, span, len(state.count) if rows is None else rows)
 
     def _step(self, state: State, sampling: SamplingTensors, span: int, rows: int) -> Tensor:
-        hidden, logits = self._network.sum_and_logits(*self._backbone(state, span, self._width(state, rows)))
+        hidden, logits = self.network.sum_and_logits(
+            *self._backbone(state, span, padded_rows(rows, len(state.count), self.device))
+        )
         padding = len(hidden) - rows  # rows that are computed but not sampled
         frames = torch.empty(rows, self.num_codebooks + 3, dtype=torch.int64, device=self.device)
 
@@ -233,8 +242,8 @@ class FrameModel(Generic[State]):
             sampled = self._sample(codebook, logits[:rows], embeddings, frames=frames, state=state, sampling=sampling)
             return fill(sampled)
 
-        first = pick(0, logits, self._network.depth_embeddings(0))
-        self._network.depth(hidden, first, state.depth_cache, state.pairs, pick)
+        first = pick(0, logits, self.network.depth_embeddings(0))
+        self.network.depth(hidden, first, state.depth_cache, state.pairs, pick)
         self.advance(state, frames)
         return frames
 
@@ -265,7 +274,7 @@ class FrameModel(Generic[State]):
 
     def _backbone(self, state: State, span: int, rows: int) -> tuple[Tensor, Tensor | None]:
         x, where = self._embed(state, state.tokens[:rows], state.position[:rows], span, active=state.active[:rows])
-        return self._network.backbone_step(x, state.cache, replace(where, common=state.common, kept=state.kept))
+        return self.network.backbone_step(x, state.cache, replace(where, common=state.common, kept=state.kept))
 
     def _embed(
         self,
@@ -279,13 +288,7 @@ class FrameModel(Generic[State]):
     ) -> tuple[Tensor, CachePositions]:
         """Embed tokens. Also return their cache positions and the positions that they attend to."""
         x, target, rope = embed_positions(
-            tokens, position, active, state.max_positions, self.embedding, self._network.rope
+            tokens, position, active, state.max_positions, self.embedding, self.network.rope
         )
-        mask = used_positions(position, span, self._config.backbone.head_dim)
+        mask = used_positions(position, span, self.config.backbone.head_dim)
         return x, CachePositions(target, position, span, rope, mask, slots, is_prompt=slots is not None)
-
-    def _width(self, state: State, rows: int) -> int:
-        """Return the number of rows to compute: on a CPU, a multiple of four, because fewer rows round differently."""
-        if self.device.type != "cpu":
-            return rows
-        return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.count))

@@ -73,7 +73,7 @@ class FrameNetwork(nn.Module):
 
     def __init__(self, config: FrameConfig) -> None:
         super().__init__()
-        self._config = config
+        self.config = config
 
     def depth_embeddings(self, codebook: int) -> Tensor:
         """Return the depth transformer's embeddings [codes, dim] of a codebook."""
@@ -85,7 +85,7 @@ class FrameNetwork(nn.Module):
 
     def make_tables(self, device: torch.device, rounded_to: torch.dtype, depth_base: float | None = None) -> None:
         """Compute rotary tables and step numbers, which checkpoints do not store."""
-        config = self._config
+        config = self.config
         table = partial(rope_table, device=device, rounded_to=rounded_to)
         # One extra position: a row generates one more frame before the host sees its end.
         self.rope = table(config.max_seq_len + 1, config.backbone.head_dim, config.rope_base)
@@ -136,7 +136,7 @@ class FrameNetwork(nn.Module):
         Positions 0 (the hidden state) and 1 (the first code) are known at the start and run as one pass; `pairs` has
         B rows or more.
         """
-        project, norms = self.fast_project_in, self._config.norm_fastlayer_input
+        project, norms = self.fast_project_in, self.config.norm_fastlayer_input
         if isinstance(project, nn.Linear):
             parameters = project.weight, project.bias
             start = norm_linear(hidden, None, self.norm.spec, *parameters)[1] if norms else linear(hidden, *parameters)
@@ -144,9 +144,9 @@ class FrameNetwork(nn.Module):
             start = self.norm(hidden) if norms else hidden
         x = torch.stack((start, first), dim=1).flatten(0, 1)
         logits = self._depth_step(1, x, pairs.cache_positions(len(first)), cache)[1::2]
-        for codebook in range(1, self._config.num_codebooks):
+        for codebook in range(1, self.config.num_codebooks):
             x = sample(codebook, logits, self.depth_embeddings(codebook))
-            if codebook + 1 < self._config.num_codebooks:
+            if codebook + 1 < self.config.num_codebooks:
                 logits = self._depth_step(codebook + 1, x, self._depth_positions(codebook + 1, len(first)), cache)
 
     def _depth_positions(self, position: int, rows: int) -> CachePositions:

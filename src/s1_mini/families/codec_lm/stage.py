@@ -20,10 +20,9 @@ from torch import Tensor
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Begin, Feed, Prefill, Saved, StepResult
-from s1_mini.families.codec_lm.model import FrameModel
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import FrameModel, SamplingTensors
 from s1_mini.layers.staging import Writes
-from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
+from s1_mini.runtime.compiled import Compilable, CompiledSlots, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SharedPrefixes, SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
@@ -82,13 +81,18 @@ class LanguageModel(Stage):
         model = self._model
         if not model.compiled_by or not can_compile(model, model.weights()):
             return None
-        compiled = import_module(model.compiled_by)  # numba takes a moment to import
 
-        def make(weights: Any) -> Step:
+        from s1_mini.families.codec_lm import compiled  # importing numba takes a moment
+
+        family = import_module(model.compiled_by)
+        weights = family.gather(model)
+
+        def use() -> None:
+            compiled.check(model, weights, family.step_of)
             self._prefill = compiled.prefilling(model, self.state, weights)
-            return compiled.step_of(model, self.state, self._sampling, weights)
+            self._compiled.activate(family.step_of(model, self.state, self._sampling, weights))
 
-        return self._compiled.compilable("frames", compiled, model, make)
+        return Compilable("frames", family.MODULE, compiled.formats_of(weights), use)
 
     def begin(self, begins: Sequence[Begin]) -> None:
         self._writes.run()  # an earlier utterance of a slot may have writes left

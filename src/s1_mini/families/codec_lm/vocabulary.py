@@ -1,4 +1,4 @@
-"""Checks of byte-pair vocabularies, and encoding of long texts."""
+"""Byte-pair tokenizers, and checks of their vocabularies."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ MAX_ID = 2**24  # far above any vocabulary
 _MAX_SLICE = 400_000  # characters per call of tiktoken, as in the original implementation of S1
 
 
-def encode_slices(encoding: tiktoken.Encoding, text: str) -> list[int]:
-    """Encode text; the names of control tokens in it are encoded like other text."""
-    slices = (text[i : i + _MAX_SLICE] for i in range(0, len(text), _MAX_SLICE))
-    return [token for part in slices for token in encoding.encode_ordinary(part)]
+class BytePairTokenizer:
+    """Converts text to token ids. Names of control tokens in a text are encoded like other text."""
 
+    def __init__(self, pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int], fault: str) -> None:
+        """`pattern` splits texts. Raises `CheckpointMismatchError`, beginning with `fault`, for invalid ranks."""
+        try:
+            self._encoding = tiktoken.Encoding(
+                "checkpoint", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens
+            )
+        except (ValueError, KeyError) as error:
+            raise CheckpointMismatchError(f"{fault}: {error}") from None
 
-def token_ends(encoding: tiktoken.Encoding, tokens: list[int]) -> np.ndarray:
-    """Return the end of each token in bytes of UTF-8."""
-    return np.cumsum([len(encoding.decode_single_token_bytes(token)) for token in tokens])
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        slices = (text[i : i + _MAX_SLICE] for i in range(0, len(text), _MAX_SLICE))
+        return [token for part in slices for token in self._encoding.encode_ordinary(part)]
+
+    def token_ends(self, text: str) -> np.ndarray:
+        """Return the end of each token of a text in bytes of UTF-8."""
+        return np.cumsum([len(self._encoding.decode_single_token_bytes(token)) for token in self.encode(text)])
 
 
 def check_ids(ranks: Mapping[bytes, int], special_tokens: Mapping[str, int], source: str, others: str = "") -> None:

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from s1_mini.families.mel.kernels import step
 from s1_mini.families.mel.model import MelModel, MelState
 from s1_mini.kernels.compiled.product import Product
 from s1_mini.kernels.weight import is_close, pack
-from s1_mini.layers.quantized import QuantizedLinear
+from s1_mini.layers.quantized import pack_linears
+from s1_mini.runtime.compiled import Step, stepping
 
 MODULE = step.__name__
 # Allowed difference from torch, relative to the largest number. With int8 weights, torch also rounds the inputs.
 TOLERANCE = {"float32": 1e-3, "int8": 0.1}
+_float32 = partial(pack_linears, compact=False)  # for layers that are so small that float32 costs nothing
 
 
-class CompiledSteps:
-    """Runs decoder steps with compiled code, which changes the tensors of `state` in place, as torch's steps do."""
-
-    def __init__(self, model: MelModel, state: MelState, weights: step.Weights) -> None:
-        self._weights = weights
-        self._size = model.config.frames_per_step * model.config.num_bins + 2
-        kept = torch.zeros(len(state.position), 0, 0, dtype=torch.bool) if state.kept is None else state.kept
-        shared = (
-            *(state.steps.keys, state.steps.values, state.text.keys, state.text.values, kept),
-            *(state.speaker, state.frame, state.position, state.last_token, state.min_steps),
-            state.heads[0].scores if state.heads else torch.zeros(1, 1),
-        )
-        self._state = step.State(*(tensor.numpy() for tensor in shared))
-
-    def step(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the next frames of each slot, float32 [slots, F * M + 2], in the format of `MelModel.step`."""
-        frames = np.empty((len(slots), self._size), np.float32)
-        step.make_step(np.array(slots, np.int64), self._state, self._weights, frames)
-        return frames
+def step_of(model: MelModel, state: MelState, weights: step.Weights) -> Step:
+    """Return the compiled step, which changes the tensors of `state` in place, as `MelModel.step` does."""
+    kept = torch.zeros(len(state.position), 0, 0, dtype=torch.bool) if state.kept is None else state.kept
+    tensors = (
+        *(state.steps.keys, state.steps.values, state.text.keys, state.text.values, kept),
+        *(state.speaker, state.frame, state.position, state.last_token, state.min_steps),
+        state.heads[0].scores if state.heads else torch.zeros(1, 1),
+    )
+    arrays = step.State(*(tensor.numpy() for tensor in tensors))
+    width = model.config.frames_per_step * model.config.num_bins + 2
+    return stepping(step.make_step, width, np.float32, arrays, weights)
 
 
 def gather(model: MelModel) -> step.Weights:
@@ -48,23 +42,23 @@ def gather(model: MelModel) -> step.Weights:
     norms = [(x.self_attn_layer_norm, x.encoder_attn_layer_norm, x.final_layer_norm) for x in layers]
     pairs = [torch.stack([torch.stack((each.weight, each.bias)) for each in some]) for some in norms]
     return step.Weights(
-        first=_float32_product(prenet.layers[0]),
-        others=_float32_product(*prenet.layers[1:]),
-        last=_float32_product(prenet.final_layer),
+        first=_float32(prenet.layers[0]),
+        others=_float32(*prenet.layers[1:]),
+        last=_float32(prenet.final_layer),
         joined=pack([joined], [None], compact=False),
         layers=step.Layers(
-            qkv=_product(x.self_attn.qkv_proj for x in layers),
-            out=_product(x.self_attn.out_proj for x in layers),
-            text_query=_product(x.encoder_attn.q_proj for x in layers),
-            text_out=_product(x.encoder_attn.out_proj for x in layers),
-            inner=_product(x.feed_forward.intermediate_dense for x in layers),
-            outer=_product(x.feed_forward.output_dense for x in layers),
+            qkv=pack_linears(*(x.self_attn.qkv_proj for x in layers)),
+            out=pack_linears(*(x.self_attn.out_proj for x in layers)),
+            text_query=pack_linears(*(x.encoder_attn.q_proj for x in layers)),
+            text_out=pack_linears(*(x.encoder_attn.out_proj for x in layers)),
+            inner=pack_linears(*(x.feed_forward.intermediate_dense for x in layers)),
+            outer=pack_linears(*(x.feed_forward.output_dense for x in layers)),
             norms=torch.stack(pairs).detach().numpy(),
             kept_layer=-1 if config.alignment is None else config.alignment.layer,
             kept_head=0 if config.alignment is None else config.alignment.head,
         ),
-        frames=_float32_product(heads.feat_out),
-        ends=_float32_product(heads.prob_out),
+        frames=_float32(heads.feat_out),
+        ends=_float32(heads.prob_out),
         positions=(prenet.encode_positions.alpha * model.positions).detach().contiguous().numpy(),
         eps=config.norm_eps,
         num_heads=config.heads,
@@ -95,18 +89,5 @@ def _first_steps(model: MelModel, weights: step.Weights | None) -> Tensor:
     state.active[0] = True
     if weights is None:
         return torch.cat([model.step(state, 3, 2, 1) for _ in range(3)])
-    compiled = CompiledSteps(model, state, weights)
-    return torch.from_numpy(np.concatenate([compiled.step([0]) for _ in range(3)]))
-
-
-def _float32_product(*layers: nn.Module) -> Product:
-    """Pack linear layers that are so small that float32 costs nothing; without arguments, return an empty stack."""
-    if not layers:
-        return Product(np.zeros((0, 1), np.float32), *[np.zeros((0, 1), np.float32)] * 2)
-    linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    return pack([each.weight for each in linears], [each.bias for each in linears], compact=False)
-
-
-def _product(layers: Iterable[nn.Module]) -> Product:
-    linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
-    return pack([each.weight for each in linears], [each.bias for each in linears])
+    compiled = step_of(model, state, weights)
+    return torch.from_numpy(np.concatenate([compiled([0]) for _ in range(3)]))

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
@@ -21,18 +20,13 @@ from s1_mini.families.mel.config import MelConfig, read_configs
 from s1_mini.families.mel.network import MelNetwork
 from s1_mini.families.mel.random import FULL_MODEL
 from s1_mini.families.mel.settings import STAGES
-from s1_mini.weights.fit import skeleton
+from s1_mini.weights.fit import count, skeleton
 
 COUNTED_FRAMES = 64  # frames of the call whose operations are counted
 CHUNK_STEPS = 32  # decoder steps per chunk of the vocoder, which reads its weights once per chunk
 TOKENS_A_STEP = 0.5
 STEPS_A_BYTE = 4  # steps that a slot should have per byte of text: twice what speech usually needs
 LIVE_TENSORS = 8  # tensors in memory at once in a block of the vocoder
-
-
-def count(*modules: nn.Module) -> int:
-    """Return the total number of parameters."""
-    return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
 def widest(config: HifiGanConfig) -> int:
@@ -44,14 +38,13 @@ def widest(config: HifiGanConfig) -> int:
     return most
 
 
-def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
     """Return the memory and the work of a checkpoint; of SpeechT5 if `directory` is None. Raises `CheckpointError`."""
     config, vocoder = MelConfig.from_json(FULL_MODEL), HifiGanConfig()
     if directory is not None:
         config, files = read_configs(directory)
         vocoder = files.config
-    with skeleton():
-        network, hifigan = MelNetwork(config), HifiGan(vocoder)
+    network, hifigan = skeleton(lambda: MelNetwork(config)), skeleton(lambda: HifiGan(vocoder))
     decoder, layers = (
         network.decoder.wrapped_decoder,
         [network.encoder.wrapped_encoder, network.decoder.wrapped_decoder],
@@ -92,7 +85,6 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
         demands={
             STAGES[0]: MemoryRequirement(
                 position=round(kv_bytes) + config.prenet_layers * config.prenet_units,
-                prefix_cache=prefix_cache_bytes,
                 copies=round(weight_bytes),
                 fixed_slot=config.max_text * round(kv_bytes),
             ),

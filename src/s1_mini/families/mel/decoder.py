@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.layers.staging import Writes
-from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
+from s1_mini.runtime.compiled import Compilable, CompiledSlots, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
@@ -87,10 +86,13 @@ class MelDecoder(Stage):
 
         from s1_mini.families.mel import compiled  # importing numba takes a moment
 
-        def make(weights: Any) -> Step:
-            return compiled.CompiledSteps(model, self.state, weights).step
+        weights = compiled.gather(model)
 
-        return self._compiled.compilable("the decoder step", compiled, model, make)
+        def use() -> None:
+            compiled.check(model, weights)
+            self._compiled.activate(compiled.step_of(model, self.state, weights))
+
+        return Compilable("the decoder step", compiled.MODULE, compiled.formats_of(weights), use)
 
     def begin(self, begins: Sequence[Begin]) -> None:
         model = self._model

@@ -11,23 +11,24 @@ from torch import Tensor
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.alignment.words import Aligner
-from s1_mini.codecs.hifigan.model import HifiGan, build_hifigan
+from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.codecs.hifigan.stage import Vocoder, context_of
 from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
-from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError
-from s1_mini.families.base import PLAIN, LoadedModel, Placement, PromptOptions, StageChain
+from s1_mini.exceptions import CapacityError, VoiceError
+from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
 from s1_mini.families.mel.config import read_configs
 from s1_mini.families.mel.decoder import MelDecoder
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.settings import STAGES, MelSettings
 from s1_mini.families.mel.tokenizer import CharTokenizer
-from s1_mini.families.mel.voice import NO_CLONING, SPEAKER
+from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.families.mel.weights import build_network
 from s1_mini.types import ChunkProfile, Voice
 from s1_mini.weights.directory import find_model
 from s1_mini.weights.files import read_tensors
+from s1_mini.weights.fit import below_prefix, fit, skeleton
 
 # Frames of the first, second, … chunk of an utterance; all further chunks have the last size.
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
@@ -113,16 +114,8 @@ class LoadedMel:
         aligner = Aligner(self.heads[0], 1 / frames.rate, self.tokenizer.token_ends) if self.heads else None
         return StageChain(policies=policies, stages=stages, sample_rate=rate, room=room, aligner=aligner)
 
-    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002
-        yield
-        raise VoiceUnsupportedError("reference_audio", NO_CLONING)
-
-
-def as_mel(loaded: LoadedModel) -> LoadedMel:
-    """Return `loaded`, for callers that only support this family. Raises `CheckpointMismatchError` for other models."""
-    if not isinstance(loaded, LoadedMel):
-        raise CheckpointMismatchError("the loaded checkpoint is not a SpeechT5 checkpoint")
-    return loaded
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
+        raise NotImplementedError
 
 
 def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> LoadedMel:
@@ -143,13 +136,10 @@ def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> Lo
         weights_dtype=placement.weights_dtype,
         kv_dtype=placement.kv_dtype,
     )
-    sound = {
-        name.removeprefix(files.prefix): tensor
-        for name, tensor in read_tensors(files.weights).items()
-        if name.startswith(files.prefix)
-    }
+    sound = below_prefix(read_tensors(files.weights), files.prefix)
     device = placement.of(STAGES[1])
-    vocoder = build_hifigan(files.config, sound, placement.codec_dtype, device, str(files.weights))
+    vocoder = skeleton(lambda: HifiGan(files.config))
+    fit(vocoder, sound, source=str(files.weights), dtype=placement.codec_dtype, device=device)
     if device.type == "cuda":
         vocoder.prepare()  # channels last
     network.speech_decoder_postnet.prepare(vocoder.device, vocoder.dtype, vocoder.axis)

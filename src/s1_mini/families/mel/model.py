@@ -24,8 +24,7 @@ from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.quantized import quantize_linears
 from s1_mini.layers.randomness import random_bytes
 from s1_mini.layers.staging import stage
-
-CPU_ROWS = 4  # on a CPU, rows are a multiple of this, because products of 1 to 3 rows round differently
+from s1_mini.runtime.rows import padded_rows
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class MelModel:
         at most `span` steps and `text_span` tokens.
         """
         rows = len(state.position) if rows is None else rows
-        width = self._width(state, rows)
+        width = padded_rows(rows, len(state.position), self.device)
         active, position = state.active[:width], state.position[:width]
         x = self._embed(state, width).to(self.dtype)
         at = Steps(
@@ -226,9 +225,3 @@ class MelModel:
         if kept is None:
             return None
         return (kept.float() / (1 - self.config.prenet_dropout)).unflatten(-1, (self.config.prenet_layers, -1))
-
-    def _width(self, state: MelState, rows: int) -> int:
-        """Return the number of rows to compute; on a CPU, a multiple of `CPU_ROWS`, or all rows."""
-        if self.device.type != "cpu":
-            return rows
-        return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.position))

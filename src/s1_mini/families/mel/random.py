@@ -114,16 +114,14 @@ def write_random_checkpoint(directory: Path, *, size: str = "tiny", form: Form =
 
 def random_model(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
     """Return random tensors for all published names of the model."""
-    with skeleton():
-        network = MelNetwork(MelConfig.from_json(config))
+    network = skeleton(lambda: MelNetwork(MelConfig.from_json(config)))
     generator = torch.Generator().manual_seed(seed)
     return {name: tensor for pair in _fill(network, generator) for name, tensor in _published(*pair, config, generator)}
 
 
 def random_vocoder(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
     """Return random tensors for all published names of the vocoder."""
-    with skeleton():
-        vocoder = HifiGan(HifiGanConfig.from_json(config))
+    vocoder = skeleton(lambda: HifiGan(HifiGanConfig.from_json(config)))
     generator, rate = torch.Generator().manual_seed(seed), config["upsample_rates"][0]
     tensors = {}
     for name, parameter in vocoder.named_parameters():

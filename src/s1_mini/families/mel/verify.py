@@ -16,7 +16,7 @@ from torch import Tensor
 
 from s1_mini.codecs.hifigan.model import Edges
 from s1_mini.codecs.hifigan.stage import context_of
-from s1_mini.families.base import Check, Placement, check_size
+from s1_mini.families.base import Check, Placement, check_size, compare_all, oracle_cases
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.loaded import LoadedMel, open_mel
 from s1_mini.families.mel.model import MelModel, MelState
@@ -35,10 +35,7 @@ def verify_mel(
     Raises `CheckpointError`; iterating raises `VerificationError` for tensors of other sizes than the config's. With a
     malformed oracle, it may raise other exceptions.
     """
-    cases: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in content.items():
-        case, _, part = str(name).rpartition(".")
-        cases.setdefault(case, {})[part] = tensor
+    cases = oracle_cases(content)
     if not any("tokens" in case or "mel_in" in case for case in cases.values()):
         return None
     placement = Placement(device, torch.float32, torch.float32)
@@ -50,23 +47,15 @@ def verify_mel(
 def _checks(loaded: LoadedMel, cases: Mapping[str, Mapping[str, Tensor]], tolerance: float) -> Iterator[Check]:
     for name, case in cases.items():
         _check_sizes(loaded.model.config, case)
-        computed: dict[str, tuple[Tensor, float]] = {}
-        if "tokens" in case:
-            for part, tensor in _decode(loaded.model, case).items():
-                computed[part] = tensor, tolerance
+        computed = _decode(loaded.model, case) if "tokens" in case else {}
         if "tokens" in case and "free_mel" in case:
-            free, steps = _run_free(loaded.model, case)
-            computed["free_mel"], computed["free_steps"] = (free, FREE * tolerance), (steps, tolerance)
+            computed["free_mel"], computed["free_steps"] = _run_free(loaded.model, case)
         if "mel_in" in case:
-            computed["wave"] = _speak(loaded, case["mel_in"]), tolerance / 10
-        for part in sorted(case.keys() - set(INPUTS)):
-            label = f"{name} {part}".strip()
-            if part not in computed:
-                yield Check(f"{label} (unknown)")
-            elif case[part].is_floating_point():
-                yield Check.close(label, computed[part][0], case[part], computed[part][1])
-            else:
-                yield Check.equal(label, computed[part][0], case[part])
+            computed["wave"] = _speak(loaded, case["mel_in"])
+        tolerances = {"free_mel": FREE * tolerance, "wave": tolerance / 10}
+        for part in sorted(case):
+            each = tolerances.get(part, tolerance)
+            yield from compare_all(name, computed, {part: case[part]}, INPUTS, each)
 
 
 def _check_sizes(config: MelConfig, case: Mapping[str, Tensor]) -> None:

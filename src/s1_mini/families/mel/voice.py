@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SPEAKER = "speaker"
-NO_CLONING = "this model needs a speaker vector and cannot compute one from a recording; add a voice as a .npy file"
 NOT_FINITE = "contains NaN or infinity"
 MAX_BYTES = 2**20  # limit of a file with one vector
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.hifigan.model import check_hifigan
+from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import Conversion
 from s1_mini.families.mel.config import KEY, MelConfig, VocoderFiles, read_configs
@@ -28,7 +29,7 @@ from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import SUFFIX
 from s1_mini.weights.convert import ConvertedFile, TensorFile, plan
 from s1_mini.weights.directory import find_model, read_json
-from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
+from s1_mini.weights.fit import below_prefix, check_fit, fit, skeleton, strip_prefix
 from s1_mini.weights.write import ArchiveEntry, copied, voice_file, written
 
 PREFIX = "speecht5."
@@ -107,17 +108,13 @@ def _join(parts: list[str], tensors: list[Tensor]) -> Tensor:
 
 def build_network(config: MelConfig, tensors: Mapping[str, Tensor], device: torch.device, source: str) -> MelNetwork:
     """Build the network in float32. Raises `CheckpointMismatchError` if config and weights contradict each other."""
-    with skeleton():
-        network = MelNetwork(config)
-    fit(network, fold(translate(tensors)), source=source, dtype=torch.float32, device=device)
-    return network
+    network = skeleton(lambda: MelNetwork(config))
+    return fit(network, fold(translate(tensors)), source=source, dtype=torch.float32, device=device)
 
 
 def check(config: MelConfig, translated: Mapping[str, Tensor], source: str | Path) -> None:
     """Raise `CheckpointMismatchError` unless the tensors from `translate` fit `config`."""
-    with skeleton():
-        network = MelNetwork(config)
-    check_fit(network, fold(translated), source=str(source))
+    check_fit(skeleton(lambda: MelNetwork(config)), fold(translated), source=str(source))
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
@@ -162,12 +159,8 @@ def _model(checkpoint: Path, config: MelConfig, conversion: Conversion) -> Conve
 
 
 def _vocoder(files: VocoderFiles, conversion: Conversion) -> ConvertedFile:
-    def strip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        prefix = files.prefix
-        return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-
-    file = TensorFile(files.weights)
-    check_hifigan(files.config, strip(file.shapes()), str(files.weights))
+    file, strip = TensorFile(files.weights), partial(below_prefix, prefix=files.prefix)
+    check_fit(skeleton(lambda: HifiGan(files.config)), strip(file.shapes()), source=str(files.weights))
     rounds = conversion.codec_precision == "float16"
     return ConvertedFile(
         {one: torch.float16 if rounds and one.is_large else torch.float32 for one in plan(file, strip)}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from s1_mini.families.codec_lm import compiled
-from s1_mini.families.codec_lm.compiled import formats_of, prefilling, shared, stepping
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.compiled import shared
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.qwen3.kernels import frame
 from s1_mini.families.qwen3.model import Qwen3Model, Qwen3State
 from s1_mini.kernels.compiled.frame import Weights
-from s1_mini.runtime.compiled import Step
-
-__all__ = ["MODULE", "check", "formats_of", "gather", "prefilling", "step_of"]
+from s1_mini.runtime.compiled import Step, stepping
 
 MODULE = frame.__name__
 
@@ -27,7 +27,7 @@ def step_of(model: Qwen3Model, state: Qwen3State, sampling: SamplingTensors, wei
         frame.Sampling(depth.temperature.numpy(), depth.top_k.numpy(), depth.top_p.numpy()),
         sampling.uniforms.numpy(),
     )
-    return stepping(model.num_codebooks, frame.make_frame, arrays, weights)
+    return stepping(frame.make_frame, model.num_codebooks + 3, np.int64, arrays, weights)
 
 
 def gather(model: Qwen3Model) -> Weights:
@@ -35,9 +35,4 @@ def gather(model: Qwen3Model) -> Weights:
     network, books = model.network, model.num_codebooks
     tables = network.fast_embeddings.unflatten(0, (books - 1, -1))
     heads = [network.depth_head(codebook) for codebook in range(1, books)]
-    return compiled.gather(network, network.config, model.embedding, tables, heads)
-
-
-def check(model: Qwen3Model, weights: Weights) -> None:
-    """Compare compiled frames with torch's frames. Raises `RuntimeError` if they differ."""
-    compiled.compare(model, weights, step_of)
+    return compiled.gather(model, tables, heads)

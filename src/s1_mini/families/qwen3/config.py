@@ -5,7 +5,6 @@ Sizes and ids have no defaults, because the defaults in the original code are no
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from s1_mini.alignment.head import AlignmentHead
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.alignment import read_head
 from s1_mini.families.qwen3.settings import Qwen3Settings
-from s1_mini.layers.json_config import MAX_LAYERS, invalid, read_flag, read_number, read_size
+from s1_mini.layers.json_config import MAX_LAYERS, POSITIVE, invalid, read_flag, read_number, read_size
 from s1_mini.weights.directory import read_json
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 Kind = Literal["base", "custom_voice", "voice_design"]
 AUTO = "auto"  # the model detects the language
 NUM_CONTROLS = 1024  # control ids after the first codebook's codes; only the end is ever sampled
-POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
 
 
 @dataclass(frozen=True)

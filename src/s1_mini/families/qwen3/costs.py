@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from s1_mini.capacity.sizes import Formats, Sizes
-from s1_mini.codecs.causal.costs import count
 from s1_mini.codecs.causal.stage import START_BYTES
 from s1_mini.codecs.qwen12.config import Qwen12Config, read_qwen12_config
 from s1_mini.codecs.qwen12.model import Qwen12
@@ -18,7 +17,7 @@ from s1_mini.families.qwen3.config import Qwen3Config, read_config
 from s1_mini.families.qwen3.network import Qwen3Network
 from s1_mini.families.qwen3.random import codec_json, model_json
 from s1_mini.families.qwen3.settings import CODEC_FOLDER
-from s1_mini.weights.fit import skeleton
+from s1_mini.weights.fit import count, skeleton
 
 TEXT_BYTES = 8  # bytes of the id of a text token that a position reads
 FRAMES_A_BYTE = 2  # enough for slow voices: usually, 200 bytes of English take about 190 frames (15 s)
@@ -26,7 +25,7 @@ WHOLE_TEXT_BYTES = 2000  # assumed size of a text for VoiceDesign, which is not 
 TOKENS_A_SECOND = 6  # of a reference's transcript
 
 
-def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
     """Return the memory and the work of a checkpoint; of 1.7B CustomVoice if `directory` is None.
 
     Raises `CheckpointError`.
@@ -36,9 +35,9 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
     else:
         config, codec = read_config(directory), read_qwen12_config(directory / CODEC_FOLDER)
     clones = config.kind == "base"
-    with skeleton():
-        network, decoder = Qwen3Network(config), Qwen12(codec)
-        speaker = count(SpeakerEncoder(SpeakerConfig.from_json(config.speaker_encoder))) if clones else 0
+    network, decoder, speaker = skeleton(lambda: Qwen3Network(config)), skeleton(lambda: Qwen12(codec)), 0
+    if clones:
+        speaker = count(skeleton(lambda: SpeakerEncoder(SpeakerConfig.from_json(config.speaker_encoder))))
     decoder.to(torch.float32 if formats.codec == 4 else torch.float16)
     encoder = sum(torch.Size(shape).numel() for shape in encoder_shapes(codec).values())
     rate = codec.sample_rate / codec.samples_per_frame
@@ -51,10 +50,8 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
 
     return measure(
         network,
-        config,
         decoder,
         formats,
-        prefix_cache_bytes=prefix_cache_bytes,
         # Activations take as much memory as the codec's encoder; the speaker encoder's are freed before.
         encoding_bytes=4 * (2 * encoder + speaker) if clones else 0,
         needed_positions=needed_positions,

@@ -31,10 +31,10 @@ class Qwen3:
         "1.7b-design": "the size of 1.7B VoiceDesign",
     }
 
-    describe = deferred("s1_mini.families.qwen3.describe", "describe")
+    describe = deferred("s1_mini.families.qwen3.voice", "describe")
     sizes = deferred("s1_mini.families.qwen3.costs", "measure_sizes")
     open = deferred("s1_mini.families.qwen3.loaded", "open_qwen3")
-    files = deferred("s1_mini.families.qwen3.convert", "compact_files")
+    files = deferred("s1_mini.families.qwen3.weights", "compact_files")
     verify = deferred("s1_mini.families.qwen3.verify", "verify_qwen3")
     write_random = deferred("s1_mini.families.qwen3.random", "write_random")
 

@@ -15,31 +15,30 @@ from s1_mini.codecs.qwen12.model import Qwen12
 from s1_mini.codecs.qwen12.speaker import SAMPLE_RATE, SpeakerConfig, SpeakerEncoder, build_speaker_encoder
 from s1_mini.codecs.qwen12.weights import open_decoder, open_encoder
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.core.stage import StagePolicy
-from s1_mini.exceptions import CheckpointMismatchError, ConfigurationError, VoiceError, VoiceUnsupportedError
-from s1_mini.families.base import PLAIN, Placement, PromptOptions, StageChain
-from s1_mini.families.codec_lm.chain import make_chain
+from s1_mini.exceptions import CheckpointMismatchError, ConfigurationError, VoiceError
+from s1_mini.families.base import PLAIN, Placement, PromptOptions
 from s1_mini.families.codec_lm.loaded import LoadedFrameModel
 from s1_mini.families.qwen3.config import AUTO, Defaults, Qwen3Config, read_config
 from s1_mini.families.qwen3.model import Qwen3Model
 from s1_mini.families.qwen3.settings import CODEC_FOLDER, Qwen3Settings
 from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
-from s1_mini.families.qwen3.voice import CODES, NO_CLONING, VECTOR
+from s1_mini.families.qwen3.voice import CODES, VECTOR
 from s1_mini.families.qwen3.weights import build_network
 from s1_mini.layers.quantized import quantize_linears
 from s1_mini.types import Voice
 from s1_mini.weights.directory import find_model
 from s1_mini.weights.files import read_tensors
 
-MAX_PREFILLS = 16  # per plan on a GPU: most prompts are short, and one captured call prefills all of them
 
-
-class LoadedQwen3(LoadedFrameModel):
+class LoadedQwen3(LoadedFrameModel[Qwen3Model, Qwen12]):
     """One checkpoint directory. The encoders of references are loaded when they are first needed."""
 
+    reference = CODES
+    gpu_prefills = 16  # most prompts are short, and one captured call prefills all of them
+
     def __init__(self, directory: Path, model: Qwen3Model, codec: Qwen12, encodes_on: torch.device) -> None:
-        super().__init__(directory, model, encodes_on)
-        self.model, self.codec, self.networks, self.config = model, codec, (model.network,), model.config
+        super().__init__(directory, model, codec, encodes_on, model.prompts.token_ends)
+        self.config = model.config
         self._encoders: tuple[Encoder, SpeakerEncoder] | None = None
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:
@@ -59,23 +58,7 @@ class LoadedQwen3(LoadedFrameModel):
         """Return an empty voice, because the model cannot continue its own voice; the next sentence gets a new one."""
         return Voice({}, text)
 
-    def chain(self, slots: int, positions: int) -> StageChain:
-        most = MAX_PREFILLS if self.model.device.type == "cuda" else StagePolicy.max_prefills
-        return make_chain(
-            self.model,
-            self.codec,
-            slots,
-            positions,
-            kept=self.heads,
-            token_ends=self.model.prompts.token_ends,
-            reference=CODES,
-            max_prefills=most,
-        )
-
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
-        if self.config.kind != "base":
-            yield
-            raise VoiceUnsupportedError("reference_audio", NO_CLONING)
         encoder, speaker = self.encoders()
         wave = wave.to(self._encodes_on)
         vector = yield from speaker.encode_by_blocks(wave)

@@ -15,9 +15,8 @@ from torch import Tensor
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Conditions
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.families.codec_lm.model import FrameModel, FrameState
-from s1_mini.families.codec_lm.sampling import SamplingTensors
-from s1_mini.families.qwen3.config import Defaults
+from s1_mini.families.codec_lm.model import FrameModel, FrameState, SamplingTensors
+from s1_mini.families.qwen3.config import Defaults, Qwen3Config
 from s1_mini.families.qwen3.kernels.sampling import CodeSampling, FirstCode, sample_code
 from s1_mini.families.qwen3.network import Qwen3Network
 from s1_mini.families.qwen3.prompt import TEXTS, Columns, PromptBuilder
@@ -43,6 +42,8 @@ class Qwen3State(FrameState):
 class Qwen3Model(FrameModel[Qwen3State]):
     """One loaded Qwen3-TTS checkpoint."""
 
+    network: Qwen3Network
+    config: Qwen3Config
     compiled_by = "s1_mini.families.qwen3.compiled"
 
     def __init__(
@@ -56,15 +57,12 @@ class Qwen3Model(FrameModel[Qwen3State]):
         batch_invariant: bool = False,
     ) -> None:
         """Prepare a network; see `FrameModel`. `defaults` has the sampling of codes 1 … K - 1."""
-        self.network, self.config = network, network.config
         self.defaults = defaults
         self.prompts = PromptBuilder(network.config, tokenizer)
         self._text_layout = text_layout
         self._vector_row = Columns(network.config.num_codebooks, network.config.code_size).vector_row
         network.prepare(network.norm.weight.device)
-        super().__init__(
-            network, network.config, network.embedding(), kv_dtype=kv_dtype, batch_invariant=batch_invariant
-        )
+        super().__init__(network, network.embedding(), kv_dtype=kv_dtype, batch_invariant=batch_invariant)
 
     def prompt(
         self, text: str, voices: Sequence[Voice] = (), *, language: str | None = None, instructions: str = ""

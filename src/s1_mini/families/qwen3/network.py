@@ -22,9 +22,10 @@ ANY_TOKEN = (0, 2**62)  # codes are added to all tokens
 class Qwen3Network(FrameNetwork):
     """Embedded positions in, logits out; no sampling, and no state except weights."""
 
+    config: Qwen3Config
+
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__(config)
-        self.config = config
         backbone, depth, books, size = config.backbone, config.depth, config.num_codebooks, config.code_size
         self.text_embeddings = nn.Embedding(config.text_vocab_size, backbone.dim)
         self.code_embeddings = nn.Embedding(books * size + NUM_CONTROLS + ZERO_ROWS, backbone.dim)

@@ -142,8 +142,7 @@ def random_model(values: Mapping[str, Any], seed: int = 0, *, ends: bool = True)
     config = Qwen3Config.from_json(values)
     shapes = published_shapes(config)
     if config.speaker_encoder:
-        with skeleton():
-            encoder = SpeakerEncoder(SpeakerConfig.from_json(config.speaker_encoder))
+        encoder = skeleton(lambda: SpeakerEncoder(SpeakerConfig.from_json(config.speaker_encoder)))
         shapes |= {SPEAKER_PREFIX + name: tuple(weight.shape) for name, weight in encoder.named_parameters()}
     tensors = _fill(shapes, torch.Generator().manual_seed(seed), torch.bfloat16)
     if not ends:

@@ -9,11 +9,8 @@ from __future__ import annotations
 import unicodedata
 from pathlib import Path
 
-import numpy as np
-import tiktoken
-
-from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.families.codec_lm.vocabulary import check_ids, encode_slices, token_ends
+from s1_mini.exceptions import CheckpointFileError
+from s1_mini.families.codec_lm.vocabulary import BytePairTokenizer, check_ids
 from s1_mini.weights.directory import read_json
 
 # Published split pattern of Qwen2's tokenizer.
@@ -30,32 +27,23 @@ SPLIT_PATTERN = "|".join(
 )
 
 
-class Qwen2Tokenizer:
+class Qwen2Tokenizer(BytePairTokenizer):
     """Vocabulary of one checkpoint; without control tokens."""
 
-    def __init__(self, ranks: dict[bytes, int]) -> None:
+    def __init__(self, ranks: dict[bytes, int], source: str = "vocab.json") -> None:
         self.highest_id = max(ranks.values())
-        self._encoding = tiktoken.Encoding("qwen2", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={})
+        super().__init__(SPLIT_PATTERN, ranks, {}, f"{source} is not a byte-pair vocabulary")
 
     @classmethod
     def from_directory(cls, directory: Path) -> Qwen2Tokenizer:
         """Read `vocab.json`. Raises `CheckpointFileError` or `CheckpointMismatchError`."""
         ranks = _read_ranks(directory / "vocab.json")
         check_ids(ranks, {}, "vocab.json")
-        try:
-            return cls(ranks)
-        except (ValueError, KeyError) as error:
-            raise CheckpointMismatchError(
-                f"{directory / 'vocab.json'} is not a byte-pair vocabulary: {error}"
-            ) from None
+        return cls(ranks, str(directory / "vocab.json"))
 
     def encode(self, text: str) -> list[int]:
-        """Encode text in Unicode's form NFC; the spelling of a control token is encoded letter by letter."""
-        return encode_slices(self._encoding, unicodedata.normalize("NFC", text))
-
-    def token_ends(self, text: str) -> np.ndarray:
-        """Return the end of each token of a text in bytes of UTF-8."""
-        return token_ends(self._encoding, self.encode(text))
+        """Encode text in Unicode's form NFC."""
+        return super().encode(unicodedata.normalize("NFC", text))
 
 
 def byte_letters() -> dict[str, int]:

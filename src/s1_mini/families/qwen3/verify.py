@@ -7,7 +7,7 @@ recomputes them in fp32 with the code that also serves requests (prefill, single
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from s1_mini.codecs.stream_state import StreamState
 from s1_mini.core.messages import Conditions
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import VerificationError
-from s1_mini.families.base import Check, Placement, check_size
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.base import Check, Placement, check_size, compare_all
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.qwen3.config import AUTO
 from s1_mini.families.qwen3.loaded import LoadedQwen3, open_qwen3
 from s1_mini.families.qwen3.model import Qwen3Model, Qwen3State
@@ -76,23 +76,9 @@ def _checks(loaded: LoadedQwen3, content: Mapping[str, Any], tolerance: float) -
         elif name in {"encode", "encode_parts"}:
             yield from _check_encoder(loaded, name, part, waves, tolerance)
         elif name in {"decode", "decode_long"}:
-            yield from _compare(name, _decode(loaded, part), part, {"codes", "first_sample", _INEXACT}, tolerance)
+            yield from compare_all(name, _decode(loaded, part), part, {"codes", "first_sample", _INEXACT}, tolerance)
         else:
             yield Check(f"{name} (unknown)")
-
-
-def _compare(
-    group: str, computed: Mapping[str, Tensor], stored: Mapping[str, Any], inputs: Iterable[str], tolerance: float
-) -> Iterator[Check]:
-    """Compare every stored tensor except inputs; a tensor that was not recomputed fails."""
-    for key in [key for key in stored if key not in set(inputs)]:
-        name = f"{group} {key}"
-        if key not in computed:
-            yield Check(f"{name} (unknown)")
-        elif stored[key].is_floating_point():
-            yield Check.close(name, computed[key], stored[key], tolerance)
-        else:
-            yield Check.equal(name, computed[key], stored[key])
 
 
 def _check_case(
@@ -129,7 +115,7 @@ def _check_case(
         computed["wave"] = stream.push(case["codes"].T.unsqueeze(0).to(loaded.codec.device))[0]
     rows = [*range(config.code_size), config.codec.end]
     stored = {**case, "logits": case["logits"][:, rows]}
-    yield from _compare(name, computed, stored, _CASE_INPUTS | {"layout_codec"}, tolerance)
+    yield from compare_all(name, computed, stored, _CASE_INPUTS | {"layout_codec"}, tolerance)
 
 
 def _voice(loaded: LoadedQwen3, case: Mapping[str, Any], voices: Mapping[str, Any]) -> Voice | None:
@@ -238,7 +224,7 @@ def _check_speaker(
     for name, part in stored.items():
         wave = waves[name].to(loaded.model.device)
         computed = {"vector": encoder.encode(wave), "mel": result_of(log_mel(wave, encoder.config.mel_dim)).T}
-        yield from _compare(f"speaker {name}", computed, part, (), tolerance)
+        yield from compare_all(f"speaker {name}", computed, part, (), tolerance)
 
 
 def _check_encoder(
@@ -250,7 +236,7 @@ def _check_encoder(
         computed = {name: encoder.encode(waves[name].to(loaded.model.device)).T for name in stored}
     else:
         computed = _encoder_parts(encoder, waves["reference"].to(loaded.model.device))
-    yield from _compare(group, computed, stored, (), tolerance)
+    yield from compare_all(group, computed, stored, (), tolerance)
 
 
 def _encoder_parts(encoder: Encoder, wave: Tensor) -> dict[str, Tensor]:

@@ -1,8 +1,12 @@
-"""Translate the published tensors of a Qwen3-TTS checkpoint: rename them, and fold projections into embedding tables.
+"""Translate the published tensors of a Qwen3-TTS checkpoint, and write its compact form.
 
-The text projection is applied to each row of the text embeddings, and the projection into the depth transformer to each
-row of its tables. The original rotates the pairs (i, i + D / 2), and this engine the pairs (2 i, 2 i + 1), so the rows
-of queries and keys are reordered.
+The text projection is folded into the rows of the text embeddings, and the projection into the depth transformer into
+the rows of its tables. The original rotates the pairs (i, i + D / 2), and this engine the pairs (2 i, 2 i + 1), so the
+rows of queries and keys are reordered.
+
+The compact form has the same files with fewer bytes. By default, the model keeps its stored precision, and large
+kernels of the codec's decoder become float16. The codec's encoder is stored in float32; `decode_only` drops it and the
+speaker encoder.
 """
 
 from __future__ import annotations
@@ -10,15 +14,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from s1_mini.codecs.qwen12 import weights as codec_weights
+from s1_mini.codecs.qwen12.config import read_qwen12_config
 from s1_mini.codecs.qwen12.speaker import PREFIX as SPEAKER_PREFIX
-from s1_mini.families.qwen3.config import Qwen3Config
+from s1_mini.exceptions import ParameterError
+from s1_mini.families.base import CodecPrecision, Conversion
+from s1_mini.families.qwen3.config import Qwen3Config, read_config
 from s1_mini.families.qwen3.network import ZERO_ROWS, Qwen3Network
+from s1_mini.families.qwen3.settings import CODEC_FOLDER, OPTIONAL_FILES, SMALL_FILES
+from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
+from s1_mini.weights.convert import ConvertedFile, Target, TensorFile, plan
+from s1_mini.weights.directory import find_model
 from s1_mini.weights.fit import as_pairs, check_shapes, fit, skeleton
+from s1_mini.weights.write import ArchiveEntry, copied
 
 FOLD_ROWS = 16_384  # rows of a table that are projected at once
 _PARTS = {"talker.model.": "", "talker.code_predictor.model.": "fast_"}
@@ -90,10 +104,8 @@ def build_network(
 ) -> Qwen3Network:
     """Build the network from the published tensors. Raises `CheckpointMismatchError` if they do not fit the config."""
     check(config, tensors, source)
-    with skeleton():
-        network = Qwen3Network(config)
-    fit(network, translate(config, tensors, dtype, device), source=source, dtype=dtype, device=device)
-    return network
+    network = skeleton(lambda: Qwen3Network(config))
+    return fit(network, translate(config, tensors, dtype, device), source=source, dtype=dtype, device=device)
 
 
 def translate(
@@ -147,3 +159,48 @@ def _project_text(take: partial[Tensor], table: Tensor) -> Tensor:
     first, second = ((take(f"{prefix}{layer}.weight"), take(f"{prefix}{layer}.bias")) for layer in "12")
     rows = [F.linear(F.silu(F.linear(part.to(first[0]), *first)), *second) for part in table.split(FOLD_ROWS)]
     return torch.cat(rows)
+
+
+def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
+    """Return all files; weights are read while the files are written.
+
+    Raises `CheckpointError`, or `ParameterError` for int8, or for float16 as the model's precision.
+    """
+    conversion.check_not_int8("Qwen3-TTS")
+    if conversion.precision == "float16":
+        reason = "is not available for Qwen3-TTS, which overflows in float16; use keep, bfloat16 or float32"
+        raise ParameterError("precision", f"'float16' {reason}")
+    Qwen2Tokenizer.from_directory(checkpoint)
+    optional = [name for name in OPTIONAL_FILES if (checkpoint / name).is_file()]
+    return [
+        *(copied(checkpoint / name, name) for name in (*SMALL_FILES, *optional)),
+        _model(checkpoint, conversion).member("model.safetensors"),
+        _codec(checkpoint / CODEC_FOLDER, conversion).member(f"{CODEC_FOLDER}/model.safetensors"),
+    ]
+
+
+def _model(checkpoint: Path, conversion: Conversion) -> ConvertedFile:
+    file, config = TensorFile(find_model(checkpoint)), read_config(checkpoint)
+    check(config, file.shapes(), file.path.name)
+    dropped = SPEAKER_PREFIX if conversion.decode_only else None
+    targets = plan(file, lambda tensors: _without(tensors, dropped))
+    dtype = None if conversion.precision == "keep" else getattr(torch, conversion.precision)
+    return ConvertedFile({target: dtype or target.dtype for target in targets})
+
+
+def _codec(folder: Path, conversion: Conversion) -> ConvertedFile:
+    file, config = TensorFile(find_model(folder)), read_qwen12_config(folder)
+    codec_weights.check(config, file.shapes(), encodes=False, source=f"{CODEC_FOLDER}/{file.path.name}")
+    dropped = "encoder." if conversion.decode_only else None
+    targets = plan(file, lambda tensors: _without(tensors, dropped))
+    return ConvertedFile({target: _codec_dtype(target, conversion.codec_precision) for target in targets})
+
+
+def _without(tensors: Mapping[str, Tensor], prefix: str | None) -> dict[str, Tensor]:
+    return {name: x for name, x in tensors.items() if prefix is None or not name.startswith(prefix)}
+
+
+def _codec_dtype(target: Target, precision: CodecPrecision) -> torch.dtype:
+    """Return float16 for the decoder's large tensors if that is `precision`, otherwise float32."""
+    decodes = target.name.startswith("decoder.") and "codebook" not in target.name
+    return torch.float16 if precision == "float16" and decodes and target.is_large else torch.float32

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from s1_mini.families.codec_lm import compiled
-from s1_mini.families.codec_lm.compiled import formats_of, prefilling, shared, stepping
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.compiled import shared
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.s1.kernels import frame
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.kernels.compiled.frame import Weights
-from s1_mini.runtime.compiled import Step
-
-__all__ = ["MODULE", "check", "formats_of", "gather", "prefilling", "step_of"]
+from s1_mini.runtime.compiled import Step, stepping
 
 MODULE = frame.__name__
 
@@ -22,16 +22,11 @@ def step_of(model: S1Model, state: S1State, sampling: SamplingTensors, weights: 
     rules = frame.Rules(*semantic, model.end, num_codes, is_restricted, window.is_fixed)
     others = window.history, sampling.repetition_penalty, sampling.temperature, sampling.top_p, sampling.uniforms
     arrays = frame.State(shared(state), *(tensor.numpy() for tensor in others))
-    return stepping(model.num_codebooks, frame.make_frame, arrays, weights, rules)
+    return stepping(frame.make_frame, model.num_codebooks + 3, np.int64, arrays, weights, rules)
 
 
 def gather(model: S1Model) -> Weights:
     """Copy the weights of a model into the layout of compiled frames."""
     network = model.network
     tables = network.fast_embeddings.weight.unsqueeze(0)
-    return compiled.gather(network, network.config, model.embedding, tables, [network.fast_output.weight])
-
-
-def check(model: S1Model, weights: Weights) -> None:
-    """Compare compiled frames with torch's frames. Raises `RuntimeError` if they differ."""
-    compiled.compare(model, weights, step_of)
+    return compiled.gather(model, tables, [network.fast_output.weight])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from s1_mini.families.alignment import read_head
 from s1_mini.families.base import Description
 from s1_mini.layers.json_config import (
     MAX_LAYERS,
+    POSITIVE,
     flag,
     number,
     read_fields,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 # The original never samples residual codes from this number on, however large the depth transformer's head is
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
-POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
 
 
 @dataclass(frozen=True)

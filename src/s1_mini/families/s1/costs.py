@@ -7,26 +7,26 @@ from pathlib import Path
 import torch
 
 from s1_mini.capacity.sizes import Formats, Sizes
-from s1_mini.codecs.causal.costs import LIVE_TENSORS, count
+from s1_mini.codecs.causal.costs import LIVE_TENSORS
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
 from s1_mini.families.codec_lm.costs import measure
 from s1_mini.families.s1.config import S1Config, read_configs
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.random import FULL_MODEL
-from s1_mini.weights.fit import skeleton
+from s1_mini.weights.fit import count, skeleton
 
 
-def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
     """Return the memory and the work of a checkpoint with restricted heads; of S1-mini if `directory` is None.
 
     Raises `CheckpointError`.
     """
     config, dac = read_configs(directory) if directory else (S1Config.from_json(FULL_MODEL), DacConfig())
     residual = min(config.residual_codebook_size, dac.codebook_size)
-    with skeleton():
-        network = S1Network(config, semantic_rows=dac.semantic_codebook_size + 1, residual_rows=residual)
-        whole, codec = Dac(dac, encodes=True), Dac(dac, encodes=False)
+    rows = dac.semantic_codebook_size + 1
+    network = skeleton(lambda: S1Network(config, semantic_rows=rows, residual_rows=residual))
+    whole, codec = skeleton(lambda: Dac(dac, encodes=True)), skeleton(lambda: Dac(dac, encodes=False))
     encoder = count(whole) - count(codec)
     codec.to(torch.float32 if formats.codec == 4 else torch.float16)
 
@@ -37,10 +37,8 @@ def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: 
 
     return measure(
         network,
-        config,
         codec,
         formats,
-        prefix_cache_bytes=prefix_cache_bytes,
         encoding_bytes=4 * (encoder + LIVE_TENSORS * ENCODE_BLOCK * dac.samples_per_frame * dac.encoder_dim),
         needed_positions=needed_positions,
     )

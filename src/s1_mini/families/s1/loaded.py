@@ -14,8 +14,7 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.base import PLAIN, LoadedModel, Placement, PromptOptions, StageChain
-from s1_mini.families.codec_lm.chain import make_chain
+from s1_mini.families.base import PLAIN, Placement, PromptOptions
 from s1_mini.families.codec_lm.loaded import LoadedFrameModel
 from s1_mini.families.s1.config import read_configs
 from s1_mini.families.s1.model import S1Model
@@ -28,12 +27,11 @@ from s1_mini.weights.directory import find_tensors
 from s1_mini.weights.files import read_tensors
 
 
-class LoadedS1(LoadedFrameModel):
+class LoadedS1(LoadedFrameModel[S1Model, Dac]):
     """A loaded checkpoint directory. The codec's encoder is loaded when the first reference needs it."""
 
     def __init__(self, directory: Path, model: S1Model, codec: Dac, encodes_on: torch.device) -> None:
-        super().__init__(directory, model, encodes_on)
-        self.model, self.codec, self.networks = model, codec, (model.network,)
+        super().__init__(directory, model, codec, encodes_on, model.tokenizer.token_ends)
         self._encoder: Dac | None = None
 
     def prompt(self, text: str, voices: Sequence[Voice], options: PromptOptions = PLAIN) -> PromptTokens:  # noqa: ARG002
@@ -41,10 +39,6 @@ class LoadedS1(LoadedFrameModel):
 
     def own_voice(self, outputs: Sequence[np.ndarray], text: str) -> Voice:
         return Voice({"codes": torch.from_numpy(outputs[0].T.copy())}, text)
-
-    def chain(self, slots: int, positions: int) -> StageChain:
-        ends = self.model.tokenizer.token_ends
-        return make_chain(self.model, self.codec, slots, positions, kept=self.heads, token_ends=ends)
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         codec = self.encoding_codec()
@@ -58,13 +52,6 @@ class LoadedS1(LoadedFrameModel):
                     encoder.share_decoding(self.codec)
                 self._encoder = encoder
             return self._encoder
-
-
-def as_s1(loaded: LoadedModel) -> LoadedS1:
-    """Return `loaded`, for callers that only support S1. Raises `CheckpointMismatchError` for other families."""
-    if not isinstance(loaded, LoadedS1):
-        raise CheckpointMismatchError("only S1 checkpoints support this")
-    return loaded
 
 
 def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.families.codec_lm.model import FrameModel, FrameState
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import FrameModel, FrameState, SamplingTensors
 from s1_mini.families.s1.kernels.sampling import (
     WINDOW,
     RepetitionWindow,
@@ -43,6 +42,7 @@ class S1State(FrameState):
 class S1Model(FrameModel[S1State]):
     """One loaded S1 checkpoint."""
 
+    network: S1Network
     compiled_by = "s1_mini.families.s1.compiled"
 
     def __init__(
@@ -56,7 +56,6 @@ class S1Model(FrameModel[S1State]):
         batch_invariant: bool = False,
     ) -> None:
         """Prepare a network; see `FrameModel`."""
-        self.network = network
         self.tokenizer = tokenizer
         self.heads = heads
         self.repetition_mode = repetition_mode
@@ -67,13 +66,7 @@ class S1Model(FrameModel[S1State]):
             *self.semantic, self.end, restricted=heads == "restricted", num_codes=network.config.codebook_size
         )
         network.prepare(network.norm.weight.device)
-        super().__init__(
-            network,
-            network.config,
-            network.embedding(self.semantic),
-            kv_dtype=kv_dtype,
-            batch_invariant=batch_invariant,
-        )
+        super().__init__(network, network.embedding(self.semantic), kv_dtype=kv_dtype, batch_invariant=batch_invariant)
 
     def prompt(self, text: str, voices: Sequence[Voice] = ()) -> PromptTokens:
         """Build the prompt for one sentence piece.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from s1_mini.families.codec_lm.network import FrameNetwork
 from s1_mini.families.s1.config import S1Config
-from s1_mini.kernels.positions import Embedding, embed
+from s1_mini.kernels.positions import Embedding
 from s1_mini.kernels.weight import Weight
 from s1_mini.layers.transformer import RMSNorm, TransformerBlock
 
@@ -19,9 +19,10 @@ from s1_mini.layers.transformer import RMSNorm, TransformerBlock
 class S1Network(FrameNetwork):
     """Computes logits. It does not sample, and has no state except weights."""
 
+    config: S1Config
+
     def __init__(self, config: S1Config, *, semantic_rows: int, residual_rows: int) -> None:
         super().__init__(config)
-        self.config = config
         backbone, depth = config.backbone, config.depth
         self.embeddings = nn.Embedding(config.vocab_size, backbone.dim)
         self.codebook_embeddings = nn.Embedding(config.codebook_size * config.num_codebooks, backbone.dim)
@@ -39,10 +40,6 @@ class S1Network(FrameNetwork):
         # Rotary tables are rounded to bf16, whatever the dtype of the model: with more precise tables, the audio is
         # garbled and too long (sglang-omni README, "BF16 RoPE Precision Mismatch").
         self.make_tables(device, rounded_to=torch.bfloat16)
-
-    def embed(self, tokens: Tensor, semantic: tuple[int, int]) -> Tensor:
-        """Return the embeddings [..., dim] of tokens [..., K + 1], each a semantic token and its codes."""
-        return embed(tokens, self.embedding(semantic))
 
     def embedding(self, semantic: tuple[int, int]) -> Embedding:
         tables = self.embeddings.weight, self.codebook_embeddings.weight

@@ -21,8 +21,9 @@ from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.families.base import Form
 from s1_mini.families.s1.config import S1Config
-from s1_mini.families.s1.network import S1Network
+from s1_mini.families.s1.weights import full_network
 from s1_mini.layers.transformer import rope_table
+from s1_mini.weights import weight_norm
 from s1_mini.weights.fit import skeleton
 from s1_mini.weights.write import new_directory, write_json, write_tensors
 
@@ -137,9 +138,7 @@ def write_random_checkpoint(
 def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Return random tensors for all names of the published `model.pth`."""
     config = S1Config.from_json(recipe.model)
-    with skeleton():
-        network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
-    tensors = dict(_fill(network, torch.Generator().manual_seed(seed), dtype))
+    tensors = dict(_fill(full_network(config), torch.Generator().manual_seed(seed), dtype))
     if config.tie_word_embeddings:
         del tensors["output.weight"]
     return tensors
@@ -148,16 +147,23 @@ def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float
 def random_codec(recipe: Recipe, seed: int = 0, *, form: Form = "compact") -> dict[str, Tensor]:
     """Return random tensors with the names of the compact form, or of `codec.pth` with its weight norm and buffers."""
     config = DacConfig.from_json(recipe.codec)
-    with skeleton():
-        codec = Dac(config)
+    codec = skeleton(lambda: Dac(config))
     tensors = dict(_fill(codec, torch.Generator().manual_seed(seed), torch.float32))
     return tensors if form == "compact" else published_codec(codec, tensors)
 
 
 def published_codec(codec: Dac, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a codec's tensors in the published form, with weight norm and buffers."""
-    unfolded = dict(pair for name, tensor in tensors.items() for pair in _unfold(name, tensor))
-    return unfolded | dict(_buffers(codec))
+    published: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        conv, projection = _CONV_NORM.fullmatch(name), _PROJECTION_NORM.fullmatch(name)
+        if conv:
+            published |= weight_norm.unfolded(conv[1], tensor, weight_norm.NEW)
+        elif projection:
+            published |= weight_norm.unfolded(projection[1], tensor, weight_norm.OLD)
+        else:
+            published[name] = tensor
+    return published | dict(_buffers(codec))
 
 
 def write_vocabulary(directory: Path, recipe: Recipe) -> None:
@@ -186,23 +192,6 @@ def _fill(module: nn.Module, generator: torch.Generator, dtype: torch.dtype) -> 
             gain = 0.6 if parameter.dim() > 2 else 1.0  # convolutions' outputs add up on skip connections
             tensor.normal_(0.0, gain * fan_in**-0.5, generator=generator)
         yield name, tensor
-
-
-def _unfold(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a weight's published form: scale and direction for weight norm, otherwise the weight."""
-    conv, projection = _CONV_NORM.fullmatch(name), _PROJECTION_NORM.fullmatch(name)
-    if conv:
-        yield f"{conv[1]}.parametrizations.weight.original0", _scale(tensor)
-        yield f"{conv[1]}.parametrizations.weight.original1", tensor
-    elif projection:
-        yield f"{projection[1]}.weight_g", _scale(tensor)
-        yield f"{projection[1]}.weight_v", tensor
-    else:
-        yield name, tensor
-
-
-def _scale(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.dim())), keepdim=True)
 
 
 def _buffers(codec: Dac) -> Iterator[tuple[str, Tensor]]:

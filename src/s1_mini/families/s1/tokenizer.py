@@ -12,11 +12,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import tiktoken
-
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.families.codec_lm.vocabulary import check_ids, encode_slices, token_ends
+from s1_mini.families.codec_lm.vocabulary import BytePairTokenizer, check_ids
 from s1_mini.weights.directory import read_json, read_whole
 
 # The published split pattern. `(\?!\S)` is a typo in the original for a look-ahead; it must stay, because the model was
@@ -48,39 +45,24 @@ class Vocabulary:
     semantic_end: int
 
 
-class S1Tokenizer:
+class S1Tokenizer(BytePairTokenizer):
     """The tokenizer of one checkpoint."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, source: str = "the checkpoint") -> None:
         self.special_tokens = vocabulary.special_tokens
         self.highest_id = vocabulary.highest_id
         self.semantic_begin, self.semantic_end = vocabulary.semantic_begin, vocabulary.semantic_end
-        self._encoding = tiktoken.Encoding(
-            "s1", pat_str=SPLIT_PATTERN, mergeable_ranks=vocabulary.ranks, special_tokens=vocabulary.special_tokens
-        )
+        fault = f"{source}: vocabulary and special tokens are inconsistent"
+        super().__init__(SPLIT_PATTERN, vocabulary.ranks, vocabulary.special_tokens, fault)
 
     @classmethod
     def from_directory(cls, directory: Path) -> S1Tokenizer:
         """Read a checkpoint's vocabulary. Raises `CheckpointFileError` or `CheckpointMismatchError`."""
-        vocabulary = read_vocabulary(directory)
-        try:
-            return cls(vocabulary)
-        except (ValueError, KeyError) as error:
-            raise CheckpointMismatchError(
-                f"{directory}: vocabulary and special tokens are inconsistent: {error}"
-            ) from None
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; names of control tokens are encoded like other text."""
-        return encode_slices(self._encoding, text)
+        return cls(read_vocabulary(directory), str(directory))
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of token ids; control tokens become their names."""
         return self._encoding.decode(tokens)
-
-    def token_ends(self, text: str) -> np.ndarray:
-        """Return where each token of a text ends, in bytes of UTF-8."""
-        return token_ends(self._encoding, self.encode(text))
 
     def control(self, name: str) -> int:
         """Return the id of a control token such as `im_end`. Raises `CheckpointMismatchError` if there is none."""

@@ -8,7 +8,7 @@ and the original's repetition penalty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from torch import Tensor
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.families.base import Check, Placement, check_size
-from s1_mini.families.codec_lm.sampling import SamplingTensors
-from s1_mini.families.s1.kernels.sampling import MIN_TEMPERATURE, penalise, probabilities
+from s1_mini.families.base import Check, Placement, check_size, compare_all
+from s1_mini.families.codec_lm.model import SamplingTensors
+from s1_mini.families.s1.kernels.sampling import penalise, probabilities
 from s1_mini.families.s1.loaded import LoadedS1, open_s1
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.settings import S1Settings
+from s1_mini.kernels.ranking import MIN_TEMPERATURE
 from s1_mini.types import Voice
 
 # Entries about the origin of the oracle, which cannot be computed from the checkpoint.
@@ -56,15 +57,8 @@ def _checks(loaded: LoadedS1, content: Mapping[str, Any], tolerance: float) -> I
             yield from _check_codec(loaded.encoding_codec(), part, tolerance)
         elif isinstance(part, Mapping) and "prompt" in part:
             yield from _check_case(loaded.model, name, part, tolerance)
-        else:
-            yield from _unchecked("", [name])
-
-
-def _unchecked(group: str, names: Iterable[str]) -> Iterator[Check]:
-    """Yield a failed check for every stored value that was not recomputed."""
-    for name in names:
-        if name not in _PROVENANCE:
-            yield Check(f"{group} {name} (unknown)".strip())
+        elif name not in _PROVENANCE:
+            yield Check(f"{name} (unknown)")
 
 
 def _check_sizes(model: S1Model, case: Mapping[str, Any]) -> None:
@@ -81,20 +75,17 @@ def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: f
     prompt = case["prompt"].long()
     rebuilt = _rebuild_prompt(model, prompt)
     yield Check.equal(f"{name} prompt", torch.from_numpy(rebuilt.items).T, prompt)
-    done = {"prompt"}
+    computed: dict[str, Tensor] = {}
     if "seq" in case:
-        done.add("seq")
         sequence, start = case["seq"].long(), prompt.shape[1]
         if not torch.equal(sequence[:, :start], prompt) or sequence.shape[1] == start:
             raise ValueError(f"{name}: seq does not continue prompt")
-        for key, computed in _run_forced(model, prompt, sequence).items():
-            if key in case:
-                done.add(key)
-                yield Check.close(f"{name} {key}", _like(model, computed, case[key]), case[key], tolerance)
+        forced = _run_forced(model, prompt, sequence)
+        computed = {key: _like(model, each, case[key]) for key, each in forced.items() if key in case}
         if case.get("sampling", {}).get("temperature", 1.0) <= MIN_TEMPERATURE:
             generated = _run_greedy(model, prompt, sequence.shape[1] - start)
             yield Check.equal(f"{name} greedy tokens", generated, sequence[:, start:])
-    yield from _unchecked(name, set(case) - done)
+    yield from compare_all(name, computed, case, {"prompt", "seq", *_PROVENANCE}, tolerance)
 
 
 def _like(model: S1Model, computed: Tensor, stored: Tensor) -> Tensor:
@@ -202,9 +193,4 @@ def _check_codec(codec: Dac, stored: Mapping[str, Tensor], tolerance: float) -> 
     if "wav" in stored:
         computed["enc_codes"] = codec.encode(stored["wav"].flatten().to(codec.device)).unsqueeze(0)
         computed["enc_lens"] = torch.tensor([computed["enc_codes"].shape[-1]])
-    for key in computed.keys() & stored.keys():
-        if stored[key].is_floating_point():
-            yield Check.close(f"codec {key}", computed[key], stored[key], tolerance)
-        else:
-            yield Check.equal(f"codec {key}", computed[key], stored[key])
-    yield from _unchecked("codec", stored.keys() - computed.keys() - {"codes", "wav"})
+    yield from compare_all("codec", computed, stored, {"codes", "wav", *_PROVENANCE}, tolerance)

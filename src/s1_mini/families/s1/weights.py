@@ -117,10 +117,8 @@ def build_network(
         semantic_rows, residual_rows = len(rows), min(residual_rows, residual_codes or residual_rows)
         _keep_rows(named, "output.weight", config.vocab_size, rows, source)
     _keep_rows(named, "fast_output.weight", config.codebook_size, slice(residual_rows), source)
-    with skeleton():
-        network = S1Network(config, semantic_rows=semantic_rows, residual_rows=residual_rows)
-    fit(network, named, source=source, dtype=dtype, device=device)
-    return network
+    network = skeleton(lambda: S1Network(config, semantic_rows=semantic_rows, residual_rows=residual_rows))
+    return fit(network, named, source=source, dtype=dtype, device=device)
 
 
 def check(directory: Path, translated: Mapping[str, Tensor]) -> None:
@@ -129,9 +127,12 @@ def check(directory: Path, translated: Mapping[str, Tensor]) -> None:
     _check_vocabulary(config, read_vocabulary(directory))
     named = dict(translated)
     _tie(config, named, f"the model of {directory}")
-    with skeleton():
-        network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
-    check_fit(network, named, source=f"the model of {directory}")
+    check_fit(full_network(config), named, source=f"the model of {directory}")
+
+
+def full_network(config: S1Config) -> S1Network:
+    """Return the network with all rows of its heads, on the meta device."""
+    return skeleton(lambda: S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size))
 
 
 def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> None:

@@ -14,16 +14,13 @@ import torch
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
-from s1_mini.kernels.ranking import edge, order
+from s1_mini.kernels.ranking import MIN_TEMPERATURE, SCALE, edge, invert, order, to_integers
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
 MAX_IDS = 16_384  # maximum number of ids that fit in the registers of one program
-MIN_TEMPERATURE = 1e-5  # up to this temperature, sampling is greedy; among equal logits, the first id wins
-SCALE = 1 << 31  # the integer for a probability of 1
-_BITS = 24  # bits of a random number
 
 
 def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
@@ -40,14 +37,14 @@ def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, un
     total = shares.sum(-1, keepdim=True)
     reached = before.double() >= top_p.double().unsqueeze(-1) * total.double()
     shares = shares.where(~reached | (ranks == 0), 0)
-    return ids.gather(-1, _invert(shares, uniform).unsqueeze(-1)).squeeze(-1)
+    return ids.gather(-1, invert(shares, uniform).unsqueeze(-1)).squeeze(-1)
 
 
 def choose_plain(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
     """Sample ids [...] from `logits` [..., V] with `temperature` and `uniform`, both [...]."""
     logits = logits.float()
     shares = _shares(logits, temperature)
-    return torch.where(temperature > MIN_TEMPERATURE, _invert(shares, uniform), logits.argmax(-1))
+    return torch.where(temperature > MIN_TEMPERATURE, invert(shares, uniform), logits.argmax(-1))
 
 
 def end_early(logits: Tensor, choice: Tensor, end: int, min_eos_p: float) -> Tensor:
@@ -60,15 +57,7 @@ def end_early(logits: Tensor, choice: Tensor, end: int, min_eos_p: float) -> Ten
 def _shares(logits: Tensor, temperature: Tensor) -> Tensor:
     """Return probabilities as integers."""
     temperature = temperature.clamp_min(MIN_TEMPERATURE).unsqueeze(-1)
-    return (((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1) * SCALE).long()
-
-
-def _invert(shares: Tensor, uniform: Tensor) -> Tensor:
-    """Invert the cumulative sum of `shares` [..., V] at `uniform` [...]."""
-    cumulative = shares.cumsum(-1)
-    total = cumulative[..., -1]
-    goal = (((uniform * (1 << _BITS)).long() * total) >> _BITS).minimum(total - 1)
-    return (cumulative <= goal.unsqueeze(-1)).sum(-1).clamp_max(shares.shape[-1] - 1)  # clamped in case of NaN
+    return to_integers(((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1))
 
 
 def fits_kernel(logits: Tensor) -> bool:

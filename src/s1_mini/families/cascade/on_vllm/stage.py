@@ -19,11 +19,11 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.extras import require
 from s1_mini.families.base import Placement
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
-from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE
 from s1_mini.families.cascade.on_vllm.packing import check_range, num_sampled_ids, pack_coarse, pack_semantic
 from s1_mini.families.cascade.policies import CoarseWindows
 from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.kernels.ranking import MIN_TEMPERATURE
 from s1_mini.remote.tokens import TokenWorker
 from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.version import __version__

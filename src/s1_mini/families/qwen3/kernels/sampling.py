@@ -16,13 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
-from s1_mini.kernels.ranking import SCALE, edge, find_token, order, sample, to_integers
+from s1_mini.kernels.ranking import MIN_TEMPERATURE, SCALE, edge, find_token, order, sample, to_integers
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
-MIN_TEMPERATURE = 1e-5  # up to this temperature, sampling is greedy; among equal logits, the first code wins
 MAX_VOCABULARY = 8192  # maximum number of codes that fit in the registers of one program
 MIN_FRAMES = 2  # number of frames before the end may be sampled, as in the original implementation
 

@@ -17,16 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.families.codec_lm.sampling import SamplingTensors
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
-from s1_mini.kernels.ranking import SCALE, edge, find_token, order, sample, to_integers
+from s1_mini.kernels.ranking import MIN_TEMPERATURE, SCALE, edge, find_token, order, sample, to_integers
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
 WINDOW = 16  # frames, about 0.74 s
-MIN_TEMPERATURE = 1e-5  # the original's minimum; at this temperature, the most likely token is sampled
 MAX_VOCABULARY = 8192  # maximum number of tokens that fit in the registers of one program
 
 
