@@ -450,7 +450,7 @@ class ProductionTTSEngine(_Voices):
 
         Raises `RequestError` or `EngineError`.
         """
-        return self._ready().count_tokens(text, normalize, on_unsupported)
+        return self._ready().count_tokens(TTSRequest(text, normalize=normalize, on_unsupported=on_unsupported))
 
     def _begin_item(self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None) -> Output | S1MiniError:
         try:

@@ -149,18 +149,23 @@ def check_voice(request: TTSRequest, description: Description, voices: VoiceRegi
         description.check_voice(voices.names)
 
 
+def script_of(request: TTSRequest, config: EngineConfig, form: TextForm) -> NormalizedText:
+    """Return the spoken form of a request's text. Raises the errors of `TextForm.script`."""
+    return form.script(
+        request.text,
+        config.max_text_length,
+        choice=request.normalize or config.normalize,
+        on_unsupported=request.on_unsupported or config.on_unsupported,
+        continues=request.continues,
+    )
+
+
 def _script(request: TTSRequest, segment: Segment, config: EngineConfig, form: TextForm) -> NormalizedText:
     """Return the spoken form of a segment; empty if it is only a pause. Raises `TextError`."""
     if not segment.text:
         return NormalizedText("")
     try:
-        return form.script(
-            segment.text,
-            config.max_text_length,
-            choice=request.normalize or config.normalize,
-            on_unsupported=request.on_unsupported or config.on_unsupported,
-            continues=request.continues,
-        )
+        return script_of(replace(request, text=segment.text), config, form)
     except NothingToSpeakError as error:
         return NormalizedText("", error.warning)
     except TextError as error:

@@ -17,7 +17,7 @@ from s1_mini.audio.effects import Effects
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import ParameterError
-from s1_mini.runtime.composition import Plan, is_plain, make_plan
+from s1_mini.runtime.composition import Plan, is_plain, make_plan, script_of
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.recordings import Prepared, Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
@@ -27,7 +27,7 @@ from s1_mini.text.lexicon import Lexicons
 from s1_mini.text.reading import spoken_certain
 from s1_mini.text.split import split
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import EngineState, Normalize, OnUnsupported, Reference, TTSRequest, Voice
+from s1_mini.types import EngineState, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
 from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.directory import DEFAULT_MODEL
@@ -81,9 +81,7 @@ class EngineRuntime:
             self._check_stream(request, form)
             prepared = Prepared(NormalizedText(""), [], [])
         else:
-            script = self._script(
-                form, request.text, request.normalize, request.on_unsupported, continues=request.continues
-            )
+            script = script_of(request, self.config, form)
             prepared = Prepared(script, self._pieces(script), [])
         with ExitStack() as cleanup:
             cleanup.callback(prepared.close)
@@ -180,9 +178,9 @@ class EngineRuntime:
             continues=request.continues,
         )
 
-    def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
-        script = self._script(self._form(None), text, choice, on_unsupported, max_length=sys.maxsize)
-        pieces = self._pieces(script)
+    def count_tokens(self, request: TTSRequest) -> int:
+        config = self.config.model_copy(update={"max_text_length": sys.maxsize})
+        pieces = self._pieces(script_of(request, config, self._form(None)))
         prompts = [self.speaker.loaded.prompt(piece, ()) for piece in pieces]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
@@ -219,25 +217,6 @@ class EngineRuntime:
 
     def _form(self, language: str | None) -> TextForm:
         return self.speaker.description.text_form(self.speaker.text, language)
-
-    def _script(
-        self,
-        form: TextForm,
-        text: str,
-        choice: Normalize | None,
-        on_unsupported: OnUnsupported | None,
-        *,
-        continues: bool = False,
-        max_length: int | None = None,
-    ) -> NormalizedText:
-        config = self.config
-        return form.script(
-            text,
-            max_length or config.max_text_length,
-            choice=choice or config.normalize,
-            on_unsupported=on_unsupported or config.on_unsupported,
-            continues=continues,
-        )
 
     def _pieces(self, script: NormalizedText) -> list[str]:
         description = self.speaker.description
