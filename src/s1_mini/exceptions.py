@@ -72,13 +72,13 @@ class DeploymentError(S1MiniError):
 
 
 class RequestError(S1MiniError):
-    """The request is wrong; `field` names the part at fault."""
+    """The request is wrong: `field` names the part at fault, `reason` is the message without that name."""
 
     code = "request_invalid"
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
-        self.field = field
+        self.field, self.reason = field, message
 
 
 class TextError(RequestError):

@@ -178,7 +178,7 @@ def message_of(error: BaseException) -> str:
 def renamed(error: RequestError, fields: Mapping[str, str]) -> RequestError:
     """Return the error with its field renamed for the client; `fields` maps the engine's names to the client's."""
     field = fields.get(error.field, error.field)
-    return type(error)(field, str(error).removeprefix(f"{error.field}: "))
+    return type(error)(field, error.reason)
 
 
 def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
