@@ -26,7 +26,7 @@ from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
-from s1_mini.runtime.composition import Composition, Plan, is_plain
+from s1_mini.runtime.composition import Composition, Plan
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.recordings import in_thread, wait_async
 from s1_mini.runtime.running import EngineRuntime, run, vram
@@ -462,7 +462,7 @@ class ProductionTTSEngine(_Voices):
 
     def _speak(self, request: TTSRequest, *, streams: bool) -> Output:
         deadline = self._deadline()
-        if (plan := self._ready().plan(request)) is None:
+        if (plan := self._ready().planner.plan(request)) is None:
             return self._submit(request, deadline=deadline, streams=streams)
         return Composition(plan, partial(self._submit, deadline=deadline, streams=streams), deadline).begin()
 
@@ -483,8 +483,8 @@ class ProductionTTSEngine(_Voices):
         """
         deadline = self._deadline()
         running = self._ready()
-        if not is_plain(request, running.config, running.lexicons):
-            plan = await asyncio.to_thread(running.plan, request)
+        if not running.planner.is_plain(request):
+            plan = await asyncio.to_thread(running.planner.plan, request)
             if plan is not None:
                 return await self._compose_async(request, plan, deadline, streams=streams)
         while True:
