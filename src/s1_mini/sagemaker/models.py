@@ -22,6 +22,7 @@ from s1_mini.server.bodies import read_json
 from s1_mini.server.engine import SpeechEngine
 from s1_mini.server.errors import ConflictError, InvalidError, NotFoundError, StorageError
 from s1_mini.server.schemas import Strict
+from s1_mini.weights.directory import WORKING_SHARE, tensor_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,6 @@ router = APIRouter(tags=["sagemaker"], include_in_schema=False)
 PAGE = 100
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ARCHIVE = ".tar.gz"  # SageMaker's TargetModel is the archive's name, but models are loaded under a plain name
-TENSOR_FILES = (".safetensors", ".pth")
-WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files: float16 may become float32
 GB = 2**30
 UNLOAD_S = 20.0
 
@@ -107,7 +106,7 @@ class HostedModels:
         if name in self._models:
             raise ModelLoadedError(f"the model {name!r} is already loaded; unload it first")
         directory, kv_bytes = self._directory(url), self._settings.models_kv_mb * 1e6
-        num_bytes = measure(directory) + round(kv_bytes)
+        num_bytes = round(WORKING_SHARE * tensor_bytes(directory) + kv_bytes)
         self._check_memory(num_bytes)
         update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / GB}
         model = Hosted(name, url, num_bytes, self._make(self._config.model_copy(update=update)))
@@ -155,12 +154,6 @@ class HostedModels:
         if not is_there:
             raise InvalidError("url", f"must be a folder in {root}, not {url[:200]!r}")
         return directory
-
-
-def measure(directory: Path) -> int:
-    """Return the estimated memory of a loaded checkpoint in bytes, without its key-value cache."""
-    files = (path for path in directory.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
-    return round(WORKING_SHARE * sum(path.stat().st_size for path in files))
 
 
 class LoadBody(Strict):
