@@ -35,7 +35,6 @@ from s1_mini.exceptions import (
 )
 from s1_mini.families.base import StageChain
 from s1_mini.families.registry import family_of
-from s1_mini.metrics import EngineMetrics
 from s1_mini.remote.stage_worker import fingerprint
 from s1_mini.remote.work import Call, Facts, Piece, Work, receive
 from s1_mini.runtime.loader import LoadedCheckpoint, load
@@ -83,20 +82,8 @@ class RemoteCore:
         self._task_thread = ThreadPoolExecutor(1, thread_name_prefix="s1_mini references")
 
     @property
-    def metrics(self) -> EngineMetrics:
-        return self.ledger.metrics
-
-    @metrics.setter
-    def metrics(self, metrics: EngineMetrics) -> None:
-        self.ledger.metrics = metrics
-
-    @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and not self._has_failed
-
-    @property
-    def num_requests(self) -> int:
-        return len(self.ledger)
 
     def start(self) -> None:
         self._thread.start()
