@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from s1_mini.capacity.sizes import GIB
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.process import num_cores
@@ -23,7 +24,6 @@ logger = logging.getLogger(__name__)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 PROCESS_BYTES = 500e6  # memory of a process that runs torch on a CPU
-GB = 2**30
 
 Wanted = int | Literal["auto"]
 
@@ -67,7 +67,7 @@ def count_replicas(requested: Wanted, config: EngineConfig, machine: LocalMachin
                 "replicas=auto starts one replica for each GPU"
             )
         return requested
-    each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GB
+    each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GIB
     if requested * each > machine.free_bytes:
         raise ConfigurationError(
             f"{given}: each replica needs about {each / 1e9:.1f} GB of memory, but only "

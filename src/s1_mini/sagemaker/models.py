@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from s1_mini.capacity.sizes import GIB
 from s1_mini.sagemaker import invocations
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.bodies import read_json
@@ -31,26 +32,19 @@ router = APIRouter(tags=["sagemaker"], include_in_schema=False)
 PAGE = 100
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ARCHIVE = ".tar.gz"  # SageMaker's TargetModel is the archive's name, but models are loaded under a plain name
-GB = 2**30
 UNLOAD_S = 20.0
 
 
-class ModelNotFoundError(NotFoundError):
+class ModelNotFoundError(NotFoundError, code="model_not_found"):
     """No model of that name is loaded."""
 
-    code = "model_not_found"
 
-
-class ModelLoadedError(ConflictError):
+class ModelLoadedError(ConflictError, code="model_already_loaded"):
     """A model of that name is already loaded or being loaded."""
 
-    code = "model_already_loaded"
 
-
-class ModelMemoryError(StorageError):
+class ModelMemoryError(StorageError, code="model_memory_exceeded"):
     """The model exceeds the memory budget."""
-
-    code = "model_memory_exceeded"
 
 
 @dataclass
@@ -108,7 +102,7 @@ class HostedModels:
         directory, kv_bytes = self._directory(url), self._settings.models_kv_mb * 1e6
         num_bytes = round(WORKING_SHARE * tensor_bytes(directory) + kv_bytes)
         self._check_memory(num_bytes)
-        update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / GB}
+        update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / GIB}
         model = Hosted(name, url, num_bytes, self._make(self._config.model_copy(update=update)))
         self._models[name] = model
         try:

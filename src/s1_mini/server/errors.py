@@ -43,15 +43,13 @@ class ErrorKind(NamedTuple):
     retry_after_s: int | None = None
 
 
-class ServerError(S1MiniError):
+class ServerError(S1MiniError, code="server_error"):
     """Base of the server's own errors, each with its code and status."""
 
-    code = "server_error"
     row = ErrorKind(500)
 
     def __init_subclass__(cls, code: str = "", status: int = 0, retry_after_s: int | None = None) -> None:
-        super().__init_subclass__()
-        cls.code = code or cls.code
+        super().__init_subclass__(code)
         cls.row = ErrorKind(status, retry_after_s) if status else cls.row
 
 
