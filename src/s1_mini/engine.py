@@ -350,7 +350,14 @@ class ProductionTTSEngine(_Voices):
         iterator raises `EngineError`, and also `RequestError` for the text of a `TextStream`, which may still be
         written, or if a voice that later parts of the text need is deleted.
         """
-        return iter(self._speak(TTSRequest.of(text, **options), streams=True))
+        return self.speak(TTSRequest.of(text, **options))
+
+    def speak(self, request: TTSRequest, *, streams: bool = True) -> Iterator[AudioChunk]:
+        """Stream a request as `stream` does.
+
+        `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
+        """
+        return iter(self._speak(request, streams=streams))
 
     def stream_async(
         self, text: str | TextStream, *, flow: tuple[str, str] = ("", ""), **options: Unpack[SpeechOptions]
@@ -364,10 +371,7 @@ class ProductionTTSEngine(_Voices):
         return self.speak_async(replace(TTSRequest.of(text, **options), flow=flow))
 
     def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
-        """Stream a request as `stream_async` does.
-
-        `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
-        """
+        """Stream a request as `stream_async` does; `streams` is that of `speak`."""
         return AudioStream(partial(self.begin_async, request, streams=streams))
 
     def generate(
@@ -477,7 +481,7 @@ class ProductionTTSEngine(_Voices):
                     raise
 
     async def begin_async(self, request: TTSRequest, *, streams: bool) -> Output:
-        """Submit a request and return its output; `streams` is that of `speak_async`. Raises the errors of `stream`.
+        """Submit a request and return its output; `streams` is that of `speak`. Raises the errors of `stream`.
 
         No thread waits for its references; cancelling the task cancels their encoding.
         """
