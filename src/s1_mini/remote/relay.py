@@ -205,7 +205,7 @@ class Relay:
     def cancel(self, request: Request) -> None:
         """Cancel a request; does nothing if it has ended."""
         if not request.has_ended:
-            request.speech.finish("cancelled", time.monotonic(), queue_s=request.queue_s, prefill_s=None)
+            request.speech.finish("cancelled", time.monotonic(), request.timing)
             self._end(request, reason="cancelled")
 
     def _close_one(self, utterance: Utterance, task: asyncio.Task[None]) -> None:
@@ -249,7 +249,7 @@ class Relay:
                 request.speech.end_utterance(now)
                 self._build_later(request)
             else:
-                request.speech.finish(request.finish_reason, now, queue_s=request.queue_s, prefill_s=None)
+                request.speech.finish(request.finish_reason, now, request.timing)
                 self._end(request)
 
     def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:

@@ -396,7 +396,7 @@ class Composition:
         if reason == "stop":
             self._add_silence(self._plan.end_pause_s)
             reason = "length" if self._is_cut else "stop"
-        timing, end_s = self._timing or Timing(None, None, None), self._num_samples / self._plan.sample_rate
+        timing, end_s = self._timing or Timing(), self._num_samples / self._plan.sample_rate
         marks = tuple(_spoken(mark, end_s, 0.0) for mark in self._plan.end_marks)
         self._put(AudioChunk(NOTHING, self._plan.sample_rate, 0, reason, timing, marks=marks))
         self._is_over = True
