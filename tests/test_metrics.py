@@ -28,7 +28,7 @@ def test_a_histogram_puts_a_value_into_the_first_bucket_that_is_not_below_it() -
         histogram.observe(number)
 
     assert histogram.cumulative() == [(1.0, 2), (2.0, 3), (float("inf"), 4)]
-    assert (histogram.sum, histogram.count, histogram.quantile(0.5)) == (12.0, 4, 1.0)
+    assert (histogram.sum, histogram.count) == (12.0, 4)
 
 
 def test_every_request_is_counted_once_by_its_end(own: ProductionTTSEngine) -> None:

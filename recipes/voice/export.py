@@ -24,6 +24,7 @@ from recipes.voice.shared import fast_device, parser
 from recipes.voice.speakers import NAMED, Half, Speaker
 from recipes.voice.speech import heard, open_studio, read_phonemes
 from s1_mini.codecs.dac.weights import open_dac
+from s1_mini.families.base import Conversion
 from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, write_voice
@@ -78,7 +79,7 @@ def export(work: Path, output: Path, waves: dict[str, Tensor]) -> None:
     """Write the checkpoint of `work` to the new directory `output`, with voices and this folder's model card."""
     with tempfile.TemporaryDirectory() as folder:
         finished(work, Path(folder) / "finished")
-        convert_checkpoint(Path(folder) / "finished", output, precision="int8", codec_precision="int8")
+        convert_checkpoint(Path(folder) / "finished", output, Conversion(precision="int8", codec_precision="int8"))
     codec = open_dac(output, encodes=True)
     (output / FOLDER).mkdir()
     with torch.inference_mode():

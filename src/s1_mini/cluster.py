@@ -269,7 +269,7 @@ class StageMeter:
 
     def count(self) -> None:
         """Add the work since the last call."""
-        name, figures = self._engine.policy.name, self._engine.core.metrics
+        name, figures = self._engine.policy.name, self._engine.core.ledger.metrics
         now = {
             "seconds": figures.stage_seconds.get(name, 0.0),
             "steps": figures.stage_steps[name],

@@ -26,7 +26,7 @@ from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
-from s1_mini.runtime.composition import Composition, Plan, is_plain
+from s1_mini.runtime.composition import Composition, Plan
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.recordings import in_thread, wait_async
 from s1_mini.runtime.running import EngineRuntime, run, vram
@@ -350,7 +350,14 @@ class ProductionTTSEngine(_Voices):
         iterator raises `EngineError`, and also `RequestError` for the text of a `TextStream`, which may still be
         written, or if a voice that later parts of the text need is deleted.
         """
-        return iter(self._speak(TTSRequest.of(text, **options), streams=True))
+        return self.speak(TTSRequest.of(text, **options))
+
+    def speak(self, request: TTSRequest, *, streams: bool = True) -> Iterator[AudioChunk]:
+        """Stream a request as `stream` does.
+
+        `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
+        """
+        return iter(self._speak(request, streams=streams))
 
     def stream_async(
         self, text: str | TextStream, *, flow: tuple[str, str] = ("", ""), **options: Unpack[SpeechOptions]
@@ -364,10 +371,7 @@ class ProductionTTSEngine(_Voices):
         return self.speak_async(replace(TTSRequest.of(text, **options), flow=flow))
 
     def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
-        """Stream a request as `stream_async` does.
-
-        `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
-        """
+        """Stream a request as `stream_async` does; `streams` is that of `speak`."""
         return AudioStream(partial(self.begin_async, request, streams=streams))
 
     def generate(
@@ -450,7 +454,7 @@ class ProductionTTSEngine(_Voices):
 
         Raises `RequestError` or `EngineError`.
         """
-        return self._ready().count_tokens(text, normalize, on_unsupported)
+        return self._ready().count_tokens(TTSRequest(text, normalize=normalize, on_unsupported=on_unsupported))
 
     def _begin_item(self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None) -> Output | S1MiniError:
         try:
@@ -462,7 +466,7 @@ class ProductionTTSEngine(_Voices):
 
     def _speak(self, request: TTSRequest, *, streams: bool) -> Output:
         deadline = self._deadline()
-        if (plan := self._ready().plan(request)) is None:
+        if (plan := self._ready().planner.plan(request)) is None:
             return self._submit(request, deadline=deadline, streams=streams)
         return Composition(plan, partial(self._submit, deadline=deadline, streams=streams), deadline).begin()
 
@@ -477,14 +481,14 @@ class ProductionTTSEngine(_Voices):
                     raise
 
     async def begin_async(self, request: TTSRequest, *, streams: bool) -> Output:
-        """Submit a request and return its output; `streams` is that of `speak_async`. Raises the errors of `stream`.
+        """Submit a request and return its output; `streams` is that of `speak`. Raises the errors of `stream`.
 
         No thread waits for its references; cancelling the task cancels their encoding.
         """
         deadline = self._deadline()
         running = self._ready()
-        if not is_plain(request, running.config, running.lexicons):
-            plan = await asyncio.to_thread(running.plan, request)
+        if not running.planner.is_plain(request):
+            plan = await asyncio.to_thread(running.planner.plan, request)
             if plan is not None:
                 return await self._compose_async(request, plan, deadline, streams=streams)
         while True:

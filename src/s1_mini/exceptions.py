@@ -14,6 +14,10 @@ class S1MiniError(Exception):
 
     code = "s1_mini_error"
 
+    def __init_subclass__(cls, code: str = "") -> None:
+        super().__init_subclass__()
+        cls.code = code or cls.code
+
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle `args` and attributes, because the constructors of subclasses take different arguments."""
         return _without_init, (type(self), self.args), self.__dict__
@@ -23,68 +27,48 @@ def _without_init(kind: type[S1MiniError], arguments: tuple[object, ...]) -> S1M
     return kind.__new__(kind, *arguments)
 
 
-class ConfigurationError(S1MiniError):
+class ConfigurationError(S1MiniError, code="configuration_invalid"):
     """A setting is invalid, or settings conflict."""
 
-    code = "configuration_invalid"
 
-
-class CheckpointError(S1MiniError):
+class CheckpointError(S1MiniError, code="checkpoint_invalid"):
     """A checkpoint directory cannot be used."""
 
-    code = "checkpoint_invalid"
 
-
-class CheckpointNotFoundError(CheckpointError):
+class CheckpointNotFoundError(CheckpointError, code="checkpoint_not_found"):
     """No checkpoint was named and none ships with the package, or the named one does not exist or cannot be reached."""
 
-    code = "checkpoint_not_found"
 
-
-class CheckpointFileError(CheckpointError):
+class CheckpointFileError(CheckpointError, code="checkpoint_file_invalid"):
     """A file of the checkpoint is missing or invalid, or cannot be read, downloaded or written."""
 
-    code = "checkpoint_file_invalid"
 
-
-class CheckpointMismatchError(CheckpointError):
+class CheckpointMismatchError(CheckpointError, code="checkpoint_mismatch"):
     """The checkpoint's files contradict each other, for example in a tensor's shape, or its config is not supported."""
 
-    code = "checkpoint_mismatch"
 
-
-class PackageError(CheckpointError):
+class PackageError(CheckpointError, code="package_invalid"):
     """A packaged checkpoint differs from its manifest, or cannot be read or written."""
 
-    code = "package_invalid"
 
-
-class VerificationError(S1MiniError):
+class VerificationError(S1MiniError, code="verification_failed"):
     """A checkpoint does not reproduce an oracle's tensors, the oracle is invalid, or no head follows the text."""
 
-    code = "verification_failed"
 
-
-class DeploymentError(S1MiniError):
+class DeploymentError(S1MiniError, code="deployment_failed"):
     """A call to AWS or a local endpoint failed, or a deployment did; the message has the next step if it is known."""
 
-    code = "deployment_failed"
 
-
-class RequestError(S1MiniError):
-    """The request is wrong; `field` names the part at fault."""
-
-    code = "request_invalid"
+class RequestError(S1MiniError, code="request_invalid"):
+    """The request is wrong: `field` names the part at fault, `reason` is the message without that name."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
-        self.field = field
+        self.field, self.reason = field, message
 
 
-class TextError(RequestError):
+class TextError(RequestError, code="text_invalid"):
     """The text is empty, too long or not text, or has characters that are forbidden or cannot be pronounced."""
-
-    code = "text_invalid"
 
 
 class TextTooLongError(TextError):
@@ -99,95 +83,65 @@ class NothingToSpeakError(TextError):
         self.warning = warning
 
 
-class MarkupError(TextError):
+class MarkupError(TextError, code="markup_invalid"):
     """SSML, a mark in brackets or a lexicon is wrong; the message names the line and the column."""
 
-    code = "markup_invalid"
 
-
-class VoiceUnsupportedError(RequestError):
+class VoiceUnsupportedError(RequestError, code="voice_unsupported"):
     """A recording was given, but the checkpoint cannot clone from recordings."""
 
-    code = "voice_unsupported"
 
-
-class ParameterError(RequestError):
+class ParameterError(RequestError, code="parameter_invalid"):
     """A parameter is invalid or conflicts with another one."""
 
-    code = "parameter_invalid"
 
-
-class VoiceError(RequestError):
+class VoiceError(RequestError, code="voice_invalid"):
     """A voice name is invalid, a voice does not fit the model, or the model needs a voice and none was named."""
 
-    code = "voice_invalid"
 
-
-class VoiceNotFoundError(VoiceError):
+class VoiceNotFoundError(VoiceError, code="voice_not_found"):
     """No voice has that name."""
 
-    code = "voice_not_found"
 
-
-class VoiceExistsError(VoiceError):
+class VoiceExistsError(VoiceError, code="voice_exists"):
     """A voice of that name already exists, or is being added."""
 
-    code = "voice_exists"
 
-
-class VoiceReadOnlyError(VoiceError):
+class VoiceReadOnlyError(VoiceError, code="voice_read_only"):
     """The voice belongs to the checkpoint, so it can be neither replaced nor deleted."""
 
-    code = "voice_read_only"
 
-
-class VoiceFileError(VoiceError):
+class VoiceFileError(VoiceError, code="voice_file_invalid"):
     """The voice's file is broken, or was made by another codec; the operator has to replace it."""
 
-    code = "voice_file_invalid"
 
-
-class ReferenceAudioError(RequestError):
+class ReferenceAudioError(RequestError, code="reference_invalid"):
     """A reference recording is missing, invalid, too large, too short, too long, silent or too loud."""
 
-    code = "reference_invalid"
 
-
-class EngineError(S1MiniError):
+class EngineError(S1MiniError, code="engine_error"):
     """The engine cannot serve the request."""
 
-    code = "engine_error"
 
-
-class EngineNotReadyError(EngineError):
+class EngineNotReadyError(EngineError, code="engine_not_ready"):
     """The engine, or a process that it needs, is not running: it was not started, was stopped, or has failed."""
 
-    code = "engine_not_ready"
 
-
-class QueueFullError(EngineError):
+class QueueFullError(EngineError, code="queue_full"):
     """Too many requests are waiting; retry in `retry_after_s` seconds."""
-
-    code = "queue_full"
 
     def __init__(self, waiting: int, max_size: int, retry_after_s: float, what: str = "requests") -> None:
         super().__init__(f"{waiting} {what} are already waiting (limit {max_size}); try again in {retry_after_s:.1f} s")
         self.retry_after_s = retry_after_s
 
 
-class CapacityError(EngineError):
+class CapacityError(EngineError, code="capacity_exceeded"):
     """A request, a voice or a checkpoint exceeds a slot, the available memory, or a limit on number or size."""
 
-    code = "capacity_exceeded"
 
-
-class RequestTimeoutError(EngineError):
+class RequestTimeoutError(EngineError, code="request_timeout"):
     """The request exceeded its time limit."""
 
-    code = "request_timeout"
 
-
-class GenerationError(EngineError):
+class GenerationError(EngineError, code="generation_failed"):
     """The model failed on this request; others are not affected."""
-
-    code = "generation_failed"

@@ -36,11 +36,6 @@ class Histogram:
         """Number of values."""
         return sum(self.counts)
 
-    def quantile(self, share: float) -> float:
-        """Return the lowest bound that `share` of the values do not exceed; 0 before the first value."""
-        rank = share * self.count
-        return next((bound for bound, seen in self.cumulative() if seen and seen >= rank), 0.0)
-
     def cumulative(self) -> list[tuple[float, int]]:
         """Return every bound, the last one infinite, with the number of values at or below it."""
         return list(zip((*self.bounds, float("inf")), accumulate(self.counts), strict=True))

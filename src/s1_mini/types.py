@@ -243,9 +243,9 @@ def references_of(audio: Audio | None, text: str | None) -> tuple[Reference, ...
 class Timing:
     """Latency of the first phases of a request; None for phases that it has not reached."""
 
-    queue_s: float | None  # from arrival to the first slot
-    prefill_s: float | None  # from the slot until the first prompt is prefilled
-    first_chunk_s: float | None  # from arrival to the first audio
+    queue_s: float | None = None  # from arrival to the first slot
+    prefill_s: float | None = None  # from the slot until the first prompt is prefilled
+    first_chunk_s: float | None = None  # from arrival to the first audio
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
+from s1_mini.families.base import Conversion
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.packaging.write import convert_checkpoint, lay_out, write_prefix
 from s1_mini.types import Voice
@@ -30,7 +31,7 @@ def speak(checkpoint: Path) -> np.ndarray:
 def test_a_converted_checkpoint_is_smaller_and_speaks_alike(published: Path, tmp_path: Path) -> None:
     exact = tmp_path / "exact"
 
-    sizes = convert_checkpoint(published, exact, codec_precision="float32")
+    sizes = convert_checkpoint(published, exact, Conversion(codec_precision="float32"))
 
     assert sizes["codec.safetensors"] < (published / "codec.pth").stat().st_size / 2
     assert np.abs(speak(exact) - speak(published)).max() < 1e-5
@@ -85,7 +86,7 @@ def test_converting_twice_changes_nothing(published: Path, tmp_path: Path) -> No
 def test_a_decode_only_checkpoint_works_but_refuses_references(
     published: Path, tmp_path: Path, tone: np.ndarray
 ) -> None:
-    convert_checkpoint(published, tmp_path / "half", decode_only=True)
+    convert_checkpoint(published, tmp_path / "half", Conversion(decode_only=True))
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "half", device="cpu")) as engine:
         assert engine.generate("Hello.", max_new_tokens=4).success

@@ -66,7 +66,7 @@ def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **o
 
 def settle(core: EngineCore) -> None:
     """Wait until no request is open, and check that nothing is held."""
-    wait_until(lambda: not core.num_requests and not any(queue.in_flight for queue in core.scheduler.stages))
+    wait_until(lambda: not core.ledger and not any(queue.in_flight for queue in core.scheduler.stages))
     assert leaks(core.scheduler) == []
 
 

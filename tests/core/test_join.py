@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.speech import AudioOutput, Joiner
+from s1_mini.types import Timing
 
 FADE, PAUSE = 8, 20  # samples at this rate
 
@@ -139,7 +140,7 @@ def test_scores_are_sent_with_the_place_of_their_utterance_in_the_audio():
         output.push(np.ones(40), 2, 0.0, scores)
         if not is_cut:
             output.end_utterance(0.0)
-    output.finish("length", 0.0, queue_s=None, prefill_s=None, was_cut=True)
+    output.finish("length", 0.0, Timing(), was_cut=True)
     queue.end()
     list(queue)
 
@@ -158,7 +159,7 @@ def test_without_scores_no_frames_are_sent():
     queue.words = words = Words()
     output = AudioOutput(queue, sample_rate=1000, arrived=0.0)
     output.push(np.ones(60), 2, 0.0)
-    output.finish("stop", 0.0, queue_s=None, prefill_s=None)
+    output.finish("stop", 0.0, Timing())
     queue.end()
     list(queue)
 

@@ -115,14 +115,14 @@ def test_a_converted_checkpoint_generates_the_same_and_keeps_its_voices(
     for source in (published_cascade, suno):
         target = tmp_path / f"compact_{source.name}"
 
-        convert_checkpoint(source, target, codec_precision="float32")
+        convert_checkpoint(source, target, Conversion(codec_precision="float32"))
 
         assert_same(source, target)
         assert not list(target.glob("*.bin")) + list(target.glob("*.pt"))
     form = Cascade().describe(target).voice
     assert CheckpointVoices.open(target, form).names == ["one", "two"]
     halved = tmp_path / "half"
-    convert_checkpoint(published_cascade, halved, precision="bfloat16", decode_only=True)
+    convert_checkpoint(published_cascade, halved, Conversion(precision="bfloat16", decode_only=True))
     assert load_file(halved / "coarse.safetensors")["coarse_acoustics.lm_head.weight"].dtype is torch.bfloat16
     assert not any("encoder" in name for name in load_file(halved / "codec.safetensors"))
 

@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CheckpointFileError, PackageError, VoiceError
+from s1_mini.families.base import Conversion
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.packaging import compile_cache
 from s1_mini.packaging.verify import Content, Manifest, check_kind, unpack_archive, verify_archive, verify_directory
@@ -114,7 +115,7 @@ def test_tensors_read_in_pieces_are_those_read_whole(
     monkeypatch.setattr("s1_mini.weights.convert.PIECE_BYTES", 4096)
     monkeypatch.setattr("s1_mini.weights.convert.WINDOW_BYTES", 2**18)
 
-    write_archive(lay_out(published, codec_precision="float16"), tmp_path / "pieces.tar.gz")
+    write_archive(lay_out(published, Conversion(codec_precision="float16")), tmp_path / "pieces.tar.gz")
 
     pieces, whole = tmp_path / "pieces", tmp_path / "whole"
     unpack_archive(tmp_path / "pieces.tar.gz", pieces)

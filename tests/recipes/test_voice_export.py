@@ -12,6 +12,7 @@ from recipes.voice import again, export
 from recipes.voice.speakers import NAMED
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.codecs.dac.config import read_dac_config
+from s1_mini.families.base import Conversion
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.packaging.write import convert_checkpoint
 
@@ -51,7 +52,7 @@ def test_exported_logits_have_a_lower_temperature_and_audio_is_louder(tiny: Path
 
 def test_a_resumed_training_has_the_weights_before_the_export(tiny: Path, tmp_path: Path) -> None:
     export.finished(tiny, tmp_path / "finished")
-    convert_checkpoint(tmp_path / "finished", tmp_path / "ships", precision="int8", codec_precision="int8")
+    convert_checkpoint(tmp_path / "finished", tmp_path / "ships", Conversion(precision="int8", codec_precision="int8"))
 
     again.begin(tmp_path / "ships", tmp_path / "work")
 

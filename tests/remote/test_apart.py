@@ -48,7 +48,7 @@ class Apart:
         """Wait until no stage has work in flight or holds state of an ended request."""
 
         def left() -> list[str]:
-            left = [f"requests of {each.facts.stage}" for each in self.stages if each.core.num_requests]
+            left = [f"requests of {each.facts.stage}" for each in self.stages if each.core.ledger]
             left += [output for each in self.stages for output in leaks(each.core.scheduler)]
             output = self.engine.health_check()
             is_busy = output["requests"] or output["slots"]["free"] < output["slots"]["total"]

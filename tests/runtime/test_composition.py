@@ -24,7 +24,7 @@ from s1_mini.exceptions import (
     VoiceNotFoundError,
 )
 from s1_mini.families.base import Description
-from s1_mini.runtime.composition import AHEAD, Composition, Plan, make_plan
+from s1_mini.runtime.composition import AHEAD, Composition, Plan, Planner
 from s1_mini.text.form import TextForm
 from s1_mini.text.lexicon import Lexicons
 from s1_mini.types import Timing, Word
@@ -232,7 +232,7 @@ def test_an_unsupported_character_is_reported_with_the_place_of_its_part() -> No
 
 def plan(request: TTSRequest) -> Plan:
     form = TextForm("en", frozenset("abcdefghijklmnopqrstuvwxyzO ."))
-    made = make_plan(request, EngineConfig(), form, Lexicons(), NO_VOICES, description=Description(RATE, NO_FORM))
+    made = Planner(EngineConfig(), form, Description(RATE, NO_FORM), NO_VOICES, Lexicons()).plan(request)
     assert made is not None
     return made
 

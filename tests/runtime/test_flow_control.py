@@ -88,7 +88,7 @@ def test_a_later_piece_that_leaves_no_room_is_refused_at_submission(synthesizer:
         ask(synthesizer, *PIECES, "Much too long. " * 60, voices=[VOICE])
 
     assert synthesizer.core.line.is_empty
-    assert synthesizer.core.num_requests == 0
+    assert len(synthesizer.core.ledger) == 0
 
 
 def test_a_later_prompt_that_fails_ends_its_request_alone(

@@ -83,7 +83,7 @@ def test_a_cancelled_request_does_not_affect_the_others(both: tuple[Synthesizer,
 
     for queue in queues[1::2]:
         assert_alike(sound(queue), alone)
-    wait_until(lambda: not both[0].core.num_requests)
+    wait_until(lambda: not both[0].core.ledger)
     assert leaks(both[0].core.scheduler) == []
 
 

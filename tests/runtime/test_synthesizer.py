@@ -89,7 +89,7 @@ def test_a_cancelled_request_stops_within_a_frame(synthesizer: Synthesizer) -> N
         next(listener)
 
         listener.close()
-        wait_until(lambda: not synthesizer.core.num_requests)
+        wait_until(lambda: not synthesizer.core.ledger)
     assert queue.has_ended
     assert leaks(synthesizer.core.scheduler) == []
 

@@ -299,7 +299,7 @@ def test_preloading_a_voice_yields_to_requests(voiced: Path, monkeypatch: pytest
 
         def slowly(parts: Any) -> None:
             """Wait long enough for other threads to arrive."""
-            while reader.is_alive() and core.num_requests < 2:
+            while reader.is_alive() and len(core.ledger) < 2:
                 time.sleep(0.001)
             read(parts)
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.exceptions import CheckpointMismatchError, ParameterError
+from s1_mini.families.base import Conversion
 from s1_mini.families.registry import get_family
 from s1_mini.families.s1 import weights as s1_weights
 from s1_mini.layers.quantized import QuantizedLinear
@@ -27,7 +28,7 @@ def quantized(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     target = tmp_path_factory.mktemp("quantized") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(s1_weights, "_MIN_QUANTIZED", 256)
-        convert_checkpoint(published, target, precision="int8", codec_precision="int8")
+        convert_checkpoint(published, target, Conversion(precision="int8", codec_precision="int8"))
     return target
 
 
@@ -48,7 +49,7 @@ def test_rows_that_their_scale_would_make_larger_keep_their_precision(
 
 
 def test_eight_bit_files_are_half_as_large_with_small_errors(published: Path, quantized: Path, tmp_path: Path) -> None:
-    convert_checkpoint(published, tmp_path / "half", precision="bfloat16", codec_precision="float32")
+    convert_checkpoint(published, tmp_path / "half", Conversion(precision="bfloat16", codec_precision="float32"))
 
     assert (quantized / "model.safetensors").stat().st_size < 0.7 * (tmp_path / "half/model.safetensors").stat().st_size
     for name in ("model.safetensors", "codec.safetensors"):
@@ -63,7 +64,7 @@ def test_eight_bit_files_are_half_as_large_with_small_errors(published: Path, qu
 
 
 def test_an_engine_speaks_eight_bits_as_the_numbers_that_they_stand_for(quantized: Path, tmp_path: Path) -> None:
-    convert_checkpoint(quantized, tmp_path / "wide", precision="float32", codec_precision="float32")
+    convert_checkpoint(quantized, tmp_path / "wide", Conversion(precision="float32", codec_precision="float32"))
 
     assert {tensor.dtype for tensor in load_file(tmp_path / "wide" / "model.safetensors").values()} == {torch.float32}
     assert np.array_equal(speak(quantized), speak(tmp_path / "wide"))
@@ -108,6 +109,6 @@ def test_families_without_eight_bits_refuse_them(option: str, tmp_path: Path) ->
     get_family("speecht5").write_random(tmp_path / "mel", size="tiny", form="compact", seed=0)
 
     with pytest.raises(ParameterError, match=f"{option}.*'int8'.*SpeechT5"):
-        convert_checkpoint(tmp_path / "mel", tmp_path / "target", **{option: "int8"})
+        convert_checkpoint(tmp_path / "mel", tmp_path / "target", Conversion(**{option: "int8"}))
 
     assert not (tmp_path / "target").exists()

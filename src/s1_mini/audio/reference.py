@@ -83,8 +83,7 @@ def naming(audio: object) -> Iterator[None]:
     except ReferenceAudioError as error:
         if not isinstance(audio, str | Path):
             raise
-        reason = str(error).removeprefix(f"{error.field}: ")
-        raise ReferenceAudioError(error.field, f"{str(audio)[:200]!r}: {reason}") from error
+        raise ReferenceAudioError(error.field, f"{str(audio)[:200]!r}: {error.reason}") from error
 
 
 def _error(message: str) -> ReferenceAudioError:

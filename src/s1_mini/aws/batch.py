@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.deployment import MAX_TRANSFORMS, PAYLOAD_MB, REQUESTS_PER_ENGINE, Deployment, has_own_disk
-from s1_mini.aws.display import Display
+from s1_mini.aws.display import Waiter
 from s1_mini.aws.failures import reason
 from s1_mini.aws.template import model_properties, tags
 from s1_mini.exceptions import DeploymentError
 
 LINES = "application/jsonlines"
 DIGEST = 12  # hexadecimal digits at the end of a model's name
-POLL_S = 10.0
 
 
-def run(
-    clients: Clients, deployment: Deployment, display: Display, sleep: Callable[[float], None], limit_s: float | None
-) -> None:
-    """Start the job and wait up to `limit_s` seconds for its end (None: do not wait).
+def run(clients: Clients, deployment: Deployment, waiter: Waiter | None) -> None:
+    """Start the job and wait for its end (None: do not wait).
 
     Raises `DeploymentError` if the job fails or has not ended in time, and the errors of botocore.
     """
@@ -36,11 +31,11 @@ def run(
     except BaseException:
         sagemaker.delete_model(ModelName=model)
         raise
-    if limit_s is None:
+    if waiter is None:
         return
     going_on = f"AWS continues: `s1-mini endpoint describe {name}` shows its progress"
     try:
-        status, why = wait_for_job(clients, name, display, sleep, limit_s)
+        status, why = wait_for_job(clients, name, waiter)
     except KeyboardInterrupt:
         raise DeploymentError(f"interrupted. {going_on}") from None
     except Exception as error:
@@ -83,13 +78,8 @@ def job(deployment: Deployment, model: str) -> dict[str, Any]:
     }
 
 
-def wait_for_job(
-    clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float
-) -> tuple[str, str]:
-    """Wait until the transform job has ended; return its status and failure reason.
-
-    Raises `DeploymentError` after `limit_s` seconds.
-    """
+def wait_for_job(clients: Clients, name: str, waiter: Waiter) -> tuple[str, str]:
+    """Wait until the transform job has ended; return its status and failure reason. Raises `DeploymentError`."""
     job: dict[str, Any] = {}
 
     def is_running() -> bool:
@@ -97,18 +87,6 @@ def wait_for_job(
         show(job["TransformJobStatus"])
         return job["TransformJobStatus"] in {"InProgress", "Stopping"}
 
-    with display.waiting(f"batch {name}") as show:
-        wait(is_running, f"batch {name}", sleep, limit_s)
+    with waiter.display.waiting(f"batch {name}") as show:
+        waiter.until_over(is_running, f"batch {name}")
     return job["TransformJobStatus"], job.get("FailureReason", "")
-
-
-def wait(is_going_on: Callable[[], bool], title: str, sleep: Callable[[float], None], limit_s: float) -> None:
-    """Poll until `is_going_on` returns False. Raises `DeploymentError` after `limit_s` seconds."""
-    begin = time.monotonic()
-    while is_going_on():
-        if time.monotonic() - begin >= limit_s:
-            raise DeploymentError(
-                f"{title}: not finished after {limit_s:.0f} s. AWS continues: `s1-mini endpoint describe NAME` shows "
-                "its progress"
-            )
-        sleep(POLL_S)

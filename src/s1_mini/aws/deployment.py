@@ -61,10 +61,7 @@ def is_gpu(instance_type: str) -> bool:
 
 def has_own_disk(instance_type: str) -> bool:
     """Return whether instances of this type have a local disk and therefore reject a volume size."""
-    return (
-        instance_type in OWN_DISK_GB
-        or re.match(r"ml\.(g4dn|g5|g6|g6e|gr6|g7|g7e|p4d|p4de|p5|p5e|p5en|\w+d)\.", instance_type) is not None
-    )
+    return re.match(r"ml\.(g4dn|g5|g6|g6e|gr6|g7|g7e|p4d|p4de|p5|p5e|p5en|\w+d)\.", instance_type) is not None
 
 
 def _pairs(given: Any) -> Any:

@@ -1,14 +1,19 @@
-"""Progress on stderr: a status line on a terminal, otherwise one line per change."""
+"""Waiting for AWS, with progress on stderr: a status line on a terminal, otherwise one line per change."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from s1_mini.exceptions import DeploymentError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+POLL_S = 10.0
 
 
 class Display:
@@ -49,3 +54,23 @@ class Display:
                 shown = state
 
             yield show
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """Polls AWS, with progress on `display`, for at most `limit_s` seconds."""
+
+    display: Display
+    limit_s: float
+    sleep: Callable[[float], None] = time.sleep
+
+    def until_over(self, is_going_on: Callable[[], bool], title: str) -> None:
+        """Poll until `is_going_on` returns False. Raises `DeploymentError` after `limit_s` seconds."""
+        begin = time.monotonic()
+        while is_going_on():
+            if time.monotonic() - begin >= self.limit_s:
+                raise DeploymentError(
+                    f"{title}: not finished after {self.limit_s:.0f} s. AWS continues: `s1-mini endpoint describe "
+                    "NAME` shows its progress"
+                )
+            self.sleep(POLL_S)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from s1_mini.aws import batch
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.deployment import OWNER_TAG
-from s1_mini.aws.display import Display
+from s1_mini.aws.display import Waiter
 from s1_mini.aws.failures import find
 from s1_mini.exceptions import DeploymentError
 
@@ -93,7 +92,7 @@ def foreign(name: str) -> DeploymentError:
     )
 
 
-def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float) -> None:
+def delete(clients: Clients, name: str, waiter: Waiter) -> None:
     """Delete all resources of `name`, dependents first; can be repeated after a failure.
 
     Raises `DeploymentError` and the errors of botocore.
@@ -113,31 +112,31 @@ def delete(clients: Clients, name: str, display: Display, sleep: Callable[[float
             scaling.deregister_scalable_target(**{key: target[key] for key in keys})
         for component in components:
             sagemaker.delete_inference_component(InferenceComponentName=component)
-        batch.wait(lambda: bool(components and _components(sagemaker, name)), f"components of {name}", sleep, limit_s)
+        waiter.until_over(lambda: bool(components and _components(sagemaker, name)), f"components of {name}")
         sagemaker.delete_endpoint(EndpointName=name)
-        batch.wait(lambda: find_endpoint(clients, name) is not None, f"endpoint {name}", sleep, limit_s)
-        display.line(f"deleted endpoint {name}")
+        waiter.until_over(lambda: find_endpoint(clients, name) is not None, f"endpoint {name}")
+        waiter.display.line(f"deleted endpoint {name}")
     for config in configs:
         sagemaker.delete_endpoint_config(EndpointConfigName=config)
-    is_batch = delete_batch(clients, name, display, sleep, limit_s)
+    is_batch = delete_batch(clients, name, waiter)
     if seen is None and not configs and not is_batch:
         raise missing(clients, name)
     if alarms := _alarms(clients, name):
         clients["cloudwatch"].delete_alarms(AlarmNames=alarms)
 
 
-def delete_batch(clients: Clients, name: str, display: Display, sleep: Callable[[float], None], limit_s: float) -> bool:
+def delete_batch(clients: Clients, name: str, waiter: Waiter) -> bool:
     """Stop the batch and delete its models; return whether the batch was running or had models."""
     sagemaker = clients["sagemaker"]
     job = find(sagemaker.describe_transform_job, TransformJobName=name) or {}
     is_running = job.get("TransformJobStatus") == "InProgress"
     if is_running:
         sagemaker.stop_transform_job(TransformJobName=name)
-        batch.wait_for_job(clients, name, display, sleep, limit_s)
+        batch.wait_for_job(clients, name, waiter)
     models = _names(sagemaker, "list_models", "Models", "ModelName", name)
     for model in models:
         sagemaker.delete_model(ModelName=model)
-        display.line(f"deleted model {model}")
+        waiter.display.line(f"deleted model {model}")
     return is_running or bool(models)
 
 

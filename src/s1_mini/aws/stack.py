@@ -12,12 +12,11 @@ from typing import Any
 from s1_mini.aws import batch, legacy, preflight
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.deployment import OWNER_TAG, Deployment, Scaling, check_name
-from s1_mini.aws.display import Display
+from s1_mini.aws.display import POLL_S, Display, Waiter
 from s1_mini.aws.failures import About, explained, find, reason
 from s1_mini.aws.template import build_template, read_template, tags
 from s1_mini.exceptions import ConfigurationError, DeploymentError
 
-POLL_S = 10.0
 # CREATE_FAILED is not final: CloudFormation deletes the stack after it, because of OnFailure=DELETE.
 FINAL = ("CREATE_COMPLETE", "ROLLBACK_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "DELETE_COMPLETE")
 BROKEN = ("ROLLBACK_FAILED", "UPDATE_ROLLBACK_FAILED", "DELETE_FAILED", "UPDATE_FAILED")
@@ -36,11 +35,9 @@ class Stacks:
         limit_s: float = 3600.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.display = display or Display()
+        self._waiter = Waiter(display or Display(), limit_s, sleep)
         with explained(About(region=region)):
             self.clients = Clients(region, profile)
-        self._limit_s = limit_s
-        self._sleep = sleep
 
     def create(self, deployment: Deployment, *, wait: bool = True) -> None:
         """Create the endpoint, or run the batch.
@@ -54,7 +51,7 @@ class Stacks:
             self._check_free(deployment)
             preflight.check_artifact(self.clients, deployment, owner)
             if deployment.form == "batch":
-                batch.run(self.clients, deployment, self.display, self._sleep, self._limit_s if wait else None)
+                batch.run(self.clients, deployment, self._waiter if wait else None)
                 return
             stack = self._cloudformation.create_stack(
                 StackName=stack_name(name),
@@ -136,7 +133,7 @@ class Stacks:
         with self._explained(name, "delete"):
             stack = self._find(name)
             if stack is None:
-                legacy.delete(self.clients, name, self.display, self._sleep, self._limit_s)
+                legacy.delete(self.clients, name, self._waiter)
                 return
             if stack["StackStatus"].startswith("UPDATE_") and _is_busy(stack):
                 raise _busy(name, stack)
@@ -144,7 +141,7 @@ class Stacks:
             self._cloudformation.delete_stack(StackName=stack["StackId"])
         self._watch(stack["StackId"], name, "delete", seen)
         with self._explained(name, "delete"):
-            legacy.delete_batch(self.clients, name, self.display, self._sleep, self._limit_s)
+            legacy.delete_batch(self.clients, name, self._waiter)
 
     @property
     def _cloudformation(self) -> Any:
@@ -236,7 +233,7 @@ class Stacks:
                 if re.search(NO_CHANGES, why):
                     return False
                 raise DeploymentError(f"CloudFormation rejected the change: {why}")
-            self._sleep(POLL_S / 5)
+            self._waiter.sleep(POLL_S / 5)
         return True
 
     def _watch(self, stack_id: str, name: str, verb: str, seen: set[str]) -> None:
@@ -245,7 +242,7 @@ class Stacks:
             f", `s1-mini endpoint delete {name}` removes it" if verb == "create" else ""
         )
         try:
-            with self._explained(name, verb), self.display.waiting(f"{verb} {name}") as show:
+            with self._explained(name, verb), self._waiter.display.waiting(f"{verb} {name}") as show:
                 status, events = self._wait(stack_id, seen, show)
         except KeyboardInterrupt:
             raise DeploymentError(f"interrupted. {going_on}") from None
@@ -254,7 +251,7 @@ class Stacks:
         if status == f"{verb.upper()}_COMPLETE":
             return
         if not status:
-            raise DeploymentError(f"{verb} {name}: not finished after {self._limit_s:.0f} s. {going_on}")
+            raise DeploymentError(f"{verb} {name}: not finished after {self._waiter.limit_s:.0f} s. {going_on}")
         cause = reason(_first_failure(events), name, self.clients.region).rstrip(".")
         ending = {
             "DELETE_COMPLETE": f"Nothing that was created for {name} is left",
@@ -275,9 +272,9 @@ class Stacks:
                     show(f"{event['LogicalResourceId']} {event['ResourceStatus']}")
             if status in FINAL or status in BROKEN:
                 return status, fresh
-            if time.monotonic() - begin >= self._limit_s:
+            if time.monotonic() - begin >= self._waiter.limit_s:
                 return "", fresh
-            self._sleep(POLL_S)
+            self._waiter.sleep(POLL_S)
 
     def _events(self, stack_id: str) -> list[dict[str, Any]]:
         """Return the events of the stack, the oldest first."""

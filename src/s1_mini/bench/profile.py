@@ -165,7 +165,7 @@ class Profiler:
             submit(self._core, self._rate, prompt, max_steps=self._max_frames, seed=row)
             for row, prompt in enumerate(prompts)
         ]
-        while self._core.num_requests:
+        while self._core.ledger:
             begun, inside_s = time.perf_counter(), timer.total_s
             self._core.workers[0].turn()
             timer.add(SCHEDULING, time.perf_counter() - begun - (timer.total_s - inside_s))

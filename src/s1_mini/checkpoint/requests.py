@@ -9,7 +9,7 @@ from pathlib import Path
 
 from s1_mini.config import EngineConfig
 from s1_mini.families.find import Checkpoint
-from s1_mini.runtime.composition import check_voice, is_plain, make_plan
+from s1_mini.runtime.composition import Planner
 from s1_mini.text.form import TextForm
 from s1_mini.types import Reference, TTSRequest
 from s1_mini.voices.library import CheckpointVoices
@@ -32,17 +32,11 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
     checkpoint.description.check(request)
     form = TextForm.from_config(read_json(checkpoint.directory / "config.json"))
     voices = list_voices(checkpoint, config.voices_path)
-    lexicons = voices.lexicons(config.lexicon_path)
-    if not is_plain(request, config, lexicons):
-        make_plan(request, config, form, lexicons, voices, description=checkpoint.description)
+    planner = Planner(config, form, checkpoint.description, voices, voices.lexicons(config.lexicon_path))
+    if planner.plan(request) is not None:
         return
-    checkpoint.description.text_form(form, request.language).script(
-        request.text,
-        config.max_text_length,
-        choice=request.normalize or config.normalize,
-        on_unsupported=request.on_unsupported or config.on_unsupported,
-    )
-    check_voice(request, checkpoint.description, voices)
+    planner.script(request)
+    planner.check_voice(request)
     if request.voice is not None:
         voices.info(request.voice)
     for reference in request.references:

@@ -14,7 +14,7 @@ import typer
 from s1_mini.cli.verb import DEVICES, Checkpoint, DeviceName, completing, engine_config, named_checkpoint, print_table
 from s1_mini.exceptions import ConfigurationError, PackageError, ParameterError, VerificationError
 from s1_mini.extras import require
-from s1_mini.families.base import CodecPrecision, Form, ModelPrecision
+from s1_mini.families.base import CodecPrecision, Conversion, Form, ModelPrecision
 from s1_mini.families.registry import SHORT_NAMES, get_family
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def convert(
 
     directory = named_checkpoint(checkpoint).directory
     tell_origin(directory)
-    sizes = convert_checkpoint(
-        directory, output, precision=precision, codec_precision=codec_precision, decode_only=decode_only
-    )
+    sizes = convert_checkpoint(directory, output, Conversion(precision, codec_precision, decode_only))
     for name, size in sizes.items():
         typer.echo(f"{size:>14,}  {name}", err=True)
 
@@ -295,10 +293,8 @@ def package(
             output,
             layout,
             checkpoint,
+            Conversion(precision, codec_precision, decode_only),
             voices=voices,
-            precision=precision,
-            codec_precision=codec_precision,
-            decode_only=decode_only,
             compile_cache=compile_cache,
             compile_key=compile_key,
         )
@@ -321,13 +317,13 @@ def _check_new(output: Path, layout: Layout) -> None:
         check_new_file(output)
 
 
-def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
+def _write(output: Path, layout: Layout, checkpoint: Path | None, conversion: Conversion, **choices: Any) -> None:
     directory = named_checkpoint(checkpoint).directory
 
     from s1_mini.packaging.write import lay_out, write_archive, write_prefix
 
     origin = tell_origin(directory)
-    members = lay_out(directory, **choices)
+    members = lay_out(directory, conversion, **choices)
     write = write_archive if layout == "archive" else write_prefix
     with shown_progress("packaging", sum(member.size for member in members)) as progress:
         manifest = write(members, output, origin=origin, progress=progress)

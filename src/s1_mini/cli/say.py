@@ -30,7 +30,6 @@ from s1_mini.types import Normalize, OnUnsupported, SpeechOptions, TextType, TTS
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
-    from s1_mini.responses import GenerationResponse
     from s1_mini.types import AudioChunk, AudioFormat, Word
 
 PIPE = "-"
@@ -174,7 +173,7 @@ def say(
         loaded_s = time.perf_counter() - started
         started = time.perf_counter()
         is_live = subtitles is None or stream or play  # word times from the whole audio are more accurate
-        spoken = engine.stream(text, **options) if is_live else iter([_chunk_of(engine.generate(text, **options))])
+        spoken = engine.speak(request, streams=is_live)
         chunks = _with_progress(_noted(spoken, verbose=verbose), engine.sample_rate)
         if loudspeaker is not None:
             chunks = played(chunks, engine.sample_rate, loudspeaker)
@@ -212,20 +211,6 @@ def _write_subtitles(path: Path, text: str, text_type: str, words: Sequence[Word
         path.write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:
         raise ParameterError("subtitles", f"cannot write {str(path)!r}: {error.strerror}") from None
-
-
-def _chunk_of(response: GenerationResponse) -> AudioChunk:
-    from s1_mini.types import AudioChunk
-
-    return AudioChunk(
-        response.audio,
-        response.sample_rate,
-        response.frames,
-        response.finish_reason,
-        spoken_text=response.spoken_text,
-        warning=response.warning,
-        words=response.words,
-    )
 
 
 def _report(output: str | None, said_s: float, took_s: float | None, loaded_s: float) -> None:

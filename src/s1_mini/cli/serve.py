@@ -112,10 +112,11 @@ def _plan_replicas(
     place: str | None,
 ) -> ServePlan | None:
     """Plan several replicas; return None if one is enough. Raises `ConfigurationError` if they do not fit."""
-    from s1_mini.remote.devices import LocalMachine, count_replicas, measure
+    from s1_mini.remote.devices import LocalMachine, count_replicas
+    from s1_mini.weights.directory import tensor_bytes
 
     machine = LocalMachine.here(settings.replicas, counts_gpus=config.device in ("auto", "cuda"))
-    count = count_replicas(settings.replicas, config, machine, measure(checkpoint))
+    count = count_replicas(settings.replicas, config, machine, tensor_bytes(checkpoint))
     if count == 1:
         return None
     if settings.wyoming_port is not None:

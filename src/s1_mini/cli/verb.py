@@ -156,7 +156,7 @@ def _hint(error: Exception) -> str:
 def _named(error: S1MiniError, ctx: Context) -> S1MiniError:
     if isinstance(error, RequestError):
         name = _spelling(error.field, ctx)
-        message = str(error).removeprefix(f"{error.field}: ")
+        message = error.reason
         if option := _spelling("on_unsupported", ctx):
             message = message.replace('set on_unsupported to "skip"', f"use {option} skip")
         if option := _spelling("replace", ctx):

@@ -113,12 +113,10 @@ class OutputQueue:
         try:
             while True:
                 changed.clear()
-                with self._changed:
-                    taken, over = self._take()
-                if taken is not None:
-                    self._report_take()
-                    yield self._finished(*taken)
-                elif over:
+                chunk, is_over = self.poll()
+                if chunk is not None:
+                    yield chunk
+                elif is_over:
                     return
                 else:
                     await changed.wait()
@@ -140,21 +138,15 @@ class OutputQueue:
             taken, is_over = self._take()
         if taken is None:
             return None, is_over
-        self._report_take()
+        if self.reports_takes and (on_take := self.on_take) is not None:  # None after the end
+            on_take()
         return self._finished(*taken), False
 
     def wait(self) -> AudioChunk | None:
         """Wait for the next chunk and return it; return None after the last. Raises the request's error."""
         with self._changed:
-            while True:
-                taken, over = self._take()
-                if taken is not None or over:
-                    break
-                self._changed.wait()
-        if taken is None:
-            return None
-        self._report_take()
-        return self._finished(*taken)
+            self._changed.wait_for(lambda: self._chunks or self._ended)
+        return self.poll()[0]
 
     def _finished(self, chunk: AudioChunk, frames: AlignedFrames | None) -> AudioChunk:
         if chunk.finish_reason == "cancelled":
@@ -166,10 +158,6 @@ class OutputQueue:
             return chunk
         audio = self.effects.feed(chunk.audio, is_last=is_last)
         return replace(chunk, audio=audio, sample_rate=self.effects.sample_rate)
-
-    def _report_take(self) -> None:
-        if self.reports_takes and (on_take := self.on_take) is not None:  # None after the end
-            on_take()
 
     def _take(self) -> tuple[tuple[AudioChunk, AlignedFrames | None] | None, bool]:
         if self._chunks:

@@ -17,7 +17,7 @@ from s1_mini.core.messages import Conditions
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Progress, Spec, Unit
-from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
+from s1_mini.types import ChunkProfile, FinishReason, SamplingParams, Timing
 
 # Seconds between the due times of a request's successive utterances: less than an utterance lasts, so that long texts
 # do not run out of audio, but enough to leave slots to later requests.
@@ -211,11 +211,8 @@ class Request:
         return "length" if self.was_cut else "stop"
 
     @property
-    def queue_s(self) -> float | None:
-        """Seconds from arrival until the first utterance got a slot; None before that."""
-        return None if self.admitted is None else self.admitted - self.arrived
-
-    @property
-    def prefill_s(self) -> float | None:
-        """Seconds from the first slot until the first prompt was prefilled; None before that."""
-        return None if self.begun is None or self.admitted is None else self.begun - self.admitted
+    def timing(self) -> Timing:
+        """The latency of the phases so far, without that of the first audio."""
+        if self.admitted is None:
+            return Timing()
+        return Timing(self.admitted - self.arrived, None if self.begun is None else self.begun - self.admitted)

@@ -235,13 +235,7 @@ class Pipeline:
             request.speech.end_utterance(now, was_cut=utterance.was_cut)
             self._wake(len(self.stages) - 1)
         else:
-            request.speech.finish(
-                request.finish_reason,
-                now,
-                queue_s=request.queue_s,
-                prefill_s=request.prefill_s,
-                was_cut=utterance.was_cut,
-            )
+            request.speech.finish(request.finish_reason, now, request.timing, was_cut=utterance.was_cut)
             self.end(request)
 
     def end(self, request: Request, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
@@ -479,7 +473,7 @@ class Scheduler:
         while self._cancelled:
             request = self._cancelled.popleft()
             if not request.has_ended:
-                request.speech.finish("cancelled", now, queue_s=request.queue_s, prefill_s=request.prefill_s)
+                request.speech.finish("cancelled", now, request.timing)
                 self._pipeline.end(request, reason="cancelled")
         if now < self._next_look:
             return

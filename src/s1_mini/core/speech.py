@@ -6,6 +6,7 @@ Only one thread writes at a time: the thread that generates the next audio, or t
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -125,19 +126,11 @@ class AudioOutput:
         """Send the audio that was held back. Another utterance follows."""
         self._put(self._joiner.end_piece(), 0, now, self._end_frames(was_cut=was_cut))
 
-    def finish(
-        self,
-        reason: FinishReason,
-        now: float,
-        *,
-        queue_s: float | None,
-        prefill_s: float | None,
-        was_cut: bool = False,
-    ) -> None:
+    def finish(self, reason: FinishReason, now: float, timing: Timing, *, was_cut: bool = False) -> None:
         wave = NOTHING if reason == "cancelled" else self._joiner.finish()
         self._count(wave, now)
         first_s = None if self.first_sent is None else self.first_sent - self._arrived
-        timing = Timing(queue_s, prefill_s, first_s)
+        timing = replace(timing, first_chunk_s=first_s)
         self.queue.put(AudioChunk(wave, self._sample_rate, 0, reason, timing), self._end_frames(was_cut=was_cut))
 
     def _end_frames(self, *, was_cut: bool) -> AlignedFrames | None:
@@ -177,13 +170,5 @@ class Outlet(AudioOutput):
         """Send a copy of the stage's items, because the stage may reuse their memory."""
         self._put(np.array(wave), items, now)
 
-    def finish(
-        self,
-        reason: FinishReason,
-        now: float,  # noqa: ARG002
-        *,
-        queue_s: float | None,  # noqa: ARG002
-        prefill_s: float | None,  # noqa: ARG002
-        was_cut: bool = False,  # noqa: ARG002
-    ) -> None:
+    def finish(self, reason: FinishReason, now: float, timing: Timing, *, was_cut: bool = False) -> None:  # noqa: ARG002
         self.queue.put(AudioChunk(self._nothing, self._sample_rate, 0, reason))

@@ -89,10 +89,6 @@ class WaitingLine:
             return len(self._eligible())
 
     @property
-    def num_requests(self) -> int:
-        return len(self._waiting)
-
-    @property
     def is_empty(self) -> bool:
         return not self._waiting
 

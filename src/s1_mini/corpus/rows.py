@@ -18,10 +18,8 @@ PARAMETERS = (*SAMPLING, "on_unsupported", "language", "instructions")
 MAX_ID_LENGTH = 500
 
 
-class CorpusError(S1MiniError):
+class CorpusError(S1MiniError, code="corpus_invalid"):
     """The input cannot be read, the output cannot be continued, a voice is not encoded, or the workers are lost."""
-
-    code = "corpus_invalid"
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def _tidied_instructions(instructions: str) -> str:
     try:
         return tidied(instructions, MAX_INSTRUCTIONS_LENGTH)
     except TextError as error:
-        raise ParameterError("instructions", str(error).removeprefix(f"{error.field}: ")) from None
+        raise ParameterError("instructions", error.reason) from None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ import torch
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError, PackageError, VoiceError
 from s1_mini.families.alignment import KEY
-from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
+from s1_mini.families.base import Conversion
 from s1_mini.families.registry import family_of
 from s1_mini.files import files
 from s1_mini.packaging.compile_cache import FOLDER as CACHE
@@ -69,6 +69,7 @@ from s1_mini.sagemaker.handler import input_fn, model_fn, output_fn, predict_fn
 
 __all__ = ["input_fn", "model_fn", "output_fn", "predict_fn"]
 '''
+KEPT = Conversion()
 _REQUIREMENTS_HEAD = (
     "# Dependencies of the engine, with the versions at packaging time. Our image has all of them and installs nothing",
     "# when it starts; s1_mini itself always comes from the image.",
@@ -81,11 +82,9 @@ _MAX_BLOCK = 2**16 - 1  # bytes of a stored block
 
 def lay_out(
     checkpoint: Path,
+    conversion: Conversion = KEPT,
     *,
     voices: Path | None = None,
-    precision: ModelPrecision = "keep",
-    codec_precision: CodecPrecision = "float16",
-    decode_only: bool = False,
     compile_cache: Path | None = None,
     compile_key: str | None = None,
 ) -> list[ArchiveEntry]:
@@ -98,7 +97,7 @@ def lay_out(
     family = family_of(checkpoint)
     members = [
         *_voices(checkpoint, voices, family.describe(checkpoint).voice),
-        *family.files(checkpoint, Conversion(precision, codec_precision, decode_only=decode_only)),
+        *family.files(checkpoint, conversion),
         *(copied(checkpoint / name, name) for name in _WELCOME if (checkpoint / name).is_file()),
         written("code/inference.py", INFERENCE),
         written("code/requirements.txt", _requirements()),
@@ -192,24 +191,16 @@ def write_prefix(
     return manifest
 
 
-def convert_checkpoint(
-    source: Path,
-    target: Path,
-    *,
-    precision: ModelPrecision = "keep",
-    codec_precision: CodecPrecision = "float16",
-    decode_only: bool = False,
-) -> dict[str, int]:
+def convert_checkpoint(source: Path, target: Path, conversion: Conversion = KEPT) -> dict[str, int]:
     """Write `source` in compact form to the new directory `target`; return the bytes of each file written.
 
-    `decode_only` leaves out the weights that only encode references: the result is smaller, but cannot encode
-    references. The weights are checked against their config before anything is written. Raises `CheckpointError`, or
+    The weights are checked against their config before anything is written. Raises `CheckpointError`, or
     `ParameterError` for a precision that the family does not support.
     """
     if not source.is_dir():
         raise CheckpointNotFoundError(f"{source} is not a checkpoint directory")
     origin = origin_of(source)
-    members = family_of(source).files(source, Conversion(precision, codec_precision, decode_only=decode_only))
+    members = family_of(source).files(source, conversion)
     with new_directory(target) as folder:
         for member in members:
             write_member(folder, member)

@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from s1_mini.capacity.sizes import GIB
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.process import num_cores
+from s1_mini.weights.directory import WORKING_SHARE
 
 logger = logging.getLogger(__name__)
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
-TENSOR_FILES = (".safetensors", ".pth")
 PROCESS_BYTES = 500e6  # memory of a process that runs torch on a CPU
-WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files, because float16 becomes float32
-GB = 2**30
 
 Wanted = int | Literal["auto"]
 
@@ -68,7 +67,7 @@ def count_replicas(requested: Wanted, config: EngineConfig, machine: LocalMachin
                 "replicas=auto starts one replica for each GPU"
             )
         return requested
-    each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GB
+    each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GIB
     if requested * each > machine.free_bytes:
         raise ConfigurationError(
             f"{given}: each replica needs about {each / 1e9:.1f} GB of memory, but only "
@@ -87,12 +86,6 @@ def assign_device(index: int, count: int, machine: LocalMachine, given: Mapping[
     if given.get(THREADS):
         return {}
     return {THREADS: str(max(1, machine.num_cores // count))}
-
-
-def measure(checkpoint: Path) -> int:
-    """Return the size of a checkpoint's tensor files in bytes."""
-    files = (path for path in checkpoint.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
-    return sum(path.stat().st_size for path in files)
 
 
 def sees_gpu() -> bool:

@@ -35,7 +35,6 @@ from s1_mini.exceptions import (
 )
 from s1_mini.families.base import StageChain
 from s1_mini.families.registry import family_of
-from s1_mini.metrics import EngineMetrics
 from s1_mini.remote.stage_worker import fingerprint
 from s1_mini.remote.work import Call, Facts, Piece, Work, receive
 from s1_mini.runtime.loader import LoadedCheckpoint, load
@@ -83,20 +82,8 @@ class RemoteCore:
         self._task_thread = ThreadPoolExecutor(1, thread_name_prefix="s1_mini references")
 
     @property
-    def metrics(self) -> EngineMetrics:
-        return self.ledger.metrics
-
-    @metrics.setter
-    def metrics(self, metrics: EngineMetrics) -> None:
-        self.ledger.metrics = metrics
-
-    @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and not self._has_failed
-
-    @property
-    def num_requests(self) -> int:
-        return len(self.ledger)
 
     def start(self) -> None:
         self._thread.start()
@@ -218,7 +205,7 @@ class Relay:
     def cancel(self, request: Request) -> None:
         """Cancel a request; does nothing if it has ended."""
         if not request.has_ended:
-            request.speech.finish("cancelled", time.monotonic(), queue_s=request.queue_s, prefill_s=None)
+            request.speech.finish("cancelled", time.monotonic(), request.timing)
             self._end(request, reason="cancelled")
 
     def _close_one(self, utterance: Utterance, task: asyncio.Task[None]) -> None:
@@ -262,7 +249,7 @@ class Relay:
                 request.speech.end_utterance(now)
                 self._build_later(request)
             else:
-                request.speech.finish(request.finish_reason, now, queue_s=request.queue_s, prefill_s=None)
+                request.speech.finish(request.finish_reason, now, request.timing)
                 self._end(request)
 
     def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:

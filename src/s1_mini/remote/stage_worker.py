@@ -112,7 +112,7 @@ class StageEngine:
             cleanup.callback(self.core.stop, drains=False)
             self._warm_up(speaker.loaded.prompt(WARM_UP_TEXT, ()))
             cleanup.pop_all()
-        self.core.metrics = EngineMetrics()
+        self.core.ledger.metrics = EngineMetrics()
         self.core.line.forget()
         self.core.watch()
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputIterator, OutputQueue
-from s1_mini.exceptions import NothingToSpeakError, QueueFullError, RequestTimeoutError, TextError
+from s1_mini.exceptions import NothingToSpeakError, ParameterError, QueueFullError, RequestTimeoutError, TextError
 from s1_mini.families.base import Description
 from s1_mini.text.form import NormalizedText, TextForm
 from s1_mini.text.lexicon import Lexicon, Lexicons
@@ -81,120 +81,131 @@ class Plan:
     warning: str | None
 
 
-def is_plain(request: TTSRequest, config: EngineConfig, lexicons: Lexicons) -> bool:
-    """Return whether a request, whose text may be a `TextStream`, cannot have markup or words of a lexicon."""
-    is_text = request.text_type == "text" and not request.lexicon and not lexicons.of(_voice(request))
-    return is_text and not (config.accept_ssml and isinstance(request.text, str) and is_ssml(request.text))
+@dataclass(frozen=True)
+class Planner:
+    """Checks the texts of requests, and divides those with markup into parts."""
 
+    config: EngineConfig
+    form: TextForm  # of the checkpoint
+    description: Description
+    voices: VoiceRegistry
+    lexicons: Lexicons
 
-def make_plan(
-    request: TTSRequest,
-    config: EngineConfig,
-    form: TextForm,
-    lexicons: Lexicons,
-    voices: VoiceRegistry,
-    *,
-    description: Description,
-) -> Plan | None:
-    """Check the texts and voices of a request and return its parts; None if it has no markup.
+    def is_plain(self, request: TTSRequest) -> bool:
+        """Return whether a request, whose text may be a `TextStream`, cannot have markup or words of a lexicon."""
+        is_text = request.text_type == "text" and not request.lexicon and not self.lexicons.of(_voice(request))
+        return is_text and not (self.config.accept_ssml and isinstance(request.text, str) and is_ssml(request.text))
 
-    Raises `RequestError`.
-    """
-    tidied(request.text, config.max_text_length)  # refuses a text that is too long before parsing it
-    form = description.text_form(form, request.language)
-    segments, ignored = _read(request, config, form, lexicons, voices)
-    if request.text_type == "text" and [segment.text for segment in segments] == [request.text]:
-        return None
-    if (length := sum(len(segment.text) for segment in segments)) > config.max_text_length:
-        reason = f"has {length} characters after all replacements; the limit is {config.max_text_length}"
-        raise TextError("text", f"{reason}. Split the text or raise S1_MINI_MAX_TEXT_LENGTH.")
-    for name in dict.fromkeys((request.voice, *(segment.voice for segment in segments))):
-        if name is not None:
-            voices.info(name)  # raises an error for an unknown voice
-    sample_rate, group = description.sample_rate, request.flow[1] or f"parts {next(_groups)}"
-    grouped = replace(request, flow=(request.flow[0], group))
-    parts: list[Part] = []
-    no_transcript = description.voice.transcript_warning(reference.text for reference in request.references)
-    spoken, warnings, pause_s = [], [ignored, no_transcript], 0.0
-    marks: list[Mark] = []  # marks of segments that are only pauses
-    for segment in segments:
-        pause_s += segment.pause_before_s
-        marks = [mark._replace(position=0, pause_s=mark.pause_s + segment.pause_before_s) for mark in marks]
-        marks += segment.marks
-        script = _script(request, segment, config, form)
-        warnings.append(script.warning)
-        if script.text:
-            part_request = _request_for(grouped, segment, len(parts), sample_rate)
-            parts.append(Part(part_request, replace(segment, marks=tuple(marks)), pause_s))
-            spoken.append(script.text)
-            pause_s, marks = 0.0, []
-    for part in parts:
-        check_voice(part.request, description, voices)
-    if len(parts) > 1 and not description.splits:
-        reason = (
-            "another part begins here, and this model would speak it in another voice; remove the pauses, paragraphs"
-        )
-        reason += " and changes of speed or loudness"
-        raise error_at(request.text, parts[1].segment.starts[0], reason)
-    if not parts and not pause_s:
-        raise NothingToSpeakError("text", "contains nothing to speak; send at least one letter, number or symbol")
-    warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
-    end_marks = tuple(marks) if request.word_times else ()
-    return Plan(tuple(parts), pause_s, end_marks, request.sample_rate or sample_rate, " ".join(spoken), warning)
+    def form_in(self, language: str | None) -> TextForm:
+        """Return the form of a request's text. Raises `ParameterError` for an unknown language."""
+        return self.description.text_form(self.form, language)
 
-
-def check_voice(request: TTSRequest, description: Description, voices: VoiceRegistry) -> None:
-    """Raise `VoiceError` if a request has no voice, and the checkpoint needs a voice but has no default voice."""
-    if description.needs_voice and request.voice is None and not request.references and not voices.library.default:
-        description.check_voice(voices.names)
-
-
-def _script(request: TTSRequest, segment: Segment, config: EngineConfig, form: TextForm) -> NormalizedText:
-    """Return the spoken form of a segment; empty if it is only a pause. Raises `TextError`."""
-    if not segment.text:
-        return NormalizedText("")
-    try:
-        return form.script(
-            segment.text,
+    def script(self, request: TTSRequest) -> NormalizedText:
+        """Return the spoken form of a text without markup. Raises the errors of `TextForm.script`."""
+        config = self.config
+        return self.form_in(request.language).script(
+            request.text,
             config.max_text_length,
             choice=request.normalize or config.normalize,
             on_unsupported=request.on_unsupported or config.on_unsupported,
             continues=request.continues,
         )
-    except NothingToSpeakError as error:
-        return NormalizedText("", error.warning)
-    except TextError as error:
-        if request.text_type == "text":
-            raise
-        reason = f"in the part that begins here, {str(error).removeprefix('text: ')}"
-        raise error_at(request.text, segment.starts[0], reason) from None
+
+    def check_voice(self, request: TTSRequest) -> None:
+        """Raise `VoiceError` if a request has no voice, and the checkpoint needs a voice but has no default voice."""
+        is_without = request.voice is None and not request.references
+        if self.description.needs_voice and is_without and not self.voices.library.default:
+            self.description.check_voice(self.voices.names)
+
+    def plan(self, request: TTSRequest) -> Plan | None:
+        """Check the texts and voices of a request and return its parts; None if it has no markup.
+
+        Raises `RequestError`.
+        """
+        if self.is_plain(request):
+            return None
+        if request.stream is not None:
+            raise ParameterError("text", "is a TextStream, which cannot have markup or a lexicon; give a str")
+        return self._plan(request)
+
+    def _plan(self, request: TTSRequest) -> Plan | None:
+        max_length, description = self.config.max_text_length, self.description
+        tidied(request.text, max_length)  # refuses a text that is too long before parsing it
+        segments, ignored = self._read(request, self.form_in(request.language).language)
+        if request.text_type == "text" and [segment.text for segment in segments] == [request.text]:
+            return None
+        if (length := sum(len(segment.text) for segment in segments)) > max_length:
+            reason = f"has {length} characters after all replacements; the limit is {max_length}"
+            raise TextError("text", f"{reason}. Split the text or raise S1_MINI_MAX_TEXT_LENGTH.")
+        for name in dict.fromkeys((request.voice, *(segment.voice for segment in segments))):
+            if name is not None:
+                self.voices.info(name)  # raises an error for an unknown voice
+        sample_rate, group = description.sample_rate, request.flow[1] or f"parts {next(_groups)}"
+        grouped = replace(request, flow=(request.flow[0], group))
+        parts: list[Part] = []
+        no_transcript = description.voice.transcript_warning(reference.text for reference in request.references)
+        spoken, warnings, pause_s = [], [ignored, no_transcript], 0.0
+        marks: list[Mark] = []  # marks of segments that are only pauses
+        for segment in segments:
+            pause_s += segment.pause_before_s
+            marks = [mark._replace(position=0, pause_s=mark.pause_s + segment.pause_before_s) for mark in marks]
+            marks += segment.marks
+            script = self._script_of(segment, request)
+            warnings.append(script.warning)
+            if script.text:
+                part_request = _request_for(grouped, segment, len(parts), sample_rate)
+                parts.append(Part(part_request, replace(segment, marks=tuple(marks)), pause_s))
+                spoken.append(script.text)
+                pause_s, marks = 0.0, []
+        for part in parts:
+            self.check_voice(part.request)
+        if len(parts) > 1 and not description.splits:
+            reason = "another part begins here, and this model would speak it in another voice; remove the pauses, "
+            reason += "paragraphs and changes of speed or loudness"
+            raise error_at(request.text, parts[1].segment.starts[0], reason)
+        if not parts and not pause_s:
+            raise NothingToSpeakError("text", "contains nothing to speak; send at least one letter, number or symbol")
+        warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
+        end_marks = tuple(marks) if request.word_times else ()
+        return Plan(tuple(parts), pause_s, end_marks, request.sample_rate or sample_rate, " ".join(spoken), warning)
+
+    def _script_of(self, segment: Segment, request: TTSRequest) -> NormalizedText:
+        """Return the spoken form of a segment; empty if it is only a pause. Raises `TextError`."""
+        if not segment.text:
+            return NormalizedText("")
+        try:
+            return self.script(replace(request, text=segment.text, lexicon={}))  # already applied to the segment
+        except NothingToSpeakError as error:
+            return NormalizedText("", error.warning)
+        except TextError as error:
+            if request.text_type == "text":
+                raise
+            reason = f"in the part that begins here, {error.reason}"
+            raise error_at(request.text, segment.starts[0], reason) from None
+
+    def _read(self, request: TTSRequest, language: str | None) -> Markup:
+        """Return the segments of a text. Names of voices in it are replaced by the engine's names (`voice_names`)."""
+
+        def name_of(voice: str | None) -> str | None:
+            return voice and request.voice_names.get(voice.lower(), voice)
+
+        @cache
+        def lexicon_of(voice: str | None) -> Lexicon:
+            own = name_of(voice)
+            return self.lexicons.of(_voice(request) if own is None else own).merged(request.lexicon)
+
+        if request.text_type == "marked":
+            markup = read_marked(request.text, lexicon_of, {*self.voices.names, *request.voice_names})
+        elif request.text_type == "ssml" or (self.config.accept_ssml and is_ssml(request.text)):
+            markup = read_ssml(request.text, lexicon_of, language)
+        else:
+            markup = read_text(request.text, lexicon_of)
+        segments = tuple(replace(segment, voice=name_of(segment.voice)) for segment in markup.segments)
+        return markup._replace(segments=segments)
 
 
 def _voice(request: TTSRequest) -> str | None:
     return "" if request.references else request.voice
-
-
-def _read(
-    request: TTSRequest, config: EngineConfig, form: TextForm, lexicons: Lexicons, voices: VoiceRegistry
-) -> Markup:
-    """Return the segments of a text. Names of voices in it are replaced by the engine's names (`voice_names`)."""
-
-    def name_of(voice: str | None) -> str | None:
-        return voice and request.voice_names.get(voice.lower(), voice)
-
-    @cache
-    def lexicon_of(voice: str | None) -> Lexicon:
-        own = name_of(voice)
-        return lexicons.of(_voice(request) if own is None else own).merged(request.lexicon)
-
-    if request.text_type == "marked":
-        markup = read_marked(request.text, lexicon_of, {*voices.names, *request.voice_names})
-    elif request.text_type == "ssml" or (config.accept_ssml and is_ssml(request.text)):
-        markup = read_ssml(request.text, lexicon_of, form.language)
-    else:
-        markup = read_text(request.text, lexicon_of)
-    segments = tuple(replace(segment, voice=name_of(segment.voice)) for segment in markup.segments)
-    return markup._replace(segments=segments)
 
 
 def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate: int) -> TTSRequest:
@@ -385,7 +396,7 @@ class Composition:
         if reason == "stop":
             self._add_silence(self._plan.end_pause_s)
             reason = "length" if self._is_cut else "stop"
-        timing, end_s = self._timing or Timing(None, None, None), self._num_samples / self._plan.sample_rate
+        timing, end_s = self._timing or Timing(), self._num_samples / self._plan.sample_rate
         marks = tuple(_spoken(mark, end_s, 0.0) for mark in self._plan.end_marks)
         self._put(AudioChunk(NOTHING, self._plan.sample_rate, 0, reason, timing, marks=marks))
         self._is_over = True

@@ -18,13 +18,13 @@ from typing import Protocol, TypeVar
 import torch
 
 from s1_mini.byte_cache import ByteCache
+from s1_mini.core.ledger import RequestTracker
 from s1_mini.core.messages import Plan, Report, Saved
 from s1_mini.core.request import Request
 from s1_mini.core.scheduler import NONE, Scheduler
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import EngineError, EngineNotReadyError
-from s1_mini.metrics import EngineMetrics
 from s1_mini.runtime.runner import StageRunner, as_error, attempt
 from s1_mini.runtime.stage import Stage
 from s1_mini.runtime.tasks import Steps, Tasks
@@ -61,7 +61,7 @@ class Core(Protocol):
 
     line: WaitingLine
     prefixes: ByteCache[Saved]
-    metrics: EngineMetrics
+    ledger: RequestTracker  # the accepted requests that have not ended, and the metrics
 
     def start(self) -> None: ...
 
@@ -92,10 +92,6 @@ class Core(Protocol):
     @property
     def is_alive(self) -> bool:
         """Whether all threads run and none hangs."""
-
-    @property
-    def num_requests(self) -> int:
-        """Number of accepted requests that have not ended."""
 
     @property
     def slots(self) -> SlotCounts: ...
@@ -247,7 +243,7 @@ class EngineCore(Core):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = Scheduler(policies, line, prefixes, threads=list(threads.stages.values()), clock=clock)
-        self.line, self.prefixes = line, prefixes
+        self.line, self.prefixes, self.ledger = line, prefixes, self.scheduler.ledger
         self.runners = [StageRunner(stage, self._free_memory) for stage in stages]
         self.failure: BaseException | None = None  # error of the first thread that died or hung
         self._clears_memory = clears_memory and any(stage.device.type == "cuda" for stage in stages)
@@ -307,25 +303,13 @@ class EngineCore(Core):
     def slots(self) -> SlotCounts:
         return self.scheduler.stages[0].slots
 
-    @property
-    def metrics(self) -> EngineMetrics:
-        return self.scheduler.ledger.metrics
-
-    @metrics.setter
-    def metrics(self, metrics: EngineMetrics) -> None:
-        self.scheduler.ledger.metrics = metrics
-
-    @property
-    def num_requests(self) -> int:
-        return len(self.scheduler.ledger.requests)
-
     def _check(self) -> None:
         if self.failure is not None:
             raise EngineError(f"the engine has failed; restart it: {self.failure!r}")
 
     def _free_memory(self) -> None:
         """Evict cached prefixes, because memory has run out; they can be computed again."""
-        self.metrics.out_of_memory += 1
+        self.ledger.metrics.out_of_memory += 1
         freed = self.prefixes.shrink()
         if self._clears_memory:
             torch.cuda.empty_cache()

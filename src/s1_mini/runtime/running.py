@@ -6,7 +6,7 @@ import sys
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,17 +17,16 @@ from s1_mini.audio.effects import Effects
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import ParameterError
-from s1_mini.runtime.composition import Plan, is_plain, make_plan
+from s1_mini.runtime.composition import Planner
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.recordings import Prepared, Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
-from s1_mini.text.form import NormalizedText, TextForm
-from s1_mini.text.lexicon import Lexicons
+from s1_mini.text.form import NormalizedText
 from s1_mini.text.reading import spoken_certain
 from s1_mini.text.split import split
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import EngineState, Normalize, OnUnsupported, Reference, TTSRequest, Voice
+from s1_mini.types import EngineState, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
 from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.directory import DEFAULT_MODEL
@@ -43,7 +42,7 @@ class EngineRuntime:
     voices: VoiceService
     recordings: Recordings
     references: ReferenceEncoder
-    lexicons: Lexicons
+    planner: Planner
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
         started = time.monotonic()
@@ -65,25 +64,13 @@ class EngineRuntime:
         done.set_result(known)
         return done
 
-    def plan(self, request: TTSRequest) -> Plan | None:
-        """Check a request with markup and return its parts; return None for a plain text. Raises `RequestError`."""
-        if is_plain(request, self.config, self.lexicons):
-            return None
-        if request.stream is not None:
-            raise ParameterError("text", "is a TextStream, which cannot have markup or a lexicon; give a str")
-        description, registry = self.speaker.description, self.voices.registry
-        return make_plan(request, self.config, self.speaker.text, self.lexicons, registry, description=description)
-
     def prepare(self, request: TTSRequest) -> Prepared:
         """Check the text of a request, then begin to encode its references. Raises `RequestError` or `EngineError`."""
-        form = self._form(request.language)
         if request.stream is not None:
-            self._check_stream(request, form)
+            self._check_stream(request)
             prepared = Prepared(NormalizedText(""), [], [])
         else:
-            script = self._script(
-                form, request.text, request.normalize, request.on_unsupported, continues=request.continues
-            )
+            script = self.planner.script(request)
             prepared = Prepared(script, self._pieces(script), [])
         with ExitStack() as cleanup:
             cleanup.callback(prepared.close)
@@ -129,7 +116,7 @@ class EngineRuntime:
             word_times=request.word_times,
             options=options,
             stream=request.stream,
-            read=self._form(request.language).reader(request.normalize or self.config.normalize),
+            read=self.planner.form_in(request.language).reader(request.normalize or self.config.normalize),
         )
         queue.words = words
         queue.effects = self._effects(request)
@@ -139,12 +126,12 @@ class EngineRuntime:
             queue.tell(spoken_text=prepared.script.text, warning=" ".join(filter(None, warnings)) or None)
         return queue
 
-    def _check_stream(self, request: TTSRequest, form: TextForm) -> None:
+    def _check_stream(self, request: TTSRequest) -> None:
         """Raise `ParameterError` unless a text can be spoken while it is being written."""
         self.speaker.description.check_text_stream()
         if request.word_times:
             raise ParameterError("word_times", "is not supported for a TextStream, because it needs the whole text")
-        if form.alphabet is not None:
+        if self.planner.form_in(request.language).alphabet is not None:
             raise ParameterError("text", "cannot be a TextStream, because config.json has an alphabet; pass a str")
 
     @property
@@ -153,7 +140,7 @@ class EngineRuntime:
 
     def _words(self, request: TTSRequest, prepared: Prepared, *, is_live: bool) -> WordTimes:
         self.speaker.description.check_word_times()
-        aligner, form = self.synthesizer.aligner, self._form(request.language)
+        aligner, form = self.synthesizer.aligner, self.planner.form_in(request.language)
         if aligner is None:
             raise ParameterError("word_times", "is not supported while stages run in other processes; omit it")
         reads = (request.normalize or self.config.normalize) != "off"
@@ -180,9 +167,9 @@ class EngineRuntime:
             continues=request.continues,
         )
 
-    def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
-        script = self._script(self._form(None), text, choice, on_unsupported, max_length=sys.maxsize)
-        pieces = self._pieces(script)
+    def count_tokens(self, request: TTSRequest) -> int:
+        config = self.config.model_copy(update={"max_text_length": sys.maxsize})
+        pieces = self._pieces(replace(self.planner, config=config).script(request))
         prompts = [self.speaker.loaded.prompt(piece, ()) for piece in pieces]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
@@ -217,28 +204,6 @@ class EngineRuntime:
             "vram": vram(speaker.device.value),
         }
 
-    def _form(self, language: str | None) -> TextForm:
-        return self.speaker.description.text_form(self.speaker.text, language)
-
-    def _script(
-        self,
-        form: TextForm,
-        text: str,
-        choice: Normalize | None,
-        on_unsupported: OnUnsupported | None,
-        *,
-        continues: bool = False,
-        max_length: int | None = None,
-    ) -> NormalizedText:
-        config = self.config
-        return form.script(
-            text,
-            max_length or config.max_text_length,
-            choice=choice or config.normalize,
-            on_unsupported=on_unsupported or config.on_unsupported,
-            continues=continues,
-        )
-
     def _pieces(self, script: NormalizedText) -> list[str]:
         description = self.speaker.description
         most = min(self.config.chunk_length, description.max_piece_bytes)
@@ -265,13 +230,13 @@ def run(
         cleanup.callback(synthesizer.close, drains=False)
         registry = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
         registry.warn_of_faults()
-        lexicons = registry.lexicons(config.lexicon_path)
+        planner = Planner(config, speaker.text, speaker.description, registry, registry.lexicons(config.lexicon_path))
         voices = VoiceService(registry, synthesizer, references, config)
         if before is not None:
             voices.take_over(before)
         cleanup.pop_all()
     recordings = Recordings(max_waiting=config.max_waiting_references)
-    return EngineRuntime(config, speaker, synthesizer, voices, recordings, references, lexicons)
+    return EngineRuntime(config, speaker, synthesizer, voices, recordings, references, planner)
 
 
 def vram(device: str | None) -> dict[str, float]:

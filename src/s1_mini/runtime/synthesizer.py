@@ -123,7 +123,7 @@ class Synthesizer:
             cleanup.callback(self._ahead.close)
             self._warm_up()
             cleanup.pop_all()
-        self.core.metrics = metrics or EngineMetrics()  # the warm-up is not counted
+        self.core.ledger.metrics = metrics or EngineMetrics()  # the warm-up is not counted
         self.core.line.forget()
         self.references.start()
         self.core.watch()  # after the warm-up, which may compile for longer than the watchdog's timeout
@@ -297,7 +297,7 @@ class Synthesizer:
         return {
             "queue": asdict(core.line.stats) | {"max_size": core.line.max_size},
             "slots": {"free": slots.num_free, "total": slots.count, "columns": self.positions},
-            "requests": core.num_requests,
+            "requests": len(core.ledger),
             "prefix_cache": asdict(core.prefixes.stats),
             "reference_cache": asdict(self.references.stats),
         }

@@ -270,4 +270,4 @@ def check_description(description: str) -> str:
     try:
         return tidied(description, MAX_DESCRIPTION)
     except TextError as error:
-        raise ParameterError("description", str(error).removeprefix(f"{error.field}: ")) from None
+        raise ParameterError("description", error.reason) from None

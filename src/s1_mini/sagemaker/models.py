@@ -16,12 +16,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from s1_mini.capacity.sizes import GIB
 from s1_mini.sagemaker import invocations
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.bodies import read_json
 from s1_mini.server.engine import SpeechEngine
 from s1_mini.server.errors import ConflictError, InvalidError, NotFoundError, StorageError
 from s1_mini.server.schemas import Strict
+from s1_mini.weights.directory import WORKING_SHARE, tensor_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -30,28 +32,19 @@ router = APIRouter(tags=["sagemaker"], include_in_schema=False)
 PAGE = 100
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ARCHIVE = ".tar.gz"  # SageMaker's TargetModel is the archive's name, but models are loaded under a plain name
-TENSOR_FILES = (".safetensors", ".pth")
-WORKING_SHARE = 2.0  # bytes of memory per byte of a checkpoint's files: float16 may become float32
-GB = 2**30
 UNLOAD_S = 20.0
 
 
-class ModelNotFoundError(NotFoundError):
+class ModelNotFoundError(NotFoundError, code="model_not_found"):
     """No model of that name is loaded."""
 
-    code = "model_not_found"
 
-
-class ModelLoadedError(ConflictError):
+class ModelLoadedError(ConflictError, code="model_already_loaded"):
     """A model of that name is already loaded or being loaded."""
 
-    code = "model_already_loaded"
 
-
-class ModelMemoryError(StorageError):
+class ModelMemoryError(StorageError, code="model_memory_exceeded"):
     """The model exceeds the memory budget."""
-
-    code = "model_memory_exceeded"
 
 
 @dataclass
@@ -107,9 +100,9 @@ class HostedModels:
         if name in self._models:
             raise ModelLoadedError(f"the model {name!r} is already loaded; unload it first")
         directory, kv_bytes = self._directory(url), self._settings.models_kv_mb * 1e6
-        num_bytes = measure(directory) + round(kv_bytes)
+        num_bytes = round(WORKING_SHARE * tensor_bytes(directory) + kv_bytes)
         self._check_memory(num_bytes)
-        update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / GB}
+        update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / GIB}
         model = Hosted(name, url, num_bytes, self._make(self._config.model_copy(update=update)))
         self._models[name] = model
         try:
@@ -155,12 +148,6 @@ class HostedModels:
         if not is_there:
             raise InvalidError("url", f"must be a folder in {root}, not {url[:200]!r}")
         return directory
-
-
-def measure(directory: Path) -> int:
-    """Return the estimated memory of a loaded checkpoint in bytes, without its key-value cache."""
-    files = (path for path in directory.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
-    return round(WORKING_SHARE * sum(path.stat().st_size for path in files))
 
 
 class LoadBody(Strict):

@@ -25,16 +25,12 @@ CLOSED_HEADER = "X-Amzn-SageMaker-Closed-Session-Id"
 NEW = "NEW_SESSION"
 
 
-class SessionNotFoundError(NotFoundError):
+class SessionNotFoundError(NotFoundError, code="session_not_found"):
     """The session does not exist or has ended."""
 
-    code = "session_not_found"
 
-
-class SessionsFullError(BusyError):
+class SessionsFullError(BusyError, code="sessions_full"):
     """The recording exceeds the limit for all sessions together."""
-
-    code = "sessions_full"
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,8 @@ AT_ONCE = 4
 NEEDS = "s3:PutObject, s3:GetObject, s3:ListBucketMultipartUploads, s3:ListMultipartUploadParts"
 
 
-class UploadError(S1MiniError):
+class UploadError(S1MiniError, code="upload_failed"):
     """An artifact could not be uploaded, or other content exists at its location."""
-
-    code = "upload_failed"
 
 
 def about_sending(artifact: Path, place: S3Place, region: str | None = None) -> About:

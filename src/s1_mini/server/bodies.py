@@ -125,6 +125,21 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
         raise from_validation(error.errors(include_url=False), known) from None
 
 
+async def read_recording_form(
+    request: Request, model: type[Model], file_field: str, fields: str
+) -> tuple[Model, bytes]:
+    """Read a form with the file `file_field`; `fields` names all fields for an error.
+
+    Raises the errors of `read_form`, `ContentTypeError` for another type of body, and `InvalidError` without a file.
+    """
+    if content_type(request) != FORM:
+        raise unsupported_type(request, f"{FORM} with the fields {fields}")
+    form, recording = await read_form(request, model, file_field)
+    if recording is None:
+        raise InvalidError(file_field, "is missing; send the recording as a file")
+    return form, recording
+
+
 async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, bytes | None]:
     """Return the JSON or form of a speech request, and its recording if any. Raises the errors of `read_form`."""
     if content_type(request) == FORM:

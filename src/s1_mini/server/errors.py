@@ -43,15 +43,13 @@ class ErrorKind(NamedTuple):
     retry_after_s: int | None = None
 
 
-class ServerError(S1MiniError):
+class ServerError(S1MiniError, code="server_error"):
     """Base of the server's own errors, each with its code and status."""
 
-    code = "server_error"
     row = ErrorKind(500)
 
     def __init_subclass__(cls, code: str = "", status: int = 0, retry_after_s: int | None = None) -> None:
-        super().__init_subclass__()
-        cls.code = code or cls.code
+        super().__init_subclass__(code)
         cls.row = ErrorKind(status, retry_after_s) if status else cls.row
 
 
@@ -178,7 +176,7 @@ def message_of(error: BaseException) -> str:
 def renamed(error: RequestError, fields: Mapping[str, str]) -> RequestError:
     """Return the error with its field renamed for the client; `fields` maps the engine's names to the client's."""
     field = fields.get(error.field, error.field)
-    return type(error)(field, str(error).removeprefix(f"{error.field}: "))
+    return type(error)(field, error.reason)
 
 
 def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:

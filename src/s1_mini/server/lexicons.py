@@ -89,7 +89,7 @@ class Lexicons:
             entries = parse(content).entries
             check_lexicon(entries)
         except (MarkupError, ParameterError) as error:
-            raise InvalidLexiconError("Content", str(error).partition(": ")[2]) from None
+            raise InvalidLexiconError("Content", error.reason) from None
         if not entries:
             reason = "has no lexeme with a grapheme and an alias; phonemes are not supported"
             raise InvalidLexiconError("Content", reason)
@@ -144,14 +144,14 @@ class Lexicons:
             except LexiconNotFoundError:
                 continue  # it has just been deleted
             except InvalidLexiconError as error:
-                logger.warning("skipping a lexicon: %s", str(error).removeprefix(f"{error.field}: "))
+                logger.warning("skipping a lexicon: %s", error.reason)
         return described
 
     def _parsed(self, name: str, field: str) -> Pls:
         try:
             return parse(self.get(name, field))
         except MarkupError as error:
-            raise InvalidLexiconError(field, f"the file of {name}: {str(error).removeprefix('text: ')}") from None
+            raise InvalidLexiconError(field, f"the file of {name}: {error.reason}") from None
 
     def _not_found(self, name: str, field: str) -> LexiconNotFoundError:
         return LexiconNotFoundError(

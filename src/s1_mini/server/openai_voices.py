@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import RequestError
-from s1_mini.server.bodies import FORM, content_type, read_form, read_json, unsupported_type
+from s1_mini.server.bodies import read_json, read_recording_form
 from s1_mini.server.consents import Consent, Consents
 from s1_mini.server.errors import InvalidError, quoted, renamed
 from s1_mini.server.openapi import body_of, failures
@@ -106,7 +106,8 @@ class DeletedVoice(BaseModel):
 )
 async def create_voice(request: Request) -> CustomVoice:
     """Add a recording as a named voice, with the consent of its speaker."""
-    form, recording = await _read(request, CustomVoiceForm, "audio_sample")
+    fields = "name, consent, type, text, file audio_sample"
+    form, recording = await read_recording_form(request, CustomVoiceForm, "audio_sample", fields)
     consent = await asyncio.to_thread(_consents(request).get, form.consent)
     description = f"{form.name} (consent {consent.id})"
     try:
@@ -135,7 +136,8 @@ async def delete_custom_voice(request: Request, voice_id: str) -> DeletedVoice:
 )
 async def create_consent(request: Request) -> ConsentAnswer:
     """Store a speaker's consent. Only the recording's size is checked; the recording is neither decoded nor kept."""
-    form, recording = await _read(request, ConsentForm, "recording")
+    fields = "name, language, file recording"
+    form, recording = await read_recording_form(request, ConsentForm, "recording", fields)
     try:
         read_recording(recording, request.app.state.engine.config.max_reference_bytes)
     except RequestError as error:
@@ -187,17 +189,6 @@ def _consents(request: Request) -> Consents:
 
 def _answer(consent: Consent) -> ConsentAnswer:
     return ConsentAnswer(**consent.model_dump())
-
-
-async def _read(request: Request, model: Any, file_field: str) -> tuple[Any, bytes]:
-    """Return a form and its file. Raises the errors of `read_form`, and `InvalidError` without a file."""
-    if content_type(request) != FORM:
-        fields = ", ".join((*model.model_fields, f"file {file_field}"))
-        raise unsupported_type(request, f"{FORM} with the fields {fields}")
-    form, recording = await read_form(request, model, file_field)
-    if recording is None:
-        raise InvalidError(file_field, "is missing; send the recording as a file")
-    return form, recording
 
 
 def _voice_id(name: str) -> str:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from s1_mini.exceptions import RequestError, S1MiniError
 from s1_mini.server.accounts import Resource
-from s1_mini.server.bodies import FORM, JSON, content_type, read_form, read_json, read_speech, unsupported_type
+from s1_mini.server.bodies import JSON, read_json, read_recording_form, read_speech
 from s1_mini.server.errors import InvalidError, NotFoundError, code_of, from_validation, message_of, quoted, renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import RequestLog, record_of
@@ -239,11 +239,7 @@ async def describe_voice(request: Request, name: str) -> VoiceAnswer:
 )
 async def add_voice(request: Request) -> VoiceAnswer:
     """Add a recording as a named voice."""
-    if content_type(request) != FORM:
-        raise unsupported_type(request, f"{FORM} with the fields name, text and file audio")
-    form, recording = await read_form(request, VoiceForm, "audio")
-    if recording is None:
-        raise InvalidError("audio", "is missing; send the recording as a file")
+    form, recording = await read_recording_form(request, VoiceForm, "audio", "name, text and file audio")
     try:
         voice = await register_voice(request, form.name, recording, form.text, form.description, replace=form.replace)
     except RequestError as error:

@@ -23,6 +23,7 @@ from s1_mini.server.bodies import read_json
 from s1_mini.server.errors import InvalidError, renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import record_of
+from s1_mini.server.routes import ready_engine
 from s1_mini.server.schemas import SpeechRequest
 from s1_mini.server.speech import AudioResponse, respond, speak_to_client
 from s1_mini.server.voice_names import POLLY_VOICES, own_voice
@@ -112,9 +113,7 @@ def delete_lexicon(request: Request, name: str) -> dict[str, Any]:
 @signed_router.get("/v1/voices")
 async def describe_voices(request: Request) -> JSONResponse:
     """List the voices as Polly does."""
-    if (refused := request.app.state.gate.refusal()) is not None:
-        raise refused
-    voices = await asyncio.to_thread(request.app.state.engine.voices)
+    voices = await asyncio.to_thread(ready_engine(request).voices)
     headers = {"x-amzn-RequestId": record_of(request).id}
     return JSONResponse(polly.describe_voices(voices, request.query_params.get("LanguageCode")), headers=headers)
 

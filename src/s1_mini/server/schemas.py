@@ -59,7 +59,7 @@ def _as_entries(value: Any) -> Any:
     try:
         return read_lines(value)
     except MarkupError as error:
-        raise PydanticCustomError("lexicon", "{reason}", {"reason": str(error).removeprefix("text: ")}) from None
+        raise PydanticCustomError("lexicon", "{reason}", {"reason": error.reason}) from None
 
 
 # bounds precede the validator; otherwise pydantic omits them from the JSON schema

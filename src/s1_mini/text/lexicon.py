@@ -106,7 +106,7 @@ def read_lexicon(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"lexicon {path} cannot be read: {error}") from None
     except MarkupError as error:
-        raise ConfigurationError(f"lexicon {path}: {str(error).removeprefix('text: ')}") from None
+        raise ConfigurationError(f"lexicon {path}: {error.reason}") from None
 
 
 def read_lines(source: str) -> dict[str, str]:

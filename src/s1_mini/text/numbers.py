@@ -19,6 +19,12 @@ def languages() -> frozenset[str]:
     return frozenset(RbnfEngine.get_supported_languages())
 
 
+def find_rules(language: str) -> str:
+    """Return the tag, one of `languages()`, whose rules apply to a language; empty if there are none."""
+    first, _, rest = language.replace("-", "_").partition("_")
+    return next((tag for tag in (f"{first.lower()}_{rest}", first.lower()) if tag in languages()), "")
+
+
 @lru_cache(maxsize=16)
 def _engine(language: str) -> RbnfEngine:
     from unicode_rbnf import RbnfEngine

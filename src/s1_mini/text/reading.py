@@ -16,7 +16,7 @@ from collections.abc import Callable
 from s1_mini.exceptions import ParameterError
 from s1_mini.text.detection import cut_by_language
 from s1_mini.text.multilingual import MINUS, MULTILINGUAL, PERCENT, POINT, read_certain
-from s1_mini.text.numbers import MAX_DIGITS, spell
+from s1_mini.text.numbers import MAX_DIGITS, find_rules, languages, spell
 from s1_mini.text.tables import table, words
 
 # Languages with a decimal point; all others write a decimal comma, and group digits by dots or spaces.
@@ -275,13 +275,9 @@ def spoken_certain(text: str, language: str | None) -> str:
 
 def _known_language(language: str) -> str:
     """Return the tag whose rules apply to a language. Raises `ParameterError` if there are none."""
-    from s1_mini.text.numbers import languages
-
-    if isinstance(language, str) and re.fullmatch(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8}){0,3}", language):
-        first, _, rest = language.replace("-", "_").partition("_")
-        for tag in (f"{first.lower()}_{rest}", first.lower()):
-            if tag in languages() or tag == "en":
-                return tag
+    is_tag = isinstance(language, str) and re.fullmatch(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8}){0,3}", language)
+    if is_tag and (tag := find_rules(language)):
+        return tag
     raise ParameterError("language", f"must be one of {', '.join(sorted(languages()))}, not {str(language)[:20]!r}")
 
 

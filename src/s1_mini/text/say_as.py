@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from s1_mini.text.english.dates import MONTHS
-from s1_mini.text.numbers import MAX_DIGITS, languages, spell
+from s1_mini.text.numbers import MAX_DIGITS, find_rules, spell
 
 SPELT = frozenset({"characters", "spell-out", "verbatim"})
 _NUMBER = re.compile(r"([-+−]?)(\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?")
@@ -17,7 +17,7 @@ def say_as(text: str, kind: str, form: str, language: str | None) -> str:
 
     `language` is the language of the text normalization; without one, digits stay digits.
     """
-    text, tag = " ".join(text.split()), _tag(language)
+    text, tag = " ".join(text.split()), find_rules(language or "")
     said: str | None = None
     if kind in SPELT or kind == "digits":
         said = " ".join(_digit(each, tag) for each in (text.upper() if kind in SPELT else text) if not each.isspace())
@@ -35,12 +35,6 @@ def say_as(text: str, kind: str, form: str, language: str | None) -> str:
 def _telephone(text: str, tag: str) -> str:
     groups = [" ".join(_digit(each, tag) for each in group) for group in re.findall(r"\d+", text)]
     return ("plus " if groups and text.startswith("+") and _is_english(tag) else "") + ", ".join(groups)
-
-
-def _tag(language: str | None) -> str:
-    """Return the tag of a language whose numbers can be spelt out; empty if there are no rules."""
-    first, _, rest = (language or "").replace("-", "_").partition("_")
-    return next((each for each in (f"{first.lower()}_{rest}", first.lower()) if each in languages()), "")
 
 
 def _is_english(tag: str) -> bool:

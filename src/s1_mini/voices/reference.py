@@ -91,7 +91,7 @@ class ReferenceReader:
         try:
             return tidied(reference.text, self.max_text_length) if reference.text else ""
         except TextError as error:
-            raise TextError("reference_text", str(error).removeprefix(f"{error.field}: ")) from None
+            raise TextError("reference_text", error.reason) from None
 
 
 @dataclass(frozen=True)

@@ -344,7 +344,7 @@ class VoiceRegistry:
             except VoiceNotFoundError:
                 continue  # the voice has just been deleted
             except VoiceFileError as error:
-                self._warn(name, str(error).removeprefix(f"{error.field}: "))
+                self._warn(name, error.reason)
         return infos
 
     def lexicons(self, path: Path | None) -> Lexicons:
