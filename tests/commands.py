@@ -1,13 +1,17 @@
-"""Runs an s1_mini command in this process, as a shell would, and reads its output."""
+"""Runs an s1_mini command in this process, as a shell would, and reads its output; the variables of subprocesses."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
+
+# Variables for subprocesses, without the machine's own settings.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 
 
 class Ran(NamedTuple):
