@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from consistency import assert_consistent
 from s1_mini import EngineConfig, ProductionTTSEngine, TTSRequest
 from s1_mini.capacity.sizes import Formats
 from s1_mini.checkpoint.requests import check_request
@@ -102,16 +103,7 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(
     presets: ProductionTTSEngine, cloner: ProductionTTSEngine
 ) -> None:
     for engine, voice in ((presets, "ryan"), (cloner, "continued"), (cloner, "vector")):
-        alone = [engine.generate(text, voice=voice, **ASKED).audio for text in TEXTS]
-
-        together = engine.generate_batch(TEXTS, voice=voice, **ASKED).results
-
-        assert all(np.array_equal(wave, other.audio) for wave, other in zip(alone, together, strict=True))
-        for profile in ("ttfa", "throughput"):
-            chunks = engine.stream(TEXTS[1], voice=voice, chunk_profile=profile, **ASKED)
-            streamed = np.concatenate([chunk.audio for chunk in chunks])
-            assert alone[1].shape == streamed.shape
-            assert np.abs(alone[1] - streamed).max() <= 1e-5
+        assert_consistent(engine, TEXTS, profiles=("ttfa", "throughput"), tolerance=1e-5, voice=voice, **ASKED)
 
 
 def test_a_cached_voice_sounds_as_a_fresh_one(base: Path) -> None:
