@@ -40,6 +40,11 @@ def speak(checkpoint: Path) -> np.ndarray:
         return engine.generate("Same voice.", seed=1, max_new_tokens=12).audio
 
 
+@pytest.fixture(scope="module")
+def expected(published: Path) -> np.ndarray:
+    return speak(published)
+
+
 def edit(checkpoint: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], object], file: str) -> Path:
     """Copy a published checkpoint with its tensors changed."""
     shutil.copytree(checkpoint, target)
@@ -73,16 +78,20 @@ MODEL_FORMS = {
 
 
 @pytest.mark.parametrize("form", MODEL_FORMS)
-def test_every_published_form_of_a_model_speaks_with_the_same_voice(form: str, published: Path, tmp_path: Path) -> None:
+def test_every_published_form_of_a_model_speaks_with_the_same_voice(
+    form: str, published: Path, expected: np.ndarray, tmp_path: Path
+) -> None:
     changed = edit(published, tmp_path / "c", MODEL_FORMS[form], "model.pth")
 
-    assert np.array_equal(speak(changed), speak(published))
+    assert np.array_equal(speak(changed), expected)
 
 
-def test_a_codec_with_its_generators_prefix_is_the_same_codec(published: Path, tmp_path: Path) -> None:
+def test_a_codec_with_its_generators_prefix_is_the_same_codec(
+    published: Path, expected: np.ndarray, tmp_path: Path
+) -> None:
     changed = edit(published, tmp_path / "c", lambda t: {f"generator.{n}": v for n, v in t.items()}, "codec.pth")
 
-    assert np.array_equal(speak(changed), speak(published))
+    assert np.array_equal(speak(changed), expected)
 
 
 MODEL_FAULTS = {
@@ -124,7 +133,7 @@ def test_half_a_weight_norm_is_refused(published: Path, tmp_path: Path) -> None:
         load(EngineConfig(checkpoint_path=changed, device="cpu"))
 
 
-@pytest.mark.parametrize("shape", [(1,), (16,), (16, 1), (1, 1, 1)])
+@pytest.mark.parametrize("shape", [(16,), (1, 1, 1)])
 def test_a_misshapen_scale_of_a_weight_norm_is_refused(shape: tuple[int, ...], published: Path, tmp_path: Path) -> None:
     name = "decoder.model.0.conv.parametrizations.weight.original0"
     changed = edit(published, tmp_path / "c", lambda t: t | {name: torch.ones(shape)}, "codec.pth")
