@@ -40,12 +40,6 @@ def test_requests_sound_the_same_in_any_batch(synthesizer: Synthesizer) -> None:
     assert all(np.array_equal(sound(queue), wave) for queue, wave in zip(together, alone, strict=True))
 
 
-def test_another_engine_generates_the_same(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
-    other = start(speaker)
-
-    assert np.array_equal(sound(ask(other)), sound(ask(synthesizer)))
-
-
 def test_a_cached_voice_sounds_like_one_prefilled_again(speaker: LoadedCheckpoint) -> None:
     voice = random_voice(100)
     fresh, cached = start(speaker, kv_cache_size=0), start(speaker)
@@ -250,7 +244,7 @@ def test_requests_that_survive_random_faults_sound_the_same_and_nothing_leaks(sp
     plain = start(speaker, max_batch_size=8)
     survivors = [i for i, outcome in outcomes.items() if isinstance(outcome, np.ndarray)]
     assert len(survivors) > 0.6 * NUM_STORM
-    for i in chance.sample(survivors, 30):
+    for i in chance.sample(survivors, 20):
         assert np.array_equal(outcomes[i], sound(ask(plain, *texts[i], **asked[i]))), asked[i]
 
 
