@@ -39,7 +39,7 @@ def test_word_times_are_refused(engine: ProductionTTSEngine) -> None:
 
 
 def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: ProductionTTSEngine) -> None:
-    assert_consistent(engine, TEXTS[1:], profiles=("ttfa", "balanced"), tolerance=1e-6, seed=3, max_new_tokens=12)
+    assert_consistent(engine, TEXTS[1:3], profiles=("ttfa", "balanced"), tolerance=1e-6, seed=3, max_new_tokens=12)
 
 
 def test_voices_texts_and_seeds_change_the_audio(engine: ProductionTTSEngine) -> None:

@@ -53,7 +53,7 @@ def client_of_url(url: str, key: str = "any", **options: object) -> Any:
 @pytest.fixture(scope="module")
 def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
     """An engine with short slots, which end noise: these clients cannot limit it."""
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_columns=128)) as engine:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_columns=72)) as engine:
         yield engine
 
 
