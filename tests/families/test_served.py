@@ -197,9 +197,7 @@ def test_boto3_calls_it_as_an_endpoint(
     call: dict[str, Any] = {"EndpointName": ENDPOINT, "ContentType": "application/json"}
     body = json.dumps(ASKED | {"voice": kind.voice})
     runtime = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=container.url,
-        config=Config(retries={"total_max_attempts": 1}, proxies={}),
+        "sagemaker-runtime", endpoint_url=container.url, config=Config(retries={"total_max_attempts": 1}, proxies={})
     )
 
     whole = runtime.invoke_endpoint(**call, Body=body, Accept="audio/wav")["Body"].read()

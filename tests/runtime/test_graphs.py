@@ -15,13 +15,7 @@ from kernel_checks import needs_gpu, on_gpu
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, capture, graph_stream, no_collections
 
 CPU = torch.device("cpu")
-DEVICES = [
-    CPU,
-    pytest.param(
-        torch.device("cuda", 0),
-        marks=needs_gpu,
-    ),
-]
+DEVICES = [CPU, pytest.param(torch.device("cuda", 0), marks=needs_gpu)]
 
 
 class Cycle:

@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import (
-    CheckpointFileError,
-    CheckpointMismatchError,
-    CheckpointNotFoundError,
-    ConfigurationError,
-)
+from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, CheckpointNotFoundError, ConfigurationError
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import get_family
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint

@@ -16,12 +16,7 @@ import torch
 from held_generation import SOUNDS, held_generation
 from leaks import leaks
 from s1_mini.core.output_queue import OutputQueue
-from s1_mini.exceptions import (
-    CapacityError,
-    GenerationError,
-    QueueFullError,
-    S1MiniError,
-)
+from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError, S1MiniError
 from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer

@@ -66,11 +66,7 @@ def test_a_turn_of_pipecat_is_spoken_and_flushed(door: Door, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("query", "expected"),
-    [
-        ("", ("pcm", 44_100)),
-        ("?sample_rate=16000", ("pcm", 16_000)),
-        ("?encoding=mulaw", ("mulaw", 8_000)),
-    ],
+    [("", ("pcm", 44_100)), ("?sample_rate=16000", ("pcm", 16_000)), ("?encoding=mulaw", ("mulaw", 8_000))],
 )
 def test_our_own_messages_use_the_query_too(door: Door, query: str, expected: tuple[str, int]) -> None:
     with session(door, f"{SAGEMAKER}{query}") as socket:
@@ -133,11 +129,7 @@ def test_text_without_speech_is_flushed_without_audio(door: Door) -> None:
 
 @pytest.mark.parametrize(
     ("message", "kind"),
-    [
-        ({"type": "Speak"}, "error"),
-        ({"type": "speak"}, "error"),
-        ({"type": "Speak", "text": "a" * 20_001}, "Error"),
-    ],
+    [({"type": "Speak"}, "error"), ({"type": "speak"}, "error"), ({"type": "Speak", "text": "a" * 20_001}, "Error")],
     ids=str,
 )
 def test_an_invalid_message_ends_the_session(door: Door, message: dict[str, str], kind: str) -> None:

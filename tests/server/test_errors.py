@@ -68,11 +68,7 @@ def test_a_wrong_field_is_named(http: httpx2.Client, body: object, expected: tup
 @pytest.mark.parametrize(
     ("path", "body", "sentence"),
     [
-        (
-            "/v1/tts",
-            {"text": "Hi.", "temprature": 1},
-            "temprature: unknown field; did you mean temperature?",
-        ),
+        ("/v1/tts", {"text": "Hi.", "temprature": 1}, "temprature: unknown field; did you mean temperature?"),
         (
             "/v1/tts",
             {"text": "Hi.", "pitch": 1},

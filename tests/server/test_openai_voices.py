@@ -69,11 +69,7 @@ def test_a_voice_is_created_with_a_consent_used_by_its_id_and_deleted(
     ],
 )
 def test_a_voice_that_cannot_be_created_is_refused_by_field(
-    openai_client: openai.OpenAI,
-    sample: tuple[str, bytes, str],
-    consent: str,
-    changed: dict[str, object],
-    message: str,
+    openai_client: openai.OpenAI, sample: tuple[str, bytes, str], consent: str, changed: dict[str, object], message: str
 ) -> None:
     asked = {"name": "Robin", "audio_sample": sample, "consent": consent, "extra_body": {"text": "Ah."}}
 

@@ -62,11 +62,7 @@ def test_a_voice_of_the_checkpoint_cannot_be_deleted(client: httpx2.Client) -> N
         ({"text": "Ah."}, True, "name: is missing"),
         ({"name": "carl", "text": "Ah."}, False, "audio: is missing"),
         ({"name": "carl"}, True, "text: is empty"),
-        (
-            {"name": "carl", "text": "Ah.", "audios": "3"},
-            True,
-            "audios: unknown field; did you mean audio?",
-        ),
+        ({"name": "carl", "text": "Ah.", "audios": "3"}, True, "audios: unknown field; did you mean audio?"),
     ],
 )
 def test_an_invalid_voice_is_refused_with_its_field(

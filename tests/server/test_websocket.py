@@ -202,11 +202,7 @@ def test_a_client_that_sends_nothing_is_disconnected(small_engine: ProductionTTS
 
 
 def test_a_session_whose_sentence_waits_for_a_slot_is_not_idle(small_engine: ProductionTTSEngine, clock: Clock) -> None:
-    with (
-        serving(small_engine, websocket_idle_s=60) as door,
-        ExitStack() as others,
-        held_generation(SOUNDS) as held,
-    ):
+    with serving(small_engine, websocket_idle_s=60) as door, ExitStack() as others, held_generation(SOUNDS) as held:
         for _ in range(3 * small_engine.config.max_batch_size):
             other = others.enter_context(session(door))
             say(other, **CONFIG | {"max_new_tokens": 400})

@@ -15,10 +15,7 @@ from typer.testing import CliRunner
 from consistency import assert_consistent
 from container_room import running
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import (
-    CheckpointMismatchError,
-    ReferenceAudioError,
-)
+from s1_mini.exceptions import CheckpointMismatchError, ReferenceAudioError
 from s1_mini.families import registry
 from tests.toy.family import NAME, VOICES, LoadedToy, Toy
 from tests.toy.stages import SAMPLE_RATE, SAMPLES
