@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from commands import invoke
 from s1_mini import EngineConfig, ProductionTTSEngine, TTSRequest
 from s1_mini.checkpoint.requests import check_request
-from s1_mini.cli.app import app
 from s1_mini.exceptions import MarkupError
 from s1_mini.families.find import Checkpoint
 from s1_mini.voices.library import write_voice
@@ -115,8 +114,8 @@ def test_the_check_of_a_package_speaks_with_its_first_voice_or_tells_how_to_add_
     if has_voice:
         write_voice(base / "voices", "mine", clone(opened(base)))
 
-    package("--checkpoint", base, "-o", artifact)
-    checked = package("--check", artifact, "--device", "cpu", fails=not has_voice)
+    invoke("package", "--checkpoint", base, "-o", artifact)
+    checked = invoke("package", "--check", artifact, "--device", "cpu", fails=not has_voice)
 
     if has_voice:
         assert checked.count("    ok  ") == 8
@@ -124,9 +123,3 @@ def test_the_check_of_a_package_speaks_with_its_first_voice_or_tells_how_to_add_
         assert checked.count("    ok  ") == 6
         assert "voice: is needed, because this model has no voice of its own; add one, or send a reference" in checked
         assert "`s1-mini package --voices DIR` adds voices" in checked
-
-
-def package(*arguments: object, fails: bool = False) -> str:
-    result = CliRunner().invoke(app, ["package", *map(str, arguments)])
-    assert bool(result.exit_code) == fails, result.output
-    return result.output
