@@ -61,16 +61,6 @@ def test_requests_that_share_a_voice_prefill_it_once(synthesizer: Synthesizer, s
     assert sum(read) == prompt.num_shared + 3 * rest
 
 
-def test_later_utterances_use_the_voice_of_the_first(synthesizer: Synthesizer) -> None:
-    texts = ["One sentence.", "And another one.", "The last."]
-
-    both = sound(ask(synthesizer, *texts, seed=5))
-
-    first = ask(synthesizer, texts[0], seed=5)
-    assert len(both) > len(sound(first))
-    assert np.array_equal(both, sound(ask(synthesizer, *texts, seed=5)))
-
-
 def test_a_cancelled_request_stops_within_a_frame(synthesizer: Synthesizer) -> None:
     with held_generation(SOUNDS):
         queue = ask(synthesizer, frames=400)
