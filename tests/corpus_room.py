@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from commands import ENVIRONMENT
 from s1_mini.cli.app import run
 
 NUM_TEXTS = 20
 SHORT = ("--parameters", '{"max_new_tokens": 6}', "--shard-size", "3")
 Local = Callable[..., int]  # input, output, options
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 
 
 def write_texts(path: Path, num_texts: int = NUM_TEXTS) -> Path:

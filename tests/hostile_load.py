@@ -3,22 +3,18 @@
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --attackers-from 127.0.0.1
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --replicas 2
-    python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --clients 16 --seconds 3600 --attacks none
-    python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --each
 
-The first is the acceptance run: a server with honest clients alone for --undisturbed seconds, then a fresh server with
-the same clients and all attacks at once, and SIGTERM under that load. Honest clients connect from 127.0.0.1 and compare
-every answer with the one that they received from the idle server; 60 % disconnect before or during their answer.
-Attackers connect from another address (127.0.0.2) or, with --attackers-from 127.0.0.1, from the same one. A refused
-client (429, 503) waits for Retry-After and tries again: refusals are counted, and are not losses.
-
-Without attacks it is a soak test; --each runs one attack after the other against an otherwise idle server.
+A server serves honest clients alone for --undisturbed seconds, then a fresh server the same clients and all attacks at
+once, and SIGTERM under that load. Honest clients connect from 127.0.0.1 and compare every answer with the one that they
+received from the idle server; 60 % disconnect before or during their answer. Attackers connect from another address
+(127.0.0.2) or, with --attackers-from 127.0.0.1, from the same one. A refused client (429, 503) waits for Retry-After
+and tries again: refusals are counted, and are not losses. `benchmark.server_load` is the soak test.
 
 Prints a table by minutes and one line of JSON. The exit code is 1 if an answer was lost, duplicated or different, or
 none was received; judge the other figures yourself. `/ping` of the server is compared with `/ping` of an idle control
 process, which separates stalls of the machine from stalls of the server. Clients, attackers and the watcher are
 processes of their own with a lower priority than the server's. Linux only: 127.0.0.2 exists only there without being
-configured, and cores are assigned to processes.
+configured.
 """
 
 from __future__ import annotations
@@ -359,18 +355,8 @@ HANDSHAKE = (
 
 # Megabytes that the tests of this module's clients never send, so they are built when they are first sent.
 @cache
-def numbers() -> bytes:
-    return b'{"items":[' + b"1," * 4_000_000 + b"1]}"
-
-
-@cache
 def items() -> bytes:
     return b'{"items":[' + b'{"text":"Hi."},' * 1_000_000 + b'{"text":"Hi."}]}'
-
-
-@cache
-def keys() -> bytes:
-    return b'{"text":"Hi.",' + b",".join(b'"k%07d":1' % number for number in range(1_200_000)) + b"}"
 
 
 @cache
@@ -570,7 +556,8 @@ BATCH = json.dumps({"items": [{"text": LONG_TEXT}] * 32, "seed": 1, "max_new_tok
 PUNYCODE = form({"text-": b"b" * 120_000}, charset="; charset=punycode")
 
 Attacks = dict[str, Callable[[Target], Awaitable[Any]]]
-HOLDING: Attacks = {  # attacks on resources that the server holds for a client: turns, memory, connections, sessions
+ATTACKS: Attacks = {
+    # on resources that the server holds for a client: turns, memory, connections, sessions
     "a batch of 32 texts of 20 kB": body("/v1/tts/batch", BATCH),
     "a text of 20 kB": body("/v1/tts", json.dumps(LONG).encode()),
     "a form in punycode": body("/v1/tts", PUNYCODE[1], PUNYCODE[0]),
@@ -583,14 +570,11 @@ HOLDING: Attacks = {  # attacks on resources that the server holds for a client:
     "disconnecting behind a pipelined request": pipelined,
     "recordings of clients that disconnect": gone_recordings,
     "300 idle connections": idle,
-}
-ATTACKS: Attacks = HOLDING | {  # and bodies that are slow to parse
+    # bodies that are slow to parse
     "100 MB of zeros, gzipped": one_request(lambda: post("/v1/tts", gzipped(), Content_Encoding="gzip")),
     "a flood of /v1/voices": flood("/v1/voices", 20),
     "a flood of /metrics": flood("/metrics", 10),
-    "8 MB of numbers as items": large_body("/v1/tts/batch", numbers),
     "15 MB of items": large_body("/v1/tts/batch", items),
-    "15 MB of unknown keys": large_body("/v1/tts", keys),
     "15 MB of digits": large_body("/v1/tts", digits),
     "14 MB of escapes": large_body("/v1/tts", escapes),
     "16 MB of text": large_body("/v1/tts", text_16mb),
@@ -737,7 +721,6 @@ def served(options: argparse.Namespace) -> Iterator[tuple[Place, subprocess.Pope
         Path(os.environ.get("HOSTILE_LOG", os.devnull)).open("wb") as log,
         subprocess.Popen(command, stderr=log, env=environment) as process,
     ):
-        os.sched_setaffinity(process.pid, options.server_cores)
         place, ends = Place(HONEST_HOST, port), time.monotonic() + 180
         try:
             while not is_ready(place, options.replicas):
@@ -874,72 +857,20 @@ def minutes_of(looks: list[Look], began: float) -> list[dict[str, float]]:
     ]
 
 
-def mixed(options: argparse.Namespace) -> dict[str, Any]:
+def compare(options: argparse.Namespace) -> dict[str, Any]:
     """Run the honest clients alone, then with all attacks at once on a fresh server."""
-    attacks: Attacks = {"all": ATTACKS, "holding": HOLDING, "none": {}}[options.attacks]
     facts: dict[str, Any] = {
         "clients": options.clients,
         "replicas": options.replicas,
-        "server_cores": len(options.server_cores),
-        "attackers_from": options.attackers_from if attacks else None,
+        "attackers_from": options.attackers_from,
     }
-    if attacks and options.undisturbed:
-        alone = measure(options, options.undisturbed, {})
-        names = ("seconds", "num_whole", "cpu_s", "ping_ms_p99", "control_ms_p99")
-        facts["undisturbed"] = {name: alone[name] for name in names}
-    facts |= measure(options, options.seconds, attacks)
-    if "undisturbed" in facts:
-        rates_a_second = facts["num_whole"] / options.seconds, alone["num_whole"] / options.undisturbed
-        facts["throughput_kept"] = round(rates_a_second[0] / rates_a_second[1], 3) if rates_a_second[1] else None
-        for name in ("lost", "doubled", "different"):
-            facts["undisturbed"][name] = alone[name]
+    alone = measure(options, options.undisturbed, {})
+    names = ("seconds", "num_whole", "cpu_s", "ping_ms_p99", "control_ms_p99", "lost", "doubled", "different")
+    facts["undisturbed"] = {name: alone[name] for name in names}
+    facts |= measure(options, options.seconds, ATTACKS)
+    rates_a_second = facts["num_whole"] / options.seconds, alone["num_whole"] / options.undisturbed
+    facts["throughput_kept"] = round(rates_a_second[0] / rates_a_second[1], 3) if rates_a_second[1] else None
     return facts
-
-
-def each(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run one attack after the other, alone and then four at a time: the largest ping, memory, time to its end."""
-    rows = []
-    for name, attack in ATTACKS.items():
-        begun, over, helpers = multiprocessing.Event(), multiprocessing.Event(), Helpers()
-        with served(options) as (place, process):
-            try:
-                control = Place("127.0.0.1", helpers.start(run_control).recv())
-                before = resident_bytes(family(process.pid))
-                watching = helpers.start(run_watcher, (place, control), process.pid, begun, over)
-                begun.set()
-                took_s = asyncio.run(run_one(attack, Target(place, options.attackers_from)))
-                time.sleep(0.5)
-                over.set()
-                looks = received(watching)
-            finally:
-                helpers.end()
-        rows.append(
-            {
-                "attack": name,
-                "seconds": round(took_s, 2),
-                "ping_ms_max": quantile_ms([look.ping_s for look in looks], 1),
-                "control_ms_max": quantile_ms([look.control_s for look in looks], 1),
-                "mib_before": round(before / 2**20),
-                "mib_max": round(max((look.resident for look in looks), default=0) / 2**20),
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
-
-
-async def run_one(attack: Callable[[Target], Awaitable[Any]], target: Target) -> float:
-    """Run an attack alone, then four at a time; return the seconds that the first took, 30 at most."""
-
-    async def timed() -> float:
-        began = time.monotonic()
-        with suppress(Exception):  # refused, reset or timed out: the attack has ended
-            async with asyncio.timeout(30):
-                await attack(target)
-        return time.monotonic() - began
-
-    took_s = await timed()
-    await asyncio.gather(*(timed() for _ in range(4)))
-    return took_s
 
 
 def main() -> int:
@@ -948,29 +879,13 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=Path, required=True, help="directory of the model to serve")
     parser.add_argument("--clients", type=int, default=150, help="honest requests under way at once (150)")
     parser.add_argument("--seconds", type=float, default=120, help="length of the run (120)")
-    parser.add_argument(
-        "--undisturbed", type=float, metavar="SECONDS", default=60, help="run without attacks before it; 0: none (60)"
-    )
+    parser.add_argument("--undisturbed", type=float, metavar="SECONDS", default=60, help="run without attacks (60)")
     parser.add_argument("--slots", type=int, default=16, help="--max-batch-size of each server (16)")
     parser.add_argument("--replicas", type=int, default=1, help="servers behind one port; more than 1 needs HAProxy")
     parser.add_argument("--attackers-from", metavar="ADDRESS", default="127.0.0.2", help="their address (127.0.0.2)")
-    parser.add_argument(
-        "--attacks", choices=("all", "holding", "none"), default="all", help="holding: without large bodies (all)"
-    )
-    parser.add_argument(
-        "--server-cores", type=int, metavar="N", help="the server gets N cores to itself, clients and attackers others"
-    )
-    parser.add_argument("--each", action="store_true", help="one attack after the other, and nothing else")
     options = parser.parse_args()
     multiprocessing.set_start_method("fork")
-    cores = sorted(os.sched_getaffinity(0))
-    options.server_cores = set(cores[: options.server_cores])
-    if options.server_cores != set(cores):
-        os.sched_setaffinity(0, set(cores) - options.server_cores)
-    if options.each:
-        print(json.dumps(each(options)))
-        return 0
-    facts = mixed(options)
+    facts = compare(options)
     print(f"{'minute':>6} {'ping p99':>9} {'max':>8} {'control max':>12} {'MiB':>8} {'max':>8}")
     for number, minute in enumerate(facts["minutes"], 1):
         pings = f"{number:>6} {minute['ping_ms_p99']:>9} {minute['ping_ms_max']:>8} {minute['control_ms_max']:>12}"

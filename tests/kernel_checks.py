@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -10,11 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from s1_mini.kernels.backend import HAS_TRITON
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # for Triton's interpreter
-needs_gpu = [
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+needs_kernels = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs an NVIDIA GPU, or Triton's interpreter"),
 ]
+
+
+def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs a GPU."""
+    for mark in needs_gpu:
+        test = mark(test)
+    return test
+
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 

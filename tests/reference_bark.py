@@ -67,12 +67,7 @@ class Reference:
 
     @torch.no_grad()
     def speak(
-        self,
-        tokens: list[int],
-        voice: dict[str, Tensor] | None = None,
-        *,
-        most: int = 768,
-        eos_p: float | None = None,
+        self, tokens: list[int], voice: dict[str, Tensor] | None = None, *, most: int = 768, eos_p: float | None = None
     ) -> Spoken:
         """Synthesize the tokens of a text greedily, at most `most` semantic tokens."""
         ids, mask = torch.zeros(1, 256, dtype=torch.long), torch.zeros(1, 256, dtype=torch.long)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -17,13 +16,13 @@ from typing import Any
 import httpx2
 import pytest
 
+from commands import ENVIRONMENT
 from door_room import Address
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.remote.proxy import find_proxy
 from waiting import EVENTUALLY_S, wait_until
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 
 
 def lacks_proxy() -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_checks import needs_gpu
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.verify import verify_checkpoint
 from s1_mini.codecs.causal.stage import CausalDecoder
@@ -24,10 +25,7 @@ from s1_mini.runtime.graphs import STREAMS, graph_stream
 from s1_mini.runtime.loader import load
 from s1_mini.types import SamplingParams
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = needs_gpu
 
 TEXTS = [f"Sentence number {number}." for number in range(12)]
 

@@ -163,10 +163,7 @@ def test_the_readme_installs_from_a_checkout_and_has_a_line_for_torch_without_cu
     """Not from PyPI, which does not have the package; in this order, so that torch's CPU build is kept."""
     lines = re.findall(r"^pip install .*$", section("Hear it"), re.MULTILINE)
 
-    assert lines == [
-        "pip install torch --index-url https://download.pytorch.org/whl/cpu",
-        "pip install -e .",
-    ]
+    assert lines == ["pip install torch --index-url https://download.pytorch.org/whl/cpu", "pip install -e ."]
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     assert [page.name for page in pages if re.search(r'pip install "?s1-mini', page.read_text(encoding="utf-8"))] == []
 

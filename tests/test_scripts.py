@@ -256,7 +256,7 @@ def test_the_environment_of_infra_holds_the_cdk_by_its_pins_and_no_engine(root, 
 
     assert machine.ensure() == ["venv", "pip", "pins"]
     assert [word for word in machine.commands[-1] if word.startswith("--") and "=" in word] == [
-        f"--requirement={root / 'infra/requirements.lock.txt'}",
+        f"--requirement={root / 'infra/requirements.lock.txt'}"
     ]
     assert "Creating .venv-infra with Python" in capsys.readouterr().err
     assert machine.ensure() == []

@@ -141,10 +141,7 @@ def test_a_recording_given_by_its_path_is_named_and_one_given_by_its_bytes_is_no
     [
         *((audio, "is not a recording; give a path") for audio in (None, 5, ["a.wav"], memoryview(b"RIFF"))),
         (b"", "the file is empty"),
-        (
-            b"This is a letter.",
-            r"not audio of a supported format \(it begins with b'This'\); wav, flac, mp3",
-        ),
+        (b"This is a letter.", r"not audio of a supported format \(it begins with b'This'\); wav, flac, mp3"),
     ],
 )
 def test_an_invalid_recording_is_refused(audio, reason):

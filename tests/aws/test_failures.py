@@ -98,19 +98,9 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
             "scales automatically",
             "endpoint autoscale hello --off",
         ),
-        (
-            "ValidationError",
-            "Inference Component has no capacity to process it.",
-            "has scaled to zero",
-            "describe",
-        ),
+        ("ValidationError", "Inference Component has no capacity to process it.", "has scaled to zero", "describe"),
         ("ThrottlingException", "Rate exceeded", "throttled", "again"),
-        (
-            "PreconditionFailed",
-            "At least one of the pre-conditions did not hold",
-            "is never overwritten",
-            "new",
-        ),
+        ("PreconditionFailed", "At least one of the pre-conditions did not hold", "is never overwritten", "new"),
         ("ConditionalRequestConflict", "", "another upload of the same object", "again"),
         ("NoSuchUpload", "The specified upload does not exist.", "no longer exists", "run the command again"),
         ("EntityTooLarge", "", "exceeds S3's limit", "--layout prefix"),
@@ -163,10 +153,7 @@ def test_a_network_failure_names_the_cause_and_the_next_command(error: Exception
         ("did not pass the ping health check", "s1-mini package --check"),
         ("CannotStartContainerError.", "--machine-image"),
         ("No space left on device", "--volume-gb"),
-        (
-            "Unable to provision ML compute capacity: InsufficientInstanceCapacity",
-            "several --instance-type",
-        ),
+        ("Unable to provision ML compute capacity: InsufficientInstanceCapacity", "several --instance-type"),
         ("Failed to download model data", "s3:GetObject"),
         ("The account-level service limit is 0 Instances.", "request-service-quota-increase"),
         (
@@ -208,11 +195,7 @@ MISSING = "s3://not-there"
         ("batch", {"source": f"{MISSING}/in"}, "bucket not-there does not exist"),
         ("real-time", {"artifact": f"s3://{BUCKET}/2/model.tar.gz"}, "upload it with `s1-mini package --upload"),
         ("real-time", {"artifact": f"s3://{BUCKET}/2/"}, f"s3://{BUCKET}/2/ does not exist"),
-        (
-            "real-time",
-            {"artifact": "s3://far-away/1/"},
-            "far-away is in eu-central-1, the endpoint in eu-west-1",
-        ),
+        ("real-time", {"artifact": "s3://far-away/1/"}, "far-away is in eu-central-1, the endpoint in eu-west-1"),
     ],
 )
 def test_a_wrong_place_is_named_before_anything_is_created(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from commands import Command, Ran, run_command
+from kernel_checks import on_gpu
 from s1_mini.bench.profile import SCHEDULING, Profiler, Timer, measure_sections
 from s1_mini.cli.app import run
 from s1_mini.config import EngineConfig
@@ -130,8 +131,7 @@ def test_an_unspeakable_text_or_an_unknown_format_is_an_error(
     assert error in done.errors
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@on_gpu
 def test_on_a_gpu_every_stage_is_timed_while_the_device_works(tiny: Path) -> None:
     """Launching a step takes microseconds on the host; a synchronised step takes as long as its kernels."""
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cuda"))

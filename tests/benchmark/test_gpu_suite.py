@@ -10,22 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmark import gpu_suite
 from benchmark.frames import measure_frames
-from benchmark.gpu_suite import (
-    FULL,
-    SMALL,
-    TARGETS,
-    Parts,
-    judge,
-    lay_out,
-    listen_in_real_time,
-    main,
-    measure_starts,
-)
+from benchmark.gpu_suite import FULL, SMALL, TARGETS, Parts, judge, lay_out, listen_in_real_time, main, measure_starts
 from commands import Command
+from kernel_checks import on_gpu
 from s1_mini.bench.clients import Clients
 from s1_mini.bench.workload import make_workload
 from s1_mini.capacity.sizes import AUTO_SLOTS, Formats
@@ -149,8 +139,7 @@ def test_the_floor_is_of_the_formats_that_speak(tiny: Path) -> None:
     assert formats(narrow) == Formats(weights=4, large=1, kv=1, codec=4)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@on_gpu
 def test_on_a_gpu_frames_are_timed_as_replays_of_their_graphs(tiny: Path) -> None:
     loaded = load(EngineConfig(checkpoint_path=tiny, device="cuda")).loaded
 
@@ -160,8 +149,7 @@ def test_on_a_gpu_frames_are_timed_as_replays_of_their_graphs(tiny: Path) -> Non
     assert all(0 < each.device_ms <= 1.1 * each.step_ms for each in times)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@on_gpu
 def test_on_a_gpu_slots_are_chosen_by_its_memory(tiny: Path) -> None:
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cuda")) as engine:
         health = engine.health_check()

@@ -27,7 +27,7 @@ def test_texts_have_the_lengths_that_are_stated() -> None:
 
 
 def test_the_baseline_generates_what_the_engine_generates(checkpoint: Path) -> None:
-    compared = Comparison(checkpoint, "cpu", "auto", "full", 40)
+    compared = Comparison(checkpoint, "cpu", "auto", "full", 16)
     compared.start()
     try:
         for text in TEXTS[:2]:

@@ -8,7 +8,6 @@ import pytest
 
 from s1_mini.cli.app import app
 from s1_mini.cli.settings import groups
-from s1_mini.exceptions import ConfigurationError
 from s1_mini.variables import OWNERS, known_variables
 
 PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("settings.md", "settings_server.md")]
@@ -49,13 +48,6 @@ def test_values_from_variables_are_shown_and_secrets_are_not(
 
 def test_unchanged_settings_are_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "--changed") == "all settings have their default values\n"
-
-
-def test_an_invalid_value_is_reported_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("S1_MINI_CHUNK_LENGTH", "7")
-
-    with pytest.raises(ConfigurationError, match=r"^S1_MINI_CHUNK_LENGTH='7': "):
-        list(groups())
 
 
 def test_every_setting_is_a_known_variable() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_checks import needs_gpu, on_gpu
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.lanes import DecodeLanes, EncodeLanes, Lanes
 from s1_mini.codecs.encodec.model import Encodec
@@ -27,11 +28,7 @@ TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}  # a GPU sums in another order than the 
 RATE = TINY.samples_per_frame
 # Lengths: many chunks and one, whole chunks and frames, below a frame and below the mirrored beginning.
 LENGTHS = (30_000, 1, 9_600, 4_801, 320, 14_399, 2_239, 100, 9_601, 25_000, 5_000, 7_777)
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 
 
 class LatentLanes(Lanes):
@@ -168,8 +165,7 @@ def test_after_the_first_call_no_memory_is_allocated_for_states_and_chunks() -> 
     assert len(before) > 20
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@on_gpu
 @pytest.mark.parametrize("device", ["cuda"])
 def test_after_the_capture_a_gpu_allocates_nothing(codec: Encodec) -> None:
     encode = EncodeLanes(codec, lanes=LANES, frames=10, codebooks=BOOKS)

@@ -102,9 +102,7 @@ def test_audio_is_delivered_while_the_next_call_runs(monkeypatch: pytest.MonkeyP
     assert all(queue.has_ended for queue in heard)
 
 
-def test_a_step_of_an_autoregressive_stage_is_launched_while_the_last_one_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_of_an_autoregressive_stage_is_launched_while_the_last_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     text, events = Text(is_overlapped=True), list[str]()
     stages = text, Frames(), Vocoder()
     core = EngineCore(policies(4), stages, WaitingLine(9), ByteCache(0), Threads({"all": (0, 1, 2)}))

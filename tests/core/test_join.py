@@ -29,9 +29,7 @@ def chunks_of(piece, cuts):
     return np.split(piece, sorted(cut % (len(piece) + 1) for cut in cuts))
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(0, 60), max_size=8)), max_size=4),
-)
+@given(st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(0, 60), max_size=8)), max_size=4))
 def test_any_chunking_gives_exactly_the_same_samples(plan):
     rng = np.random.default_rng(0)
     pieces = [(rng.uniform(-1, 1, length).astype(np.float32), cuts) for length, cuts in plan]

@@ -16,19 +16,7 @@ from typing import Any
 import pytest
 import soundfile
 
-from corpus_room import (
-    NUM_TEXTS,
-    SHORT,
-    Local,
-    begin,
-    errors,
-    ids,
-    lines_of,
-    metadata,
-    num_entries,
-    speak,
-    tree,
-)
+from corpus_room import NUM_TEXTS, SHORT, Local, begin, errors, ids, lines_of, metadata, num_entries, speak, tree
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.corpus.job import fingerprints
 from s1_mini.corpus.rows import CorpusError, seed_of

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_checks import needs_gpu
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.cascade.kernels import choose
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = needs_gpu
 
 TEXTS = [f"Sentence number {number}, or so." for number in range(12)]
 

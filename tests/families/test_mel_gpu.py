@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from kernel_checks import needs_gpu
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.kernels import backend
 from tests.families.mel_room import follow_text, written
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = needs_gpu
 
 TEXTS = [
     f"Sentence number {['one', 'two', 'three', 'four', 'five', 'six'][number % 6]}, or so." for number in range(10)

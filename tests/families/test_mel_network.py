@@ -35,7 +35,7 @@ def test_mel_and_sound_are_those_of_the_original_over_two_hundred_steps(
 ) -> None:
     """The full size is compared over fifty steps: it has the published shapes, and takes 0.1 s a step."""
     ratio = 10 if size == "tiny" else 2.5  # steps for each token
-    for seed in (0, 1, 2) if size == "tiny" else (0,):
+    for seed in (0, 1) if size == "tiny" else (0,):
         ours = opened(written(tmp_path / str(seed), size=size, seed=seed), prenet_dropout="off", stop_threshold=9.0)
         tokens, vector = torch.tensor(ours.tokenizer.encode(TEXT[:20])), speaker(seed)
         with dropout(monkeypatch, None):
@@ -55,7 +55,7 @@ def test_mel_and_sound_are_those_of_the_original_over_two_hundred_steps(
         assert wave.std() > 0.1
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_along_given_frames_and_masks_the_mel_is_the_originals(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +137,7 @@ def test_texts_encoded_together_and_filled_up_are_as_encoded_alone(tmp_path: Pat
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_step_has_the_same_bits_in_every_slot_with_any_neighbours(tmp_path: Path, threads: int) -> None:
-    model, start, steps = opened(written(tmp_path / "checkpoint"), stop_threshold=9.0).model, 50, 24
+    model, start, steps = opened(written(tmp_path / "checkpoint"), stop_threshold=9.0).model, 50, 4
     before = torch.get_num_threads()
 
     def frames(slots: dict[int, int], slot: int) -> torch.Tensor:

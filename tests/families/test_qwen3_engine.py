@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from commands import invoke
+from consistency import assert_consistent
 from s1_mini import EngineConfig, ProductionTTSEngine, TTSRequest
 from s1_mini.capacity.sizes import Formats
 from s1_mini.checkpoint.requests import check_request
@@ -102,16 +104,7 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(
     presets: ProductionTTSEngine, cloner: ProductionTTSEngine
 ) -> None:
     for engine, voice in ((presets, "ryan"), (cloner, "continued"), (cloner, "vector")):
-        alone = [engine.generate(text, voice=voice, **ASKED).audio for text in TEXTS]
-
-        together = engine.generate_batch(TEXTS, voice=voice, **ASKED).results
-
-        assert all(np.array_equal(wave, other.audio) for wave, other in zip(alone, together, strict=True))
-        for profile in ("ttfa", "throughput"):
-            chunks = engine.stream(TEXTS[1], voice=voice, chunk_profile=profile, **ASKED)
-            streamed = np.concatenate([chunk.audio for chunk in chunks])
-            assert alone[1].shape == streamed.shape
-            assert np.abs(alone[1] - streamed).max() <= 1e-5
+        assert_consistent(engine, TEXTS[:2], profiles=("ttfa", "throughput"), tolerance=1e-5, voice=voice, **ASKED)
 
 
 def test_a_cached_voice_sounds_as_a_fresh_one(base: Path) -> None:
@@ -224,7 +217,7 @@ def test_a_voice_may_have_no_transcript_and_then_is_only_its_vector(
     folder.mkdir()
     for path in (file, folder / "found.wav"):
         path.write_bytes(recording)
-    run("voices", "add", "added", file, "--checkpoint", base, "--voices-path", folder)
+    invoke("voices", "add", "added", file, "--checkpoint", base, "--voices-path", folder)
 
     with ProductionTTSEngine(config(base, device="cpu", voices_path=folder)) as engine:
         engine.add_voice("mine", recording)
@@ -349,23 +342,17 @@ def test_a_long_reference_leaves_less_of_the_codec(base: Path) -> None:
     assert (short, long) == (993, 300)
 
 
-def run(*command: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in command])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def speak(directory: Path, **options: Any) -> np.ndarray:
     with ProductionTTSEngine(config(directory, device="cpu")) as engine:
         return engine.generate("Hello.", temperature=0.0, max_new_tokens=12, **options).audio
 
 
 def test_a_checkpoint_is_converted_packaged_and_planned(custom: Path, base: Path, tmp_path: Path) -> None:
-    run("convert", "--checkpoint", custom, "-o", tmp_path / "same", "--codec-precision", "float32")
-    run("convert", "--checkpoint", base, "-o", tmp_path / "decodes", "--decode-only")
-    run("package", "--checkpoint", custom, "-o", tmp_path / "model.tar.gz", "--codec-precision", "float32")
+    invoke("convert", "--checkpoint", custom, "-o", tmp_path / "same", "--codec-precision", "float32")
+    invoke("convert", "--checkpoint", base, "-o", tmp_path / "decodes", "--decode-only")
+    invoke("package", "--checkpoint", custom, "-o", tmp_path / "model.tar.gz", "--codec-precision", "float32")
     unpack_archive(tmp_path / "model.tar.gz", tmp_path / "unpacked")
-    plans = json.loads(run("plan", "--checkpoint", custom, "--gpu", "l4", "--json"))["plans"]
+    plans = json.loads(invoke("plan", "--checkpoint", custom, "--gpu", "l4", "--json"))["plans"]
 
     expected = speak(custom)
     assert np.abs(speak(tmp_path / "same") - expected).max() <= 1e-6

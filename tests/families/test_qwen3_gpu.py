@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_checks import needs_gpu
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.base import Placement
 from s1_mini.families.qwen3.loaded import open_qwen3
@@ -18,10 +19,7 @@ from s1_mini.kernels.backend import without_triton
 from s1_mini.voices.library import write_voice
 from tests.families.qwen3_room import LETTERS, clone, config, follow_text, opened, written
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = needs_gpu
 
 TEXTS = [f"Sentence number {number}." for number in range(12)]
 FULL = {"precision": "float32", "codec_dtype": "float32"}

@@ -5,22 +5,16 @@ Runs on a GPU or, where Triton is installed, in its interpreter (TRITON_INTERPRE
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
-from kernel_checks import DEVICE, by_both, randn
+from kernel_checks import DEVICE, INTERPRETED, by_both, needs_kernels, randn
 from s1_mini.families.qwen3.kernels import sampling
 from s1_mini.families.qwen3.kernels.sampling import CodeSampling, FirstCode, sample_code
 from s1_mini.kernels import positions
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs an NVIDIA GPU, or Triton's interpreter"),
-]
+pytestmark = needs_kernels
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
 ROWS, BOOKS, FRAMES, UNWRITTEN = (12 if INTERPRETED else 200), 4, 41, -7
 

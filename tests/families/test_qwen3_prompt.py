@@ -192,10 +192,7 @@ def test_tokens_are_those_of_transformers() -> None:
 
 def test_voices_that_do_not_fit_are_refused(base: LoadedQwen3) -> None:
     voice = clone(base)
-    wrong = {
-        VECTOR: voice.tensors[VECTOR][:-1],
-        CODES: voice.tensors[CODES] + base.config.code_size,
-    }
+    wrong = {VECTOR: voice.tensors[VECTOR][:-1], CODES: voice.tensors[CODES] + base.config.code_size}
 
     for name, tensor in wrong.items():
         with pytest.raises(VoiceError, match=r"vector of|codes outside"):

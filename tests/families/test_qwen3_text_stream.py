@@ -86,7 +86,7 @@ def whole(engine: ProductionTTSEngine, text: str = TEXT, **options: Any) -> np.n
     return np.concatenate([chunk.audio for chunk in engine.stream(text, **ASKED | options)])
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, len(TEXT)])
+@pytest.mark.parametrize("size", [1, 7])
 def test_pieces_sound_as_the_whole_text(engine: ProductionTTSEngine, expected: np.ndarray, size: int) -> None:
     text = TextStream()
     listener = Listener(engine, text)

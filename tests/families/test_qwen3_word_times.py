@@ -40,6 +40,7 @@ LAYOUTS = {
     "continued": ("base", "auto", "xyz"),
     "continued, whole": ("base", "whole", "xyz"),
 }
+TWO_LAYOUTS = ["step", "continued, whole"]  # each kind of checkpoint and each layout once
 
 
 def opened_engine(directory: Path, kind: str, layout: str, transcript: str | None) -> ProductionTTSEngine:
@@ -75,6 +76,7 @@ def test_words_begin_when_the_head_reaches_their_first_letters(engine: Productio
         assert word.end_s > word.start_s == before.end_s
 
 
+@pytest.mark.parametrize("engine", TWO_LAYOUTS, indirect=True, scope="module")
 def test_streams_have_the_words_of_the_whole_whatever_their_chunks_are(engine: ProductionTTSEngine) -> None:
     small, large = (streamed(engine, LETTERS, profile) for profile in ("ttfa", "throughput"))
     whole = engine.generate(LETTERS, word_times=True).words
@@ -85,6 +87,7 @@ def test_streams_have_the_words_of_the_whole_whatever_their_chunks_are(engine: P
         assert live.start_s == pytest.approx(word.start_s, abs=FRAME_S)
 
 
+@pytest.mark.parametrize("engine", TWO_LAYOUTS, indirect=True, scope="module")
 def test_words_in_a_batch_have_the_times_of_words_alone(engine: ProductionTTSEngine) -> None:
     texts = [LETTERS, "ghi jkl", "abc"]
     alone = [engine.generate(text, word_times=True, max_new_tokens=20).words for text in texts]
@@ -94,6 +97,7 @@ def test_words_in_a_batch_have_the_times_of_words_alone(engine: ProductionTTSEng
     assert [result.words for result in together] == alone
 
 
+@pytest.mark.parametrize("engine", TWO_LAYOUTS, indirect=True, scope="module")
 def test_word_times_do_not_change_the_audio(engine: ProductionTTSEngine) -> None:
     plain, timed = (engine.generate(LETTERS, word_times=each, max_new_tokens=8) for each in (False, True))
 

@@ -6,17 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from s1_mini.codecs.causal.costs import stream_bytes
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.stream_state import StreamState
 from s1_mini.config import EngineConfig
-from s1_mini.runtime.loader import load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 
 
-def test_costs_are_those_of_the_checkpoint(tiny: Path) -> None:
-    speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
+@pytest.fixture(scope="module")
+def speaker(tiny: Path) -> LoadedCheckpoint:
+    return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
+
+
+def test_costs_are_those_of_the_checkpoint(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
     step = speaker.sizes().stages["language_model"].step
 
@@ -27,8 +32,7 @@ def test_costs_are_those_of_the_checkpoint(tiny: Path) -> None:
     assert weights < model.num_bytes + (passes - 1) * sum(p.nbytes for p in model.network.fast_layers.parameters())
 
 
-def test_the_cache_of_the_depth_transformer_is_counted_for_each_slot(tiny: Path) -> None:
-    speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
+def test_the_cache_of_the_depth_transformer_is_counted_for_each_slot(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
 
     one, two = (model.allocate(slots, 64).depth_cache for slots in (1, 2))
@@ -37,8 +41,8 @@ def test_the_cache_of_the_depth_transformer_is_counted_for_each_slot(tiny: Path)
     assert counted == two.keys.nbytes + two.values.nbytes - one.keys.nbytes - one.values.nbytes
 
 
-def test_the_counted_state_of_a_stream_is_what_a_stream_allocates(tiny: Path) -> None:
-    loaded = load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded
+def test_the_counted_state_of_a_stream_is_what_a_stream_allocates(speaker: LoadedCheckpoint) -> None:
+    loaded = speaker.loaded
     state = StreamState()
 
     with torch.inference_mode():

@@ -6,7 +6,6 @@ The kernels themselves are tested on a GPU, or in Triton's interpreter where it 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_checks import DEVICE, INTERPRETED
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill, Saved
 from s1_mini.families.codec_lm.model import SamplingTensors
@@ -21,12 +21,8 @@ from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.kernels import common_attention, decode_attention
-from s1_mini.kernels.backend import HAS_TRITON
 from s1_mini.runtime.loader import load
 from s1_mini.types import SamplingParams
-
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SLOTS, SHARED, FRAMES = 8, 80, 12
 Steps = list[tuple[int, bool]]  # rows, and whether the step checked for sharing

@@ -16,13 +16,12 @@ import pytest
 import soundfile
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from typer.testing import CliRunner
 from websockets.sync.client import connect
 
+from commands import invoke
 from container_room import ENDPOINT, running
 from door_room import Door
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.cli.app import app
 from s1_mini.families.registry import get_family
 
 RNG = np.random.default_rng(0)
@@ -197,9 +196,7 @@ def test_boto3_calls_it_as_an_endpoint(
     call: dict[str, Any] = {"EndpointName": ENDPOINT, "ContentType": "application/json"}
     body = json.dumps(ASKED | {"voice": kind.voice})
     runtime = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=container.url,
-        config=Config(retries={"total_max_attempts": 1}, proxies={}),
+        "sagemaker-runtime", endpoint_url=container.url, config=Config(retries={"total_max_attempts": 1}, proxies={})
     )
 
     whole = runtime.invoke_endpoint(**call, Body=body, Accept="audio/wav")["Body"].read()
@@ -224,21 +221,15 @@ def test_health_reports_only_compiled_stages_as_compiled(checkpoint: Path, kind:
 
 
 def test_a_voice_without_a_recording_is_listed_without_seconds(checkpoint: Path, kind: Kind) -> None:
-    listed = CliRunner().invoke(app, ["voices", "describe", kind.voice, "--checkpoint", str(checkpoint)])
+    listed = invoke("voices", "describe", kind.voice, "--checkpoint", checkpoint)
 
-    assert listed.exit_code == 0, listed.output
-    assert ("seconds      8.4" in listed.output) == (kind.family == "cascade")
-    assert "0.0" not in listed.output
+    assert ("seconds      8.4" in listed) == (kind.family == "cascade")
+    assert "0.0" not in listed
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS[:1], indirect=True, scope="module")
 def test_a_package_passes_its_own_check(checkpoint: Path, tmp_path: Path) -> None:
-    artifact = str(tmp_path / "model.tar.gz")
+    invoke("package", "--checkpoint", checkpoint, "-o", tmp_path / "model.tar.gz")
 
-    written = CliRunner().invoke(app, ["package", "--checkpoint", str(checkpoint), "-o", artifact])
-    checked = CliRunner().invoke(app, ["package", "--check", artifact, "--device", "cpu"])
-
-    assert written.exit_code == 0, written.output
-    assert checked.exit_code == 0, checked.output
-    assert checked.output.count("    ok  ") == 8
+    assert invoke("package", "--check", tmp_path / "model.tar.gz", "--device", "cpu").count("    ok  ") == 8

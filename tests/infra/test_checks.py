@@ -18,9 +18,7 @@ pytestmark = pytest.mark.infra
 INFRA = Path(__file__).parents[2] / "infra"
 
 # (rule, a word of its message): the justification
-EXPLAINED = {
-    ("W3037", "invokeendpointwithbidirectionalstream"): "newer than the linter's list of SageMaker's actions",
-}
+EXPLAINED = {("W3037", "invokeendpointwithbidirectionalstream"): "newer than the linter's list of SageMaker's actions"}
 
 
 def templates(directory: Path) -> list[Path]:

@@ -82,10 +82,7 @@ PADDED = ConvolutionTile(16, 128, 0, 32, warps=4, stages=2)
 @pytest.mark.parametrize(("context", "snakes"), [(27, True), (0, False)])
 def test_a_residual_unit(channels: int, tile: ConvolutionTile, dilation: int, context: int, snakes: bool) -> None:
     x, skip = randn(2, 21 + 6 * dilation, channels).half(), randn(2, 21, channels).half()
-    weights, ending = (
-        unit_of(channels, dilation),
-        ending_of(channels, channels, context, snakes=snakes),
-    )
+    weights, ending = (unit_of(channels, dilation), ending_of(channels, channels, context, snakes=snakes))
     plain = replace(weights, dilated=weights.dilated.float(), pointwise=weights.pointwise.float())
 
     ours = residual_unit_triton(x, weights, ending, skip, small(tile))

@@ -5,27 +5,21 @@ Runs on a GPU or, where Triton is installed, in its interpreter (TRITON_INTERPRE
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernel_checks import assert_close
+from kernel_checks import DEVICE, assert_close, needs_kernels
 from s1_mini.kernels import common_attention, decode_attention
-from s1_mini.kernels.backend import HAS_TRITON, batch_invariance
+from s1_mini.kernels.backend import batch_invariance
 from s1_mini.kernels.common_attention import CommonPrefixes
 from s1_mini.kernels.rope import HeadNorms
 from s1_mini.layers.staging import Writes
 from s1_mini.runtime.rows import SharedPrefixes
 
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs an NVIDIA GPU, or Triton's interpreter"),
-]
+pytestmark = needs_kernels
 
 HEADS, GROUPS, SIZE = (16, 8, 128) if DEVICE == "cuda" else (4, 2, 32)
 SPAN = 320

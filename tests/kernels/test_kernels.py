@@ -7,16 +7,7 @@ import torch
 from torch import Tensor
 
 from kernel_checks import assert_close, assert_near, by_both, dtypes, needs_gpu, randn
-from s1_mini.kernels import (
-    convolution,
-    decode_attention,
-    head_scores,
-    linear,
-    norm,
-    snake,
-    swiglu,
-    weight,
-)
+from s1_mini.kernels import convolution, decode_attention, head_scores, linear, norm, snake, swiglu, weight
 from s1_mini.kernels import rope as rotary
 
 pytestmark = needs_gpu

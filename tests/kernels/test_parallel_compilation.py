@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernel_checks import on_gpu
 from s1_mini.kernels import swiglu as module
 from s1_mini.kernels.backend import CompiledInParallel, compile_in_parallel
 from s1_mini.kernels.swiglu import swiglu
@@ -99,8 +100,7 @@ def test_tensors_that_no_kernel_fills_are_zero() -> None:
     assert not any(each.any() for each in made)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@on_gpu
 def test_triton_launches_a_kernel_only_after_another_thread_has_compiled_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

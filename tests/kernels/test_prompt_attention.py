@@ -5,24 +5,16 @@ Runs on a GPU or, where Triton is installed, in its interpreter (TRITON_INTERPRE
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
-from kernel_checks import assert_close
+from kernel_checks import DEVICE, assert_close, needs_kernels
 from s1_mini.kernels import decode_attention
-from s1_mini.kernels.backend import HAS_TRITON
 from s1_mini.kernels.decode_attention import step_attention, used_positions
 from s1_mini.kernels.rope import HeadNorms
 
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs an NVIDIA GPU, or Triton's interpreter"),
-]
+pytestmark = needs_kernels
 
 GROUPS, SIZE = (8, 128) if DEVICE == "cuda" else (2, 32)
 SPAN, SLOTS = 200, 5

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernel_checks import on_gpu
 from s1_mini.layers import convolution
 
 
@@ -39,8 +40,7 @@ def test_a_product_for_each_tap_equals_torchs_convolution(taps: int, dilation: i
     torch.testing.assert_close(ours, F.conv1d(x, weight, bias, dilation=dilation), atol=1e-5, rtol=0)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@on_gpu
 def test_on_a_gpu_short_rows_of_float32_are_products_and_give_what_float64_gives() -> None:
     x, weight, bias = torch.randn(64, 128, 81), torch.randn(512, 128, 7) / 30, torch.randn(512)
     with torch.inference_mode():

@@ -64,11 +64,7 @@ def test_a_changed_artifact_is_refused_and_not_started(
     ],
 )
 def test_an_impossible_request_is_refused_in_one_sentence(
-    options: list[str],
-    told: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
 

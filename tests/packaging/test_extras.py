@@ -62,9 +62,7 @@ def test_the_extras_are_those_of_the_lists_and_share_nothing_with_a_plain_instal
         assert not set(modules) & requirements("requirements.txt")
 
 
-def test_a_command_runs_without_extras_or_names_the_missing_one_before_creating_anything(
-    tmp_path: Path,
-) -> None:
+def test_a_command_runs_without_extras_or_names_the_missing_one_before_creating_anything(tmp_path: Path) -> None:
     expected = [("", verb) for verb in COMPLETE] + [(extra, verb) for extra, verbs in LACKING.items() for verb in verbs]
     environment = plain_environment(tmp_path) | {"S1_MINI_AWS_REGION": "eu-west-1"}
     before = set(tmp_path.iterdir())

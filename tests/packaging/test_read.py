@@ -65,10 +65,7 @@ def test_many_files_that_unpack_to_too_much_are_refused_at_the_first_that_is_too
     parts = [part for n in range(8) for part in (header(f"{n}.bin", 4 * MEBI), *[bytes(MEBI)] * 4)]
     archive = write_packed(tmp_path / "bomb.tar.gz", *parts)
 
-    with (
-        in_little_memory(),
-        pytest.raises(PackageError, match=r"the unpacked files exceed the limit of .*'4\.bin' is"),
-    ):
+    with in_little_memory(), pytest.raises(PackageError, match=r"the unpacked files exceed the limit of .*'4\.bin' is"):
         verify_archive(archive)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_checks import needs_gpu
 from recipes.voice import channels, passes
 from recipes.voice.channels import ChannelsLast
 from recipes.voice.codec import SpeechPool, initialise
@@ -36,10 +37,6 @@ SMALL = {
     "q_inter": 16,
     "q_window": 8,
 }
-on_a_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
 each_format = pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
 
 
@@ -115,7 +112,7 @@ def by_both(
 @pytest.mark.parametrize("width", [16, 24, 48, 128])
 @each_format
 class TestUnits:
-    pytestmark = on_a_gpu
+    pytestmark = needs_gpu
 
     def test_the_kernels_of_a_residual_unit_match_torch(
         self, monkeypatch: pytest.MonkeyPatch, width: int, dilation: int, dtype: torch.dtype, most: float
@@ -132,7 +129,7 @@ class TestUnits:
 
 @each_format
 class TestPasses:
-    pytestmark = on_a_gpu
+    pytestmark = needs_gpu
 
     def test_the_kernel_of_a_leaky_rectifier_matches_torch(
         self, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, most: float

@@ -67,9 +67,7 @@ def end_compiler_threads() -> Iterator[None]:
             thread.join(60)
 
 
-def test_code_compiled_in_the_background_is_used_and_reused_at_the_next_start(
-    module: Callable[[str], str],
-) -> None:
+def test_code_compiled_in_the_background_is_used_and_reused_at_the_next_start(module: Callable[[str], str]) -> None:
     used: list[bool] = []
     work = Compilable("steps", module("assert formats == ['int8']"), ["int8"], lambda: used.append(True))
 

@@ -11,16 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_checks import needs_gpu, on_gpu
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, capture, graph_stream, no_collections
 
 CPU = torch.device("cpu")
-DEVICES = [
-    CPU,
-    pytest.param(
-        torch.device("cuda", 0),
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")],
-    ),
-]
+DEVICES = [CPU, pytest.param(torch.device("cuda", 0), marks=needs_gpu)]
 
 
 class Cycle:
@@ -96,8 +91,7 @@ def test_a_call_launched_before_the_last_is_read_keeps_that_calls_inputs(device:
     assert [wait()[0].tolist() for wait in waits] == [[1] * 2, [2] * 4, [3] * 4, [4] * 2]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@on_gpu
 def test_unused_graphs_are_not_destroyed_while_another_is_captured() -> None:
     device = torch.device("cuda", 0)
     stream, total = graph_stream(device, 0), torch.zeros(8, device=device)

@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import (
-    CheckpointFileError,
-    CheckpointMismatchError,
-    CheckpointNotFoundError,
-    ConfigurationError,
-)
+from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, CheckpointNotFoundError, ConfigurationError
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import get_family
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
@@ -38,6 +33,11 @@ from s1_mini.types import Choice
 def speak(checkpoint: Path) -> np.ndarray:
     with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine:
         return engine.generate("Same voice.", seed=1, max_new_tokens=12).audio
+
+
+@pytest.fixture(scope="module")
+def expected(published: Path) -> np.ndarray:
+    return speak(published)
 
 
 def edit(checkpoint: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], object], file: str) -> Path:
@@ -73,16 +73,20 @@ MODEL_FORMS = {
 
 
 @pytest.mark.parametrize("form", MODEL_FORMS)
-def test_every_published_form_of_a_model_speaks_with_the_same_voice(form: str, published: Path, tmp_path: Path) -> None:
+def test_every_published_form_of_a_model_speaks_with_the_same_voice(
+    form: str, published: Path, expected: np.ndarray, tmp_path: Path
+) -> None:
     changed = edit(published, tmp_path / "c", MODEL_FORMS[form], "model.pth")
 
-    assert np.array_equal(speak(changed), speak(published))
+    assert np.array_equal(speak(changed), expected)
 
 
-def test_a_codec_with_its_generators_prefix_is_the_same_codec(published: Path, tmp_path: Path) -> None:
+def test_a_codec_with_its_generators_prefix_is_the_same_codec(
+    published: Path, expected: np.ndarray, tmp_path: Path
+) -> None:
     changed = edit(published, tmp_path / "c", lambda t: {f"generator.{n}": v for n, v in t.items()}, "codec.pth")
 
-    assert np.array_equal(speak(changed), speak(published))
+    assert np.array_equal(speak(changed), expected)
 
 
 MODEL_FAULTS = {
@@ -124,7 +128,7 @@ def test_half_a_weight_norm_is_refused(published: Path, tmp_path: Path) -> None:
         load(EngineConfig(checkpoint_path=changed, device="cpu"))
 
 
-@pytest.mark.parametrize("shape", [(1,), (16,), (16, 1), (1, 1, 1)])
+@pytest.mark.parametrize("shape", [(16,), (1, 1, 1)])
 def test_a_misshapen_scale_of_a_weight_norm_is_refused(shape: tuple[int, ...], published: Path, tmp_path: Path) -> None:
     name = "decoder.model.0.conv.parametrizations.weight.original0"
     changed = edit(published, tmp_path / "c", lambda t: t | {name: torch.ones(shape)}, "codec.pth")

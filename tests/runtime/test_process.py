@@ -11,14 +11,7 @@ from dataclasses import replace
 import pytest
 
 from s1_mini import ProductionTTSEngine
-from s1_mini.runtime.process import (
-    IDLE_S,
-    SWITCH_S,
-    IdleCollector,
-    freeze_what_is_loaded,
-    frozen,
-    prepare_process,
-)
+from s1_mini.runtime.process import IDLE_S, SWITCH_S, IdleCollector, freeze_what_is_loaded, frozen, prepare_process
 from s1_mini.types import TTSRequest
 from waiting import wait_until
 

@@ -44,7 +44,7 @@ def slots_for(free_bytes: float, speaker: LoadedCheckpoint, config: EngineConfig
     return slots_in([DeviceMemory(free_bytes, sizes.demand)], sizes, config)
 
 
-@pytest.mark.parametrize("memory_mib", [2500, 2600, 3000, 16_000])
+@pytest.mark.parametrize("memory_mib", [2500, 16_000])
 def test_the_engine_has_the_slots_that_were_planned(speaker: LoadedCheckpoint, memory_mib: int) -> None:
     card = Gpu("x", "X", memory_mib, 1000, 100, 10, (9, 0), has_bfloat16=True, has_fp8=True)
     (plan,) = make_plans(partial(get_family().sizes, speaker.directory), [card], PlanOptions(codec="float32"))

@@ -16,12 +16,7 @@ import torch
 from held_generation import SOUNDS, held_generation
 from leaks import leaks
 from s1_mini.core.output_queue import OutputQueue
-from s1_mini.exceptions import (
-    CapacityError,
-    GenerationError,
-    QueueFullError,
-    S1MiniError,
-)
+from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError, S1MiniError
 from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
@@ -38,12 +33,6 @@ def test_requests_sound_the_same_in_any_batch(synthesizer: Synthesizer) -> None:
     together = [ask(synthesizer, f"Text number {i}.", **options) for i, options in enumerate(asked)]
 
     assert all(np.array_equal(sound(queue), wave) for queue, wave in zip(together, alone, strict=True))
-
-
-def test_another_engine_generates_the_same(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
-    other = start(speaker)
-
-    assert np.array_equal(sound(ask(other)), sound(ask(synthesizer)))
 
 
 def test_a_cached_voice_sounds_like_one_prefilled_again(speaker: LoadedCheckpoint) -> None:
@@ -70,16 +59,6 @@ def test_requests_that_share_a_voice_prefill_it_once(synthesizer: Synthesizer, s
     prompt = speaker.loaded.prompt("Text 0.", [voice])
     rest = len(prompt.items) - 1 - prompt.num_shared
     assert sum(read) == prompt.num_shared + 3 * rest
-
-
-def test_later_utterances_use_the_voice_of_the_first(synthesizer: Synthesizer) -> None:
-    texts = ["One sentence.", "And another one.", "The last."]
-
-    both = sound(ask(synthesizer, *texts, seed=5))
-
-    first = ask(synthesizer, texts[0], seed=5)
-    assert len(both) > len(sound(first))
-    assert np.array_equal(both, sound(ask(synthesizer, *texts, seed=5)))
 
 
 def test_a_cancelled_request_stops_within_a_frame(synthesizer: Synthesizer) -> None:
@@ -250,7 +229,7 @@ def test_requests_that_survive_random_faults_sound_the_same_and_nothing_leaks(sp
     plain = start(speaker, max_batch_size=8)
     survivors = [i for i, outcome in outcomes.items() if isinstance(outcome, np.ndarray)]
     assert len(survivors) > 0.6 * NUM_STORM
-    for i in chance.sample(survivors, 30):
+    for i in chance.sample(survivors, 20):
         assert np.array_equal(outcomes[i], sound(ask(plain, *texts[i], **asked[i]))), asked[i]
 
 

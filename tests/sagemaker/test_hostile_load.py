@@ -11,7 +11,7 @@ import pytest
 from benchmark.http_load import Place
 from door_room import Door
 from tests import hostile_load
-from tests.hostile_load import KINDS, SEEDS, Honest, Outcome, Target, post, run_one, send
+from tests.hostile_load import KINDS, SEEDS, Honest, Outcome, Target, post, send
 
 
 @pytest.fixture
@@ -27,8 +27,9 @@ def test_each_kind_of_honest_request_is_answered_alike_each_time(place: Place, k
     assert first == second
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("leaves", ["before", "middle"])
+@pytest.mark.parametrize(
+    ("kind", "leaves"), [("whole", "before"), ("stream", "middle"), ("websocket", "before"), ("websocket", "middle")]
+)
 def test_a_client_that_disconnects_has_no_answer_to_compare(place: Place, kind: str, leaves: str) -> None:
     assert asyncio.run(send(place, kind, 1, leaves=leaves)) == Outcome(0)
 
@@ -87,6 +88,6 @@ def test_attackers_connect_from_their_own_address(place: Place) -> None:
         writer.close()
 
     addresses: list[str] = []
-    asyncio.run(run_one(attack, Target(place, "127.0.0.2")))
+    asyncio.run(attack(Target(place, "127.0.0.2")))
 
-    assert addresses == ["127.0.0.2"] * 5
+    assert addresses == ["127.0.0.2"]

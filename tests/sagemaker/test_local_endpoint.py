@@ -223,15 +223,6 @@ def test_a_name_that_sagemaker_would_not_take_is_refused(name: str, container: A
         LocalEndpoint(name, container.app, ContainerSettings())
 
 
-def test_custom_attributes_choose_another_route_through_boto3(runtime: Any) -> None:
-    spoken = {"model": "s1-mini", "input": "Good morning.", "response_format": "flac", "seed": 1, "max_new_tokens": 8}
-    body = json.dumps(spoken)
-
-    answer = runtime.invoke_endpoint(**call() | {"Body": body}, CustomAttributes="route=/v1/audio/speech")
-
-    assert (answer["ContentType"], answer["Body"].read(4)) == ("audio/flac", b"fLaC")
-
-
 @pytest.mark.parametrize(
     ("loaded", "asked"), [("voice_a", "voice_a.tar.gz"), ("v1.2", "v1.2"), ("odd.tar.gz", "/odd.tar.gz")]
 )

@@ -8,8 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import httpx2
+import numpy as np
+import openai
 import pytest
 
 from door_room import Door, listening
@@ -24,6 +27,16 @@ LONG_SPEECH = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
 def serving(engine: ProductionTTSEngine, *, waits: bool = True, **settings: object) -> AbstractContextManager[Door]:
     """Serve `engine` until the block ends."""
     return listening(create_app(engine, ServerSettings(host="127.0.0.1", port=0, **settings)), engine, waits=waits)
+
+
+def limit_sentences(monkeypatch: pytest.MonkeyPatch, module: Any, **options: Any) -> None:
+    """Add options, by default a seed and a limit of 20 frames, to sessions of a protocol whose clients cannot."""
+    config_of, more = module.config_of, options or {"seed": 1, "max_new_tokens": 20}
+
+    async def limited(*arguments: Any) -> Any:
+        return (await config_of(*arguments)).model_copy(update=more)
+
+    monkeypatch.setattr(module, "config_of", limited)
 
 
 class Clock:
@@ -66,6 +79,27 @@ def door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
     """The shared server."""
     with serving(small_engine) as door:
         yield door
+
+
+@pytest.fixture(scope="session")
+def built_in() -> Iterator[Door]:
+    """A server with the built-in voice."""
+    with serving(ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="true"))) as door:
+        yield door
+
+
+@pytest.fixture
+def robin(door: Door, tone: np.ndarray) -> Iterator[str]:
+    """The name of an added voice."""
+    yield door.engine.add_voice("robin", tone, "Ah.").name
+    door.engine.delete_voice("robin")
+
+
+@pytest.fixture
+def openai_client(door: Door) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client."""
+    with openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from compatibility import OPERATIONS, PAGE, ROUTES, Field, Operation, page
-from s1_mini import EngineConfig, ProductionTTSEngine
 from tests.server.conftest import Door, serving
 from waiting import EVENTUALLY_S
 
@@ -43,9 +42,9 @@ class RefusedError(Exception):
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
-    engine = ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="true"))
-    with serving(engine) as door:
+def door(built_in: Door) -> Iterator[Door]:
+    """A server of its own, which keeps a lexicon."""
+    with serving(built_in.engine) as door:
         yield door
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
-from s1_mini import ProductionTTSEngine
 from s1_mini.server import deepgram
-from tests.server.conftest import Door, serving
+from tests.server.conftest import Door, limit_sentences
 from tests.server.test_websocket import hear, session
 from waiting import EVENTUALLY_S, wait_until
 
@@ -25,13 +23,7 @@ LONG = "A sentence that goes on and on. " * 20
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sentences of at most 20 frames: these clients cannot limit them."""
-    config_of = deepgram.config_of
-
-    async def short_config(*arguments: Any) -> Any:
-        return (await config_of(*arguments)).model_copy(update={"seed": 1, "max_new_tokens": 20})
-
-    monkeypatch.setattr(deepgram, "config_of", short_config)
+    limit_sentences(monkeypatch, deepgram)
 
 
 def say(socket: ClientConnection, kind: str, **content: object) -> None:
@@ -74,11 +66,7 @@ def test_a_turn_of_pipecat_is_spoken_and_flushed(door: Door, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("query", "expected"),
-    [
-        ("", ("pcm", 44_100)),
-        ("?sample_rate=16000", ("pcm", 16_000)),
-        ("?encoding=mulaw", ("mulaw", 8_000)),
-    ],
+    [("", ("pcm", 44_100)), ("?sample_rate=16000", ("pcm", 16_000)), ("?encoding=mulaw", ("mulaw", 8_000))],
 )
 def test_our_own_messages_use_the_query_too(door: Door, query: str, expected: tuple[str, int]) -> None:
     with session(door, f"{SAGEMAKER}{query}") as socket:
@@ -89,8 +77,7 @@ def test_our_own_messages_use_the_query_too(door: Door, query: str, expected: tu
     assert ((messages[0]["format"], messages[0]["sample_rate"]), code) == (expected, 1000)
 
 
-def test_our_own_messages_use_the_voice_and_the_start_options_of_the_query(door: Door, tone: np.ndarray) -> None:
-    robin = door.engine.add_voice("robin", tone, "Ah.").name
+def test_our_own_messages_use_the_voice_and_the_start_options_of_the_query(door: Door, robin: str) -> None:
     with session(door, f"{SAGEMAKER}?model={robin}&start_words=2") as socket:
         say(socket, "input.text", text="Good morning to ")
         (start,), _ = until(socket, "audio.start")
@@ -102,7 +89,6 @@ def test_our_own_messages_use_the_voice_and_the_start_options_of_the_query(door:
         until(socket, "audio.start")
         say(socket, "input.done")
         _, second, _ = hear(socket)
-    door.engine.delete_voice(robin)
 
     assert start["text"].startswith("Good morning")
     assert first == second
@@ -143,11 +129,7 @@ def test_text_without_speech_is_flushed_without_audio(door: Door) -> None:
 
 @pytest.mark.parametrize(
     ("message", "kind"),
-    [
-        ({"type": "Speak"}, "error"),
-        ({"type": "speak"}, "error"),
-        ({"type": "Speak", "text": "a" * 20_001}, "Error"),
-    ],
+    [({"type": "Speak"}, "error"), ({"type": "speak"}, "error"), ({"type": "Speak", "text": "a" * 20_001}, "Error")],
     ids=str,
 )
 def test_an_invalid_message_ends_the_session(door: Door, message: dict[str, str], kind: str) -> None:
@@ -181,14 +163,3 @@ def test_a_wrong_address_is_refused_before_the_session(door: Door, query: str, s
 
     assert refused.value.response.status_code == status
     assert message in json.loads(refused.value.response.body)["error"]["message"]
-
-
-def test_a_key_can_be_sent_as_a_token(small_engine: ProductionTTSEngine) -> None:
-    with serving(small_engine, api_key="sesame") as door:
-        with pytest.raises(InvalidStatus, match="401"), session(door, "/v1/speak"):
-            pass
-        with session(door, "/v1/speak", additional_headers={"Authorization": "Token sesame"}) as socket:
-            say(socket, "Close")
-            _, _, code = hear(socket)
-
-    assert code == 1000

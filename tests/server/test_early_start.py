@@ -14,9 +14,8 @@ from websockets.sync.client import ClientConnection
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
 from s1_mini.server import deepgram, elevenlabs_socket
-from tests.server.conftest import Clock, Door, serving
+from tests.server.conftest import Clock, Door, limit_sentences, serving
 from tests.server.test_websocket import CONFIG, hear, say, session
-from tests.server.test_word_times import built_in as built_in  # noqa: PLC0414 - a fixture of these tests, too
 from waiting import EVENTUALLY_S
 
 BEGINNING, CLAUSE = "Good evening to all, and ", "Good evening to all,"
@@ -156,18 +155,8 @@ def test_a_wrong_option_is_named(door: Door, options: dict[str, object]) -> None
     assert messages[0]["error"]["field"] == next(iter(options))
 
 
-def short(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
-    """Limit sentences to 20 frames: these clients cannot."""
-    config_of = module.config_of
-
-    async def short_config(*arguments: Any) -> Any:
-        return (await config_of(*arguments)).model_copy(update={"seed": 1, "max_new_tokens": 20})
-
-    monkeypatch.setattr(module, "config_of", short_config)
-
-
 def test_deepgrams_clients_choose_it_in_the_address(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    short(monkeypatch, deepgram)
+    limit_sentences(monkeypatch, deepgram)
     with session(door, "/v1/speak?start_at=clause") as socket:
         say(socket, type="Speak", text=BEGINNING)
         until(socket, "Metadata")
@@ -177,7 +166,7 @@ def test_deepgrams_clients_choose_it_in_the_address(door: Door, monkeypatch: pyt
 def test_the_server_chooses_it_for_elevenlabs_clients(
     small_engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short(monkeypatch, elevenlabs_socket)
+    limit_sentences(monkeypatch, elevenlabs_socket)
     path = "/v1/text-to-speech/default/stream-input?output_format=pcm_24000"
     with serving(small_engine, start_at="clause") as door, session(door, path) as socket:
         say(socket, text=BEGINNING)

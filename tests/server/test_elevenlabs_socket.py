@@ -16,7 +16,7 @@ from s1_mini import ProductionTTSEngine
 from s1_mini.server import elevenlabs_socket
 from s1_mini.server.speech import Times
 from s1_mini.types import Word
-from tests.server.conftest import Clock, Door, serving
+from tests.server.conftest import Clock, Door, limit_sentences, serving
 from tests.server.test_websocket import hear, session
 from waiting import EVENTUALLY_S, wait_until
 
@@ -63,13 +63,7 @@ def end_of_livekit(socket: ClientConnection, context: str) -> None:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sentences of at most 20 frames: these clients cannot limit them."""
-    config_of = elevenlabs_socket.config_of
-
-    async def short_config(*arguments: Any) -> Any:
-        return (await config_of(*arguments)).model_copy(update={"seed": 1, "max_new_tokens": 20})
-
-    monkeypatch.setattr(elevenlabs_socket, "config_of", short_config)
+    limit_sentences(monkeypatch, elevenlabs_socket)
 
 
 @pytest.fixture
@@ -265,17 +259,6 @@ def test_an_idle_session_ends_after_the_clients_timeout(small_engine: Production
 
     assert (messages[0]["error"], code) == ("session_timeout", 1008)
     assert "20 s" in messages[0]["message"]
-
-
-def test_the_key_is_required(small_engine: ProductionTTSEngine) -> None:
-    with serving(small_engine, api_key="sesame") as door:
-        with pytest.raises(InvalidStatus, match="401"), session(door, MULTI):
-            pass
-        with session(door, MULTI, additional_headers={"xi-api-key": "sesame"}) as socket:
-            say(socket, close_socket=True)
-            _, _, code = hear(socket)
-
-    assert code == 1000
 
 
 @pytest.mark.filterwarnings("ignore:ConnectionClosed.code is deprecated:DeprecationWarning")  # which the client reads

@@ -74,24 +74,17 @@ def pinging(door: Door) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("path", "content"),  # allocated by the test: 70 MB
+    "content",  # allocated by the test: 70 MB
     [
-        ("/v1/tts/batch", lambda: b'{"items":[' + b"1," * 4_000_000 + b"1]}"),
-        ("/v1/tts/batch", lambda: b'{"items":[' + b'{"text":"Hi."},' * 900_000 + b'{"text":"Hi."}]}'),
-        ("/v1/tts", lambda: b'{"text":"Hi.",' + b",".join(b'"k%07d":1' % n for n in range(1_000_000)) + b"}"),
-        ("/v1/tts", lambda: b'{"text":"Hi.","seed":' + b"9" * 14_000_000 + b"}"),
-        ("/v1/tts", lambda: b'{"text":' + b"[" * 14_000_000),
-        ("/v1/tts", lambda: b'""' * 8_000_000),
-        ("/v1/audio/speech", lambda: b'{"input":"Hi.","voice":{' + b'"a":"",' * 1_900_000 + b'"a":""}}'),
+        lambda: b'{"items":[' + b'{"text":"Hi."},' * 900_000 + b'{"text":"Hi."}]}',
+        lambda: b'{"text":"Hi.","seed":' + b"9" * 14_000_000 + b"}",
     ],
-    ids=["numbers", "items", "keys", "digits", "depth", "quotes", "voice"],
+    ids=["items", "digits"],
 )
-def test_megabytes_of_json_are_refused_while_others_are_answered(
-    door: Door, path: str, content: Callable[[], bytes]
-) -> None:
+def test_megabytes_of_json_are_refused_while_others_are_answered(door: Door, content: Callable[[], bytes]) -> None:
     body = content()
     with pinging(door) as took, door.client() as client:
-        answer = client.post(path, content=body, headers=JSON)
+        answer = client.post("/v1/tts/batch", content=body, headers=JSON)
 
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "body_invalid"

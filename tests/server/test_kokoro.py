@@ -12,18 +12,11 @@ import httpx2
 import pytest
 import soundfile
 
-from s1_mini import EngineConfig, ProductionTTSEngine
-from tests.server.conftest import Door, serving
+from tests.server.conftest import Door
 
 PATH = "/dev/captioned_speech"
 TEXT = "Good morning to you."
 ASKED = {"model": "kokoro", "input": TEXT, "voice": "af_bella", "speed": 1.0, "seed": 1}
-
-
-@pytest.fixture(scope="module")
-def built_in() -> Iterator[Door]:
-    with serving(ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="true"))) as door:
-        yield door
 
 
 @pytest.fixture
@@ -99,10 +92,3 @@ def test_a_checkpoint_without_times_says_so_and_speaks_without_them(http: httpx2
         "return_timestamps: is not supported by this model, which reports no times; send false"
     )
     assert base64.b64decode(spoken.json()["audio"])
-
-
-def test_it_needs_the_key(small_engine: ProductionTTSEngine) -> None:
-    with serving(small_engine, api_key="secret") as door, door.client() as http:
-        answer = http.post(PATH, json=ASKED)
-
-    assert (answer.status_code, answer.json()["detail"]["error"]) == (401, "unauthorized")

@@ -35,11 +35,7 @@ OVER_AT_ONCE_S = 1e-6  # a timeout that every machine exceeds, however fast it i
 @pytest.fixture(scope="module")
 def strict(small_engine: ProductionTTSEngine) -> Iterator[Door]:
     """A server with a key and small limits."""
-    limits = {
-        "max_body_bytes": 4096,
-        "api_key": "sesame",
-        "cors_origins": "https://a.example",
-    }
+    limits = {"max_body_bytes": 4096, "api_key": "sesame", "cors_origins": "https://a.example"}
     with serving(small_engine, **limits) as door:
         yield door
 
@@ -252,9 +248,7 @@ def test_a_refused_request_gets_the_retry_time_of_the_engine(
     assert (refused.status_code, refused.headers["Retry-After"], code(refused)) == (503, "8", "queue_full")
 
 
-def test_requests_over_the_total_limit_get_503_and_over_the_client_limit_429(
-    small_engine: ProductionTTSEngine,
-) -> None:
+def test_requests_over_the_total_limit_get_503_and_over_the_client_limit_429(small_engine: ProductionTTSEngine) -> None:
     for setting, status, output in (("max_requests", 503, "server_busy"), ("max_requests_per_client", 429, "too_many")):
         with serving(small_engine, **{setting: 1}) as door, door.client() as client:
             body = LONG_SPEECH | {"stream": True, "format": "pcm"}
@@ -269,9 +263,7 @@ def test_requests_over_the_total_limit_get_503_and_over_the_client_limit_429(
         assert again.status_code == 200
 
 
-def test_a_request_that_times_out_ends_with_a_clean_error_and_frees_its_slot(
-    small_engine: ProductionTTSEngine,
-) -> None:
+def test_a_request_that_times_out_ends_with_a_clean_error_and_frees_its_slot(small_engine: ProductionTTSEngine) -> None:
     with serving(small_engine, request_timeout_s=OVER_AT_ONCE_S) as door, door.client() as client:
         answer = client.post("/v1/tts", json=LONG_SPEECH)
         wait_until(lambda: small_engine.health_check()["requests"] == 0)
@@ -280,9 +272,7 @@ def test_a_request_that_times_out_ends_with_a_clean_error_and_frees_its_slot(
     assert code(answer) == "request_timeout"
 
 
-def test_a_stream_that_times_out_is_cut_off_without_its_terminating_chunk(
-    small_engine: ProductionTTSEngine,
-) -> None:
+def test_a_stream_that_times_out_is_cut_off_without_its_terminating_chunk(small_engine: ProductionTTSEngine) -> None:
     with serving(small_engine, stream_timeout_s=OVER_AT_ONCE_S) as door, door.client() as client:
         with (
             pytest.raises(httpx2.RemoteProtocolError),

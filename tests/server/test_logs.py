@@ -17,10 +17,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from commands import ENVIRONMENT
 from s1_mini.server.logs import TextFormatter, set_up_logging
 from waiting import EVENTUALLY_S, wait_until
-
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 
 
 def written(message: str, level: int = logging.INFO, **fields: object) -> str:

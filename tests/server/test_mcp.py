@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ pytest.importorskip("mcp")
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from commands import ENVIRONMENT
 from s1_mini.audio.container import encode
 from s1_mini.cli.mcp import ServerSpeaker, tools
 from tests.server.conftest import Door
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 SPEAK = ("speak", {"text": "Good morning."})
 
 

@@ -537,13 +537,6 @@ def test_the_page_works_without_browser_storage(visit: Open, voiced: ProductionT
 
 
 @needs_browser
-def test_speak_and_play_have_different_icons(visit: Open) -> None:
-    signs = visit().evaluate("['speak', 'play'].map((id) => document.querySelector(`#${id} use`).getAttribute('href'))")
-
-    assert len(set(signs)) == 2
-
-
-@needs_browser
 def test_the_page_works_for_a_checkpoint_without_voices(visit: Open, door: Door) -> None:
     page = visit(door.url)
     expect(page.get_by_text("no named voices")).to_be_visible()

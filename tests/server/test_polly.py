@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from door_room import listening
-from s1_mini import ProductionTTSEngine
+from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
 from s1_mini.exceptions import ParameterError
@@ -31,7 +31,6 @@ from s1_mini.server.voice_names import POLLY_VOICES, assign_voices
 from s1_mini.text.split import sentence_spans
 from s1_mini.types import SpokenMark, Word
 from tests.server.conftest import Door, serving
-from tests.server.test_word_times import built_in as built_in  # noqa: PLC0414 - a fixture of these tests, too
 
 TEXT = {"Text": "Good morning.", "VoiceId": "Joanna"}
 
@@ -51,16 +50,22 @@ def client_of_url(url: str, key: str = "any", **options: object) -> Any:
     )
 
 
+@pytest.fixture(scope="module")
+def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
+    """An engine with short slots, which end noise: these clients cannot limit it."""
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_columns=72)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
+    with serving(small_engine) as door:
+        yield door
+
+
 @pytest.fixture
 def polly(door: Door) -> Any:
     return client_of(door)
-
-
-@pytest.fixture
-def robin(door: Door, tone: np.ndarray) -> Iterator[str]:
-    """The name of an added voice."""
-    yield door.engine.add_voice("robin", tone, "Ah.").name
-    door.engine.delete_voice("robin")
 
 
 def error_of(polly: Any, **fields: object) -> tuple[str, int, str]:
@@ -213,17 +218,13 @@ def test_refusals_have_the_names_of_polly_and_our_messages(
     assert expected[2] in message
 
 
-def test_ssml_may_use_the_names_of_polly_s_voices(small_engine: ProductionTTSEngine, tone: np.ndarray) -> None:
+def test_ssml_may_use_the_names_of_polly_s_voices(small_engine: ProductionTTSEngine, robin: str) -> None:
     ssml = {"Text": '<speak><voice name="Brian">Hi.</voice></speak>', "TextType": "ssml", "VoiceId": "Joanna"}
-    small_engine.add_voice("robin", tone, "Ah.")
-    try:
-        with serving(small_engine, voice_names={"Brian": "robin"}) as door:
-            named, own = (
-                client_of(door).synthesize_speech(**fields, OutputFormat="pcm")["AudioStream"].read()
-                for fields in (ssml, {"Text": "Hi.", "VoiceId": "robin"})
-            )
-    finally:
-        small_engine.delete_voice("robin")
+    with serving(small_engine, voice_names={"Brian": robin}) as door:
+        named, own = (
+            client_of(door).synthesize_speech(**fields, OutputFormat="pcm")["AudioStream"].read()
+            for fields in (ssml, {"Text": "Hi.", "VoiceId": robin})
+        )
 
     assert named == own
 

@@ -59,7 +59,6 @@ EXCEPT = {
     "test_malformed_http_is_refused_in_the_shape_of_all_errors",
     # independent of a proxy
     "test_custom_attributes_choose_another_route",
-    "test_custom_attributes_choose_another_route_through_boto3",
     "test_recordings_over_the_queue_limit_are_refused_and_plain_requests_are_served",
     "test_ping_answers_while_many_requests_are_being_generated",
 }

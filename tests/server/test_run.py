@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from commands import ENVIRONMENT
 from door_room import Address
 from held_generation import held_environment
 from s1_mini.audio.container import encode
@@ -26,7 +26,6 @@ from tests.cli.conftest import call as call  # noqa: PLC0414 - a fixture of thes
 from tests.server.conftest import LONG_SPEECH
 from waiting import EVENTUALLY_S, wait_until
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 LONG = LONG_SPEECH | {"format": "pcm"}
 
 

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from tests.server.conftest import Door, serving
 from tests.server.test_websocket import hear, say, session
-from tests.server.test_word_times import built_in as built_in  # noqa: PLC0414 - a fixture of these tests, too
 from waiting import EVENTUALLY_S
 
 FEW = {"type": "session.config", "seed": 1, "max_new_tokens": 2}
@@ -105,12 +103,9 @@ def test_a_document_that_never_ends_is_limited(door: Door) -> None:
     assert (messages[-1]["error"]["code"], code) == ("text_invalid", 1008)
 
 
-def test_a_voice_in_brackets_speaks_until_the_next_one(door: Door, tone: np.ndarray) -> None:
-    door.engine.add_voice("robin", tone, "Ah.")
-    try:
-        messages = speak(door, "[robin] One. T", "wo. [nobody] Three. [pause 0.", "5s] Four.", text_type="marked")
-    finally:
-        door.engine.delete_voice("robin")
+@pytest.mark.usefixtures("robin")
+def test_a_voice_in_brackets_speaks_until_the_next_one(door: Door) -> None:
+    messages = speak(door, "[robin] One. T", "wo. [nobody] Three. [pause 0.", "5s] Four.", text_type="marked")
 
     assert spoken(messages) == ["[robin] One.", "[robin] Two. [nobody] Three.", "[robin] [pause 0.5s] Four."]
     assert errors(messages) == []

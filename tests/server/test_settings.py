@@ -25,13 +25,6 @@ def test_server_variables_are_read_and_do_not_confuse_the_engine(monkeypatch: py
     assert settings.cors_origins == ("https://a.example", "https://b.example")
 
 
-def test_an_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("S1_MINI_SERVER_PROT", "9000")
-
-    with pytest.warns(UserWarning, match="S1_MINI_SERVER_PROT"):
-        ServerSettings()
-
-
 def test_a_wrong_value_is_named_and_a_key_is_never_shown() -> None:
     with pytest.raises(ConfigurationError, match="S1_MINI_SERVER_PORT=70000"):
         ServerSettings(port=70_000)

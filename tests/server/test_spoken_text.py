@@ -87,7 +87,7 @@ def test_sagemakers_json_returns_it_on_request(reader: ProductionTTSEngine) -> N
 @pytest.fixture(scope="module")
 def strict(reader: ProductionTTSEngine) -> Iterator[ProductionTTSEngine]:
     """The same engine with the default setting: unsupported characters are an error."""
-    settings = reader.config.model_copy(update={"on_unsupported": "error"})
+    settings = reader.config.model_copy(update={"on_unsupported": "error", "max_text_length": 400})
     with ProductionTTSEngine(settings) as engine:
         yield engine
 

@@ -19,7 +19,7 @@ from s1_mini.audio.container import StreamEncoder
 from s1_mini.server import elevenlabs_socket
 from s1_mini.text.arriving import ArrivingText
 from tests.families.qwen3_room import config, written
-from tests.server.conftest import Clock, Door, serving
+from tests.server.conftest import Clock, Door, limit_sentences, serving
 from tests.server.test_early_start import until
 from tests.server.test_websocket import hear, say, session
 from waiting import EVENTUALLY_S, wait_until
@@ -104,12 +104,7 @@ def test_a_session_is_one_utterance_that_sounds_as_the_whole_text(qwen: Door, ex
 def test_other_protocols_and_the_setting_speak_as_the_text_arrives(
     engine: ProductionTTSEngine, expected: bytes, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    config_of = elevenlabs_socket.config_of
-
-    async def limited(*arguments: Any) -> Any:
-        return (await config_of(*arguments)).model_copy(update=OPTIONS)
-
-    monkeypatch.setattr(elevenlabs_socket, "config_of", limited)
+    limit_sentences(monkeypatch, elevenlabs_socket, **OPTIONS)
     path = f"/v1/text-to-speech/ryan/stream-input{query or '?'}&output_format=pcm_24000"
     with serving(engine, start_at="sentence" if query else "word") as door, session(door, path) as socket:
         for piece in (*PIECES, ""):
@@ -117,18 +112,6 @@ def test_other_protocols_and_the_setting_speak_as_the_text_arrives(
         messages, _, _ = hear(socket)
 
     assert b"".join(base64.b64decode(message.get("audio") or "") for message in messages) == expected
-
-
-def test_a_session_that_waits_delays_no_other_request(qwen: Door) -> None:
-    with session(qwen) as socket, qwen.client() as http:
-        say(socket, **WORDS)
-        say(socket, type="input.text", text="Good mor")
-        wait_for_row(qwen.engine)
-        response = http.post("/v1/tts", json={"text": "Hello.", "voice": "ryan"} | OPTIONS)
-        say(socket, type="input.clear")
-        until(socket, "input.cleared")
-
-    assert response.status_code == 200
 
 
 @pytest.mark.parametrize("leaves", [True, False])

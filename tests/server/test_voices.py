@@ -48,17 +48,6 @@ def test_all_voices_are_listed_and_each_can_be_queried(client: httpx2.Client) ->
     assert client.get("/v1/voices/bert").json() == voices[1]
 
 
-def test_a_voice_speaks_by_its_name(client: httpx2.Client) -> None:
-    asked = {"text": "Good morning.", "seed": 1, "max_new_tokens": 20}
-
-    default, anna, bert = (
-        client.post("/v1/tts", json=asked | extra).content for extra in ({}, {"voice": "anna"}, {"voice": "bert"})
-    )
-
-    assert default == anna
-    assert len(bert) > 1000
-
-
 def test_a_voice_of_the_checkpoint_cannot_be_deleted(client: httpx2.Client) -> None:
     answer = client.delete("/v1/voices/anna")
 
@@ -70,17 +59,10 @@ def test_a_voice_of_the_checkpoint_cannot_be_deleted(client: httpx2.Client) -> N
     ("fields", "has_file", "sentence"),
     [
         ({"name": "../up", "text": "Ah."}, True, "name: '../up' is not a valid name; use 1 to 64 of a-z"),
-        ({"name": "Anna!", "text": "Ah."}, True, "name: 'Anna!' is not a valid name; use 1 to 64 of a-z"),
         ({"text": "Ah."}, True, "name: is missing"),
         ({"name": "carl", "text": "Ah."}, False, "audio: is missing"),
         ({"name": "carl"}, True, "text: is empty"),
-        ({"name": "carl", "text": ""}, True, "text: is empty"),
-        ({"name": "carl", "text": " "}, True, "text: is empty"),
-        (
-            {"name": "carl", "text": "Ah.", "audios": "3"},
-            True,
-            "audios: unknown field; did you mean audio?",
-        ),
+        ({"name": "carl", "text": "Ah.", "audios": "3"}, True, "audios: unknown field; did you mean audio?"),
     ],
 )
 def test_an_invalid_voice_is_refused_with_its_field(

@@ -24,6 +24,12 @@ PATH = "/v1/audio/speech/stream"
 CONFIG = {"type": "session.config", "seed": 1, "max_new_tokens": 20}
 
 
+@pytest.fixture(scope="module")
+def locked(small_engine: ProductionTTSEngine) -> Iterator[Door]:
+    with serving(small_engine, api_key="sesame") as door:
+        yield door
+
+
 @contextmanager
 def session(door: Door, path: str = PATH, **options: object) -> Iterator[ClientConnection]:
     with connect(f"ws://127.0.0.1:{door.port}{path}", proxy=None, **options) as socket:
@@ -196,11 +202,7 @@ def test_a_client_that_sends_nothing_is_disconnected(small_engine: ProductionTTS
 
 
 def test_a_session_whose_sentence_waits_for_a_slot_is_not_idle(small_engine: ProductionTTSEngine, clock: Clock) -> None:
-    with (
-        serving(small_engine, websocket_idle_s=60) as door,
-        ExitStack() as others,
-        held_generation(SOUNDS) as held,
-    ):
+    with serving(small_engine, websocket_idle_s=60) as door, ExitStack() as others, held_generation(SOUNDS) as held:
         for _ in range(3 * small_engine.config.max_batch_size):
             other = others.enter_context(session(door))
             say(other, **CONFIG | {"max_new_tokens": 400})
@@ -319,13 +321,21 @@ def test_a_message_over_the_limit_ends_the_session(small_engine: ProductionTTSEn
     assert closed == 1009
 
 
-def test_without_the_key_no_session_begins(small_engine: ProductionTTSEngine) -> None:
-    with serving(small_engine, api_key="sesame") as door:
-        with pytest.raises(InvalidStatus, match="401"), session(door):
-            pass
-        with session(door, additional_headers={"Authorization": "Bearer sesame"}) as socket:
-            say(socket, type="input.done")
-            messages, _, closed = hear(socket)
+@pytest.mark.parametrize(
+    ("path", "name", "value", "last"),
+    [
+        (PATH, "Authorization", "Bearer sesame", {"type": "input.done"}),
+        ("/v1/speak", "Authorization", "Token sesame", {"type": "Close"}),
+        ("/v1/text-to-speech/default/multi-stream-input", "xi-api-key", "sesame", {"close_socket": True}),
+    ],
+)
+def test_without_the_key_in_its_header_no_session_begins(
+    locked: Door, path: str, name: str, value: str, last: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidStatus, match="401"), session(locked, path):
+        pass
+    with session(locked, path, additional_headers={name: value}) as socket:
+        say(socket, **last)
+        _, _, code = hear(socket)
 
-    assert [message["type"] for message in messages] == ["session.done"]
-    assert closed == 1000
+    assert code == 1000

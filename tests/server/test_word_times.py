@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
-from s1_mini import EngineConfig, ProductionTTSEngine
-from tests.server.conftest import Door, serving
-from waiting import EVENTUALLY_S
-
-PATH = "/v1/audio/speech/stream"
-
-
-@pytest.fixture(scope="module")
-def built_in() -> Iterator[Door]:
-    engine = ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="true"))
-    with serving(engine) as door:
-        yield door
+from tests.server.conftest import Door
+from tests.server.test_websocket import hear, say, session
 
 
 def messages(door: Door, text: str, **config: object) -> list[dict[str, Any]]:
     """Return all JSON messages of a session that speaks `text`."""
-    received = []
-    with connect(f"ws://127.0.0.1:{door.port}{PATH}", proxy=None) as socket:
+    with session(door) as socket:
         with suppress(ConnectionClosed):  # a server that refuses the options may close before it gets the text
-            socket.send(json.dumps({"type": "session.config", "seed": 1, **config}))
-            socket.send(json.dumps({"type": "input.text", "text": text}))
-            socket.send(json.dumps({"type": "input.done"}))
-        while not received or received[-1]["type"] not in ("session.done", "error"):
-            message = socket.recv(timeout=EVENTUALLY_S)
-            if isinstance(message, str):
-                received.append(json.loads(message))
-    return received
+            say(socket, type="session.config", seed=1, **config)
+            say(socket, type="input.text", text=text)
+            say(socket, type="input.done")
+        return hear(socket)[0]
 
 
 def test_a_session_sends_when_each_word_is_spoken(built_in: Door) -> None:

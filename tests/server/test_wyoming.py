@@ -19,14 +19,7 @@ from wyoming.error import Error
 from wyoming.event import Event
 from wyoming.info import Describe, Info
 from wyoming.ping import Ping, Pong
-from wyoming.tts import (
-    Synthesize,
-    SynthesizeChunk,
-    SynthesizeStart,
-    SynthesizeStop,
-    SynthesizeStopped,
-    SynthesizeVoice,
-)
+from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped, SynthesizeVoice
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.settings import ServerSettings
@@ -89,19 +82,13 @@ def test_a_text_is_one_stream_of_audio(port: int) -> None:
     assert num_samples(events) > 1000
 
 
-def test_the_server_describes_its_voices_and_that_it_streams(
-    small_engine: ProductionTTSEngine, port: int, tone: Any
-) -> None:
-    small_engine.add_voice("robin", tone, "Ah.")
-    try:
-        events = exchange(port, Describe(), end=Info)
-        spoken = exchange(port, Synthesize("Hi.", voice=SynthesizeVoice(name="robin")))
-    finally:
-        small_engine.delete_voice("robin")
+def test_the_server_describes_its_voices_and_that_it_streams(port: int, robin: str) -> None:
+    events = exchange(port, Describe(), end=Info)
+    spoken = exchange(port, Synthesize("Hi.", voice=SynthesizeVoice(name=robin)))
 
     (program,) = Info.from_event(events[-1]).tts
     assert program.supports_synthesize_streaming
-    assert [voice.name for voice in program.voices] == ["robin"]
+    assert [voice.name for voice in program.voices] == [robin]
     assert num_samples(spoken)
 
 

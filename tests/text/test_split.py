@@ -97,11 +97,7 @@ SENTENCES = "One two. Three four. Five six. Seven eight."
         (SENTENCES, 20, ["One two. Three four.", "Five six.", "Seven eight."]),
         (SENTENCES, 200, [SENTENCES]),
         # A paragraph without a mark ends its part.
-        (
-            "Chapter One\n\nIt was a dark night.\n\nIt rained.",
-            200,
-            ["Chapter One", "It was a dark night. It rained."],
-        ),
+        ("Chapter One\n\nIt was a dark night.\n\nIt rained.", 200, ["Chapter One", "It was a dark night. It rained."]),
         # A sentence that is too long is cut after its last clause that fits, or at a space, or between characters.
         (
             "The first part is here, the second part comes here; the third part is the very last.",

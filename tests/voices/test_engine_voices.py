@@ -112,8 +112,6 @@ def test_an_unknown_voice_is_reported_with_twenty_available_ones(tiny: Path, fol
 @pytest.mark.parametrize(
     ("changes", "error", "complaint"),
     [
-        ({"name": "Mia"}, VoiceError, "'Mia' is not a valid name"),
-        ({"name": "con"}, VoiceError, "'con' is not a valid name"),
         ({"name": "../mia"}, VoiceError, "is not a valid name"),
         ({"name": None}, VoiceError, "is not a valid name"),
         ({"reference_audio": b"no audio"}, ReferenceAudioError, "reference_audio: "),
