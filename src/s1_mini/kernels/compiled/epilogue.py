@@ -54,8 +54,8 @@ def finish(_, sums, width, count, size, terms, skip, keeps, has_snake, out, at, 
     """Put the outputs of `count` rows of `size` outputs each into `out`, the first at `at`, the next `outputs` later.
 
     A row of `sums` begins every `width` numbers. `terms` [4, BLOCK] has factor, offset, α and 1 / β of each output. The
-    sum times factor, plus offset and `skip` (as `out`, if it is not empty), is put into `keeps` (likewise) and, with
-    Snake if `has_snake`, into `out`. An output has the same bits in any row.
+    product of sum and factor, plus offset and `skip`, is put into `keeps` and, with Snake if `has_snake`, into `out`.
+    `skip` and `keeps` are indexed as `out`, and may be empty. An output has the same bits in any row.
     """
 
     def build(context, builder, signature, values):
