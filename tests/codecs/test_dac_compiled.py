@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from s1_mini.codecs.causal.stage import CausalDecoder
 from s1_mini.codecs.dac.weights import open_dac
@@ -48,9 +49,25 @@ def test_a_stream_keeps_the_decoder_that_it_began_with_and_the_next_has_the_comp
     assert not np.array_equal(compiled[1], plain[1]), "both round alike, so this shows nothing"
 
 
-def test_weights_that_the_file_has_in_eight_bits_stay_in_eight_bits() -> None:
-    from s1_mini.codecs.causal.compiled import CompiledStreams
+@pytest.mark.parametrize("in_int16", [False, True])
+def test_the_built_in_voice_has_torchs_samples_and_the_same_bits_in_any_chunks(
+    monkeypatch: pytest.MonkeyPatch, *, in_int16: bool
+) -> None:
+    from s1_mini.codecs.causal import compiled
 
-    streams = CompiledStreams(open_dac(DEFAULT_MODEL, encodes=False), 1)
+    if in_int16 and not compiled.HAS_VNNI:
+        pytest.skip("needs a processor with AVX-512 VNNI")
+    monkeypatch.setattr(compiled, "HAS_VNNI", in_int16)
+    codec, codes = open_dac(DEFAULT_MODEL, encodes=False), torch.randint(0, 1024, (1, 8, 12))
+    streams = compiled.CompiledStreams(codec, 2)
 
-    assert streams.formats == ["float32", "int8"]  # float32 for transposed convolutions, whose scales belong to inputs
+    whole = streams.push(codes, [0])
+
+    chunks = torch.cat([streams.push(part, [1]) for part in codes.split([1, 4, 7], dim=-1)], dim=-1)
+    assert torch.equal(chunks, whole)
+    expected = codec.decode(codes)
+    noise = float((whole - expected).square().mean() / expected.square().mean())
+    assert noise < (1e-6 if in_int16 else 1e-11)  # 60 dB and 110 dB
+    # The file has most weights in int8. Those of transposed convolutions have a scale for each input.
+    kernels = ["convolve_int16 int16", "convolve_int16 int8"] if in_int16 else ["convolve int8"]
+    assert streams.formats == ["convolve float32", *kernels]

@@ -11,10 +11,12 @@ from s1_mini.kernels.compiled.product import BLOCK
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
 ROWS, INPUTS, OUTPUTS = 9, 1022, 8 * BLOCK + 52
+NOTHING = np.zeros((0, 0), np.float32)
 
-from s1_mini.kernels.compiled.codec import convolve  # noqa: E402
+from s1_mini.kernels.compiled.codec import convolve, convolve_int16  # noqa: E402
+from s1_mini.kernels.compiled.int16 import HAS_VNNI  # noqa: E402
 from s1_mini.kernels.compiled.multiply import product  # noqa: E402
-from s1_mini.kernels.weight import pack  # noqa: E402
+from s1_mini.kernels.weight import pack, pack_int16  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.float32])
@@ -48,7 +50,7 @@ def test_a_dilated_convolution_with_skip_and_snake_is_torchs_and_a_step_has_the_
     alpha, beta, skip = torch.rand(outputs) + 0.5, torch.rand(outputs) + 0.5, torch.randn(steps, outputs)
     part = pack([weight.transpose(1, 2).flatten(1)], [bias])
     snake = torch.stack((alpha, 1 / beta)).numpy()
-    shape, nothing = (taps, dilation), np.zeros((0, 0), np.float32)
+    shape = (taps, dilation)
     out, total = np.empty((steps + 2, outputs), np.float32), skip.numpy().copy()
 
     convolve(x.numpy(), shape, part, total, total, snake, out)
@@ -59,5 +61,57 @@ def test_a_dilated_convolution_with_skip_and_snake_is_torchs_and_a_step_has_the_
     for step in (0, 17, 40):
         alone = np.empty((1, outputs), np.float32)
         seen, added = x[step : step + (taps - 1) * dilation + 1].numpy(), skip[step : step + 1].numpy()
-        convolve(seen, shape, part, added, nothing, snake, alone)
+        convolve(seen, shape, part, added, NOTHING, snake, alone)
         np.testing.assert_array_equal(alone[0], out[2 + step])
+
+
+needs_vnni = pytest.mark.skipif(not HAS_VNNI, reason="needs a processor with AVX-512 VNNI")
+
+
+def convolved(x: torch.Tensor, weight: torch.Tensor, dilation: int) -> np.ndarray:
+    """Return the convolution [T, N] of x [P + T, C] with weights [N, C, taps], in int16."""
+    outputs, _, taps = weight.shape
+    part = pack_int16(weight.transpose(1, 2).flatten(1), torch.zeros(outputs), taps)
+    out = np.full((len(x) - (taps - 1) * dilation, outputs), np.nan, np.float32)
+    convolve_int16(x.numpy(), (taps, dilation), part, NOTHING, NOTHING, NOTHING, out)
+    return out
+
+
+@needs_vnni
+@pytest.mark.parametrize(("outputs", "channels"), [(16, 2), (96, 34), (130, 256)])
+@pytest.mark.parametrize("in_int8", [True, False])
+def test_a_convolution_in_int16_is_torchs_and_a_step_has_the_same_bits_alone(
+    outputs: int, channels: int, *, in_int8: bool
+) -> None:
+    taps, dilation = 3, 5
+    x, weight = torch.randn(41 + (taps - 1) * dilation, channels), torch.randn(outputs, channels, taps)
+    if in_int8:
+        weight = (40 * weight).round().clamp(-127, 127)
+        weight[:, 0, 0] = 127
+
+    out = convolved(x, weight, dilation)
+
+    expected = F.conv1d(x.t(), weight, dilation=dilation).t()
+    assert float((torch.from_numpy(out) - expected).square().mean() / expected.square().mean()) < 1e-7  # 70 dB
+    for step in (0, 17, 40):
+        alone = convolved(x[step : step + (taps - 1) * dilation + 1], weight, dilation)
+        np.testing.assert_array_equal(alone[0], out[step])
+
+
+@needs_vnni
+def test_the_largest_integers_do_not_overflow() -> None:
+    x, weight = torch.ones(8, 64), torch.ones(3, 64, 1)
+
+    np.testing.assert_allclose(convolved(x, weight, 1), 64, rtol=3e-4)
+    np.testing.assert_allclose(convolved(-3 * x, weight, 1), -192, rtol=3e-4)
+
+
+@needs_vnni
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_has_no_finite_output_in_int16(bad: float) -> None:
+    x = torch.ones(8, 64)
+    x[3, 5] = bad
+
+    finite = np.isfinite(convolved(x, torch.ones(3, 64, 2), 1)).all(1)
+
+    assert finite.tolist() == [True, True, False, False, True, True, True]

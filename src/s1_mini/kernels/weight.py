@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.compiled.product import BLOCK, Product
+from s1_mini.kernels.compiled.product import BLOCK, GROUP, LARGEST_SUM, Int16Product, Product
 
 PACKED_INPUTS = 32  # torch's int8 kernels read 8, 16 or 32 inputs at once, depending on the processor
 FIRST_OUTPUTS = 16  # outputs that `_as_int8` tests first: most weights that int8 cannot hold already fail there
@@ -100,6 +100,29 @@ def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact:
         weight[index] = np.concatenate([block.T.numpy().ravel() for block in blocks])
     offsets = [torch.zeros(outputs) if bias is None else bias.detach().float() for bias in biases]
     return Product(weight, scale.numpy(), torch.stack(offsets).numpy())
+
+
+def pack_int16(weight: Tensor, bias: Tensor | None, taps: int) -> Int16Product:
+    """Copy the weights [N, taps C] and the bias [N] of a convolution for products in 16-bit integers.
+
+    C is even. Weights that fit into int8 without loss stay so. All others are rounded to int16.
+    """
+    outputs, inputs = weight.shape
+    gain = torch.ones(inputs // taps)
+    quantized = _as_int8([weight])
+    if quantized is not None:
+        values, scale = quantized[0].values, quantized[0].scale.float()
+    else:
+        parts = weight.detach().float().view(outputs, taps, -1)
+        gain = parts.abs().amax((0, 1)).clamp_min(torch.finfo(torch.float32).tiny)
+        parts = parts / gain  # so that all inputs are rounded with the same relative error
+        padded = F.pad(parts, (0, -len(gain) % GROUP)).unflatten(2, (-1, GROUP))
+        scale = padded.abs().sum(-1).amax((1, 2)) / (LARGEST_SUM - GROUP / 2)  # rounding adds up to half to each
+        scale = scale.maximum(parts.abs().amax((1, 2)) / (2**15 - 1)).clamp_min(torch.finfo(torch.float32).tiny)
+        values = (parts.flatten(1) / scale.unsqueeze(1)).round().to(torch.int16)
+    pairs = F.pad(values, (0, 0, 0, -outputs % BLOCK)).view(-1, BLOCK, inputs // 2, 2).transpose(1, 2)
+    offset = torch.zeros(outputs) if bias is None else bias.detach().float()
+    return Int16Product(pairs.contiguous().flatten().numpy(), scale.numpy(), offset.numpy(), gain.numpy())
 
 
 def is_close(first: Tensor, second: Tensor, share: float) -> bool:

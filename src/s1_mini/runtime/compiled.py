@@ -20,7 +20,7 @@ class Compilable:
 
     what: str  # name of the step for logs and `/health`
     module: str  # module with the function and `compile_for(formats)`; it does not import torch
-    formats: Sequence[str]  # formats of the weights
+    formats: Sequence[str]  # what the module compiles for, such as the formats of the weights
     use: Callable[[], None]  # loads or compiles the function, checks it, and activates it for later utterances
 
 

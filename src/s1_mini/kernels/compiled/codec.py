@@ -12,9 +12,11 @@ import numba
 import numpy as np
 
 from s1_mini.kernels.compiled.build import in_order
+from s1_mini.kernels.compiled.epilogue import finish
+from s1_mini.kernels.compiled.int16 import TILE_SUMS, quantize_steps, sum_steps
 from s1_mini.kernels.compiled.layers import apply_rope, dot, exp, gelu, layer_norm, rms_norm, swiglu
 from s1_mini.kernels.compiled.multiply import MOST_SUMS, f32, sum_rows
-from s1_mini.kernels.compiled.product import BLOCK, Product
+from s1_mini.kernels.compiled.product import BLOCK, Int16Product, Product
 
 
 @in_order
@@ -25,65 +27,54 @@ def _copy(x, out):
 
 
 @in_order
-def _snake(x, alpha, inverse, out):
-    """Put x + sin²(αx) / β into `out`; all are [N]."""
-    rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
-    for n in range(x.shape[0]):
-        angle = alpha[n] * x[n]
-        turns = (angle * f32(0.3183098861837907) + rounder) - rounder  # half turns, because sin² has period π
-        rest = angle - turns * f32(3.140625) - turns * f32(9.67502593994140625e-4) - turns * f32(1.5099579909e-7)
-        square = rest * rest
-        total = f32(2.7557319224e-6) - square * f32(2.5052108385e-8)
-        total = f32(-1.9841269841e-4) + square * total
-        total = f32(8.3333333333e-3) + square * total
-        total = f32(-1.6666666667e-1) + square * total
-        wave = rest + rest * square * total
-        out[n] = x[n] + wave * wave * inverse[n]
+def _put_terms(first, size, scale, bias, snake, out):
+    """Put the terms of `finish` for `size` outputs from `first` into `out` [4, BLOCK]."""
+    for n in range(size):
+        out[0, n], out[1, n] = scale[first + n], bias[first + n]
+        if snake.shape[0] > 0:
+            out[2, n], out[3, n] = snake[0, first + n], snake[1, first + n]
 
 
 @in_order
-def convolve(x, shape, part, skip, keeps, snake, out):  # noqa: C901 - nested loops are one kernel
+def convolve(x, shape, part, skip, keeps, snake, out):
     """Put a convolution of x [P + T, C], plus `skip`, into the last T N numbers of `out`.
 
     `shape` is the number of taps and the dilation. `skip` [T N] is added if it is not empty. If `keeps` is not empty,
     it also gets the sum, and may be `skip`. If `snake` [2, N], α and 1 / β, is not empty, `out` gets Snake of the sum.
     """
     weight, scale, bias = part.weight[0], part.scale[0], part.bias[0]
-    steps, inputs, outputs = x.shape[0] - (shape[0] - 1) * shape[1], shape[0] * x.shape[1], part.bias.shape[1]
+    steps, inputs, outputs = x.shape[0] - (shape[0] - 1) * shape[1], shape[0] * x.shape[1], bias.shape[0]
     skip, keeps, out = skip.reshape(-1), keeps.reshape(-1), out.reshape(-1)
     out = out[out.shape[0] - steps * outputs :]
-    sums, factor, offset = (
-        np.empty(MOST_SUMS, np.float32),
-        np.empty(MOST_SUMS, np.float32),
-        np.empty(MOST_SUMS, np.float32),
-    )
-    alpha, inverse = np.empty(MOST_SUMS, np.float32), np.empty(MOST_SUMS, np.float32)
+    sums, terms = np.empty(MOST_SUMS, np.float32), np.zeros((4, BLOCK), np.float32)
     for first in range(0, outputs, BLOCK):
         size = min(BLOCK, outputs - first)
-        for n in range(MOST_SUMS if size == outputs else size):
-            factor[n], offset[n] = scale[first + n % size], bias[first + n % size]
-            if snake.shape[0] > 0:
-                alpha[n], inverse[n] = snake[0, first + n % size], snake[1, first + n % size]
+        _put_terms(first, size, scale, bias, snake, terms)
         row = 0
         while row < steps:
             count, width = sum_rows(x, row, shape, weight, first * inputs, size, sums)
-            # If a row of `sums` has all outputs of a step, those of consecutive steps are contiguous.
-            together = count if width == outputs else 1
-            for each in range(0, count, together):
-                length, at = together * size, (row + each) * outputs + first
-                total, to = sums[each * width : each * width + length], out[at : at + length]
-                for n in range(length):
-                    total[n] = total[n] * factor[n] + offset[n]
-                if skip.shape[0] > 0:
-                    added = skip[at : at + length]
-                    for n in range(length):
-                        total[n] += added[n]
-                if keeps.shape[0] > 0:
-                    _copy(total, keeps[at : at + length])
-                if snake.shape[0] > 0:
-                    _snake(total, alpha, inverse, to)
-                else:
-                    _copy(total, to)
+            at = row * outputs + first
+            finish(sums, width, count, size, terms, skip, keeps, snake.shape[0] > 0, out, at, outputs)
+            row += count
+
+
+@in_order
+def convolve_int16(x, shape, part, skip, keeps, snake, out):
+    """Do the same as `convolve` with an `Int16Product`."""
+    steps, inputs, outputs = x.shape[0] - (shape[0] - 1) * shape[1], shape[0] * x.shape[1], part.bias.shape[0]
+    skip, keeps, out = skip.reshape(-1), keeps.reshape(-1), out.reshape(-1)
+    out = out[out.shape[0] - steps * outputs :]
+    quantized, scales = np.empty(x.shape, np.int16), np.empty(x.shape[0], np.float32)
+    quantize_steps(x, part.gain, quantized, scales)
+    sums, terms = np.empty(TILE_SUMS, np.float32), np.zeros((4, BLOCK), np.float32)
+    for first in range(0, outputs, BLOCK):
+        size = min(BLOCK, outputs - first)
+        _put_terms(first, size, part.scale, part.bias, snake, terms)
+        row = 0
+        while row < steps:
+            count = sum_steps(quantized, scales, row, shape, part.weight, first * inputs, size, sums)
+            at = row * outputs + first
+            finish(sums, BLOCK, count, size, terms, skip, keeps, snake.shape[0] > 0, out, at, outputs)
             row += count
 
 
@@ -158,7 +149,7 @@ def window_attention(qkv, past, start, rope, out):
 
 
 def compile_for(formats: Sequence[str]) -> None:
-    """Compile the functions, and `convolve` for these formats of weights, and cache them."""
+    """Compile the functions, and the convolutions of `formats`, such as "convolve int8", and cache them."""
     one = np.zeros((1, 1), np.float32)
     cube = one[None]
     _compile(window_attention, cube, cube, 0, cube, one)
@@ -166,9 +157,13 @@ def compile_for(formats: Sequence[str]) -> None:
     _compile(rms_norm, one, one[0], 1.0, one)
     _compile(swiglu, one, one)
     _compile(gelu, one)
-    for dtype in formats:
-        part = Product(np.zeros((1, 1), dtype), one, one)
-        _compile(convolve, one, (1, 1), part, one, one, one, one)
+    for name in formats:
+        kernel, dtype = name.split()
+        if kernel == "convolve":
+            _compile(convolve, one, (1, 1), Product(np.zeros((1, 1), dtype), one, one), one, one, one, one)
+        else:
+            part = Int16Product(np.zeros(1, dtype), one[0], one[0], one[0])
+            _compile(convolve_int16, one, (1, 1), part, one, one, one, one)
 
 
 def _compile(function, *arguments):

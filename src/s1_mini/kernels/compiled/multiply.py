@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import extending, types
+from numba import types
 from numba.core import cgutils
 
 from s1_mini.kernels.compiled.build import in_order
+from s1_mini.kernels.compiled.emit import BYTE, FLOAT, LONG, WHOLE, fma, intrinsic, place, prefetch, spread, zeros
 from s1_mini.kernels.compiled.product import BLOCK
 
 f32 = np.float32
-intrinsic: Any = extending.intrinsic
 AHEAD = 4096  # bytes; the processor's own prefetch stops at the end of a page, and is late after it
 ROWS = 4  # rows that share a weight in a register
 # Sums that fit into the vector registers together with the weights: AVX-512 has 32 of 16 floats, AVX2 16 of 8 floats.
@@ -28,7 +28,6 @@ SUMS = 256 if binding.get_host_cpu_features().get("avx512f") else 64
 # Rows of a tile of half a block, and of a quarter, so that narrow layers fill the registers too.
 HALF_ROWS, QUARTER_ROWS = min(8, SUMS // 16), min(16, SUMS // 16)
 MOST_SUMS = ROWS * BLOCK
-BYTE, WHOLE, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 
 
 def _load(builder: Any, pointer: Any, width: int) -> Any:
@@ -36,23 +35,13 @@ def _load(builder: Any, pointer: Any, width: int) -> Any:
     kind, floats = pointer.type.pointee, ir.VectorType(FLOAT, width)
     size = 4 if kind == FLOAT else kind.width // 8
     weights = builder.load(builder.bitcast(pointer, ir.VectorType(kind, width).as_pointer()), align=size)
+    prefetch(builder, pointer, width * size, AHEAD)
     if kind == FLOAT:
         return weights
     if size == 1:
         return builder.sitofp(weights, floats)
     bits = ir.VectorType(WHOLE, width)
     return builder.bitcast(builder.shl(builder.zext(weights, bits), ir.Constant(bits, [16] * width)), floats)
-
-
-def _prefetch(builder: Any, pointer: Any, width: int) -> None:
-    """Begin to read the weights `AHEAD` bytes after a pointer, which may be outside the array."""
-    kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), WHOLE, WHOLE, WHOLE])
-    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [BYTE.as_pointer()], kind)
-    size = 4 if pointer.type.pointee == FLOAT else pointer.type.pointee.width // 8
-    first = builder.bitcast(pointer, BYTE.as_pointer())
-    for line in range(0, width * size, 64):
-        place = builder.gep(first, [ir.IntType(64)(AHEAD + line)])
-        builder.call(prefetch, [place, *map(WHOLE, (0, 3, 1))])
 
 
 def _summing(rows: int, columns: int) -> Any:
@@ -72,39 +61,31 @@ def _summing(rows: int, columns: int) -> Any:
             length, channels = cgutils.unpack_tuple(builder, x.shape)
             stride = cgutils.unpack_tuple(builder, x.strides)[0]
             taps, dilation = cgutils.unpack_tuple(builder, values[2])
-            number, one = ir.IntType(64), length.type(1)
-            fma = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{width}f32"
-            )
+            one = LONG(1)
             starts = []
             last = builder.sub(length, builder.add(builder.mul(builder.sub(taps, one), dilation), one))
             for row in range(rows):
-                index = builder.add(values[1], number(row))
+                index = builder.add(values[1], LONG(row))
                 index = builder.select(builder.icmp_signed("<", index, last), index, last)
                 starts.append(builder.gep(builder.bitcast(x.data, BYTE.as_pointer()), [builder.mul(index, stride)]))
             totals = [cgutils.alloca_once(builder, vector) for _ in range(rows)]
             for column in range(0, columns, width):
                 for total in totals:
-                    builder.store(ir.Constant(vector, [0.0] * width), total)
-                block = builder.gep(weight.data, [builder.add(values[4], number(column))])
+                    builder.store(zeros(vector), total)
+                block = builder.gep(weight.data, [builder.add(values[4], LONG(column))])
                 with cgutils.for_range(builder, taps) as tap:
-                    part = builder.gep(block, [builder.mul(builder.mul(tap.index, channels), number(BLOCK))])
+                    part = builder.gep(block, [builder.mul(builder.mul(tap.index, channels), LONG(BLOCK))])
                     shift = builder.mul(builder.mul(tap.index, dilation), stride)
                     pointers = [builder.bitcast(builder.gep(each, [shift]), FLOAT.as_pointer()) for each in starts]
                     with cgutils.for_range(builder, channels) as channel:
-                        pointer = builder.gep(part, [builder.mul(channel.index, number(BLOCK))])
+                        pointer = builder.gep(part, [builder.mul(channel.index, LONG(BLOCK))])
                         weights = _load(builder, pointer, width)
-                        _prefetch(builder, pointer, width)
-                        for place, total in zip(pointers, totals, strict=True):
-                            value = builder.load(builder.gep(place, [channel.index]))
-                            lane = builder.insert_element(ir.Constant(vector, ir.Undefined), value, WHOLE(0))
-                            lanes = builder.shuffle_vector(
-                                lane, lane, ir.Constant(ir.VectorType(WHOLE, width), [0] * width)
-                            )
-                            builder.store(builder.call(fma, [lanes, weights, builder.load(total)]), total)
+                        for each, total in zip(pointers, totals, strict=True):
+                            seen = spread(builder, builder.load(builder.gep(each, [channel.index])), width)
+                            builder.store(fma(builder, seen, weights, builder.load(total)), total)
                 for row, total in enumerate(totals):
-                    place = builder.gep(sums.data, [number(row * columns + column)])
-                    builder.store(builder.load(total), builder.bitcast(place, vector.as_pointer()), align=4)
+                    to = place(builder, sums.data, LONG(row * columns + column), vector)
+                    builder.store(builder.load(total), to, align=4)
             return context.get_dummy_value()
 
         return types.void(x, types.intp, shape, weight, types.intp, sums), build

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 BLOCK = 64  # outputs whose sums are computed at once
+GROUP = 32  # inputs of a tap that `int16.py` sums as integers
+LARGEST_STEP, LARGEST_SUM = 2**15 - 1, 2**16 - 1  # an input, and the sum of GROUP weights; their product is below 2^31
 
 
 class Product(NamedTuple):
@@ -16,3 +18,16 @@ class Product(NamedTuple):
     weight: np.ndarray
     scale: np.ndarray  # [L, N] float32
     bias: np.ndarray  # [L, N] float32
+
+
+class Int16Product(NamedTuple):
+    """A convolution with K inputs and N outputs for `kernels/compiled/int16.py`: x * `gain` @ `weight` * `scale`.
+
+    K is the number of taps times the number of channels C, which is even.
+    """
+
+    # [K N], block by block, pairs of inputs first, with N padded to whole blocks; int8 or int16
+    weight: np.ndarray
+    scale: np.ndarray  # [N] float32
+    bias: np.ndarray  # [N] float32
+    gain: np.ndarray  # [C] float32
