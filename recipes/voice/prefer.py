@@ -11,12 +11,13 @@ continues where it stopped if it runs again. It prints figures of all samples an
 the texts have at most three words. `--texts` is the output of `recipes.voice.texts prepare`.
 
 `train` reads the samples of `--output` and raises the probability of the better ones (DPO, Rafailov et al. 2023, arXiv
-2305.18290), with the likelihood of the better one as a second loss (Pang et al. 2024, arXiv 2404.19733), weighted by
-`--imitate`, per frame. The loss contains all codes of a frame, and the prompts are the engine's. A sample with wrong
-words is worse than all samples without; among the latter, DistillMOS and, for clones, `--alike` times the similarity
-decide, plus `--lively` times the standard deviation of the logarithm of the pitch. Pairs with a difference below
-`--gap` are left out. `--work` then contains the weights as `model.py` writes them, which the next `train` continues,
-and `voice`, the exported checkpoint.
+2305.18290). `--beta` is the weight of this loss's log-probabilities, and `--imitate` that of a second loss, the
+likelihood of the better sample (Pang et al. 2024, arXiv 2404.19733); both are per frame. They contain all codes of a
+frame, and the prompts are the engine's. A sample with wrong words is worse than all samples without. Among the latter,
+DistillMOS and, for clones, `--alike` times the similarity decide, plus `--lively` times the standard deviation of the
+logarithm of the pitch. Pairs with a difference below `--gap` are left out, and a text has at most `--pairs`. `--work`
+then contains the weights as `model.py` writes them, which the next `train` continues, and the exported checkpoint
+`voice`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Course:
     rate: float = 1e-5  # peak learning rate; it falls along half a cosine
     epochs: int = 2
     batch: int = 32  # pairs
-    beta: float = 0.1  # of DPO
+    beta: float = 5.0  # of DPO, of log-probabilities per frame
     imitate: float = 1.0  # weight of the negative log-likelihood of a frame of the better samples
     mean_decay: float = 0.98  # of the exponential mean of the weights
 
@@ -174,11 +175,14 @@ class Losses(NamedTuple):
 
 
 def losses(policy: Tensor, reference: Tensor, frames: Tensor, course: Course) -> Losses:
-    """Return the losses of log-probabilities [2 · pairs], first of all better samples, which have `frames` [pairs]."""
-    better, worse = (policy - reference).chunk(2)
+    """Return the losses of log-probabilities [2 · pairs], first of all better samples, which have `frames`.
+
+    All are divided by the frames (Lambert et al. 2024, arXiv 2411.15124), so that long samples do not dominate.
+    """
+    better, worse = ((policy - reference) / frames).chunk(2)
     margin = course.beta * (better - worse)
-    likelihood = (policy.chunk(2)[0] / frames).mean()
-    return Losses(-F.logsigmoid(margin).mean() - course.imitate * likelihood, margin, better / frames)
+    likelihood = (policy / frames).chunk(2)[0].mean()
+    return Losses(-F.logsigmoid(margin).mean() - course.imitate * likelihood, margin, better)
 
 
 class PreferenceTraining:
@@ -216,7 +220,8 @@ class PreferenceTraining:
 
     def losses(self, batch: Sequence[Example]) -> Losses:
         reference = torch.tensor([each.reference for each in batch], device=self.device).T.flatten()
-        frames = torch.tensor([float(each.better.shape[1] or 1) for each in batch], device=self.device)
+        lengths = [each.better.shape[1] for each in batch] + [each.worse.shape[1] for each in batch]
+        frames = torch.tensor(lengths, device=self.device).clamp_min(1)
         return losses(self.chances(batch), reference, frames, self.course)
 
     def step(self, batch: Sequence[Example], progress: float, number: int) -> Losses:
