@@ -125,7 +125,7 @@ class Speakers:
     def __init__(self, checkpoint: Path, clones: Path | None, device: torch.device) -> None:
         opened = load(EngineConfig(checkpoint_path=checkpoint, device=device.type, compile="false"))
         self._loaded, self.form, self._device = as_s1(opened.loaded), opened.text, device
-        self._sampling = opened.description.defaults
+        self.sampling = opened.description.defaults
         self.sample_rate = self._loaded.codec.sample_rate
         self._frames_per_s = self.sample_rate / self._loaded.codec.samples_per_frame
         names, default = opened.voices.names, opened.voices.default_name
@@ -162,7 +162,7 @@ class Speakers:
         writes.run()
         state.active.fill_(True)
         generator = torch.Generator(device).manual_seed(seed)
-        options = self._sampling
+        options = self.sampling
         alike = partial(torch.full, (rows,), device=device)
         uniforms = torch.rand(rows, most + 1, model.num_codebooks, device=device, generator=generator)
         sampling = SamplingTensors(

@@ -257,7 +257,8 @@ class PreferenceTraining:
         with torch.no_grad():
             torch._foreach_copy_(self.parameters, self.mean)
         if held_back:
-            each = [self.losses(batch) for batch in _batches(held_back, self.course.batch)]
+            batches = list(_batches(held_back, self.course.batch))
+            each = [Losses(*(part.detach() for part in self.losses(batch))) for batch in batches]
             whole = Losses(
                 torch.stack([one.total for one in each]).mean(),
                 *(torch.cat([one[part] for one in each]) for part in (1, 2)),

@@ -192,14 +192,38 @@ def test_the_trained_weights_are_exported_with_the_checkpoints_codec_and_voices(
         assert engine.generate("Hello.", max_new_tokens=2).audio is not None
 
 
-def test_samples_differ_and_end_at_their_limit(tiny: Path) -> None:
-    speakers = Speakers(tiny, None, CPU)
+@pytest.fixture
+def speakers(tiny: Path) -> Speakers:
+    found = Speakers(tiny, None, CPU)
     books = S1Config.from_json(read_json(tiny / "config.json")).num_codebooks
-    speakers.voices["julia"] = Voice({"codes": torch.zeros(books, 3, dtype=torch.int64)}, "One.")
+    found.voices["julia"] = Voice({"codes": torch.zeros(books, 3, dtype=torch.int64)}, "One.")
+    return found
 
+
+def test_samples_differ_and_end_at_their_limit(speakers: Speakers) -> None:
     found = speakers.speak([TASKS[0], TASKS[2]], 2, 0)
 
     assert len(found) == 4
     assert all(codes.shape[1] <= speakers.limit(TASKS[0]) for codes, _ in found)
     assert not np.array_equal(found[0][0], found[1][0])
-    assert [len(wave) > 0 for wave in speakers.hear([codes[:, :2] for codes, _ in found])] == [True] * 4
+
+
+def test_a_text_is_spoken_alone_as_with_others(speakers: Speakers) -> None:
+    speakers.sampling = replace(speakers.sampling, temperature=0.0)
+
+    together = speakers.speak([TASKS[0], TASKS[2]], 2, 0)
+
+    for place, task in enumerate((TASKS[0], TASKS[2])):
+        [(alone, ended)] = speakers.speak([task], 1, 1)
+        for codes, stopped in together[2 * place : 2 * place + 2]:
+            assert np.array_equal(codes, alone)
+            assert stopped == ended
+
+
+def test_waves_of_one_batch_have_the_lengths_of_their_codes(speakers: Speakers) -> None:
+    codes = [codes for codes, _ in speakers.speak([TASKS[0]], 2, 0)]
+
+    waves = speakers.hear([codes[0][:, :2], codes[1][:, :5]])
+
+    torch.testing.assert_close(waves[0], speakers.hear([codes[0][:, :2]])[0], atol=2e-2, rtol=0)
+    assert round(5 / 2, 1) == round(len(waves[1]) / len(waves[0]), 1)
