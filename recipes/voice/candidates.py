@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recipes.voice.batch_ears import BatchEars
 from recipes.voice.ears import EAR_RATE
 from recipes.voice.export import references_of
-from recipes.voice.panel import Panel
 from recipes.voice.shared import fast_device, write_shard
 from recipes.voice.speakers import speaker
 from recipes.voice.speech import open_studio, resampled
@@ -37,8 +37,8 @@ from s1_mini.voices.library import read_voice, write_voice
 
 CLONED_TEXTS = 400_000_000  # first text of the stream, and first speaker, of clones; far from those of other trainings
 CLONE_S = 7.0  # length of a clone's recording
-BRIEF_WORDS = 3  # a text of at most this many words is very short
-BRIEF_SHARE = 3  # every third text is very short
+SHORT_WORDS = 3  # a text of at most this many words is very short
+SHORT_SHARE = 3  # every third text is very short
 # Every block of twenty texts has this many in the default voice and of clones; the others are in the other voices.
 BLOCK, DEFAULTS, CLONES = 20, 4, 7
 MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # a longer generation counts as not stopping, as in `judge.py`
@@ -54,8 +54,8 @@ class Task:
     voice: str
 
     @property
-    def is_brief(self) -> bool:
-        return len(self.read.split()) <= BRIEF_WORDS
+    def is_short(self) -> bool:
+        return len(self.read.split()) <= SHORT_WORDS
 
 
 def write_clones(teacher: Path, checkpoint: Path, output: Path, count: int) -> None:
@@ -86,10 +86,10 @@ def tasks(
 ) -> Iterator[Task]:
     """Yield texts without end, from the `start`-th on, each with a voice; the first of `voices` is the default."""
     stream, numbers = utterances(1, corpora, start), itertools.count(start)
-    usual = filter(lambda read: read[1].count(" ") >= BRIEF_WORDS, ((text, form.transcript(text)) for text in stream))
+    usual = filter(lambda read: read[1].count(" ") >= SHORT_WORDS, ((text, form.transcript(text)) for text in stream))
     for number in numbers:
         random = Random(f"prefer/{number}")
-        written, read = _brief(random, form, corpora) if number % BRIEF_SHARE == 0 else next(usual)
+        written, read = _short(random, form, corpora) if number % SHORT_SHARE == 0 else next(usual)
         place = random.randrange(BLOCK)
         if clones and place < CLONES:
             voice = random.choice(clones)
@@ -100,7 +100,7 @@ def tasks(
         yield Task(written, read, voice)
 
 
-def _brief(random: Random, form: TextForm, corpora: Corpora | None) -> tuple[str, str]:
+def _short(random: Random, form: TextForm, corpora: Corpora | None) -> tuple[str, str]:
     """Return a very short text that is not held out: calls, names, initials, letters and numbers."""
     nothing = Corpora([], [], [one(random, "noun")])
     words = corpora or replace(nothing, common=[one(random, "verb")])
@@ -115,7 +115,7 @@ def _brief(random: Random, form: TextForm, corpora: Corpora | None) -> tuple[str
         if text[-1] == "." and random.random() < 0.5:
             text = text[:-1] + random.choice(["!", "?", "!", ""])
         read = form.transcript(text)
-        if 0 < len(read.split()) <= BRIEF_WORDS and not is_held_out(text):
+        if 0 < len(read.split()) <= SHORT_WORDS and not is_held_out(text):
             return text, read
 
 
@@ -248,7 +248,7 @@ def wrong_words(task: Task, transcript: str) -> tuple[int, int]:
 
 
 def candidates(
-    given: Sequence[Task], first: int, speakers: Speakers, panel: Panel, *, copies: int, rows: int, seed: int
+    given: Sequence[Task], first: int, speakers: Speakers, ears: BatchEars, *, copies: int, rows: int, seed: int
 ) -> Judged:
     """Generate and judge `copies` samples of each task, `rows` at a time; `first` is the index of the first task."""
     order = sorted(range(len(given)), key=lambda index: len(given[index].read))
@@ -262,10 +262,10 @@ def candidates(
             codes.append(frames)
             ended.append(stopped)
     waves = speakers.hear(codes)
-    transcripts = panel.words(waves)
+    transcripts = ears.words(waves)
     wrong = [wrong_words(given[index], text) for index, (text, _) in zip(at, transcripts, strict=True)]
     names = sorted({task.voice for task in given})
-    references = panel.voices(speakers.hear([speakers.voices[name].tensors["codes"].numpy() for name in names]))
+    references = ears.voices(speakers.hear([speakers.voices[name].tensors["codes"].numpy() for name in names]))
     place_of = {name: place for place, name in enumerate(names)}
     own = references[[place_of[given[index].voice] for index in at]]
     return Judged(
@@ -273,12 +273,12 @@ def candidates(
         lengths=np.array([frames.shape[1] for frames in codes], np.int32),
         codes=np.concatenate(codes, axis=1),
         ended=np.array(ended),
-        mos=panel.naturalness(waves).numpy(),
+        mos=ears.naturalness(waves).numpy(),
         wrong=np.array([each for each, _ in wrong], np.int32),
         words=np.array([all_words for _, all_words in wrong], np.int32),
         heard=np.array([likely for _, likely in transcripts], np.float32),
-        alike=(panel.voices(waves) * own).sum(-1).numpy(),
-        pitch=panel.pitch_ranges(waves).numpy(),
+        alike=(ears.voices(waves) * own).sum(-1).numpy(),
+        pitch=ears.pitch_ranges(waves).numpy(),
     )
 
 
@@ -302,9 +302,9 @@ def figures_of(judged: Judged, every: Sequence[Task], speakers: Sequence[str]) -
     task = [every[index] for index in judged.task]
     groups = {
         "all": np.ones(len(task), np.bool_),
-        "default": np.array([each.voice == speakers[0] and not each.is_brief for each in task]),
-        "voices": np.array([each.voice in speakers and not each.is_brief for each in task]),
-        "clones": np.array([each.voice not in speakers and not each.is_brief for each in task]),
-        "brief": np.array([each.is_brief for each in task]),
+        "default": np.array([each.voice == speakers[0] and not each.is_short for each in task]),
+        "voices": np.array([each.voice in speakers and not each.is_short for each in task]),
+        "clones": np.array([each.voice not in speakers and not each.is_short for each in task]),
+        "short": np.array([each.is_short for each in task]),
     }
     return {name: judge_figures(judged, among) for name, among in groups.items() if among.any()}

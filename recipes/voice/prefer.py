@@ -2,11 +2,11 @@
 
 python -m recipes.voice.prefer clones --teacher DIR --checkpoint DIR --clones DIR [--count 64]
 python -m recipes.voice.prefer sample --checkpoint DIR --packages DIR --output DIR [--clones DIR] [--texts FILE] …
-python -m recipes.voice.prefer train --checkpoint DIR --output DIR --work DIR …
+python -m recipes.voice.prefer train --checkpoint DIR --output DIR --work DIR [--clones DIR] …
 
 `clones` writes voice files of training speakers of the teacher, which later commands clone; it needs hibari-tts.
 `sample` generates `--copies` samples of each of `--count` texts, from the `--start`-th on, with the engine's defaults,
-and judges them with DistillMOS, Whisper base and Resemblyzer (`panel.py`). It stops early after `--seconds`, and
+and judges them with DistillMOS, Whisper base and Resemblyzer (`batch_ears.py`). It stops early after `--seconds`, and
 continues where it stopped if it runs again. It prints figures of all samples and of the preferred ones. A third of
 the texts have at most three words. `--texts` is the output of `recipes.voice.texts prepare`.
 
@@ -40,10 +40,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recipes.voice import again
+from recipes.voice.batch_ears import BatchEars
 from recipes.voice.candidates import Judged, Speakers, Task, candidates, figures_of, judge_figures, tasks, write_clones
 from recipes.voice.export import COLDER
 from recipes.voice.model import depth_logits, uncached
-from recipes.voice.panel import Panel
 from recipes.voice.shared import fast_device, parser
 from recipes.voice.texts import load
 from s1_mini.families.s1.config import S1Config
@@ -57,13 +57,13 @@ from s1_mini.voices.library import FOLDER
 from s1_mini.weights.directory import read_json
 
 PER_FILE = 256  # tasks
-HELD_BACK = 16  # every so many tasks, the pairs of one are for validation
+HELD_BACK = 16  # the pairs of every 16th task are for validation
 WARM_UP = 10  # steps
 
 
 @dataclass(frozen=True)
-class Taste:
-    """What makes a sample better than another."""
+class Ranking:
+    """Weights and limits of the ranking of samples."""
 
     alike: float = 1.0  # points of DistillMOS for a similarity of 1, for clones
     lively: float = 0.0  # points of DistillMOS for a standard deviation of 1 of the logarithm of the pitch
@@ -72,8 +72,8 @@ class Taste:
 
 
 @dataclass(frozen=True)
-class Course:
-    """Sizes and rates of a training."""
+class Settings:
+    """Hyperparameters of the training."""
 
     rate: float = 1e-5  # peak learning rate; it falls along half a cosine
     epochs: int = 2
@@ -90,22 +90,22 @@ class Pair(NamedTuple):
     worse: int
 
 
-def pairs_of(judged: Judged, every: Sequence[Task], taste: Taste, clones: frozenset[str]) -> list[Pair]:
+def pairs_of(judged: Judged, every: Sequence[Task], ranking: Ranking, clones: frozenset[str]) -> list[Pair]:
     """Pair the best with the worst candidate of each text, the second best with the second worst, and so on."""
     found = []
-    merit = judged.mos + taste.lively * np.nan_to_num(judged.pitch)
+    merit = judged.mos + ranking.lively * np.nan_to_num(judged.pitch)
     order = np.argsort(judged.task, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(judged.task[order])) + 1):
-        weight = taste.alike if every[int(judged.task[members[0]])].voice in clones else 0.0
+        weight = ranking.alike if every[int(judged.task[members[0]])].voice in clones else 0.0
         points = merit[members] + weight * judged.alike[members]
         right = judged.is_right[members]
         ranked = members[np.lexsort((points, -judged.wrong[members], right))]
         worth = dict(zip(members.tolist(), points.tolist(), strict=True))
         for better, worse in islice(
-            zip(ranked[::-1].tolist(), ranked.tolist(), strict=True), min(taste.pairs, len(members) // 2)
+            zip(ranked[::-1].tolist(), ranked.tolist(), strict=True), min(ranking.pairs, len(members) // 2)
         ):
             is_wrong = not judged.is_right[worse]
-            if judged.is_right[better] and (is_wrong or worth[better] - worth[worse] >= taste.gap):
+            if judged.is_right[better] and (is_wrong or worth[better] - worth[worse] >= ranking.gap):
                 found.append(Pair(better, worse))
     return found
 
@@ -174,22 +174,22 @@ class Losses(NamedTuple):
     gained: Tensor  # [pairs] change of the better sample's log-probability, per frame
 
 
-def losses(policy: Tensor, reference: Tensor, frames: Tensor, course: Course) -> Losses:
+def losses(policy: Tensor, reference: Tensor, frames: Tensor, settings: Settings) -> Losses:
     """Return the losses of log-probabilities [2 · pairs], first of all better samples, which have `frames`.
 
     All are divided by the frames (Lambert et al. 2024, arXiv 2411.15124), so that long samples do not dominate.
     """
     better, worse = ((policy - reference) / frames).chunk(2)
-    margin = course.beta * (better - worse)
+    margin = settings.beta * (better - worse)
     likelihood = (policy / frames).chunk(2)[0].mean()
-    return Losses(-F.logsigmoid(margin).mean() - course.imitate * likelihood, margin, better)
+    return Losses(-F.logsigmoid(margin).mean() - settings.imitate * likelihood, margin, better)
 
 
 class PreferenceTraining:
     """The network, its pairs and its steps."""
 
-    def __init__(self, work: Path, course: Course, device: torch.device) -> None:
-        self.course, self.device = course, device
+    def __init__(self, work: Path, settings: Settings, device: torch.device) -> None:
+        self.settings, self.device = settings, device
         self.tokenizer = S1Tokenizer.from_directory(work)
         config = S1Config.from_json(read_json(work / "config.json"))
         self.network = S1Network(config, semantic_rows=config.vocab_size, residual_rows=config.codebook_size)
@@ -197,7 +197,7 @@ class PreferenceTraining:
         self.network.to(device).prepare(device)
         self.parameters: list[Tensor] = list(self.network.parameters())
         self.mean = [parameter.detach().clone() for parameter in self.parameters]
-        self.optimiser = torch.optim.AdamW(self.parameters, lr=course.rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimiser = torch.optim.AdamW(self.parameters, lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
 
     def prompt(self, task: Task, voice: Voice) -> NDArray[np.int64]:
         return np.asarray(build_prompt(self.tokenizer, self.network.config, task.read, [voice]).items, np.int64)
@@ -206,15 +206,15 @@ class PreferenceTraining:
         answers = [(each.prompt, each.better) for each in batch] + [(each.prompt, each.worse) for each in batch]
         return Rows.of(answers, self.tokenizer, self.device)
 
-    def chances(self, batch: Sequence[Example]) -> Tensor:
+    def pair_log_probabilities(self, batch: Sequence[Example]) -> Tensor:
         """Log-probabilities [2 · pairs], first of all better samples."""
         return log_probabilities(self.network, self.tokenizer, self.rows(batch))
 
-    def remember(self, every: Sequence[Example]) -> None:
+    def compute_reference(self, every: Sequence[Example]) -> None:
         """Compute the log-probabilities of all pairs by the initial weights."""
-        for batch in _batches(every, self.course.batch):
+        for batch in _batches(every, self.settings.batch):
             # With gradients, because the network then uses the same functions as in the training steps.
-            better, worse = self.chances(batch).detach().chunk(2)
+            better, worse = self.pair_log_probabilities(batch).detach().chunk(2)
             for each, *pair in zip(batch, better.tolist(), worse.tolist(), strict=True):
                 each.reference[:] = pair
 
@@ -222,11 +222,11 @@ class PreferenceTraining:
         reference = torch.tensor([each.reference for each in batch], device=self.device).T.flatten()
         lengths = [each.better.shape[1] for each in batch] + [each.worse.shape[1] for each in batch]
         frames = torch.tensor(lengths, device=self.device).clamp_min(1)
-        return losses(self.chances(batch), reference, frames, self.course)
+        return losses(self.pair_log_probabilities(batch), reference, frames, self.settings)
 
     def step(self, batch: Sequence[Example], progress: float, number: int) -> Losses:
         """Take one step; `progress` is from 0 to 1."""
-        rate = self.course.rate * 0.5 * (1 + math.cos(math.pi * progress)) * min(1.0, (number + 1) / WARM_UP)
+        rate = self.settings.rate * 0.5 * (1 + math.cos(math.pi * progress)) * min(1.0, (number + 1) / WARM_UP)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         found = self.losses(batch)
@@ -235,16 +235,16 @@ class PreferenceTraining:
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimiser.step()
         with torch.no_grad():
-            torch._foreach_lerp_(self.mean, self.parameters, 1 - self.course.mean_decay)
+            torch._foreach_lerp_(self.mean, self.parameters, 1 - self.settings.mean_decay)
         return found
 
     def train(self, every: Sequence[Example], held_back: Sequence[Example], seconds: float) -> None:
         """Take the steps of all epochs, or until `seconds` have passed, and put the mean weights into the network."""
         began, random = time.monotonic(), np.random.default_rng(0)
-        self.remember([*every, *held_back])
-        batches = list(_batches(every, self.course.batch))
-        steps = len(batches) * self.course.epochs
-        order = np.concatenate([random.permutation(len(batches)) for _ in range(self.course.epochs)])
+        self.compute_reference([*every, *held_back])
+        batches = list(_batches(every, self.settings.batch))
+        steps = len(batches) * self.settings.epochs
+        order = np.concatenate([random.permutation(len(batches)) for _ in range(self.settings.epochs)])
         print(f"{len(every)} pairs, {steps} steps, reference in {time.monotonic() - began:.0f} s", flush=True)
         for number, place in enumerate(order.tolist()):
             passed = time.monotonic() - began
@@ -257,7 +257,7 @@ class PreferenceTraining:
         with torch.no_grad():
             torch._foreach_copy_(self.parameters, self.mean)
         if held_back:
-            batches = list(_batches(held_back, self.course.batch))
+            batches = list(_batches(held_back, self.settings.batch))
             each = [Losses(*(part.detach() for part in self.losses(batch))) for batch in batches]
             whole = Losses(
                 torch.stack([one.total for one in each]).mean(),
@@ -301,7 +301,7 @@ def _described(found: Losses) -> str:
 
 def sample(
     speakers: Speakers,
-    panel: Panel,
+    ears: BatchEars,
     output: Path,
     every: Sequence[Task],
     *,
@@ -316,7 +316,7 @@ def sample(
         path = output / f"shard_{begin:06d}.npz"
         if not path.exists() and time.monotonic() - began < seconds:
             part = every[begin : begin + PER_FILE]
-            candidates(part, begin, speakers, panel, copies=copies, rows=rows, seed=seed + begin).write(path)
+            candidates(part, begin, speakers, ears, copies=copies, rows=rows, seed=seed + begin).write(path)
             print(f"{begin + len(part)} texts, {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -339,11 +339,11 @@ def examples(
     return found
 
 
-def report(judged: Judged, every: Sequence[Task], taste: Taste, built_in: Sequence[str]) -> None:
+def report(judged: Judged, every: Sequence[Task], ranking: Ranking, built_in: Sequence[str]) -> None:
     """Print the figures of all candidates, of the better and of the worse ones of all pairs."""
     clones = frozenset(task.voice for task in every) - set(built_in)
     print("samples", json.dumps(figures_of(judged, every, built_in)), flush=True)
-    pairs = pairs_of(judged, every, taste, clones)
+    pairs = pairs_of(judged, every, ranking, clones)
     for kind in Pair._fields if pairs else ():
         among = np.zeros(len(judged.task), np.bool_)
         among[[getattr(pair, kind) for pair in pairs]] = True
@@ -393,8 +393,8 @@ def main() -> None:
         rows=512,
         seed=0,
         seconds=360.0,
-        **asdict(Taste()),
-        **asdict(Course()),
+        **asdict(Ranking()),
+        **asdict(Settings()),
     )
     given = command.parse_args()
     needed = {"clones": ("teacher", "clones"), "sample": ("packages", "output"), "train": ("output", "work")}[
@@ -405,9 +405,9 @@ def main() -> None:
     if given.verb == "clones":
         write_clones(given.teacher, given.checkpoint, given.clones, given.count)
         return
-    device, taste = fast_device(), Taste(**{name: getattr(given, name) for name in asdict(Taste())})
+    device, ranking = fast_device(), Ranking(**{name: getattr(given, name) for name in asdict(Ranking())})
     if given.verb == "sample":
-        panel, speakers = Panel(given.packages, device), Speakers(given.checkpoint, given.clones, device)
+        ears, speakers = BatchEars(given.packages, device), Speakers(given.checkpoint, given.clones, device)
         corpora = load(given.texts) if given.texts else None
         every = list(
             islice(tasks(speakers.form, speakers.built_in, speakers.clones, corpora, given.start), given.count)
@@ -417,7 +417,7 @@ def main() -> None:
         (given.output / "tasks.json").write_text(json.dumps(listed), encoding="utf-8")
         sample(
             speakers,
-            panel,
+            ears,
             given.output,
             every,
             copies=given.copies,
@@ -425,15 +425,15 @@ def main() -> None:
             seed=given.seed,
             seconds=given.seconds,
         )
-        report(*read_samples(given.output), taste, speakers.built_in)
+        report(*read_samples(given.output), ranking, speakers.built_in)
         return
     begin_work(given.checkpoint, given.work)
     judged, every = read_samples(given.output)
-    course = Course(**{name: getattr(given, name) for name in asdict(Course())})
+    settings = Settings(**{name: getattr(given, name) for name in asdict(Settings())})
     speakers = Speakers(given.checkpoint, given.clones, torch.device("cpu"))
-    training = PreferenceTraining(given.work, course, device)
+    training = PreferenceTraining(given.work, settings, device)
     voices = {name: Voice(each.tensors, speakers.form.transcript(each.text)) for name, each in speakers.voices.items()}
-    pairs = pairs_of(judged, every, taste, frozenset(speakers.clones))
+    pairs = pairs_of(judged, every, ranking, frozenset(speakers.clones))
     training.train(*examples(training, judged, every, pairs, voices), given.seconds)
     training.write(given.work / "model.safetensors")
     export(given.work, given.checkpoint)

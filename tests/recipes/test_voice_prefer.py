@@ -16,7 +16,7 @@ from recipes.voice import prefer
 from recipes.voice.candidates import Judged, Speakers, Task, tasks, wrong_words
 from recipes.voice.export import COLDER
 from recipes.voice.model import uncached
-from recipes.voice.prefer import Course, Example, Pair, PreferenceTraining, Rows, Taste, log_probabilities, pairs_of
+from recipes.voice.prefer import Example, Pair, PreferenceTraining, Ranking, Rows, Settings, log_probabilities, pairs_of
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.model import S1Model
@@ -49,27 +49,27 @@ def judged(task: list[int], mos: list[float], wrong: list[int], alike: list[floa
 def test_a_sample_with_wrong_words_loses_against_every_right_one() -> None:
     found = judged([0, 0, 0, 0], [4.5, 3.0, 3.1, 4.9], [0, 0, 1, 2])
 
-    assert pairs_of(found, TASKS, Taste(pairs=1), frozenset()) == [Pair(0, 3)]  # most wrong words
-    assert pairs_of(found, TASKS, Taste(pairs=2), frozenset()) == [Pair(0, 3), Pair(1, 2)]
+    assert pairs_of(found, TASKS, Ranking(pairs=1), frozenset()) == [Pair(0, 3)]  # most wrong words
+    assert pairs_of(found, TASKS, Ranking(pairs=2), frozenset()) == [Pair(0, 3), Pair(1, 2)]
 
 
 def test_texts_without_a_right_sample_and_with_equal_samples_have_no_pair() -> None:
     found = judged([0, 0, 1, 1, 2, 2], [4.5, 3.0, 4.0, 4.1, 3.5, 4.0], [1, 1, 0, 0, 0, 0])
 
-    assert pairs_of(found, TASKS, Taste(pairs=1, alike=0.0), frozenset({"clone"})) == [Pair(5, 4)]
+    assert pairs_of(found, TASKS, Ranking(pairs=1, alike=0.0), frozenset({"clone"})) == [Pair(5, 4)]
 
 
 def test_the_similarity_counts_for_clones_only() -> None:
     found = judged([0, 0, 1, 1], [4.0, 4.2, 4.0, 4.2], [0] * 4, [0.9, 0.5, 0.9, 0.5])
 
-    assert pairs_of(found, TASKS, Taste(pairs=1, alike=1.0), frozenset({"clone"})) == [Pair(1, 0), Pair(2, 3)]
+    assert pairs_of(found, TASKS, Ranking(pairs=1, alike=1.0), frozenset({"clone"})) == [Pair(1, 0), Pair(2, 3)]
 
 
 def test_the_generation_that_does_not_end_is_wrong() -> None:
     found = judged([0, 0], [4.0, 4.9], [0, 0])
     found.ended[1] = False
 
-    assert pairs_of(found, TASKS, Taste(pairs=1), frozenset()) == [Pair(0, 1)]
+    assert pairs_of(found, TASKS, Ranking(pairs=1), frozenset()) == [Pair(0, 1)]
 
 
 def test_spaces_do_not_matter_for_the_words() -> None:
@@ -83,7 +83,7 @@ def test_a_third_of_the_texts_is_very_short_and_no_text_is_held_out() -> None:
 
     found = [next(stream) for _ in range(300)]
 
-    assert sum(task.is_brief for task in found) == 100
+    assert sum(task.is_short for task in found) == 100
     assert {task.voice for task in found} == {"julia", "alan", "clone"}
 
 
@@ -110,12 +110,12 @@ def _the(store: KVStore, _layer: int) -> KVStore:
 
 def test_the_log_probability_of_an_answer_is_that_of_the_engines_frames(work: Path) -> None:
     """Compared with the engine's own depth transformer and the backbone's logits, one position after the other."""
-    training = PreferenceTraining(work, Course(), CPU)
+    training = PreferenceTraining(work, Settings(), CPU)
     [_, one] = examples(training, 2)
     rows = Rows.of([(one.prompt, one.worse), (one.prompt[:3], one.better)], training.tokenizer, CPU)
     with torch.no_grad():
         found = log_probabilities(training.network, training.tokenizer, rows)
-    model = S1Model(PreferenceTraining(work, Course(), CPU).network, training.tokenizer)
+    model = S1Model(PreferenceTraining(work, Settings(), CPU).network, training.tokenizer)
     network, (begin, _) = model.network, model.semantic
     items = rows.columns[0].T[: len(one.prompt) + one.worse.shape[1] + 1]
     total = 0.0
@@ -146,18 +146,18 @@ def test_the_log_probability_of_an_answer_is_that_of_the_engines_frames(work: Pa
 
 
 def test_a_row_does_not_depend_on_the_others_of_its_batch(work: Path) -> None:
-    training = PreferenceTraining(work, Course(), CPU)
+    training = PreferenceTraining(work, Settings(), CPU)
     pair = examples(training, 3)
     with torch.no_grad():
-        together = training.chances(pair)
-        alone = [training.chances([one]) for one in pair]
+        together = training.pair_log_probabilities(pair)
+        alone = [training.pair_log_probabilities([one]) for one in pair]
     torch.testing.assert_close(together, torch.cat([part[place][None] for place in (0, 1) for part in alone]))
 
 
 def test_a_step_makes_the_better_sample_more_likely_than_the_worse_one(work: Path) -> None:
-    training = PreferenceTraining(work, Course(rate=1e-3, imitate=0.0), CPU)
+    training = PreferenceTraining(work, Settings(rate=1e-3, imitate=0.0), CPU)
     pair = examples(training, 4)
-    training.remember(pair)
+    training.compute_reference(pair)
 
     before = training.step(pair, 0.0, prefer.WARM_UP)
     after = training.losses(pair)
@@ -168,9 +168,9 @@ def test_a_step_makes_the_better_sample_more_likely_than_the_worse_one(work: Pat
 
 
 def test_the_second_loss_raises_the_better_samples_likelihood(work: Path) -> None:
-    training = PreferenceTraining(work, replace(Course(), rate=1e-3, beta=0.0), CPU)
+    training = PreferenceTraining(work, replace(Settings(), rate=1e-3, beta=0.0), CPU)
     pair = examples(training, 4)
-    training.remember(pair)
+    training.compute_reference(pair)
 
     training.step(pair, 0.0, prefer.WARM_UP)
 
@@ -178,7 +178,7 @@ def test_the_second_loss_raises_the_better_samples_likelihood(work: Path) -> Non
 
 
 def test_the_trained_weights_are_exported_with_the_checkpoints_codec_and_voices(tiny: Path, work: Path) -> None:
-    training = PreferenceTraining(work, Course(rate=1e-2, epochs=2, batch=2, mean_decay=0.5), CPU)
+    training = PreferenceTraining(work, Settings(rate=1e-2, epochs=2, batch=2, mean_decay=0.5), CPU)
     pair = examples(training, 4)
     training.train(pair[1:], pair[:1], 600.0)
     training.write(work / "model.safetensors")

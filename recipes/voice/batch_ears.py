@@ -1,4 +1,4 @@
-"""The judges of `ears.py` for many recordings at once, on a GPU, and the pitch range.
+"""The metrics of `ears.py` for many recordings at once, on a GPU, and the pitch range.
 
 Whisper base runs in transformers, with the weights of the package that `packages.py` downloads and without beams or
 timestamps. Its figures differ a little from those of `ears.py`, which are the ones to report.
@@ -37,8 +37,8 @@ SILENT = 1e-3  # energy, relative to the loudest frame, below which a frame is n
 OCTAVE = 0.9  # the shortest period with this share of the highest autocorrelation is the period
 
 
-class Panel:
-    """All judges on one device. Recordings are lists of float32 tensors [T] on this device."""
+class BatchEars:
+    """All metrics on one device. Recordings are lists of float32 tensors [T] on this device."""
 
     def __init__(self, packages: Path, device: torch.device) -> None:
         self._device, self._rows = device, 128 if device.type == "cuda" else 8
