@@ -18,10 +18,9 @@ from torch import Tensor
 
 from recipes.voice.batch_ears import BatchEars
 from recipes.voice.ears import EAR_RATE
-from recipes.voice.export import references_of
 from recipes.voice.shared import fast_device, write_shard
 from recipes.voice.speakers import speaker
-from recipes.voice.speech import open_studio, resampled
+from recipes.voice.speech import heard, open_studio, read_phonemes, resampled
 from recipes.voice.texts import Corpora, is_held_out, utterances
 from recipes.voice.texts.stream import Random, filled, one, sentence_of
 from recipes.voice.words import compare, normalise
@@ -35,8 +34,8 @@ from s1_mini.text.form import TextForm
 from s1_mini.types import Voice
 from s1_mini.voices.library import read_voice, write_voice
 
-CLONED_TEXTS = 400_000_000  # first text of the stream, and first speaker, of clones; far from those of other trainings
-CLONE_S = 7.0  # length of a clone's recording
+FIRST_CLONE = 400_000_000  # first speaker; far from those of other trainings
+CLONED_TEXTS, CLONED_WORDS = 2, range(7, 12)  # of the recording of a clone: number of texts, words in each
 SHORT_WORDS = 3  # a text of at most this many words is very short
 SHORT_SHARE = 3  # every third text is very short
 # Every block of twenty texts has this many in the default voice and of clones; the others are in the other voices.
@@ -58,27 +57,24 @@ class Task:
         return len(self.read.split()) <= SHORT_WORDS
 
 
-def write_clones(teacher: Path, checkpoint: Path, output: Path, count: int) -> None:
-    """Write voice files of `count` training speakers of the teacher to `output`; needs hibari-tts."""
-    device, source = fast_device(), utterances(0, None, CLONED_TEXTS)
+def write_clones(teacher: Path, phonemes: Path, checkpoint: Path, output: Path, count: int) -> None:
+    """Write voice files of `count` training speakers of the teacher to `output`, with texts of `phonemes`."""
+    device = fast_device()
     output.mkdir(parents=True, exist_ok=True)
     studio, names = open_studio(teacher, device, batch_s=60.0)
-    plain = (text for text in source if 5 <= len(text.split()) <= 12 and text.isascii() and text[-1] == ".")
-    texts = [tuple(itertools.islice(plain, 3)) for _ in range(count)]
-    who = [speaker(CLONED_TEXTS + number, names) for number in range(count)]
-    spoken = references_of(studio, [(text, each) for three, each in zip(texts, who, strict=True) for text in three])
+    words, texts = read_phonemes(phonemes)
+    usable = [text for text in texts if len(words[text.number].split()) in CLONED_WORDS][: CLONED_TEXTS * count]
+    items = [(text, place, speaker(FIRST_CLONE + place // CLONED_TEXTS, names)) for place, text in enumerate(usable)]
+    spoken = {place: wave for _, place, wave in heard([*studio.record(items), *studio.finish()])}
     codec = open_dac(checkpoint, encodes=True, device=device)
     with torch.inference_mode():
-        for number, three in enumerate(texts):
-            waves: list[Tensor] = []
-            said: list[str] = []
-            for place, text in enumerate(three):
-                if 3 * number + place in spoken and sum(len(wave) for wave in waves) < CLONE_S * codec.sample_rate:
-                    waves.append(spoken[3 * number + place])
-                    said.append(text)
-            if waves:
-                codes = codec.encode(torch.cat(waves).to(device)).cpu()
-                write_voice(output, f"clone{number:03d}", Voice({"codes": codes}, " ".join(said)))
+        for number in range(count):
+            places = [place for place in range(CLONED_TEXTS * number, CLONED_TEXTS * (number + 1)) if place in spoken]
+            if places:
+                wave = np.concatenate([spoken[place] for place in places]).astype(np.float32) / 32768
+                codes = codec.encode(torch.from_numpy(wave).to(device)).cpu()
+                text = " ".join(words[usable[place].number] for place in places)
+                write_voice(output, f"clone{number:03d}", Voice({"codes": codes}, text))
 
 
 def tasks(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 from recipes.voice.phonemes import write
 from recipes.voice.shared import fast_device, parser
 from recipes.voice.speakers import NAMED, Half, Speaker
-from recipes.voice.speech import Studio, heard, open_studio, read_phonemes
+from recipes.voice.speech import heard, open_studio, read_phonemes
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.types import Voice
@@ -52,22 +51,15 @@ REFERENCES = {
 def references(teacher: Path) -> dict[str, Tensor]:
     """Return the reference of each voice, float32 [T] at 24 kHz."""
     studio, _ = open_studio(teacher, fast_device(), batch_s=60.0)
-    halves = {name: Half((NAMED[name],), (1.0,)) for name in REFERENCES}
-    waves = references_of(
-        studio, [(text, Speaker(halves[name], halves[name])) for name, (text, _) in REFERENCES.items()]
-    )
-    return {name: waves[place] for place, name in enumerate(REFERENCES)}
-
-
-def references_of(studio: Studio, said: Sequence[tuple[str, Speaker]]) -> dict[int, Tensor]:
-    """Return texts by speakers, float32 [T] at 24 kHz, by their places; texts that are too long are left out."""
     with tempfile.TemporaryDirectory() as folder:
         phonemes = Path(folder) / "phonemes.xz"
-        write([text for text, _ in said], phonemes)
+        write([text for text, _ in REFERENCES.values()], phonemes)
         _, texts = read_phonemes(phonemes)
-    items = [(text, text.number, said[text.number][1]) for text in texts]
-    spoken = heard([*studio.record(items), *studio.finish()])
-    return {place: torch.from_numpy(wave).float() / 32768 for _, place, wave in spoken}
+    halves = [Half((NAMED[name],), (1.0,)) for name in REFERENCES]
+    items = [(text, place, Speaker(half, half)) for place, (text, half) in enumerate(zip(texts, halves, strict=True))]
+    said = heard([*studio.record(items), *studio.finish()])
+    names = list(REFERENCES)
+    return {names[place]: torch.from_numpy(wave).float() / 32768 for _, place, wave in said}
 
 
 def finished(work: Path, output: Path) -> None:

@@ -1,10 +1,11 @@
 """Train the language model of the built-in voice on preferences among its own samples.
 
-python -m recipes.voice.prefer clones --teacher DIR --checkpoint DIR --clones DIR [--count 64]
+python -m recipes.voice.prefer clones --teacher DIR --phonemes FILE --checkpoint DIR --clones DIR --count 40
 python -m recipes.voice.prefer sample --checkpoint DIR --packages DIR --output DIR [--clones DIR] [--texts FILE] …
 python -m recipes.voice.prefer train --checkpoint DIR --output DIR --work DIR [--clones DIR] …
 
-`clones` writes voice files of training speakers of the teacher, which later commands clone; it needs hibari-tts.
+`clones` writes voice files of training speakers of the teacher, which later commands clone. `--phonemes` is an
+output of `phonemes.py`.
 `sample` generates `--copies` samples of each of `--count` texts, from the `--start`-th on, with the engine's defaults,
 and judges them with DistillMOS, Whisper base and Resemblyzer (`batch_ears.py`). It stops early after `--seconds`, and
 continues where it stopped if it runs again. It prints figures of all samples and of the preferred ones. A third of
@@ -383,6 +384,7 @@ def main() -> None:
         checkpoint=Path,
         clones=Path | None,
         teacher=Path | None,
+        phonemes=Path | None,
         packages=Path | None,
         output=Path | None,
         work=Path | None,
@@ -397,13 +399,15 @@ def main() -> None:
         **asdict(Settings()),
     )
     given = command.parse_args()
-    needed = {"clones": ("teacher", "clones"), "sample": ("packages", "output"), "train": ("output", "work")}[
-        given.verb
-    ]
+    needed = {
+        "clones": ("teacher", "phonemes", "clones"),
+        "sample": ("packages", "output"),
+        "train": ("output", "work"),
+    }[given.verb]
     if missing := [name for name in needed if getattr(given, name) is None]:
         command.error(f"{given.verb} requires --{' and --'.join(missing)}")
     if given.verb == "clones":
-        write_clones(given.teacher, given.checkpoint, given.clones, given.count)
+        write_clones(given.teacher, given.phonemes, given.checkpoint, given.clones, given.count)
         return
     device, ranking = fast_device(), Ranking(**{name: getattr(given, name) for name in asdict(Ranking())})
     if given.verb == "sample":
