@@ -70,17 +70,11 @@ class Ears:
     def _whisper(self) -> Any:
         from faster_whisper import WhisperModel
 
-        folder = self._packages / "whisper"
-        if not (folder / "model.bin").exists():
-            _unpack_whisper(self._packages, folder)
-        return WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=1)
+        return WhisperModel(str(whisper_folder(self._packages)), device="cpu", compute_type="int8", cpu_threads=1)
 
     @functools.cached_property
     def _distillmos(self) -> Any:
-        sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))  # distillmos imports it without using it
-        import distillmos
-
-        return distillmos.ConvTransformerSQAModel().eval()
+        return open_distillmos()
 
     @functools.cached_property
     def _resemblyzer(self) -> Any:
@@ -94,6 +88,22 @@ class Ears:
         from resemblyzer import VoiceEncoder
 
         return VoiceEncoder("cpu", verbose=False)
+
+
+def open_distillmos(**options: Any) -> Any:
+    """Return DistillMOS with its weights."""
+    sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))  # distillmos imports it without using it
+    import distillmos
+
+    return distillmos.ConvTransformerSQAModel(**options).eval()
+
+
+def whisper_folder(packages: Path) -> Path:
+    """Return the folder with the files of Whisper base, which are unpacked first if necessary."""
+    folder = packages / "whisper"
+    if not (folder / "model.bin").exists():
+        _unpack_whisper(packages, folder)
+    return folder
 
 
 def _unpack_whisper(packages: Path, folder: Path) -> None:

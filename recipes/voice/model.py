@@ -66,6 +66,26 @@ class Batch:
 Half = Literal["both", "slow", "fast"]  # layers that are trained, or whose loss chooses the best weights
 
 
+def uncached(block: BlockConfig) -> KVStore:
+    """Return a store without memory: it returns only the given keys and values, copied for every query head."""
+    copies = block.num_heads // block.num_kv_heads
+
+    def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)
+
+    return store
+
+
+def depth_logits(network: S1Network, hidden: Tensor, codes: Tensor) -> Tensor:
+    """Logits [N, K - 1, V] of codes 1 … K - 1 of frames with `codes` [N, K], from the backbone's output [N, dim]."""
+    x = torch.cat((network.fast_project_in(hidden).unsqueeze(1), network.fast_embeddings(codes[:, :-1])), dim=1)
+    books = codes.shape[1]
+    mask = torch.ones(books, books, dtype=torch.bool, device=codes.device).tril()
+    for layer in network.fast_layers:
+        x = layer(x, network.depth_rope.unsqueeze(0), mask, uncached(network.config.depth))
+    return network.fast_output(network.fast_norm(x[:, 1:]))
+
+
 class ModelTraining(TimedTraining):
     """The network, its training prompts and its steps."""
 
@@ -114,8 +134,6 @@ class ModelTraining(TimedTraining):
         self.corpus = corpus(lambda name: name != held_back, max_tokens=MAX_TOKENS)
         self.held_back = corpus(lambda name: name == held_back, max_tokens=MAX_HELD_TOKENS)
         self.mask = torch.ones(batch.columns, batch.columns, dtype=torch.bool, device=device).tril()
-        books = config.num_codebooks
-        self.depth_mask = torch.ones(books, books, dtype=torch.bool, device=device).tril()
         self.best = math.inf
         self.report = torch.zeros(2, device=device)  # running means of both cross entropies
         self.losses = self._losses
@@ -144,7 +162,7 @@ class ModelTraining(TimedTraining):
         frames = self.batch.frames
         semantic = (columns[:, 0] >= begin) & (columns[:, 0] <= end)
         positions = torch.arange(columns.shape[-1], device=self.device).unsqueeze(0)
-        store = self._keep(network.config.backbone)
+        store = uncached(network.config.backbone)
         x = embed(self._noisy(columns).transpose(1, 2), network.embedding((begin, end)))
         hidden = network.backbone(x, positions, self.mask, lambda _: store)
         target, hidden = columns[:, 0, 1:].flatten(), hidden[:, :-1].flatten(0, 1)
@@ -156,9 +174,9 @@ class ModelTraining(TimedTraining):
         frames = min(frames, len(is_frame))
         chosen = (torch.rand(is_frame.shape, device=self.device) + is_frame).topk(frames).indices
         codes = columns[:, 1:, 1:].transpose(1, 2).flatten(0, 1)[chosen]
-        depth_logits = self._depth(hidden[chosen], codes).float()
+        logits = depth_logits(network, hidden[chosen], codes).float()
         weight = is_frame[chosen].float()
-        depth = F.cross_entropy(depth_logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
+        depth = F.cross_entropy(logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
         return backbone, (depth.view(frames, -1).mean(-1) * weight).sum() / weight.sum()
 
     def _noisy(self, columns: Tensor) -> Tensor:
@@ -168,24 +186,6 @@ class ModelTraining(TimedTraining):
         wrong = torch.rand(residual.shape, device=self.device) < self.batch.noise
         others = torch.randint_like(residual, self.network.config.codebook_size)
         return torch.cat((columns[:, :2], torch.where(wrong, others, residual)), dim=1)
-
-    def _depth(self, hidden: Tensor, codes: Tensor) -> Tensor:
-        """Logits [N, K - 1, V] of codes 1 … K - 1, all positions at once."""
-        network = self.network
-        x = torch.cat((network.fast_project_in(hidden).unsqueeze(1), network.fast_embeddings(codes[:, :-1])), dim=1)
-        for layer in network.fast_layers:
-            x = layer(x, network.depth_rope.unsqueeze(0), self.depth_mask, self._keep(network.config.depth))
-        return network.fast_output(network.fast_norm(x[:, 1:]))
-
-    @staticmethod
-    def _keep(block: BlockConfig) -> KVStore:
-        """Return a store without memory: it returns only the given keys and values, copied for every query head."""
-        copies = block.num_heads // block.num_kv_heads
-
-        def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            return key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)
-
-        return store
 
     def step(self) -> None:
         windows = self.corpus.windows(self.corpus.random_groups(self.batch.rows), self.batch.columns)
