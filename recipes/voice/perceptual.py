@@ -29,15 +29,17 @@ from recipes.voice.ears import EAR_RATE, open_distillmos, unpack_whisper
 from recipes.voice.shared import fast_device, parser
 from recipes.voice.speech import resampled
 
-# Weight of each loss. With the built-in codec, the features of each network have half the gradient of the mel loss with
-# its weight, and the scores and the speaker a tenth (`python -m recipes.voice.perceptual`).
+# Weight of each loss. Without weights, the norms of the gradients at the output of the built-in decoder, relative
+# to that of the mel loss with its weight, are 0.034, 0.475, 0.168, 0.333, 0.122 and 0.0014 (this module's
+# command, 2026-11-26, commit ada00855, 8 rows of 2.4 s). With the weights, features have half of its gradient, and
+# scores and the speaker about a tenth.
 WEIGHTS = {
-    "distillmos": 1.0,
-    "distillmos_score": 1.0,
-    "whisper": 1.0,
-    "p808": 1.0,
-    "p808_score": 1.0,
-    "speaker": 1.0,
+    "distillmos": 15.0,
+    "distillmos_score": 0.2,
+    "whisper": 3.0,
+    "p808": 1.5,
+    "p808_score": 0.8,
+    "speaker": 100.0,
 }
 DITHER = 2e-4  # amplitude of the noise added to both waves (-74 dB), so that inaudible differences do not count
 SMALL = 1e-10  # smallest power of a spectrum
