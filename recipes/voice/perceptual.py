@@ -375,7 +375,7 @@ class Perceptual(nn.Module):
             P808(read_onnx(graph)),
             SpeakerEncoder(speaker["model_state"]),
         ]
-        return cls(networks, rate).to(device)
+        return cls(networks, rate).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, expected: Tensor, decoded: Tensor) -> Tensor:
         """Return the losses [6] of decoded waves [B, 1, T], compared with the original waves."""
