@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from s1_mini.families.codec_lm.sampling import SamplingTensors
 from torch import Tensor
 
 from recipes.voice.batch_ears import BatchEars
@@ -26,8 +27,7 @@ from recipes.voice.texts.stream import Random, filled, one, sentence_of
 from recipes.voice.words import compare, normalise
 from s1_mini import EngineConfig
 from s1_mini.codecs.dac.weights import open_dac
-from s1_mini.families.codec_lm.sampling import SamplingTensors
-from s1_mini.families.s1.loaded import as_s1
+from s1_mini.families.s1.loaded import LoadedS1
 from s1_mini.layers.staging import Writes
 from s1_mini.runtime.loader import load
 from s1_mini.text.form import TextForm
@@ -120,7 +120,9 @@ class Speakers:
 
     def __init__(self, checkpoint: Path, clones: Path | None, device: torch.device) -> None:
         opened = load(EngineConfig(checkpoint_path=checkpoint, device=device.type, compile="false"))
-        self._loaded, self.form, self._device = as_s1(opened.loaded), opened.text, device
+        if not isinstance(opened.loaded, LoadedS1):
+            raise SystemExit(f"{checkpoint} is not an S1 checkpoint")
+        self._loaded, self.form, self._device = opened.loaded, opened.text, device
         self.sampling = opened.description.defaults
         self.sample_rate = self._loaded.codec.sample_rate
         self._frames_per_s = self.sample_rate / self._loaded.codec.samples_per_frame

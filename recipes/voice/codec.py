@@ -1,10 +1,13 @@
 """Train the codec in stages on speech, with learned codebooks; can be interrupted and resumed (`loop.py`).
 
 python -m recipes.voice.codec STAGE --work DIR [--size fast] [--seconds 540] [--total SECONDS] …
+    [--perceptual DIR] [--frames 24]
 
 The stages are `spectral` (mel and commitment losses only), `adversarial` (with discriminators) and `decoder` (the same,
 but encoder and codebooks keep their weights). Reads the shards of `DIR/speech` (more may appear during the training).
-`--seconds` limits this run, `--total` is the duration of the stage. The result is `DIR/codec.safetensors`.
+`--seconds` limits this run, `--total` is the duration of the stage. `--perceptual` adds the losses of `perceptual.py`,
+and names the output of `packages.py`; they need rows of 48 `--frames` (2.4 s) instead of the codec's window.
+The result is `DIR/codec.safetensors`.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 from recipes.voice.channels import ChannelsLast
 from recipes.voice.loop import Group, Schedule, TimedTraining
 from recipes.voice.losses import Adversary, MelLoss
+from recipes.voice.perceptual import WEIGHTS, Perceptual
 from recipes.voice.shared import NewShards, fast_device, parser, wait_until
 from recipes.voice.sizes import CODECS
 from s1_mini.codecs.dac.config import DacConfig
@@ -204,7 +208,10 @@ class CodecTraining(TimedTraining):
         *,
         group: Group | None = None,
         compiles: bool = True,
+        perceptual: Path | None = None,
+        frames: int = 0,
     ) -> None:
+        """`frames` is the length of a row, by default that of the codec's window."""
         self.name, self.stage, self.size = name, stage, size
         config = DacConfig.from_json(CODECS[size])
         self.codec = Dac(config)
@@ -221,11 +228,13 @@ class CodecTraining(TimedTraining):
         self._judges_rate = torch.tensor(0.0, device=device)  # separate, because the codec's rate is 0 at first
         self._let_judges_follow()
         self._patience = stage.patience if stage.is_adversarial else 0
-        self.samples_per_row = config.q_window * self.codec.samples_per_frame
+        self.samples_per_row = (frames or config.q_window) * self.codec.samples_per_frame
         compiles = compiles and device.type == "cuda"
         if compiles:
             torch._dynamo.config.recompile_limit = 64
         self.mel = MelLoss(config.sample_rate, SCALES, FLOOR, compiles=compiles).to(device)
+        self.perceptual = Perceptual.load(perceptual, config.sample_rate, device) if perceptual else None
+        self._perceptual_weights = torch.tensor(list(WEIGHTS.values()), device=device)
         self.pool = SpeechPool(
             work / "speech",
             max_samples=POOL_S * config.sample_rate,
@@ -234,18 +243,22 @@ class CodecTraining(TimedTraining):
             parts=self.group.size,
         )
         self._books = Books(self.codec.quantizer, device, compiles=compiles)
-        # Running means: mel, commitment, adversarial, features, discriminators.
-        self._report = torch.zeros(5, device=device)
+        self._loss_names = ["mel", "commitment", "verdict", "features", "judges", *(WEIGHTS if perceptual else ())]
+        self._report = torch.zeros(len(self._loss_names), device=device)  # running means
         self._lenient = torch.ones((), device=device)  # 0 once every row is quantised with all books
         self._saved = self._published = 0.0  # seconds of the schedule
         self._halves = ChannelsLast(self.codec, compiles=compiles)
 
-    def step(self) -> None:
-        """Encode, quantise and decode random speech; compute gradients of the distance to the original."""
+    def round_trip(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Encode, quantise and decode random speech; return it, the decoded waves, and the loss from quantising."""
         wave = self._softened(self.pool.batch(self.stage.rows, self.samples_per_row))
         vectors, commitment = self._coded(wave)
         with self.half():
-            decoded = self._halves.synthesise(vectors).float()
+            return wave, self._halves.synthesise(vectors).float(), commitment
+
+    def step(self) -> None:
+        """Compute gradients of the distance of decoded speech to the original."""
+        wave, decoded, commitment = self.round_trip()
         mel = self.mel(wave, decoded)
         loss = MEL * mel + commitment
         zero = mel.new_zeros(())
@@ -258,6 +271,10 @@ class CodecTraining(TimedTraining):
             verdict, distance = self._deceive(false, features)
             loss = loss + VERDICT * verdict + FEATURES * distance
             losses = [mel, commitment, verdict, distance, judged]
+        if self.perceptual is not None:
+            compared = self.perceptual(wave, decoded)
+            loss = loss + self._perceptual_weights @ compared
+            losses += compared.unbind()
         self.derive(loss)
         self._report.lerp_(torch.stack([each.detach().float() for each in losses]), 0.02)
 
@@ -335,8 +352,8 @@ class CodecTraining(TimedTraining):
             self._books.revive(self.group)
 
     def print_progress(self, steps_per_s: float) -> None:
-        names = ("mel", "commitment", "verdict", "features", "judges")
-        losses = ", ".join(f"{name} {value:.3f}" for name, value in zip(names, self._report.tolist(), strict=True))
+        named = zip(self._loss_names, self._report.tolist(), strict=True)
+        losses = ", ".join(f"{name} {value:.3f}" for name, value in named)
         hours = self.pool.num_samples / self.codec.sample_rate / 3600
         time = f"{self.spent:.0f} of {self.schedule.total_s:.0f} s"
         speed = f"{steps_per_s:.1f} it/s, {time}, {hours:.1f} h, {self._books.num_used}"
@@ -383,7 +400,17 @@ class CodecTraining(TimedTraining):
 def main() -> None:
     default = ("fast", *CODECS)
     command = parser(
-        __doc__, STAGES, work=Path, size=default, seconds=540.0, total=0.0, rate=0.0, rows=0, no_compile=False
+        __doc__,
+        STAGES,
+        work=Path,
+        size=default,
+        seconds=540.0,
+        total=0.0,
+        rate=0.0,
+        rows=0,
+        frames=0,
+        perceptual=Path | None,
+        no_compile=False,
     )
     options = command.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -394,7 +421,15 @@ def main() -> None:
     )
     stage = replace(stage, schedule=schedule, rows=options.rows or stage.rows)
     training = CodecTraining(
-        options.verb, options.size, options.work, stage, device, group=group, compiles=not options.no_compile
+        options.verb,
+        options.size,
+        options.work,
+        stage,
+        device,
+        group=group,
+        compiles=not options.no_compile,
+        perceptual=options.perceptual,
+        frames=options.frames,
     )
     training.train(options.seconds)
 

@@ -12,6 +12,7 @@ import functools
 import sys
 import types
 import zipfile
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,10 @@ class Ears:
 
 def open_distillmos(**options: Any) -> Any:
     """Return DistillMOS with its weights."""
-    sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))  # distillmos imports it without using it
+    name = "torchaudio"  # distillmos imports it without using it
+    if name not in sys.modules:
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None)  # other packages look for it
     import distillmos
 
     return distillmos.ConvTransformerSQAModel(**options).eval()

@@ -47,11 +47,13 @@ from recipes.voice.export import COLDER
 from recipes.voice.model import depth_logits, uncached
 from recipes.voice.shared import fast_device, parser
 from recipes.voice.texts import load
+from s1_mini.families.base import Conversion
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.prompt import build_prompt
 from s1_mini.families.s1.settings import SMALL_FILES
 from s1_mini.families.s1.tokenizer import S1Tokenizer
+from s1_mini.kernels.positions import embed
 from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER
@@ -148,7 +150,7 @@ def log_probabilities(network: S1Network, tokenizer: S1Tokenizer, rows: Rows) ->
     length = columns.shape[-1]
     positions = torch.arange(length, device=columns.device).unsqueeze(0)
     mask = torch.ones(length, length, dtype=torch.bool, device=columns.device).tril()
-    x = network.embed(columns.transpose(1, 2), (begin, end))
+    x = embed(columns.transpose(1, 2), network.embedding((begin, end)))
     hidden = network.backbone(x, positions, mask, lambda _: uncached(network.config.backbone))[:, :-1]
     chosen = answered[:, 1:]
     row = chosen.nonzero()[:, 0]
@@ -367,7 +369,7 @@ def export(work: Path, checkpoint: Path) -> None:
     shutil.copytree(checkpoint, whole)
     model = load_file(work / "model.safetensors")
     save_file({name: each * COLDER.get(name, 1.0) for name, each in model.items()}, whole / "model.safetensors")
-    convert_checkpoint(whole, output, precision="int8", codec_precision="int8")
+    convert_checkpoint(whole, output, Conversion(precision="int8", codec_precision="int8"))
     # The converted codec has the same values, but maybe not the same bytes, by which voices recognise their codec.
     for name in ("codec.safetensors", "codec_config.json", "CARD.md"):
         if (checkpoint / name).exists():

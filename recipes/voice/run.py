@@ -5,7 +5,8 @@ python -m recipes.voice.run --work DIR --teacher DIR --phonemes FILE --seconds 1
 `codec.py` describes the stages. If `DIR` already holds a codec, it is trained further, for example with
 `--stages adversarial` or `decoder`.
 `--makers` processes generate speech during the first stage, which spends its first minute compiling; use `--makers 0`
-if the speech exists. `--rate` replaces the peak learning rate of every stage.
+if the speech exists. `--rate` replaces the peak learning rate of every stage. `codec.py` describes `--frames` and
+`--perceptual`.
 The result is `DIR/codec.safetensors`, and a copy in half precision, `DIR/codec_half.safetensors`.
 """
 
@@ -48,8 +49,9 @@ def train(stage: str, seconds: float, options: argparse.Namespace, num_gpus: int
     """Run one stage of the codec on all GPUs; raises `SystemExit` if it fails."""
     command = [sys.executable, "-m", "recipes.voice.codec", stage, "--work", str(options.work), "--size", options.size]
     command += ["--seconds", str(seconds), "--total", str(seconds)]
-    if options.rate is not None:
-        command += ["--rate", str(options.rate)]
+    for name in ("rate", "frames", "perceptual"):
+        if getattr(options, name) is not None:
+            command += [f"--{name}", str(getattr(options, name))]
     running = [subprocess.Popen(command, env=os.environ | told) for told in environments(num_gpus)]
     try:
         while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
@@ -88,6 +90,8 @@ def main() -> None:
         seconds=1500.0,
         stages="spectral,adversarial",
         rate=float | None,
+        frames=int | None,
+        perceptual=Path | None,
         makers=2,
         speech_seconds=60.0,
     ).parse_args()

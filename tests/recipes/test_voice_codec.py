@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 from recipes.voice import codec as codec_stage
 from recipes.voice.codec import MIN_POOL_S, STAGES, CodecTraining
+from recipes.voice.perceptual import WEIGHTS, Perceptual
 from recipes.voice.run import environments, share
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_utterances
@@ -60,10 +62,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def training(work: Path, name: str) -> CodecTraining:
+def training(work: Path, name: str, **options: Any) -> CodecTraining:
     torch.manual_seed(0)
     stage = replace(STAGES[name], rows=2, breadth=1)
-    made = CodecTraining(name, "tiny", work, stage, CPU, compiles=False)
+    made = CodecTraining(name, "tiny", work, stage, CPU, compiles=False, **options)
     made.resume()
     made.pool.wait(MIN_POOL_S * made.codec.sample_rate, 1.0)
     made.rate.fill_(1e-3)
@@ -158,6 +160,31 @@ def test_the_decoder_waits_until_new_discriminators_have_learnt(work: Path) -> N
     assert training(work, "decoder")._patience == stage.stage.patience  # its saved state has the progress
     (work / "decoder.pt").unlink()
     assert training(work, "decoder")._patience == 0  # trained discriminators need no warm-up
+
+
+class Constant(torch.nn.Module):
+    """Perceptual losses whose gradient at every sample has the given value."""
+
+    def __init__(self, gradient: float) -> None:
+        super().__init__()
+        self.gradient, self.shape = gradient, torch.Size()
+
+    def forward(self, expected: torch.Tensor, decoded: torch.Tensor) -> torch.Tensor:
+        assert expected.shape == decoded.shape
+        self.shape = decoded.shape
+        return (self.gradient * decoded.sum()).expand(len(WEIGHTS))
+
+
+def test_perceptual_losses_move_the_decoder(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = []
+    for networks in (Constant(0.0), Constant(1.0)):
+        monkeypatch.setattr(Perceptual, "load", lambda *_, networks=networks: networks)
+        stage = training(work, "decoder", perceptual=Path("packages"), frames=96)
+        stage.step()
+        assert networks.shape == (2, 1, 96 * stage.codec.samples_per_frame)
+        assert bool(stage._report[-1]) == bool(networks.gradient)
+        gradients.append([p.grad for p in stage.parameters if p.grad is not None])
+    assert not any(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
 
 
 TOGETHER = """
