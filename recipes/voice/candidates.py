@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from s1_mini.families.codec_lm.sampling import SamplingTensors
 from torch import Tensor
 
 from recipes.voice.batch_ears import BatchEars
@@ -27,6 +26,7 @@ from recipes.voice.texts.stream import Random, filled, one, sentence_of
 from recipes.voice.words import compare, normalise
 from s1_mini import EngineConfig
 from s1_mini.codecs.dac.weights import open_dac
+from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.s1.loaded import LoadedS1
 from s1_mini.layers.staging import Writes
 from s1_mini.runtime.loader import load
