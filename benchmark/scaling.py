@@ -96,8 +96,8 @@ class Server:
         return sorted(members), sorted(proxies)
 
     def cpu_s(self) -> list[float]:
-        """Return the CPU seconds of the replicas and of the proxy."""
-        return [sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids) for pids in self.pids()]
+        """Return the CPU seconds of the replicas, with their engines' processes, and of the proxy."""
+        return [sum(sum(process.cpu_times()[:2]) for pid in pids for process in tree(pid)) for pids in self.pids()]
 
     def _all_ready(self, starts: int) -> bool:
         if self._count == 1:
@@ -108,6 +108,12 @@ class Server:
             return False
         all_starts = sum(each["starts"] for each in replicas)
         return [each["state"] for each in replicas] == ["ready"] * self._count and all_starts >= starts
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """Return a process and all processes below it, such as a replica and its engine."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
 
 
 def measure(server: Server, replicas: int, plan: Namespace, began: float) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def measure(server: Server, replicas: int, plan: Namespace, began: float) -> dic
         "cores": round(spent[0] / took_s / replicas, 2),
         "cores_proxy": round(spent[1] / took_s, 2),
         "cores_client": full["cores_client"],  # of the busiest client process: near 1, it is the bottleneck
-        "gb": round(sum(psutil.Process(pid).memory_info().rss for pid in members) / len(members) / 1e9, 2),
+        "gb": round(sum(each.memory_info().rss for pid in members for each in tree(pid)) / len(members) / 1e9, 2),
     }
     lost = _lose_one(server, many, replicas) if replicas > 1 else (None, None, None)
     return outcome | dict(zip(("lost", "missed_pings", "back_s"), lost, strict=True))

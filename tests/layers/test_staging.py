@@ -18,7 +18,7 @@ from s1_mini.kernels.backend import HAS_TRITON
 from s1_mini.kernels.writes import FIELDS
 from s1_mini.layers import staging
 from s1_mini.layers.randomness import uniforms
-from s1_mini.layers.staging import Writes
+from s1_mini.layers.staging import Buffers, Writes
 from s1_mini.types import MAX_SEED
 
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
@@ -139,3 +139,25 @@ def test_writes_that_failed_are_carried_out_by_the_next_run(writes: Writes, monk
     writes.run()
 
     assert tensor.tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+class Event:
+    """An event of a kernel that has not run yet."""
+
+    has_run = False
+
+    def query(self) -> bool:
+        return self.has_run
+
+
+def test_pinned_memory_is_used_again_only_after_the_kernel_that_reads_it_has_run() -> None:
+    buffers, event = Buffers(torch.device("cpu")), Event()
+    first = buffers.take(100)._replace(was_read=event)  # type: ignore[arg-type]
+    buffers.give_back(first)
+
+    second = buffers.take(100)
+    event.has_run = True
+    third, larger = buffers.take(100), buffers.take(1000)
+
+    assert second.memory.data_ptr() != first.memory.data_ptr() == third.memory.data_ptr()
+    assert larger.memory.numel() >= 1000

@@ -20,6 +20,7 @@ from recipes.voice.prefer import Example, Pair, PreferenceTraining, Ranking, Row
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.model import S1Model
+from s1_mini.kernels.positions import embed
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.text.form import TextForm
 from s1_mini.types import Voice
@@ -124,7 +125,7 @@ def test_the_log_probability_of_an_answer_is_that_of_the_engines_frames(work: Pa
             positions = torch.arange(at)
             store = uncached(network.config.backbone)
             mask = torch.ones(at, at, dtype=torch.bool).tril()
-            x = network.embed(items[None, :at], model.semantic)
+            x = embed(items[None, :at], network.embedding(model.semantic))
             hidden = network.backbone(x, positions[None], mask, partial(_the, store))[0, -1:]
             rows_of_speech = [*range(begin, begin + 64), training.tokenizer.control("im_end")]
             logits = COLDER["output.weight"] * network.semantic_logits(hidden)[0, rows_of_speech]

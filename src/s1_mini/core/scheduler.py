@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 NONE = -1  # takes the place of a stage's index for the thread without stages
 POLL_S = 0.1  # how often an idle thread checks deadlines and cancellations, in seconds
-BACKLOG = 64  # units; the largest calls have 16 to 64
+BACKLOG = 64  # units of a stage that wait; the largest calls have up to 64
 LOOK_S = 0.01  # minimum time between two checks of all deadlines, in seconds
 
 
@@ -452,7 +452,7 @@ class Scheduler:
             self._pipeline.end(request, error)
 
     def has_backlog(self, stage: int) -> bool:
-        """Whether at least `BACKLOG` units of a stage can begin."""
+        """Whether at least `BACKLOG` units of a stage wait for a call."""
         with self._lock:
             queue = self.stages[stage]
             return sum(map(queue.can_begin, queue.ready)) >= BACKLOG

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from s1_mini.layers.randomness import uniforms
 
 NUMPY_DTYPES = {
     torch.bool: np.bool_,
+    torch.uint8: np.uint8,
     torch.int32: np.int32,
     torch.int64: np.int64,
     torch.float16: np.float16,
@@ -41,7 +44,6 @@ class Writes:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._empty = torch.empty(0, device=device)
-        self._buffers: list[_Buffer] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -114,7 +116,7 @@ class Writes:
             tables.append(_lines(count, addresses, source.data_ptr() + np.arange(count) * size, size))
         table = np.concatenate(tables)
         begin = _aligned(table.nbytes)
-        buffer = self._buffer(begin + end)
+        buffer = _buffers(self._device).take(begin + end)
         table[:num_packed, 1] += buffer.memory.data_ptr() + begin
         packed = buffer.memory.numpy()
         copy_bytes(packed[: table.nbytes], table)
@@ -123,22 +125,42 @@ class Writes:
             begin += _aligned(array.size)
         write_all(buffer.memory.view(torch.int64), len(table), int(table[:, 2].max()), self._device)
         if buffer.was_read is not None:
-            buffer.was_read.record()
-
-    def _buffer(self, num_bytes: int) -> _Buffer:
-        """Return pinned memory of at least this size that no earlier kernel still reads."""
-        for buffer in self._buffers:
-            if buffer.memory.numel() >= num_bytes and (buffer.was_read is None or buffer.was_read.query()):
-                return buffer
-        size, is_cuda = 1 << (num_bytes - 1).bit_length(), self._empty.is_cuda
-        memory = torch.empty(size, dtype=torch.uint8, pin_memory=is_cuda)
-        self._buffers.append(_Buffer(memory, torch.cuda.Event() if is_cuda else None))
-        return self._buffers[-1]
+            buffer.was_read.record(torch.cuda.current_stream(self._device))
+        _buffers(self._device).give_back(buffer)
 
 
 class _Buffer(NamedTuple):
     memory: Tensor
     was_read: torch.cuda.Event | None  # None on a CPU, whose kernels have ended when they return
+
+
+class Buffers:
+    """Pinned memory from which kernels of one GPU read, for all threads. It is never freed.
+
+    torch knows which copies, but not which kernels, still read a pinned tensor, and would reuse its memory too soon.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._lock = device, threading.Lock()
+        self._returned: list[_Buffer] = []
+
+    def take(self, num_bytes: int) -> _Buffer:
+        """Return memory of at least this size that no kernel reads."""
+        with self._lock:
+            for at, buffer in enumerate(self._returned):
+                if buffer.memory.numel() >= num_bytes and (buffer.was_read is None or buffer.was_read.query()):
+                    return self._returned.pop(at)
+        size, is_cuda = 1 << (num_bytes - 1).bit_length(), self._device.type == "cuda"
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=is_cuda)
+        return _Buffer(memory, torch.cuda.Event() if is_cuda else None)
+
+    def give_back(self, buffer: _Buffer) -> None:
+        """Allow a buffer to be taken again after its event, which has been recorded."""
+        with self._lock:
+            self._returned.append(buffer)
+
+
+_buffers = lru_cache(Buffers)  # by device
 
 
 def _bytes_for(tensor: Tensor, values: np.ndarray, rows: int, room: int) -> np.ndarray:
@@ -148,7 +170,7 @@ def _bytes_for(tensor: Tensor, values: np.ndarray, rows: int, room: int) -> np.n
     """
     kind = NUMPY_DTYPES.get(tensor.dtype)
     if kind is None:  # numpy has no such dtype
-        numbers = torch.from_numpy(values).to(tensor.dtype).view(torch.uint8).numpy()
+        numbers = torch.from_numpy(np.ascontiguousarray(values)).to(tensor.dtype).view(torch.uint8).numpy()
     else:
         numbers = np.ascontiguousarray(values, kind).reshape(rows, -1).view(np.uint8)
     count = numbers.size // (rows * tensor.element_size())

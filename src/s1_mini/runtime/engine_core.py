@@ -78,7 +78,7 @@ class Core(Protocol):
         """Cancel a request; does nothing if it has ended."""
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Run a task between plans, in steps that each end at a `yield`; return its future.
+        """Run a task in steps that each end at a `yield`, between plans or in its own thread; return its future.
 
         Raises the errors of `submit`.
         """
@@ -103,7 +103,7 @@ class StageWorker:
     For a stage that is overlapped, the next plan is launched before the report of the previous plan is processed and
     its audio delivered, so that the device waits less for the host. An autoregressive stage is planned while its
     previous step runs. Any other stage is planned only when its previous call has ended, because the plan depends on
-    which client needs audio most urgently, unless it has much more work than fits in the next call.
+    which client needs audio most urgently, unless at least `BACKLOG` units wait.
     """
 
     def __init__(

@@ -51,9 +51,14 @@ def graph_stream(device: torch.device, stage_number: int) -> torch.cuda.Stream:
         return _streams(torch.cuda.current_device() if device.index is None else device.index)[stage_number]
 
 
+def references_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which references are encoded; nothing is captured on it."""
+    return graph_stream(device, STREAMS)
+
+
 @lru_cache
 def _streams(index: int) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(index) for _ in range(STREAMS)]
+    return [torch.cuda.Stream(index) for _ in range(STREAMS + 1)]
 
 
 def capture(
@@ -176,12 +181,13 @@ class StepGraphs(Generic[Key]):
         last = self._launched[self._place]
         if last is not None:  # wait until that call has written its outputs and read its inputs
             last.wait()
-        with _launches, self._on_stream():
+        with self.on_stream():
             for place, array in zip(graph.inputs, arrays, strict=True):
                 if self._options.is_staged:
                     self._writes.first(place, array)
                 else:
-                    copy_bytes(place.numpy(), array)
+                    target = place.numpy()
+                    copy_bytes(target, np.ascontiguousarray(array, target.dtype))
             self._writes.run()
             graph.replay()
         launched = _Launched(graph.outputs[self._place], self._done[self._place])
@@ -190,11 +196,14 @@ class StepGraphs(Generic[Key]):
 
     def replay(self, key: Key) -> None:
         """Launch the call of a key with the inputs that are in its buffers."""
-        with self._on_stream():
+        with self.on_stream():
             self._graphs[key].replay()
 
-    def _on_stream(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._options.stream) if self._options.is_beside else nullcontext()
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Launch the work of a block on the stream of the calls, which no other engine captures meanwhile."""
+        with _launches, torch.cuda.stream(self._options.stream) if self._options.is_beside else nullcontext():
+            yield
 
     def _reserve(self, name: tuple[str, int], buffer: Buffer, *, on_device: bool = False) -> None:
         size = prod(buffer.shape)

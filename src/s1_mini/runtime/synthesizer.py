@@ -30,6 +30,7 @@ from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.arriving import ArrivingUtterance, check_rest
 from s1_mini.runtime.engine_core import Core, EngineCore, Threads
+from s1_mini.runtime.graphs import references_stream
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.process import num_cores
 from s1_mini.runtime.sizing import measure_slots
@@ -366,11 +367,11 @@ def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
 
     def enter(stage: int) -> None:
         torch.set_num_threads(1 if steps_on_one else NUM_THREADS)
-        device = devices[last if stage == NONE else stage]
+        device = devices[0 if stage == NONE else stage]  # which encodes references, too
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if stage == NONE:
-                torch.cuda.set_stream(torch.cuda.Stream(device))
+                torch.cuda.set_stream(references_stream(device))
 
     several = any(device.type == "cuda" for device in devices) or any(policy.is_remote for policy in chain.policies)
     if last and ((steps_on_one and num_cores() > 1) or several):
@@ -381,6 +382,6 @@ def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
                 name = policy.name  # a thread of its own, because long calls would delay the steps of other stages
             groups[name] = (*groups.get(name, ()), stage)
         helps = chain.policies[-1].helped_size > 0 and devices[0] == devices[last]
-        encodes: dict[str, tuple[int, ...]] = {"references": ()} if devices[last].type == "cuda" else {}
+        encodes: dict[str, tuple[int, ...]] = {"references": ()} if devices[0].type == "cuda" else {}
         return Threads({**groups, "codec": (last,), **encodes}, helps=helps, enter=enter)
     return Threads({"engine": tuple(range(last + 1))}, enter=enter)

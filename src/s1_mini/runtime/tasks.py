@@ -1,4 +1,4 @@
-"""Tasks such as encoding a reference, which a stage's thread runs in small steps between its plans."""
+"""Tasks such as encoding a reference, which a thread runs in small steps; a stage's thread, between its plans."""
 
 from __future__ import annotations
 

@@ -150,13 +150,15 @@ class CausalDecoder(ChunkStage):
         key = f"{type(streams).__name__} {hashlib.blake2b(codes.tobytes()).hexdigest()}"
         saved = self._starts.get(key)
         # On the GPU stream of the captured calls, so that the copies run between them.
-        with torch.cuda.stream(self._graphs.stream) if self._graphs is not None else nullcontext():
-            if saved is not None:
+        between = nullcontext if self._graphs is None else self._graphs.on_stream
+        if saved is not None:
+            with between():
                 streams.load(begin.slot, saved)
-            else:
-                feed(codes)
+        else:
+            feed(codes)
+            with between():
                 saved = streams.save(begin.slot)
-                self._starts.put(key, saved, sum(each.nbytes for each in saved))
+            self._starts.put(key, saved, sum(each.nbytes for each in saved))
         return True
 
     def _feed(self, graphs: Graphs, slot: int, codes: np.ndarray) -> None:
