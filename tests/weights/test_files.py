@@ -19,7 +19,7 @@ from torch import nn
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.find import Checkpoint
 from s1_mini.weights.convert import TensorFile
-from s1_mini.weights.directory import find_tensors
+from s1_mini.weights.directory import find_tensors, tensor_bytes
 from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import fit
 
@@ -313,3 +313,13 @@ def test_names_that_no_terminal_can_show_are_refused_in_plain_letters(tmp_path: 
 def test_a_missing_file_to_convert_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointFileError, match=r"model\.safetensors is missing"):
         TensorFile(tmp_path / "model.safetensors")
+
+
+def test_the_size_of_a_checkpoint_counts_the_tensors_of_all_its_files_and_folders(tmp_path: Path) -> None:
+    sizes = {"model.safetensors": 5, "speech_tokenizer/model.safetensors": 3, "pytorch_model.bin": 2, "config.json": 9}
+    for name, size in sizes.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(size))
+
+    assert tensor_bytes(tmp_path) == 10

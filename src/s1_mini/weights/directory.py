@@ -14,7 +14,7 @@ from s1_mini.files import open_regular
 DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
 INDEX_SUFFIX = ".safetensors.index.json"
-TENSOR_SUFFIXES = (".safetensors", ".pth")
+TENSOR_SUFFIXES = (".safetensors", ".pth", ".bin")
 WORKING_SHARE = 2.0  # bytes of memory of a loaded checkpoint per byte of its tensors: float16 may become float32
 
 _MAX_JSON_BYTES = 4 * 2**20  # the largest JSON file of S1-mini is 0.15 MB
@@ -47,8 +47,8 @@ def _find(directory: Path, names: Sequence[str], what: str) -> Path:
 
 
 def tensor_bytes(directory: Path) -> int:
-    """Return the size of the files of tensors in a checkpoint directory, without subfolders."""
-    files = (path for path in directory.iterdir() if path.suffix in TENSOR_SUFFIXES and path.is_file())
+    """Return the size of the files of tensors in a checkpoint directory and its subfolders."""
+    files = (path for path in directory.rglob("*") if path.suffix in TENSOR_SUFFIXES and path.is_file())
     return sum(path.stat().st_size for path in files)
 
 
