@@ -8,6 +8,16 @@ import httpx2
 import pytest
 
 from container_room import SHORT
+from door_room import Door
+from s1_mini.sagemaker.models import HostedModels
+from s1_mini.types import EngineState
+from waiting import wait_until
+
+
+@pytest.fixture
+def hosted(container: Door) -> HostedModels:
+    models: HostedModels = container.app.state.hosted
+    return models
 
 
 def load(http: httpx2.Client, name: str, url: Path | str) -> httpx2.Response:
@@ -73,3 +83,17 @@ def test_an_invalid_page_token_is_refused_by_its_field(http: httpx2.Client, quer
     answer = http.get("/models", params=query)
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, *query)
+
+
+def test_a_model_whose_engine_has_failed_is_unloaded_and_can_be_loaded_again(
+    http: httpx2.Client, hosted: HostedModels, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(http, "one", tiny)
+    monkeypatch.setattr(hosted.get("one").engine, "state", lambda: EngineState("failed"))
+
+    wait_until(lambda: http.get("/models").json() == {"models": []})
+
+    assert http.post("/models/one/invoke", json=SHORT).status_code == 404
+    wait_until(lambda: load(http, "one", tiny).status_code == 200)
+    assert http.post("/models/one/invoke", json=SHORT).status_code == 200
+    http.delete("/models/one")

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import psutil
 import pytest
 import soundfile
 from websockets.sync.client import connect
@@ -338,6 +340,37 @@ def test_metrics_of_a_process_that_does_not_answer_are_the_last_known_ones(
 
     assert single.families() == expected
     single._link._process.send_signal(signal.SIGCONT)
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from s1_mini import EngineConfig
+from s1_mini.remote.engine_process import EngineProcess
+engine = EngineProcess(EngineConfig(checkpoint_path=Path(sys.argv[1]), device="cpu", max_batch_size=1))
+engine.start()
+print(engine._link._process.pid, flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process that its parent has ended")
+def test_a_process_that_hangs_ends_with_the_server(tiny: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(tiny)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        engine = psutil.Process(int(parent.stdout.readline()))
+        engine.suspend()
+
+        parent.kill()
+
+    def has_ended() -> bool:
+        try:
+            return engine.status() == psutil.STATUS_ZOMBIE  # until the system's first process reads its exit code
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_until(has_ended)
 
 
 def test_silence_during_a_suspension_of_the_server_does_not_count(single: EngineProcess) -> None:

@@ -55,14 +55,20 @@ from s1_mini.types import AudioChunk, EngineState, Normalize, OnUnsupported, TTS
 
 logger = logging.getLogger(__name__)
 
-# Program of the process: it imports the same modules as this process, and none from the working directory.
+# Program of the process: it imports the same modules as this process, and none from the working directory. The server
+# decides when it ends. If the server ends first, Linux kills it (prctl, PR_SET_PDEATHSIG), even if it hangs.
 CHILD = """
-import json, sys
+import ctypes, json, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: None)  # handlers, unlike SIG_IGN, are not inherited
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 sys.path[:] = json.loads(sys.argv[1])
 from s1_mini.remote.engine_worker import main
 main()
 """
 PROBE_S = 2.0  # timeout of a health check
+CALL_S = 30.0  # timeout of other calls that a thread waits for
 UNSEEN_S = 5.0  # without a check for so long, this process was suspended, and the silence of the other means nothing
 STOP_S = 3.0  # time for the engine to stop without draining; then its process is killed. A server's exit leaves 5 s
 EXIT_S = 10.0  # time for the process to exit after the engine has stopped; then it is killed
@@ -110,7 +116,7 @@ class EngineLink:
     """One running process of an engine. Thread-safe."""
 
     def __init__(self, config: EngineConfig, metrics: EngineMetrics) -> None:
-        """Start the process and wait until its engine has started.
+        """Start the process and wait until its engine has started. On Linux, the process ends with the calling thread.
 
         Raises the errors of `ProductionTTSEngine.start`, and `EngineNotReadyError` if the process exits. As in all
         answers of the process, an error that is not an `S1MiniError` arrives as `RuntimeError`.
@@ -174,6 +180,8 @@ class EngineLink:
 
     def probe(self, method: str) -> tuple[Any, bool]:
         """Call `health_check` or `families`. Return the last known result, and whether the process has answered."""
+        if time.monotonic() - self._heard > PROBE_S:  # it does not even send its state
+            return self._known[method], False
         asked = self.call(method)
         try:
             self._known[method] = asked.result(PROBE_S)
@@ -271,7 +279,7 @@ class EngineLink:
 
     def _end(self) -> None:
         """End everything that is open after the process has ended or closed its output."""
-        if not self._is_closing:
+        if not (self._is_closing or self._is_over):
             self.state = EngineState("failed")
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(EXIT_S)
@@ -412,7 +420,12 @@ class EngineProcess:
         return cast("int", self._call("count_tokens", text, normalize=normalize, on_unsupported=on_unsupported))
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        return self._ready().call(method, *args, **options).result()
+        called = self._ready().call(method, *args, **options)
+        try:
+            return called.result(CALL_S)
+        except TimeoutError:
+            called.cancel()
+            raise EngineNotReadyError("the engine's process does not answer") from None
 
     def _ready(self) -> EngineLink:
         link = self._link

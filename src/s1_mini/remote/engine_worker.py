@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
@@ -314,8 +313,6 @@ def main() -> None:
     """Serve one engine until the input ends."""
     source, target = os.fdopen(take_input(), "rb", BUFFER_BYTES), os.fdopen(take_output(), "wb", BUFFER_BYTES)
     keep_out()
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server decides; handlers, unlike SIG_IGN, are not inherited
-        signal.signal(number, lambda *_: None)
     messages = read_messages(source)
     if messages is None:
         return

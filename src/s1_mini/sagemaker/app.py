@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ def make_container_app(
     async def closing(app: FastAPI) -> AsyncIterator[Any]:
         async with live(app) as state, AsyncExitStack() as stack:
             stack.push_async_callback(app.state.hosted.close)
+            stack.callback(asyncio.create_task(app.state.hosted.watch()).cancel)
             if app.state.endpoint is not None:
                 stack.push_async_callback(app.state.endpoint.close)
             yield state

@@ -33,6 +33,7 @@ PAGE = 100
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ARCHIVE = ".tar.gz"  # SageMaker's TargetModel is the archive's name, but models are loaded under a plain name
 UNLOAD_S = 20.0
+WATCH_S = 1.0  # how often the engines of models are checked
 
 
 class ModelNotFoundError(NotFoundError, code="model_not_found"):
@@ -123,10 +124,25 @@ class HostedModels:
         finally:
             del self._models[name]  # its memory is free
 
+    async def watch(self) -> None:
+        """Unload models whose engine has failed, so that they can be loaded again. Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for model in self.list():
+                if not model.engine.state().is_ready:
+                    logger.error("model failed", extra={"fields": {"event": "model_failed", "model": model.name}})
+                    try:
+                        await self.unload(model.name)
+                    except ModelNotFoundError:
+                        pass  # a request is unloading it
+                    except Exception:
+                        logger.exception("a failed model was removed, but its engine did not stop")
+
     async def close(self) -> None:
-        for model in self.list():
+        models = self.list()
+        for model in models:
             model.is_ready = False
-            await asyncio.to_thread(model.engine.stop, drain=False)
+        await asyncio.gather(*(asyncio.to_thread(model.engine.stop, drain=False) for model in models))
 
     def _check_memory(self, num_bytes: int) -> None:
         taken = sum(model.num_bytes for model in self._models.values())
