@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError, S1MiniError
 from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.runtime.loader import LoadedCheckpoint
-from s1_mini.runtime.synthesizer import Synthesizer
+from s1_mini.runtime.synthesizer import Synthesizer, choose_threads
 from s1_mini.voices.reference import Check
 from tests.runtime.conftest import ask, random_voice, sound, start
 from waiting import EVENTUALLY_S, wait_until
@@ -254,3 +255,24 @@ def exhaust_memory(synthesizer: Synthesizer, chance: random.Random) -> list[str]
     wrap(model, "prefill", "prefill")
     wrap(codec, "step", "decode")
     return happened
+
+
+@pytest.mark.parametrize(
+    ("devices", "threads"),
+    [
+        (("cuda", "cuda"), ["model", "codec", "references"]),
+        (("cuda", "cpu"), ["model", "codec", "references"]),
+        (("cpu", "cuda"), ["model", "codec"]),  # references are encoded where the language model is
+    ],
+)
+def test_references_have_a_thread_of_their_own_if_the_language_model_is_on_a_gpu(
+    devices: tuple[str, str], threads: list[str]
+) -> None:
+    policies = [
+        SimpleNamespace(name=name, is_remote=False, is_autoregressive=name == "model", helped_size=0)
+        for name in ("model", "codec")
+    ]
+    stages = [SimpleNamespace(device=torch.device(device)) for device in devices]
+    chain: Any = SimpleNamespace(stages=stages, policies=policies)
+
+    assert list(choose_threads(chain, num_bytes=10**9).stages) == threads
