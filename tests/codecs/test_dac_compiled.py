@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -49,15 +50,9 @@ def test_a_stream_keeps_the_decoder_that_it_began_with_and_the_next_has_the_comp
     assert not np.array_equal(compiled[1], plain[1]), "both round alike, so this shows nothing"
 
 
-@pytest.mark.parametrize("in_int16", [False, True])
-def test_the_built_in_voice_has_torchs_samples_and_the_same_bits_in_any_chunks(
-    monkeypatch: pytest.MonkeyPatch, *, in_int16: bool
-) -> None:
+def test_the_built_in_voice_has_torchs_samples_and_the_same_bits_in_any_chunks(*, in_int16: bool) -> None:
     from s1_mini.codecs.causal import compiled
 
-    if in_int16 and not compiled.HAS_VNNI:
-        pytest.skip("needs a processor with AVX-512 VNNI")
-    monkeypatch.setattr(compiled, "HAS_VNNI", in_int16)
     codec, codes = open_dac(DEFAULT_MODEL, encodes=False), torch.randint(0, 1024, (1, 8, 12))
     streams = compiled.CompiledStreams(codec, 2)
 
@@ -71,3 +66,23 @@ def test_the_built_in_voice_has_torchs_samples_and_the_same_bits_in_any_chunks(
     # The file has most weights in int8. Those of transposed convolutions have a scale for each input.
     kernels = ["convolve_int16 int16", "convolve_int16 int8"] if in_int16 else ["convolve int8"]
     assert streams.formats == ["convolve float32", *kernels]
+
+
+def test_the_check_before_use_allows_rounding_and_refuses_larger_differences(
+    monkeypatch: pytest.MonkeyPatch, *, in_int16: bool
+) -> None:
+    from s1_mini.codecs.causal import compiled
+
+    codec = open_dac(DEFAULT_MODEL, encodes=False)
+    streams = compiled.CompiledStreams(codec, 1)
+    push = streams.push
+
+    def check(factor: float) -> None:
+        streams.reset(0)
+        monkeypatch.setattr(streams, "push", lambda codes, rows: factor * push(codes, rows))
+        compiled.check(codec, streams)
+
+    check(1.002 if in_int16 else 1.00005)
+    for factor in (1.004 if in_int16 else 1.0002, math.nan):
+        with pytest.raises(RuntimeError, match="does not match"):
+            check(factor)

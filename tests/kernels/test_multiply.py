@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -115,3 +119,32 @@ def test_a_step_that_is_not_finite_has_no_finite_output_in_int16(bad: float) -> 
     finite = np.isfinite(convolved(x, torch.ones(3, 64, 2), 1)).all(1)
 
     assert finite.tolist() == [True, True, False, False, True, True, True]
+
+
+def output_of(program: str, **variables: str) -> str:
+    """Return what a Python process prints, with other environment variables."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, env=os.environ | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+CONVOLUTION = """
+import torch
+from s1_mini.codecs.causal import compiled
+layer, x = compiled.CausalConv1d(64, 96, 3), torch.randn(9, 64)
+convolution = compiled._Convolution(layer, 1)
+out = convolution(convolution.join(x.numpy(), 0))
+expected = layer.conv(torch.nn.functional.pad(x.t(), (2, 0))).t()
+print(convolution.formats, torch.allclose(torch.from_numpy(out), expected, atol=1e-5))
+"""
+FOLDER = "from s1_mini.kernels.compiled import build; print(build.cache_folder(build.Path(build.__file__)))"
+
+
+def test_a_convolution_avoids_instructions_that_numba_must_not_use() -> None:
+    """It is large enough for int16, and aborted the process where the processor has VNNI."""
+    assert output_of(CONVOLUTION, NUMBA_ENABLE_AVX="0") == "['convolve float32'] True"
+
+
+def test_code_for_another_target_has_another_cache_folder() -> None:
+    assert output_of(FOLDER, NUMBA_CPU_NAME="generic") != output_of(FOLDER)

@@ -105,7 +105,9 @@ def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact:
 def pack_int16(weight: Tensor, bias: Tensor | None, taps: int) -> Int16Product:
     """Copy the weights [N, taps C] and the bias [N] of a convolution for products in 16-bit integers.
 
-    C is even. Weights that fit into int8 without loss stay so. All others are rounded to int16.
+    C is even. Weights that fit into int8 without loss stay so. All others are divided by the largest weight of their
+    input channel and rounded to int16. int8 weights get no such equalization: a channel with inputs 300 times larger
+    than the others' raises the noise by 15 dB, and by 40 dB if the weights of this channel are close to zero.
     """
     outputs, inputs = weight.shape
     gain = torch.ones(inputs // taps)

@@ -125,14 +125,13 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
         raise from_validation(error.errors(include_url=False), known) from None
 
 
-async def read_recording_form(
-    request: Request, model: type[Model], file_field: str, fields: str
-) -> tuple[Model, bytes]:
-    """Read a form with the file `file_field`; `fields` names all fields for an error.
+async def read_recording_form(request: Request, model: type[Model], file_field: str) -> tuple[Model, bytes]:
+    """Read a form with the file `file_field`.
 
     Raises the errors of `read_form`, `ContentTypeError` for another type of body, and `InvalidError` without a file.
     """
     if content_type(request) != FORM:
+        fields = ", ".join((*model.model_fields, f"file {file_field}"))
         raise unsupported_type(request, f"{FORM} with the fields {fields}")
     form, recording = await read_form(request, model, file_field)
     if recording is None:

@@ -106,8 +106,7 @@ class DeletedVoice(BaseModel):
 )
 async def create_voice(request: Request) -> CustomVoice:
     """Add a recording as a named voice, with the consent of its speaker."""
-    fields = "name, consent, type, text, file audio_sample"
-    form, recording = await read_recording_form(request, CustomVoiceForm, "audio_sample", fields)
+    form, recording = await read_recording_form(request, CustomVoiceForm, "audio_sample")
     consent = await asyncio.to_thread(_consents(request).get, form.consent)
     description = f"{form.name} (consent {consent.id})"
     try:
@@ -136,8 +135,7 @@ async def delete_custom_voice(request: Request, voice_id: str) -> DeletedVoice:
 )
 async def create_consent(request: Request) -> ConsentAnswer:
     """Store a speaker's consent. Only the recording's size is checked; the recording is neither decoded nor kept."""
-    fields = "name, language, file recording"
-    form, recording = await read_recording_form(request, ConsentForm, "recording", fields)
+    form, recording = await read_recording_form(request, ConsentForm, "recording")
     try:
         read_recording(recording, request.app.state.engine.config.max_reference_bytes)
     except RequestError as error:

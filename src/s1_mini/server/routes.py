@@ -239,7 +239,7 @@ async def describe_voice(request: Request, name: str) -> VoiceAnswer:
 )
 async def add_voice(request: Request) -> VoiceAnswer:
     """Add a recording as a named voice."""
-    form, recording = await read_recording_form(request, VoiceForm, "audio", "name, text and file audio")
+    form, recording = await read_recording_form(request, VoiceForm, "audio")
     try:
         voice = await register_voice(request, form.name, recording, form.text, form.description, replace=form.replace)
     except RequestError as error:

@@ -34,7 +34,9 @@ from s1_mini.kernels.weight import is_close, pack, pack_int16
 from s1_mini.layers.transformer import LayerScale, TransformerBlock
 
 MODULE = kernel.__name__
-TOLERANCE = 5e-3  # allowed difference from torch, relative to the largest sample; int16 differs by up to 0.0015
+# Differences from torch's samples that `check` allows. Measured: for three frames of random codes.
+TOLERANCE = 1e-4  # float32: the largest difference, relative to the largest sample; measured: up to 6e-6
+INT16_NOISE = 3e-3  # int16: the RMS of the differences, relative to that of the samples; measured: up to 9e-4
 MIN_INT16 = 4096  # weights of a convolution; with fewer, quantizing the input takes longer than int16 saves
 NOTHING = np.zeros((0, 0), np.float32)
 
@@ -326,6 +328,11 @@ def check(codec: CausalCodec, streams: CompiledStreams) -> None:
     """Compare compiled calls with torch's, in row 0. Raises `RuntimeError` if they differ."""
     codes = torch.arange(3 * codec.num_codebooks).view(1, codec.num_codebooks, 3)
     with torch.inference_mode():
+        plain = codec.decode(codes)
         compiled = torch.cat([streams.push(part, [0]) for part in codes.split(2, dim=-1)], dim=-1)
-        if not is_close(codec.decode(codes), compiled, TOLERANCE):
-            raise RuntimeError("the compiled decoder of the codec does not match torch's")
+    if any(each.startswith(kernel.convolve_int16.__name__) for each in streams.formats):
+        matches = bool((plain - compiled).square().mean() <= INT16_NOISE**2 * plain.square().mean())
+    else:
+        matches = is_close(plain, compiled, TOLERANCE)
+    if not matches:
+        raise RuntimeError("the compiled decoder of the codec does not match torch's")

@@ -89,9 +89,8 @@ class Numbers:
     # Frames from one window to the next; also the maximum number of the voice's frames in a window.
     fine_hop: int = size(512, "fine_acoustics_config.max_fine_history_length")
     num_books: int = size(8, "fine_acoustics_config.n_fine_codebooks")
-    min_eos_p: float = _positive(
-        0.0, "semantic_config.min_eos_p"
-    )  # an end probability above this ends generation; 0: off
+    # An end probability above this ends generation; 0: off.
+    min_eos_p: float = _positive(0.0, "semantic_config.min_eos_p")
     fine_temperature: float = _positive(0.0, "fine_acoustics_config.temperature")  # 0: greedy
 
     @property

@@ -19,14 +19,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding
 import numba
 from numba import njit
+from numba.core.registry import cpu_target
 
 config: Any = numba.config
 CACHE_VARIABLE = "NUMBA_CACHE_DIR"  # numba's variable; S1_MINI_COMPILE_CACHE_PATH sets it
 FOLDER = re.compile(r"s1-mini-[0-9a-f]{16}")
 UNUSED_S = 30 * 86_400.0
+# Triple, processor and features that numba compiles for; NUMBA_ENABLE_AVX=0, for example, excludes some of the host's
+TARGET: tuple[str, str, str] = cpu_target.target_context.codegen().magic_tuple()
+FEATURES = frozenset(TARGET[2].split(","))  # "+NAME" or "-NAME" each
 REMEDY = "set S1_MINI_COMPILE_CACHE_PATH to a folder that only this user can write to"
 
 
@@ -138,7 +141,6 @@ def _user_cache() -> Path:
 
 @lru_cache
 def _shared() -> bytes:
-    """Return what all compiled code depends on: this package's files, numba, Python and the processor."""
+    """Return what all compiled code depends on: this package's files, numba, Python and numba's target."""
     files = sorted(Path(__file__).parent.glob("*.py"))
-    processor = f"{llvmlite.binding.get_host_cpu_name()} {llvmlite.binding.get_host_cpu_features().flatten()}"
-    return b"".join(file.read_bytes() for file in files) + f"{numba.__version__} {sys.version} {processor}".encode()
+    return b"".join(file.read_bytes() for file in files) + f"{numba.__version__} {sys.version} {TARGET}".encode()

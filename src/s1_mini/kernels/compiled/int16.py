@@ -12,17 +12,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from s1_mini.kernels.compiled.build import in_order
+from s1_mini.kernels.compiled.build import FEATURES, in_order
 from s1_mini.kernels.compiled.emit import LONG, WHOLE, call, fma, intrinsic, place, prefetch, spread, zeros
 from s1_mini.kernels.compiled.epilogue import LANES, VECTOR
 from s1_mini.kernels.compiled.multiply import AHEAD, f32
 from s1_mini.kernels.compiled.product import BLOCK, GROUP, LARGEST_STEP
 
-HAS_VNNI = bool(binding.get_host_cpu_features().get("avx512vnni"))
+HAS_VNNI = "+avx512vnni" in FEATURES
 TILE_ROWS, TILE_COLUMNS = 6, 32  # integers and floats of a tile take 24 of 32 vector registers
 TILE_SUMS = TILE_ROWS * BLOCK
 WHOLES, PAIRS = ir.VectorType(WHOLE, LANES), ir.VectorType(ir.IntType(16), 2 * LANES)

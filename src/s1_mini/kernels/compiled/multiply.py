@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from s1_mini.kernels.compiled.build import in_order
+from s1_mini.kernels.compiled.build import FEATURES, in_order
 from s1_mini.kernels.compiled.emit import BYTE, FLOAT, LONG, WHOLE, fma, intrinsic, place, prefetch, spread, zeros
 from s1_mini.kernels.compiled.product import BLOCK
 
@@ -24,7 +24,7 @@ f32 = np.float32
 AHEAD = 4096  # bytes; the processor's own prefetch stops at the end of a page, and is late after it
 ROWS = 4  # rows that share a weight in a register
 # Sums that fit into the vector registers together with the weights: AVX-512 has 32 of 16 floats, AVX2 16 of 8 floats.
-SUMS = 256 if binding.get_host_cpu_features().get("avx512f") else 64
+SUMS = 256 if "+avx512f" in FEATURES else 64
 # Rows of a tile of half a block, and of a quarter, so that narrow layers fill the registers too.
 HALF_ROWS, QUARTER_ROWS = min(8, SUMS // 16), min(16, SUMS // 16)
 MOST_SUMS = ROWS * BLOCK
