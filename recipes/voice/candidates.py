@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.voice.batch_ears import BatchEars
-from recipes.voice.ears import EAR_RATE
-from recipes.voice.shared import fast_device, write_shard
+from recipes.voice.networks import EAR_RATE
+from recipes.voice.shared import fast_device, limit_s, write_shard
 from recipes.voice.speakers import speaker
 from recipes.voice.speech import heard, open_studio, read_phonemes, resampled
 from recipes.voice.texts import Corpora, is_held_out, utterances
@@ -40,7 +40,6 @@ SHORT_WORDS = 3  # a text of at most this many words is very short
 SHORT_SHARE = 3  # every third text is very short
 # Every block of twenty texts has this many in the default voice and of clones; the others are in the other voices.
 BLOCK, DEFAULTS, CLONES = 20, 4, 7
-MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # a longer generation counts as not stopping, as in `judge.py`
 ENDS_EVERY = 16  # steps between two checks whether all utterances have ended
 
 
@@ -135,7 +134,7 @@ class Speakers:
 
     def limit(self, task: Task) -> int:
         """Return the number of frames after which a generation counts as not stopping."""
-        return round(max(MIN_LIMIT_S, MAX_S_A_CHARACTER * len(task.written)) * self._frames_per_s)
+        return round(limit_s(task.written) * self._frames_per_s)
 
     @torch.inference_mode()
     def speak(self, given: Sequence[Task], copies: int, seed: int) -> list[tuple[NDArray[np.int16], bool]]:
