@@ -287,7 +287,7 @@ def candidates(
 
 
 def judge_figures(judged: Judged, among: NDArray[np.bool_]) -> dict[str, float | None]:
-    """Return figures of a part of the candidates; shares are in percent, and the pitch is None if nothing is voiced."""
+    """Return figures of a part of the candidates; shares are in percent, and the pitch of unvoiced speech is None."""
     pitch = judged.pitch[among & ~np.isnan(judged.pitch)]
     return {
         "candidates": int(among.sum()),

@@ -319,10 +319,18 @@ def sample(
     began = time.monotonic()
     for begin in range(0, len(every), PER_FILE):
         path = output / f"shard_{begin:06d}.npz"
-        if not path.exists() and time.monotonic() - began < seconds:
-            part = every[begin : begin + PER_FILE]
+        part = every[begin : begin + PER_FILE]
+        if not _has_all(path, len(part)) and time.monotonic() - began < seconds:
             candidates(part, begin, speakers, ears, copies=copies, rows=rows, seed=seed + begin).write(path)
             print(f"{begin + len(part)} texts, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _has_all(path: Path, count: int) -> bool:
+    """Return whether a file has samples of `count` tasks; the last file of a run with fewer tasks does not."""
+    if not path.exists():
+        return False
+    with np.load(path) as file:
+        return len(np.unique(file["task"])) >= count
 
 
 def write_tasks(output: Path, every: Sequence[Task], built_in: Sequence[str]) -> None:

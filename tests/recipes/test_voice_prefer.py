@@ -208,6 +208,23 @@ def test_a_folder_continues_only_the_same_texts_and_voices(tmp_path: Path) -> No
             prefer.write_tasks(tmp_path, every, built_in)
 
 
+def test_more_texts_complete_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = []
+
+    def generate(part: list[Task], first: int, *_: object, **__: object) -> Judged:
+        numbers.append([first + place for place in range(len(part))])
+        return judged(numbers[-1], [4.0] * len(part), [0] * len(part))
+
+    monkeypatch.setattr(prefer, "candidates", generate)
+    monkeypatch.setattr(prefer, "PER_FILE", 2)
+    for count in (1, 3, 2):
+        prefer.write_tasks(tmp_path, TASKS[:count], ["julia"])
+        prefer.sample(None, None, tmp_path, TASKS[:count], copies=1, rows=1, seed=0, seconds=60.0)  # type: ignore[arg-type]
+
+    assert numbers == [[0], [0, 1], [2]]
+    assert prefer.read_samples(tmp_path)[0].task.tolist() == [0, 1, 2]
+
+
 def test_a_folder_without_samples_is_named(tmp_path: Path) -> None:
     prefer.write_tasks(tmp_path, TASKS, ["julia"])
     with pytest.raises(SystemExit, match=f"{tmp_path.name} has no samples"):
