@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.voice.batch_ears import BatchEars
-from recipes.voice.ears import EAR_RATE
-from recipes.voice.shared import fast_device, write_shard
+from recipes.voice.networks import EAR_RATE
+from recipes.voice.shared import fast_device, limit_s, write_shard
 from recipes.voice.speakers import speaker
 from recipes.voice.speech import heard, open_studio, read_phonemes, resampled
 from recipes.voice.texts import Corpora, is_held_out, utterances
@@ -28,6 +28,7 @@ from s1_mini import EngineConfig
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.codec_lm.model import SamplingTensors
 from s1_mini.families.s1.loaded import LoadedS1
+from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import Writes
 from s1_mini.runtime.loader import load
 from s1_mini.text.form import TextForm
@@ -40,7 +41,6 @@ SHORT_WORDS = 3  # a text of at most this many words is very short
 SHORT_SHARE = 3  # every third text is very short
 # Every block of twenty texts has this many in the default voice and of clones; the others are in the other voices.
 BLOCK, DEFAULTS, CLONES = 20, 4, 7
-MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # a longer generation counts as not stopping, as in `judge.py`
 ENDS_EVERY = 16  # steps between two checks whether all utterances have ended
 
 
@@ -135,11 +135,16 @@ class Speakers:
 
     def limit(self, task: Task) -> int:
         """Return the number of frames after which a generation counts as not stopping."""
-        return round(max(MIN_LIMIT_S, MAX_S_A_CHARACTER * len(task.written)) * self._frames_per_s)
+        return round(limit_s(task.written) * self._frames_per_s)
 
     @torch.inference_mode()
-    def speak(self, given: Sequence[Task], copies: int, seed: int) -> list[tuple[NDArray[np.int16], bool]]:
-        """Return `copies` samples of every task, in order: codes [K, F], and whether the generation ended."""
+    def speak(
+        self, given: Sequence[Task], numbers: Sequence[int], copies: int, seed: int
+    ) -> list[tuple[NDArray[np.int16], bool]]:
+        """Return `copies` samples of every task, in order: codes [K, F], and whether the generation ended.
+
+        The random numbers of a sample depend on `seed`, on its task's number, and on its place among the copies.
+        """
         model, device = self._loaded.model, self._device
         prompts = [self._prompt(task) for task in given]
         limits = [
@@ -159,12 +164,12 @@ class Speakers:
         model.begin(state, range(rows), last, [len(prompt) - 1 for prompt in repeated], writes)
         writes.run()
         state.active.fill_(True)
-        generator = torch.Generator(device).manual_seed(seed)
         options = self.sampling
         alike = partial(torch.full, (rows,), device=device)
-        uniforms = torch.rand(rows, most + 1, model.num_codebooks, device=device, generator=generator)
+        places = [number * copies + copy for number in numbers for copy in range(copies)]
+        random = torch.stack([uniforms(seed, place, most + 1, model.num_codebooks) for place in places]).to(device)
         sampling = SamplingTensors(
-            alike(options.temperature), alike(options.top_p), alike(options.repetition_penalty), uniforms
+            alike(options.temperature), alike(options.top_p), alike(options.repetition_penalty), random
         )
         frames, ended = [], torch.zeros(rows, dtype=torch.bool, device=device)
         bound = torch.tensor(limits, device=device).repeat_interleave(copies)
@@ -253,8 +258,9 @@ def candidates(
     at, codes, ended = [], [], []
     for begin in range(0, len(order), max(1, rows // copies)):
         part = order[begin : begin + max(1, rows // copies)]
+        numbers = [first + index for index in part]
         for place, (frames, stopped) in enumerate(
-            speakers.speak([given[index] for index in part], copies, seed + begin)
+            speakers.speak([given[index] for index in part], numbers, copies, seed)
         ):
             at.append(part[place // copies])
             codes.append(frames)
@@ -280,8 +286,9 @@ def candidates(
     )
 
 
-def judge_figures(judged: Judged, among: NDArray[np.bool_]) -> dict[str, float]:
-    """Return the figures of a part of the candidates; shares are in percent."""
+def judge_figures(judged: Judged, among: NDArray[np.bool_]) -> dict[str, float | None]:
+    """Return figures of a part of the candidates; shares are in percent, and the pitch of unvoiced speech is None."""
+    pitch = judged.pitch[among & ~np.isnan(judged.pitch)]
     return {
         "candidates": int(among.sum()),
         "distillmos": float(judged.mos[among].mean()),
@@ -289,13 +296,13 @@ def judge_figures(judged: Judged, among: NDArray[np.bool_]) -> dict[str, float]:
         "right": 100 * float(judged.is_right[among].mean()),
         "word_error": 100 * float(judged.wrong[among].sum() / max(1, judged.words[among].sum())),
         "similarity": float(judged.alike[among].mean()),
-        "pitch": float(np.nanmean(judged.pitch[among])),
+        "pitch": float(pitch.mean()) if len(pitch) else None,
         "frames": float(judged.lengths[among].mean()),
         "without_end": 100 * float((~judged.ended[among]).mean()),
     }
 
 
-def figures_of(judged: Judged, every: Sequence[Task], speakers: Sequence[str]) -> dict[str, dict[str, float]]:
+def figures_of(judged: Judged, every: Sequence[Task], speakers: Sequence[str]) -> dict[str, dict[str, float | None]]:
     """Return the figures of all candidates, by voice and by length; `speakers` are the built-in voices."""
     task = [every[index] for index in judged.task]
     groups = {

