@@ -120,7 +120,7 @@ def test_a_download_that_differs_from_the_audio_heard_says_so(visit: Open, tmp_p
     file = download(page, tmp_path)
 
     expect(page.locator("#status")).to_contain_text("Saved as flac. The audio was generated again")
-    expect(page.locator("#status")).to_contain_text(f"and has {soundfile.info(file).duration:.1f} s;")
+    expect(page.locator("#status")).to_contain_text(f"and takes {soundfile.info(file).duration:.1f} s;")
     expect(page.locator("#status")).to_contain_text(f"what you heard takes {float(data(page)['seconds']):.1f} s")
 
 
