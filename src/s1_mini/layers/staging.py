@@ -42,8 +42,8 @@ class Writes:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._empty = torch.empty(0, device=device)
+        self._device = self._empty.device  # with an index
         self._clear()
 
     def _clear(self) -> None:
