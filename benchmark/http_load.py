@@ -130,6 +130,15 @@ def served(checkpoint: Path | None, **options: object) -> Iterator[tuple[Place, 
             process.terminate()
 
 
+def processes_of(pid: int) -> Iterator[int]:
+    """Yield a process and all processes below it, such as the server's engine (Linux; elsewhere only the process)."""
+    yield pid
+    with suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text(encoding="ascii").split():
+                yield from processes_of(int(child))
+
+
 @dataclass(frozen=True)
 class Traffic:
     """A load: concurrent streams or, with `rate`, requests a second."""

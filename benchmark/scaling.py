@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +29,7 @@ import httpx2
 import psutil
 
 from benchmark.command import columns, make_parser, numbers, report, run
-from benchmark.http_load import Place, Traffic, run_load, served
+from benchmark.http_load import Place, Traffic, processes_of, run_load, served
 from s1_mini.bench.report import describe_machine
 from s1_mini.exceptions import EngineNotReadyError
 from s1_mini.remote.replica import PROCESS
@@ -97,7 +97,7 @@ class Server:
 
     def cpu_s(self) -> list[float]:
         """Return the CPU seconds of the replicas, with their engines' processes, and of the proxy."""
-        return [sum(sum(process.cpu_times()[:2]) for pid in pids for process in tree(pid)) for pids in self.pids()]
+        return [sum(sum(each.cpu_times()[:2]) for pid in pids for each in _all_of(pid)) for pids in self.pids()]
 
     def _all_ready(self, starts: int) -> bool:
         if self._count == 1:
@@ -110,10 +110,8 @@ class Server:
         return [each["state"] for each in replicas] == ["ready"] * self._count and all_starts >= starts
 
 
-def tree(pid: int) -> list[psutil.Process]:
-    """Return a process and all processes below it, such as a replica and its engine."""
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
+def _all_of(pid: int) -> Iterator[psutil.Process]:
+    return map(psutil.Process, processes_of(pid))
 
 
 def measure(server: Server, replicas: int, plan: Namespace, began: float) -> dict[str, Any]:
@@ -141,7 +139,7 @@ def measure(server: Server, replicas: int, plan: Namespace, began: float) -> dic
         "cores": round(spent[0] / took_s / replicas, 2),
         "cores_proxy": round(spent[1] / took_s, 2),
         "cores_client": full["cores_client"],  # of the busiest client process: near 1, it is the bottleneck
-        "gb": round(sum(each.memory_info().rss for pid in members for each in tree(pid)) / len(members) / 1e9, 2),
+        "gb": round(sum(each.memory_info().rss for pid in members for each in _all_of(pid)) / len(members) / 1e9, 2),
     }
     lost = _lose_one(server, many, replicas) if replicas > 1 else (None, None, None)
     return outcome | dict(zip(("lost", "missed_pings", "back_s"), lost, strict=True))

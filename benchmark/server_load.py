@@ -17,15 +17,14 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmark.command import make_parser, quantile_ms, report
 from benchmark.command import run as run_command
-from benchmark.http_load import Answer, Place, served, until_ready
+from benchmark.http_load import Answer, Place, processes_of, served, until_ready
 from s1_mini.bench.clients import resident_bytes
 
 SEEDS = 16  # number of different requests
@@ -146,15 +145,6 @@ async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Ta
             tally.failed[f"watching: {ended}"] += 1
     tally.free_ms = await free_after_all_vanish(place, streams)
     return tally
-
-
-def processes_of(pid: int) -> Iterator[int]:
-    """Yield a process and all processes below it, such as the server's engine."""
-    yield pid
-    with suppress(OSError):  # it has ended
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text(encoding="ascii").split():
-                yield from processes_of(int(child))
 
 
 async def every(interval_s: float, act: Callable[[], Awaitable[None]]) -> None:
