@@ -455,7 +455,7 @@ class Scheduler:
         """Whether at least `BACKLOG` units of a stage wait for a call."""
         with self._lock:
             queue = self.stages[stage]
-            return sum(map(queue.can_begin, queue.ready)) >= BACKLOG
+            return len(queue.ready) >= BACKLOG and sum(map(queue.can_begin, queue.ready)) >= BACKLOG
 
     def may_help(self, stage: int) -> bool:
         """Whether the first stage's thread may work for this stage, whose thread is busy: only if no prompt waits."""

@@ -44,6 +44,7 @@ class Writes:
     def __init__(self, device: torch.device) -> None:
         self._empty = torch.empty(0, device=device)
         self._device = self._empty.device  # with an index
+        self._buffers = _buffers(self._device)
         self._clear()
 
     def _clear(self) -> None:
@@ -116,7 +117,7 @@ class Writes:
             tables.append(_lines(count, addresses, source.data_ptr() + np.arange(count) * size, size))
         table = np.concatenate(tables)
         begin = _aligned(table.nbytes)
-        buffer = _buffers(self._device).take(begin + end)
+        buffer = self._buffers.take(begin + end)
         table[:num_packed, 1] += buffer.memory.data_ptr() + begin
         packed = buffer.memory.numpy()
         copy_bytes(packed[: table.nbytes], table)
@@ -126,7 +127,7 @@ class Writes:
         write_all(buffer.memory.view(torch.int64), len(table), int(table[:, 2].max()), self._device)
         if buffer.was_read is not None:
             buffer.was_read.record(torch.cuda.current_stream(self._device))
-        _buffers(self._device).give_back(buffer)
+        self._buffers.give_back(buffer)
 
 
 class _Buffer(NamedTuple):

@@ -169,11 +169,6 @@ class StepGraphs(Generic[Key]):
         if options.stream is not None:
             self._capture_all(options.stream)
 
-    @property
-    def stream(self) -> torch.cuda.Stream | None:
-        """The stream of the captured calls; None if nothing is captured."""
-        return self._options.stream
-
     def launch(self, key: Key, *arrays: np.ndarray) -> Wait:
         """Launch the call of a key with these inputs; return a function that waits for the outputs."""
         graph = self._graphs[key]

@@ -143,9 +143,8 @@ class Synthesizer:
 
         def condition() -> Steps[Tensors]:
             tensors = yield from self._loaded.condition(wave)
-            return {
-                name: tensor.cpu() for name, tensor in tensors.items()
-            }  # here, on the stream that has computed them
+            # Copied in the thread that has computed them, because it has a stream of its own on a GPU.
+            return {name: tensor.cpu() for name, tensor in tensors.items()}
 
         encoding = self.core.do(condition)
         if check is not None:
@@ -357,8 +356,8 @@ def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
     """Return the threads for the stages of a chain: a single thread, or several if that increases the throughput.
 
     On a CPU with a small model, the model's steps and the codec have a thread, and thereby a core, each. On a GPU, one
-    thread waits for a frame while another thread delivers audio, and a third one encodes references. Models on
-    other devices, long calls of middle stages, and remote stages have threads of their own.
+    thread waits for a frame while another thread delivers audio, and a third one encodes references. Models on other
+    devices, long calls of middle stages, and remote stages have threads of their own.
     """
     devices = [stage.device for stage in chain.stages]
     last = len(devices) - 1
@@ -367,7 +366,7 @@ def choose_threads(chain: StageChain, num_bytes: int) -> Threads:
 
     def enter(stage: int) -> None:
         torch.set_num_threads(1 if steps_on_one else NUM_THREADS)
-        device = devices[0 if stage == NONE else stage]  # which encodes references, too
+        device = devices[0 if stage == NONE else stage]  # references are encoded on the first stage's device
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if stage == NONE:

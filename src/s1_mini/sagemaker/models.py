@@ -135,7 +135,7 @@ class HostedModels:
                         await self.unload(model.name)
                     except ModelNotFoundError:
                         pass  # a request is unloading it
-                    except Exception:
+                    except Exception:  # the other models must still be watched
                         logger.exception("a failed model was removed, but its engine did not stop")
 
     async def close(self) -> None:
