@@ -1,4 +1,4 @@
-"""Random Qwen3-TTS checkpoints, voices for them, and one whose attention follows the text."""
+"""Random Qwen3-TTS checkpoints, voices for them, one whose attention follows the text, and a wait for a row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from s1_mini import EngineConfig
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.core.request import StageSequence
 from s1_mini.families.base import Placement
 from s1_mini.families.qwen3.loaded import LoadedQwen3, open_qwen3
 from s1_mini.families.qwen3.random import write_random
@@ -18,6 +19,7 @@ from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
 from s1_mini.families.qwen3.voice import CODES, VECTOR
 from s1_mini.types import Voice
 from s1_mini.weights.directory import read_json
+from waiting import wait_until
 
 CPU = Placement(torch.device("cpu"), torch.float32, torch.float32)
 KINDS = {"custom_voice": "tiny", "base": "tiny-base", "voice_design": "tiny-design"}
@@ -35,6 +37,20 @@ def opened(directory: Path, **settings: Any) -> LoadedQwen3:
 
 def config(directory: Path, **options: Any) -> EngineConfig:
     return EngineConfig(checkpoint_path=directory, max_batch_size=8, max_columns=512, compile="false", **options)
+
+
+def waiting_row(engine: ProductionTTSEngine) -> StageSequence:
+    """Return the only row of the model, once it waits for text."""
+    assert engine._running is not None
+    scheduler = engine._running.synthesizer.core.scheduler
+    queue = scheduler.stages[0]
+
+    def waits() -> bool:
+        with scheduler._lock:  # so that no step starts between these looks at the queue
+            return len(queue.running) == 1 and not queue.in_flight and not queue.running[0].can_step
+
+    wait_until(waits)
+    return queue.running[0]
 
 
 def clone(loaded: LoadedQwen3, text: str = "Well, hello.", frames: int = 7, seed: int = 0) -> Voice:

@@ -21,7 +21,7 @@ from s1_mini.families.qwen3.loaded import LoadedQwen3
 from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
 from s1_mini.text.arriving import ArrivingText
 from s1_mini.voices.library import write_voice
-from tests.families.qwen3_room import clone, config, opened, written
+from tests.families.qwen3_room import clone, config, opened, waiting_row, written
 from waiting import wait_until
 
 TEXT = "It's 3.1 — go!  你好，世 ok"
@@ -75,11 +75,9 @@ def scheduler_of(engine: ProductionTTSEngine) -> Scheduler:
     return engine._running.synthesizer.core.scheduler
 
 
-def num_frames(engine: ProductionTTSEngine) -> int:
-    """Return the frames of the only row once it waits for text."""
-    queue = scheduler_of(engine).stages[0]
-    wait_until(lambda: len(queue.running) == 1 and not queue.in_flight and not queue.running[0].can_step)
-    return queue.running[0].produced
+def frames_of(engine: ProductionTTSEngine) -> int:
+    """Return the number of frames of the only row, once it waits for text."""
+    return waiting_row(engine).produced
 
 
 def whole(engine: ProductionTTSEngine, text: str = TEXT, **options: Any) -> np.ndarray:
@@ -104,7 +102,7 @@ def test_a_text_sounds_the_same_if_the_model_waits_for_each_piece(
     listener, counts = Listener(engine, text), []
     for piece in ("It's 3", ".1 — ", "go!  你好，", "世 ok"):
         text.write(piece)
-        counts.append(num_frames(engine))
+        counts.append(frames_of(engine))
     text.close()
 
     assert np.array_equal(listener.audio(), expected)
@@ -137,7 +135,7 @@ def test_steps_that_are_launched_ahead_wait_for_their_text_too(custom: Path, mon
         listener = Listener(engine, text)
         for piece in (TEXT[:4], TEXT[4:9], TEXT[9:]):
             text.write(piece)
-            assert num_frames(engine)
+            assert frames_of(engine)
         text.close()
 
         assert np.array_equal(listener.audio(), expected)
@@ -177,7 +175,7 @@ def test_a_waiting_row_takes_no_part_in_frames_and_delays_no_other_row(
     expected_other, text = whole(engine, "Others speak.", seed=8), TextStream()
     listener = Listener(engine, text)
     text.write(TEXT[:5])
-    frames = num_frames(engine)
+    frames = frames_of(engine)
     steps: list[list[int]] = []
     plain = LanguageModel.step
     monkeypatch.setattr(
@@ -189,7 +187,7 @@ def test_a_waiting_row_takes_no_part_in_frames_and_delays_no_other_row(
     assert np.array_equal(other, expected_other)
     assert steps
     assert all(slots == [1] for slots in steps)
-    assert num_frames(engine) == frames
+    assert frames_of(engine) == frames
     text.write(TEXT[5:])
     text.close()
     assert np.array_equal(listener.audio(), expected)
@@ -211,7 +209,7 @@ def test_closing_the_audio_frees_the_slot_of_a_waiting_row(engine: ProductionTTS
     text, slots = TextStream(), scheduler_of(engine).stages[0].slots
     chunks = engine.stream(text, **ASKED)
     text.write("Well, it is")
-    assert num_frames(engine)
+    assert frames_of(engine)
 
     chunks.close()
 
@@ -228,10 +226,10 @@ def test_the_time_limit_of_a_request_counts_from_its_last_text(
     listener = Listener(engine, text)
     for piece in ("It's ", "3 and ", "more "):
         text.write(piece)
-        num_frames(engine)
+        frames_of(engine)
         late_s[0] += 0.9 * engine.config.request_timeout_s
 
-    num_frames(engine)
+    frames_of(engine)
     late_s[0] += 0.2 * engine.config.request_timeout_s
     with pytest.raises(RequestTimeoutError, match="timed out after"):
         listener.audio()
@@ -341,7 +339,7 @@ def test_streams_wait_in_the_queue_and_are_refused_if_it_is_full(custom: Path) -
         texts = [TextStream() for _ in range(3)]
         listeners = [Listener(small, text) for text in texts]
         texts[0].write("Well, it is")
-        assert num_frames(small)  # it keeps the only slot
+        assert frames_of(small)  # it keeps the only slot
         for text in texts[1:]:
             text.write("Well, it is")
             text.close()

@@ -18,7 +18,7 @@ from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import StreamEncoder
 from s1_mini.server import elevenlabs_socket
 from s1_mini.text.arriving import ArrivingText
-from tests.families.qwen3_room import config, written
+from tests.families.qwen3_room import config, waiting_row, written
 from tests.server.conftest import Clock, Door, limit_sentences, serving
 from tests.server.test_early_start import until
 from tests.server.test_websocket import hear, say, session
@@ -74,20 +74,13 @@ def sound_until(socket: ClientConnection, kind: str) -> tuple[bytes, dict[str, A
             return sound, parsed
 
 
-def wait_for_row(engine: ProductionTTSEngine) -> None:
-    """Wait until the only row of the model waits for text."""
-    assert engine._running is not None
-    queue = engine._running.synthesizer.core.scheduler.stages[0]
-    wait_until(lambda: len(queue.running) == 1 and not queue.in_flight and not queue.running[0].can_step)
-
-
 def test_a_session_is_one_utterance_that_sounds_as_the_whole_text(qwen: Door, expected: bytes) -> None:
     with session(qwen) as socket:
         say(socket, **WORDS)
         for piece in PIECES[:3]:
             say(socket, type="input.text", text=piece)
         sound, start = sound_until(socket, "audio.start")  # before the rest is written
-        wait_for_row(qwen.engine)
+        waiting_row(qwen.engine)
         for piece in PIECES[3:]:
             say(socket, type="input.text", text=piece)
         say(socket, type="input.done")
@@ -120,7 +113,7 @@ def test_a_client_that_disconnects_or_interrupts_frees_the_slot(qwen: Door, leav
     with session(qwen) as socket:
         say(socket, **WORDS)
         say(socket, type="input.text", text="Good morning to")
-        wait_for_row(qwen.engine)
+        waiting_row(qwen.engine)
         assert slots.num_free == slots.count - 1
         if leaves:
             socket.close()
@@ -161,7 +154,7 @@ def test_a_session_whose_text_does_not_go_on_is_idle(engine: ProductionTTSEngine
     with serving(engine, websocket_idle_s=600) as door, session(door) as socket:
         say(socket, **WORDS)
         say(socket, type="input.text", text="Good morning to")
-        wait_for_row(engine)
+        waiting_row(engine)
         message: dict[str, Any] = {}
         while message.get("type") != "error":  # the last audio is sent at some moment
             clock.advance(door, 601)
@@ -245,7 +238,7 @@ def test_text_is_read_in_threads_without_an_event_loop(qwen: Door, monkeypatch: 
     with session(qwen) as socket:
         say(socket, **WORDS)
         say(socket, type="input.text", text="Good morning to")
-        wait_for_row(qwen.engine)
+        waiting_row(qwen.engine)
         say(socket, type="input.text", text=" all of you")
         say(socket, type="input.done")
         _, _, code = hear(socket)

@@ -116,7 +116,7 @@ export class Adding extends EventTarget {
 
   level(seconds, level) {
     element("level").value = level;
-    element("record-clock").textContent = `${seconds.toFixed(0)} s`;
+    element("record-clock").textContent = `${Math.floor(seconds)} s`;
   }
 
   async send() {
