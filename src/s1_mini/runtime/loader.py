@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from s1_mini.capacity.cards import gpu_precision
-from s1_mini.capacity.sizes import GIB, Formats, Sizes
+from s1_mini.capacity.sizes import Formats, Sizes
 from s1_mini.config import CompileBackend, CompileSwitch, EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
@@ -183,8 +183,8 @@ def check_weights(sizes: Sizes, stages: Mapping[str, list[str]], free_bytes: Map
         if needed > free_bytes[device]:
             best = max(free_bytes, key=lambda name: free_bytes[name])
             raise ConfigurationError(
-                f"placement: the weights of {', '.join(names)} take {needed / GIB:.2f} GB, but {device} has only "
-                f"{free_bytes[device] / GIB:.2f} GB free; {best} has the most ({free_bytes[best] / GIB:.2f} GB). "
+                f"placement: the weights of {', '.join(names)} take {needed / 1e9:.2f} GB, but {device} has only "
+                f"{free_bytes[device] / 1e9:.2f} GB free; {best} has the most ({free_bytes[best] / 1e9:.2f} GB). "
                 "`s1-mini plan --placement` computes what fits"
             )
 
