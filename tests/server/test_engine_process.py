@@ -36,7 +36,7 @@ from s1_mini import (
     TextStream,
 )
 from s1_mini.remote import channel, engine_process
-from s1_mini.remote.channel import ACKNOWLEDGED_S, WINDOW_S
+from s1_mini.remote.channel import ACKNOWLEDGED_S, WINDOW_S, Channel
 from s1_mini.remote.devices import sees_gpu
 from s1_mini.remote.engine_process import EngineProcess, make_engine
 from s1_mini.remote.engine_worker import LogSender
@@ -281,6 +281,46 @@ def test_an_engine_that_is_stopped_continues_its_metrics_when_it_starts_again(si
     single.start()
     chunks_of(single, request)
     assert num_spoken() == before + 2
+
+
+def test_a_message_that_cannot_be_pickled_fails_only_its_own_request(single: EngineProcess) -> None:
+    class Unknown(str):
+        __slots__ = ()
+
+    assert single._link is not None
+    process = single._link._process
+    with pytest.raises(RuntimeError, match=r"Can't (get|pickle) local object.*the log has the traceback"):
+        chunks_of(single, TTSRequest.of(Unknown("Hi.")))
+    with pytest.raises(RuntimeError, match="the log has the traceback"):
+        single._link.call("count_tokens", Unknown("Hi.")).result(EVENTUALLY_S)
+    with pytest.raises(RuntimeError, match=r"pickle.*the log has the traceback"):  # its result is an iterator
+        single._link.call("stream", "Hi.").result(EVENTUALLY_S)
+
+    assert chunks_of(single, TTSRequest.of("Hi.", seed=1, max_new_tokens=4))
+    assert single._link._process is process
+    wait_until(lambda: single.health_check()["requests"] == 0)
+
+
+def test_messages_are_sent_although_one_between_them_cannot_be_pickled() -> None:
+    source, target = os.pipe()
+    unsent: list[Any] = []
+    lock = threading.Lock()
+    with os.fdopen(source, "rb") as reader, open(os.devnull, "rb") as nothing:
+        sender = Channel(
+            nothing,
+            os.fdopen(target, "wb"),
+            name="test",
+            on_message=unsent.append,
+            on_unsent=lambda message, error: unsent.append((message, type(error))),
+            on_end=lambda: None,
+        )
+        for message in ("Hi.", lock, "Bye."):
+            sender.send(message)
+        sender.start()
+        sender.close()
+
+        assert [channel.read_messages(reader) for _ in range(3)] == [["Hi."], ["Bye."], None]
+    assert unsent == [(lock, TypeError)]
 
 
 def test_a_process_that_is_killed_ends_its_requests_and_fails_the_engine(single: EngineProcess) -> None:

@@ -47,6 +47,7 @@ from s1_mini.remote.channel import (
     Taken,
     Text,
     enlarge_pipe,
+    portable,
 )
 from s1_mini.remote.devices import sees_gpu
 from s1_mini.server.engine import SpeechEngine
@@ -140,7 +141,14 @@ class EngineLink:
         source, target = cast("BinaryIO", self._process.stdout), cast("BinaryIO", self._process.stdin)
         enlarge_pipe(source)
         enlarge_pipe(target)
-        self._channel = Channel(source, target, name="engine", on_message=self._receive, on_end=self._end)
+        self._channel = Channel(
+            source,
+            target,
+            name="engine",
+            on_message=self._receive,
+            on_unsent=lambda message, error: self._fail(getattr(message, "number", START), portable(error)),
+            on_end=self._end,
+        )
         self._channel.start()
         self._channel.send(Start(config, metrics, logging.getLogger().level))
         try:
