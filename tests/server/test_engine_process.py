@@ -44,7 +44,7 @@ from s1_mini.server.engine import SpeechEngine
 from s1_mini.types import AudioChunk, TTSRequest
 from tests.families.qwen3_room import LETTERS, config, follow_text, written
 from tests.server.conftest import LONG_SPEECH, Door, serving
-from waiting import EVENTUALLY_S, wait_until
+from waiting import EVENTUALLY_S, has_ended, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -404,13 +404,7 @@ def test_a_process_that_hangs_ends_with_the_server(tiny: Path) -> None:
 
         parent.kill()
 
-    def has_ended() -> bool:
-        try:
-            return engine.status() == psutil.STATUS_ZOMBIE  # until the system's first process reads its exit code
-        except psutil.NoSuchProcess:
-            return True
-
-    wait_until(has_ended)
+    wait_until(lambda: has_ended(engine))
 
 
 def test_silence_during_a_suspension_of_the_server_does_not_count(single: EngineProcess) -> None:
