@@ -172,15 +172,27 @@ def test_an_uploaded_reference_is_spoken_and_becomes_a_voice_that_is_known_at_on
 def test_health_and_metrics_have_the_same_fields(door: Door, apart: Door) -> None:
     with door.client() as inside, apart.client() as outside:
         expected, health = inside.get("/health").json(), outside.get("/health").json()
-        metrics = [
-            {line.split()[2] for line in client.get("/metrics").text.splitlines() if line.startswith("# TYPE s1_mini_")}
-            for client in (inside, outside)
-        ]
+        pages = [client.get("/metrics").text for client in (inside, outside)]
 
     assert health.keys() == expected.keys()
     assert health["status"] == "ready"
     assert health["slots"]["total"] == expected["slots"]["total"]
-    assert metrics[0] == metrics[1]
+    names = [set(re.findall("^# TYPE (s1_mini_.*) ", page, re.MULTILINE)) for page in pages]
+    own = "s1_mini_engine_process_"
+    assert {name for name in names[1] if not name.startswith(own)} == names[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+def test_metrics_have_memory_and_cpu_time_of_the_engines_process(apart: Door) -> None:
+    assert isinstance(apart.engine, EngineProcess)
+    engine = psutil.Process(apart.engine.process_id)
+    with apart.client() as client:
+        values = dict(re.findall(r"^s1_mini_engine_process_(\w+) (\S+)$", client.get("/metrics").text, re.MULTILINE))
+
+    assert engine.parent() == psutil.Process()
+    assert float(values["start_time_seconds"]) == pytest.approx(engine.create_time(), abs=1)
+    assert float(values["resident_memory_bytes"]) > 50e6  # torch alone needs more
+    assert 0 < float(values["cpu_seconds_total"]) <= sum(engine.cpu_times()[:2])
 
 
 def test_a_session_speaks_and_a_client_that_disconnects_frees_its_slot(apart: Door) -> None:

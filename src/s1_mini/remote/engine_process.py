@@ -159,6 +159,10 @@ class EngineLink:
         self._known: dict[str, Any] = {"health_check": self.facts.health, "families": list(metrics.families())}
         self.description = Checkpoint(self.facts.directory).description
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     def begin(self, request: TTSRequest, *, streams: bool) -> RemoteOutput:
         """Submit a request; the output raises its errors. Raises `ParameterError` for a `TextStream` in use."""
         number, stream = next(self._numbers), request.stream
@@ -341,6 +345,12 @@ class EngineProcess:
         """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
         link = self._link
         return link.facts.num_slots if link else self.config.max_batch_size or 1
+
+    @property
+    def process_id(self) -> int:
+        """Id of the process; 0 before the start and after `stop`."""
+        link = self._link
+        return link.process_id if link else 0
 
     def state(self) -> EngineState:
         """Return whether the engine is ready, and how full its queue is, as the process last reported.
