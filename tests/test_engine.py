@@ -25,7 +25,7 @@ from s1_mini.exceptions import (
     TextError,
 )
 from s1_mini.families.s1.network import S1Network
-from s1_mini.runtime.running import EngineRuntime
+from s1_mini.runtime.running import EngineRuntime, vram
 from waiting import EVENTUALLY_S, wait_until
 
 
@@ -228,6 +228,12 @@ def test_lines_without_speech_are_not_synthesized(engine: ProductionTTSEngine) -
     plain = engine.generate("Chapter one\n\nHe left.", seed=1, max_new_tokens=5)
 
     assert response.frames == plain.frames
+
+
+def test_the_memory_of_a_gpu_is_reported_in_gigabytes_of_a_billion_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1_000_000_000, 24_000_000_000))
+
+    assert vram("cuda") == {"used_gb": 23.0, "total_gb": 24.0}
 
 
 def test_an_engine_that_is_not_started_raises_and_still_reports_its_health() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from time import monotonic  # by name: tests that advance `time.monotonic` do not shorten this wait
 from typing import Any
 
+import psutil
+
 EVENTUALLY_S = 120.0  # not a performance requirement: it only keeps a failed test from hanging
 
 
@@ -33,3 +35,11 @@ def wait_until(
         assert process is None or process.poll() is None, failure("the process ended before")
         assert monotonic() < deadline, failure(f"not true after {within_s:g} s")
         time.sleep(every_s)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether a process that is not a child has ended; until the first process reaps it, it is a zombie."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -137,7 +137,7 @@ def _build_endpoint(prefix: str, key: str, table: dict[str, Any]) -> Endpoint:
         **(ASYNC_PLACEHOLDERS if form == "async" else {}),
         "name": f"{prefix}-{key}",
         "artifact": f"{BUCKET}{artifact}",
-        "tag": {OWNER_TAG: "infra"},  # so that `s1-mini endpoint delete` refuses to delete the endpoint
+        "tag": {OWNER_TAG: "infra"},  # instead of the name that `s1-mini endpoint` sets
         "prefix_requests": slots,
     }
     if given := sorted(set(own) & set(table)):

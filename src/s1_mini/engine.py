@@ -208,7 +208,7 @@ class _Lifecycle:
         """Return all current metrics (`metrics.py`). Raises PyTorch's error if the GPU fails."""
         running = self._running
         gigabytes = vram(None if running is None else running.speaker.device.value)
-        memory = {name.removesuffix("_gb"): 2**30 * value for name, value in gigabytes.items()}
+        memory = {name.removesuffix("_gb"): 1e9 * value for name, value in gigabytes.items()}
         families = [
             *self.metrics.families(),
             MetricFamily("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part"),

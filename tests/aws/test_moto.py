@@ -1,4 +1,4 @@
-"""With moto through the real client and command line: a stack's life, batches, and endpoints of earlier versions."""
+"""With moto through the real client and command line: a stack's life, batches, and endpoints of others."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import EndpointConnectionError
 
 from deployments import ARCHIVE, IMAGE, ROLE, deployment
-from s1_mini.aws.deployment import OWNER_TAG, Scaling
+from s1_mini.aws.deployment import Scaling
 from s1_mini.aws.stack import Stacks
 from s1_mini.cli.app import run
 from s1_mini.exceptions import DeploymentError
 
 Make = Callable[..., Stacks]
-DIGEST = "0123456789ab"
 
 
 @pytest.fixture
@@ -69,71 +68,30 @@ def test_a_stack_is_created_updated_scaled_and_deleted(
     assert call("describe", "hello") == 1
 
 
-@pytest.fixture
-def old(aws: None) -> Any:
-    """Create the endpoint `hello` as the previous commands did, with the given tag."""
-    sagemaker = boto3.client("sagemaker")
-
-    def make(owner: str = "hello") -> None:
-        name = f"hello-{DIGEST}"
-        sagemaker.create_model(ModelName=name, PrimaryContainer={"Image": IMAGE}, ExecutionRoleArn=ROLE)
-        variant = {"VariantName": "main", "ModelName": name, "InstanceType": "ml.c5.xlarge", "InitialInstanceCount": 2}
-        sagemaker.create_endpoint_config(EndpointConfigName=name, ProductionVariants=[variant])
-        tags = [{"Key": OWNER_TAG, "Value": owner}]
-        sagemaker.create_endpoint(EndpointName="hello", EndpointConfigName=name, Tags=tags)
-        boto3.client("application-autoscaling").register_scalable_target(
-            ServiceNamespace="sagemaker",
-            ResourceId="endpoint/hello/variant/main",
-            ScalableDimension="sagemaker:variant:DesiredInstanceCount",
-            MinCapacity=1,
-            MaxCapacity=4,
-        )
-        boto3.client("cloudwatch").put_metric_alarm(
-            AlarmName="hello-rollback-5xx",
-            MetricName="Invocation5XXErrors",
-            Namespace="AWS/SageMaker",
-            Period=60,
-            Statistic="Sum",
-            EvaluationPeriods=1,
-            Threshold=1,
-            ComparisonOperator="GreaterThanOrEqualToThreshold",
-        )
-
-    return make
-
-
-def test_an_endpoint_of_an_earlier_version_is_shown_and_deleted(stacks: Make, old: Any) -> None:
-    old()
+def test_an_endpoint_of_someone_else_is_left_alone(stacks: Make) -> None:
     here, sagemaker = stacks(), boto3.client("sagemaker")
-
-    assert here.describe("hello")["instances"] == [{"variant": "main", "current": 2, "desired": 2}]
-    assert [(each["name"], each["instances"]) for each in here.list_all()] == [("hello", 2)]
-    here.delete("hello")
-
-    assert sagemaker.list_endpoints()["Endpoints"] == sagemaker.list_endpoint_configs()["EndpointConfigs"] == []
-    assert sagemaker.list_models()["Models"] == boto3.client("cloudwatch").describe_alarms()["MetricAlarms"] == []
-    scaling = boto3.client("application-autoscaling")
-    assert scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"] == []
-
-
-def test_an_endpoint_of_an_earlier_version_says_how_to_move(stacks: Make, old: Any) -> None:
-    old()
-    for act in (lambda: stacks().update(deployment()), lambda: stacks().autoscale("hello", Scaling())):
-        with pytest.raises(DeploymentError, match="earlier version, without a stack: create one with another name"):
-            act()
-    with pytest.raises(DeploymentError, match="already exists, without a stack"):
-        stacks().create(deployment())
-
-
-def test_an_endpoint_of_someone_else_is_left_alone(stacks: Make, old: Any) -> None:
-    old("others")
-    here = stacks()
+    sagemaker.create_model(ModelName="others", PrimaryContainer={"Image": IMAGE}, ExecutionRoleArn=ROLE)
+    variant = {"VariantName": "a", "ModelName": "others", "InstanceType": "ml.c5.xlarge", "InitialInstanceCount": 2}
+    sagemaker.create_endpoint_config(EndpointConfigName="others", ProductionVariants=[variant])
+    sagemaker.create_endpoint(EndpointName="hello", EndpointConfigName="others")
 
     assert here.list_all() == []
-    for act in (lambda: here.update(deployment()), lambda: here.delete("hello")):
+    for act in (
+        lambda: here.create(deployment()),
+        lambda: here.update(deployment()),
+        lambda: here.autoscale("hello", Scaling()),
+        lambda: here.describe("hello"),
+        lambda: here.delete("hello"),
+    ):
         with pytest.raises(DeploymentError, match="`s1-mini endpoint` did not create it"):
             act()
-    assert len(boto3.client("sagemaker").list_endpoints()["Endpoints"]) == 1
+    assert len(sagemaker.list_endpoints()["Endpoints"]) == 1
+
+
+def test_a_name_that_does_not_exist_is_reported_with_the_region(stacks: Make) -> None:
+    for act in (stacks().describe, stacks().delete):
+        with pytest.raises(DeploymentError, match="endpoint hello does not exist in eu-west-1: set --region"):
+            act("hello")
 
 
 def test_a_batch_starts_and_its_model_is_deleted(stacks: Make) -> None:
@@ -143,6 +101,7 @@ def test_a_batch_starts_and_its_model_is_deleted(stacks: Make) -> None:
 
     job = sagemaker.describe_transform_job(TransformJobName="hello")
     assert job["TransformInput"]["SplitType"] == job["TransformOutput"]["AssembleWith"] == "Line"
+    assert here.describe("hello")["status"] == job["TransformJobStatus"]
     here.delete("hello")
     assert sagemaker.list_models()["Models"] == []
 
@@ -154,25 +113,6 @@ def answer(stacks: Stacks, operation: str, function: Callable[[dict[str, Any]], 
     events.register(f"provide-client-params.{name}", lambda params, **_: given.append(params))
     http = AWSResponse("", 200, {}, None)
     events.register(f"before-call.{name}", lambda **_: (http, function(given[-1])))
-
-
-def test_a_components_endpoint_of_an_earlier_version_is_deleted_with_its_components(stacks: Make, old: Any) -> None:
-    old()
-    here, left = stacks(), ["hello-a", "hello-b"]
-    variants = [{"VariantName": "main", "InstanceType": "ml.g5.xlarge", "InitialInstanceCount": 1}]
-    answer(here, "DescribeEndpointConfig", lambda _: {"ProductionVariants": variants})
-    components = [{"InferenceComponentName": each} for each in left]
-    answer(
-        here,
-        "ListInferenceComponents",
-        lambda _: {"InferenceComponents": [each for each in components if each["InferenceComponentName"] in left]},
-    )
-    answer(here, "DeleteInferenceComponent", lambda given: left.remove(given["InferenceComponentName"]) or {})
-
-    here.delete("hello")
-
-    assert left == []
-    assert boto3.client("sagemaker").list_endpoints()["Endpoints"] == []
 
 
 def running(stacks: Stacks, *states: str, why: str = "") -> None:

@@ -198,6 +198,21 @@ def test_all_gpus_are_listed_where_none_is_named(run: Run) -> None:
     assert data["plans"][0]["precision"] == "float16"
 
 
+def test_a_model_that_overflows_in_float16_is_planned_in_float32_where_bfloat16_is_missing() -> None:
+    t4, l4 = make_plans(
+        partial(get_family("qwen3").sizes, None),
+        [find_card("t4"), find_card("l4")],
+        PlanOptions(in_float16=get_family("qwen3").in_float16),
+    )
+
+    assert [plan.data()["precision"] for plan in (t4, l4)] == ["float32", "bfloat16"]
+    assert t4.sizes.weight_bytes("memory") == 2 * l4.sizes.weight_bytes("memory")
+    assert t4.sizes.weight_bytes("compute") == l4.sizes.weight_bytes("compute")
+    step = t4.sizes.stages["language_model"].step
+    arithmetic_ms = step(128, 300).operations / (1e9 * t4.card.single_tflops)
+    assert t4.floors[3].model_ms == pytest.approx(arithmetic_ms)
+
+
 def test_one_gpu_and_a_local_checkpoint_can_be_planned(run: Run, tiny: Path) -> None:
     table, data = run("--gpu", "L4", "--checkpoint", tiny, "--columns", 512, "--context", 200)
 

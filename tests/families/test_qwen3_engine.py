@@ -25,6 +25,7 @@ from s1_mini.cli.app import app
 from s1_mini.exceptions import (
     CapacityError,
     CheckpointMismatchError,
+    ConfigurationError,
     ParameterError,
     VoiceError,
     VoiceNotFoundError,
@@ -362,6 +363,13 @@ def test_a_checkpoint_is_converted_packaged_and_planned(custom: Path, base: Path
     names |= {*load_file(tmp_path / "decodes" / "speech_tokenizer" / "model.safetensors")}
     assert not any(name.startswith(("speaker_encoder.", "encoder.")) for name in names)
     assert np.abs(speak(tmp_path / "decodes", voice="vector") - speak(base, voice="vector")).max() < 0.05
+
+
+def test_float16_is_refused_because_the_model_overflows(custom: Path) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=custom, device="cpu", precision="float16"))
+
+    with pytest.raises(ConfigurationError, match="Qwen3-TTS overflows in float16; unset S1_MINI_PRECISION"):
+        engine.start()
 
 
 @pytest.mark.parametrize("command", ["convert", "package"])

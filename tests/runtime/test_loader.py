@@ -308,11 +308,19 @@ def test_weights_that_the_machine_cannot_multiply_stay_unquantised_and_health_re
     assert output == {"value": "full", "reason": "cpu cannot multiply int8 weights: no kernel for this processor"}
 
 
-def test_a_gpu_without_bfloat16_computes_in_float16_and_reports_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_it, expected in ((True, "bfloat16"), (False, "float16")):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has_it=has_it, **_: has_it)
-        assert choose_precision("auto", "cuda").value == expected
-    assert choose_precision("auto", "cuda").reason == "this GPU does not support bfloat16"
+@pytest.mark.parametrize(
+    ("has_bfloat16", "in_float16", "expected"),
+    [(True, False, "bfloat16"), (False, True, "float16"), (False, False, "float32")],
+)
+def test_a_gpu_without_bfloat16_computes_in_a_format_of_the_model_and_reports_why(
+    monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool, in_float16: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bfloat16)
+
+    choice = choose_precision("auto", "cuda", in_float16=in_float16)
+
+    assert choice.value == expected
+    assert choice.reason.startswith("this GPU does not support bfloat16") == (not has_bfloat16)
 
 
 def test_kernels_that_cannot_be_compiled_are_left_out_and_the_reason_is_reported(

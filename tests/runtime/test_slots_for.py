@@ -107,7 +107,7 @@ def test_each_device_of_a_placement_needs_enough_memory(speaker: LoadedCheckpoin
     rooms = [DeviceMemory(scarce, model, "cuda:0"), DeviceMemory(PLENTY, codec, "cuda:1")]
 
     assert slots_in(rooms, speaker.sizes(), config())[0] > 50
-    with pytest.raises(ConfigurationError, match=r"placement: cuda:1 has 0\.50 GB free after the weights"):
+    with pytest.raises(ConfigurationError, match=r"placement: cuda:1 has 0\.54 GB free after the weights"):
         slots_in([rooms[0], DeviceMemory(GIB / 2, codec, "cuda:1")], speaker.sizes(), config())
 
 
@@ -132,7 +132,7 @@ def test_weights_that_do_not_fit_are_reported_before_they_are_loaded() -> None:
     check_weights(sizes, stages, {"cuda:0": 2e9, "cuda:1": 1e9})
 
     with pytest.raises(
-        ConfigurationError, match=r"of codec take 0\.34 GB, but cuda:1 has only 0\.19 GB free; cuda:0 has the most"
+        ConfigurationError, match=r"of codec take 0\.37 GB, but cuda:1 has only 0\.20 GB free; cuda:0 has the most"
     ):
         check_weights(sizes, stages, {"cuda:0": 2e9, "cuda:1": 2e8})
 
@@ -140,3 +140,12 @@ def test_weights_that_do_not_fit_are_reported_before_they_are_loaded() -> None:
 def test_a_cpu_has_four_slots_by_default(speaker: LoadedCheckpoint) -> None:
     assert measure_slots(speaker, config()) == (CPU_SLOTS, speaker.loaded.model.max_positions, 256_000_000)
     assert measure_slots(speaker, config(max_batch_size=9))[0] == 9
+
+
+def test_a_gigabyte_of_the_key_value_cache_has_a_billion_bytes(speaker: LoadedCheckpoint) -> None:
+    slot_bytes = speaker.loaded.model.max_positions * speaker.loaded.model.position_bytes
+    slots = 1 + int(1e9 // slot_bytes)
+
+    assert int(2**30 // slot_bytes) >= slots
+    assert measure_slots(speaker, config(kv_cache_gb=1, max_batch_size=slots))[0] == slots - 1
+    assert measure_slots(speaker, config(kv_cache_gb=slots * slot_bytes / 1e9, max_batch_size=slots))[0] == slots

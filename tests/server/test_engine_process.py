@@ -36,7 +36,7 @@ from s1_mini import (
     TextStream,
 )
 from s1_mini.remote import channel, engine_process
-from s1_mini.remote.channel import ACKNOWLEDGED_S, WINDOW_S
+from s1_mini.remote.channel import ACKNOWLEDGED_S, WINDOW_S, Channel
 from s1_mini.remote.devices import sees_gpu
 from s1_mini.remote.engine_process import EngineProcess, make_engine
 from s1_mini.remote.engine_worker import LogSender
@@ -44,7 +44,7 @@ from s1_mini.server.engine import SpeechEngine
 from s1_mini.types import AudioChunk, TTSRequest
 from tests.families.qwen3_room import LETTERS, config, follow_text, written
 from tests.server.conftest import LONG_SPEECH, Door, serving
-from waiting import EVENTUALLY_S, wait_until
+from waiting import EVENTUALLY_S, has_ended, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -172,15 +172,27 @@ def test_an_uploaded_reference_is_spoken_and_becomes_a_voice_that_is_known_at_on
 def test_health_and_metrics_have_the_same_fields(door: Door, apart: Door) -> None:
     with door.client() as inside, apart.client() as outside:
         expected, health = inside.get("/health").json(), outside.get("/health").json()
-        metrics = [
-            {line.split()[2] for line in client.get("/metrics").text.splitlines() if line.startswith("# TYPE s1_mini_")}
-            for client in (inside, outside)
-        ]
+        pages = [client.get("/metrics").text for client in (inside, outside)]
 
     assert health.keys() == expected.keys()
     assert health["status"] == "ready"
     assert health["slots"]["total"] == expected["slots"]["total"]
-    assert metrics[0] == metrics[1]
+    names = [set(re.findall("^# TYPE (s1_mini_.*) ", page, re.MULTILINE)) for page in pages]
+    own = "s1_mini_engine_process_"
+    assert {name for name in names[1] if not name.startswith(own)} == names[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+def test_metrics_have_memory_and_cpu_time_of_the_engines_process(apart: Door) -> None:
+    assert isinstance(apart.engine, EngineProcess)
+    engine = psutil.Process(apart.engine.process_id)
+    with apart.client() as client:
+        values = dict(re.findall(r"^s1_mini_engine_process_(\w+) (\S+)$", client.get("/metrics").text, re.MULTILINE))
+
+    assert engine.parent() == psutil.Process()
+    assert float(values["start_time_seconds"]) == pytest.approx(engine.create_time(), abs=1)
+    assert float(values["resident_memory_bytes"]) > 50e6  # torch alone needs more
+    assert 0 < float(values["cpu_seconds_total"]) <= sum(engine.cpu_times()[:2])
 
 
 def test_a_session_speaks_and_a_client_that_disconnects_frees_its_slot(apart: Door) -> None:
@@ -283,6 +295,46 @@ def test_an_engine_that_is_stopped_continues_its_metrics_when_it_starts_again(si
     assert num_spoken() == before + 2
 
 
+def test_a_message_that_cannot_be_pickled_fails_only_its_own_request(single: EngineProcess) -> None:
+    class Unknown(str):
+        __slots__ = ()
+
+    assert single._link is not None
+    process = single._link._process
+    with pytest.raises(RuntimeError, match=r"Can't (get|pickle) local object.*the log has the traceback"):
+        chunks_of(single, TTSRequest.of(Unknown("Hi.")))
+    with pytest.raises(RuntimeError, match="the log has the traceback"):
+        single._link.call("count_tokens", Unknown("Hi.")).result(EVENTUALLY_S)
+    with pytest.raises(RuntimeError, match=r"pickle.*the log has the traceback"):  # its result is an iterator
+        single._link.call("stream", "Hi.").result(EVENTUALLY_S)
+
+    assert chunks_of(single, TTSRequest.of("Hi.", seed=1, max_new_tokens=4))
+    assert single._link._process is process
+    wait_until(lambda: single.health_check()["requests"] == 0)
+
+
+def test_messages_are_sent_although_one_between_them_cannot_be_pickled() -> None:
+    source, target = os.pipe()
+    unsent: list[Any] = []
+    lock = threading.Lock()
+    with os.fdopen(source, "rb") as reader, open(os.devnull, "rb") as nothing:
+        sender = Channel(
+            nothing,
+            os.fdopen(target, "wb"),
+            name="test",
+            on_message=unsent.append,
+            on_unsent=lambda message, error: unsent.append((message, type(error))),
+            on_end=lambda: None,
+        )
+        for message in ("Hi.", lock, "Bye."):
+            sender.send(message)
+        sender.start()
+        sender.close()
+
+        assert [channel.read_messages(reader) for _ in range(3)] == [["Hi."], ["Bye."], None]
+    assert unsent == [(lock, TypeError)]
+
+
 def test_a_process_that_is_killed_ends_its_requests_and_fails_the_engine(single: EngineProcess) -> None:
     assert single._link is not None
     process = single._link._process
@@ -364,13 +416,7 @@ def test_a_process_that_hangs_ends_with_the_server(tiny: Path) -> None:
 
         parent.kill()
 
-    def has_ended() -> bool:
-        try:
-            return engine.status() == psutil.STATUS_ZOMBIE  # until the system's first process reads its exit code
-        except psutil.NoSuchProcess:
-            return True
-
-    wait_until(has_ended)
+    wait_until(lambda: has_ended(engine))
 
 
 def test_silence_during_a_suspension_of_the_server_does_not_count(single: EngineProcess) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
+import psutil
 import pytest
 
 from commands import ENVIRONMENT
@@ -24,7 +25,7 @@ from s1_mini.sagemaker.contract import ENDING
 from tests.cli.conftest import Call
 from tests.cli.conftest import call as call  # noqa: PLC0414 - a fixture of these tests, too
 from tests.server.conftest import LONG_SPEECH
-from waiting import EVENTUALLY_S, wait_until
+from waiting import EVENTUALLY_S, has_ended, wait_until
 
 LONG = LONG_SPEECH | {"format": "pcm"}
 
@@ -61,6 +62,17 @@ from s1_mini.families.codec_lm.stage import LanguageModel
 wait, begin = threading.Event().wait, LanguageModel.begin
 LanguageModel.begin = lambda stage, begins: begin(stage, begins) if begins[0].steps <= 2 else wait()  # the warm-up
 atexit.register(wait)  # as the driver of a GPU that hangs may do
+sys.exit(run())
+"""
+
+NEVER_STARTS = """
+import sys
+from s1_mini.cli.app import run
+from s1_mini.remote import engine_process
+
+wait = "import s1_mini.engine, threading; s1_mini.engine.ProductionTTSEngine.start = lambda _: threading.Event().wait()"
+engine_process.CHILD = engine_process.CHILD.replace("main()", wait + chr(10) + "main()")
+exec(wait)
 sys.exit(run())
 """
 
@@ -152,6 +164,23 @@ def test_sigterm_under_load_finishes_accepted_requests_and_refuses_new_ones(tiny
     lines = [json.loads(line) for line in running.lines]
     assert len([line for line in lines if line.get("message") == "request" and line["status"] == 200]) >= 6
     assert [line["frozen"] > 50_000 for line in lines if "frozen" in line] == [True]
+
+
+@pytest.mark.parametrize("engine_process", ["off", "on"])
+def test_a_signal_ends_a_server_whose_engine_is_still_starting_with_all_its_processes(
+    tiny: Path, engine_process: str
+) -> None:
+    settings = {"S1_MINI_SERVER_ENGINE_PROCESS": engine_process, "S1_MINI_SERVER_DRAIN_TIMEOUT_S": "3600"}
+    with served(tiny, "-c", NEVER_STARTS, **settings) as running:
+        wait_until(lambda: any('"listening"' in line for line in running.lines))
+        server = psutil.Process(running.process.pid)
+        wait_until(lambda: len(server.children()) == (engine_process == "on"))
+        children = server.children()
+        running.process.send_signal(ENDING.signal)
+        code = running.end()
+
+    assert code == 0
+    wait_until(lambda: all(map(has_ended, children)))
 
 
 def test_requests_that_do_not_finish_in_time_get_an_error(tiny: Path, tmp_path: Path) -> None:

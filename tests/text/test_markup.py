@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from s1_mini.exceptions import MarkupError
 from s1_mini.text.lexicon import Lexicon
-from s1_mini.text.markup import MAX_SEGMENTS, Segment, is_ssml, read_marked, read_ssml
+from s1_mini.text.markup import MAX_SEGMENTS, RATES, Segment, is_ssml, read_marked, read_ssml
 from s1_mini.text.xml_reader import MAX_ATTRIBUTES, MAX_DEPTH
 from s1_mini.types import JOINT_S
 
@@ -155,7 +156,7 @@ def _columns(segment: Segment) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
         ("<speak><sub alias='b'><p>a</p></sub></speak>", "line 1, column 23", "<p> is not allowed in <sub>"),
         ("<speak><say-as>a</say-as></speak>", "line 1, column 8", "interpret-as"),
         ("<speak><voice>a</voice></speak>", "line 1, column 8", "name"),
-        ("<speak><prosody rate='quick'>a</prosody></speak>", "line 1, column 8", "25% to 400%"),
+        ("<speak><prosody rate='quick'>a</prosody></speak>", "line 1, column 8", "must be a percentage"),
         ("<speak><prosody volume='11'>a</prosody></speak>", "line 1, column 8", "+6dB"),
         ("<speak>" + "<break time='10s'/>" * 31 + "</speak>", "line 1, column 578", "add up to more than 300 s"),
         ("<speak>" + "a<break/>" * (MAX_SEGMENTS + 1) + "</speak>", "line 1, column 4508", "more than 500 parts"),
@@ -185,6 +186,18 @@ def test_bad_ssml_is_refused_with_its_line_and_column(source: str, place: str, r
 
     assert place in str(caught.value)
     assert reason in str(caught.value)
+
+
+def test_every_rate_that_the_error_message_names_is_accepted() -> None:
+    with pytest.raises(MarkupError) as caught:
+        segments('<prosody rate="quick">One.</prosody>')
+
+    numbers, names = str(caught.value).partition("must be")[2].split("one of ")
+    speeds = [
+        segments(f'<prosody rate="{rate}">One.</prosody>')[0].speed
+        for rate in re.findall(r"[+-]?\d[\d.]*%?", numbers) + re.findall(r"[\w-]+", names)
+    ]
+    assert speeds == [0.8, 0.8, 1.2, 0.8, 1.2, 0.8, *RATES.values()]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class Toy:
 
     title, settings, needed_files = "Toy", ToySettings, (("config.json",),)
     stage_names = ("text", "frames", "vocoder")
+    in_float16 = True
     random_sizes = {"tiny": "a file of text"}  # noqa: RUF012
 
     def pick_files(self, names: Collection[str]) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.deployment import MAX_TRANSFORMS, PAYLOAD_MB, REQUESTS_PER_ENGINE, Deployment, has_own_disk
 from s1_mini.aws.display import Waiter
-from s1_mini.aws.failures import reason
+from s1_mini.aws.failures import find, reason
 from s1_mini.aws.template import model_properties, tags
 from s1_mini.exceptions import DeploymentError
 
@@ -90,3 +91,29 @@ def wait_for_job(clients: Clients, name: str, waiter: Waiter) -> tuple[str, str]
     with waiter.display.waiting(f"batch {name}") as show:
         waiter.until_over(is_running, f"batch {name}")
     return job["TransformJobStatus"], job.get("FailureReason", "")
+
+
+def describe(clients: Clients, name: str) -> dict[str, Any] | None:
+    """Return the state of the batch, or None if it does not exist."""
+    job = find(clients["sagemaker"].describe_transform_job, TransformJobName=name)
+    if job is None:
+        return None
+    why = job.get("FailureReason", "")
+    return {"name": name, "stack": None, "status": job["TransformJobStatus"], "reason": why, "form": "batch"}
+
+
+def delete(clients: Clients, name: str, waiter: Waiter) -> bool:
+    """Stop the batch and delete its models; return whether the batch was running or had models."""
+    sagemaker = clients["sagemaker"]
+    job = find(sagemaker.describe_transform_job, TransformJobName=name) or {}
+    is_running = job.get("TransformJobStatus") == "InProgress"
+    if is_running:
+        sagemaker.stop_transform_job(TransformJobName=name)
+        wait_for_job(clients, name, waiter)
+    pattern = re.compile(rf"{re.escape(name)}-[0-9a-f]{{{DIGEST}}}")
+    pages = sagemaker.get_paginator("list_models").paginate(NameContains=name)
+    models = [each["ModelName"] for page in pages for each in page["Models"] if pattern.fullmatch(each["ModelName"])]
+    for model in models:
+        sagemaker.delete_model(ModelName=model)
+        waiter.display.line(f"deleted model {model}")
+    return is_running or bool(models)

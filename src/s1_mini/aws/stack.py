@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from s1_mini.aws import batch, legacy, preflight
+from s1_mini.aws import batch, preflight
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.deployment import OWNER_TAG, Deployment, Scaling, check_name
 from s1_mini.aws.display import POLL_S, Display, Waiter
@@ -91,7 +91,9 @@ class Stacks:
         with self._explained(name, "describe"):
             stack = self._find(name)
             if stack is None:
-                return legacy.describe(self.clients, name)
+                if (job := batch.describe(self.clients, name)) is not None:
+                    return job
+                raise self._missing(name)
             resources = self._resources(stack)
             endpoint = self._endpoint(resources) or {}
             deployment = self._deployment(stack)
@@ -105,14 +107,14 @@ class Stacks:
             "reason": why if "FAILED" in stack["StackStatus"] or "ROLLBACK" in stack["StackStatus"] else "",
             "form": deployment.form,
             "instance_type": list(deployment.instance_type),
-            "instances": legacy.instances(endpoint),
+            "instances": _instances(endpoint),
             "scaling": deployment.scaling and deployment.scaling.model_dump(mode="json"),
             "resources": {each["LogicalResourceId"]: each.get("PhysicalResourceId", "") for each in resources},
         }
 
     def list_all(self) -> list[dict[str, Any]]:
         """For each endpoint, return name, status, number of instances and time of the last change, sorted by name."""
-        listed, endpoints = [], set()
+        listed = []
         with explained(About(region=self.clients.region, doing="list the endpoints")):
             for page in self._cloudformation.get_paginator("describe_stacks").paginate():
                 for stack in page["Stacks"]:
@@ -120,20 +122,19 @@ class Stacks:
                     if name is None:
                         continue
                     endpoint = self._endpoint(self._resources(stack)) or {}
-                    endpoints.add(endpoint.get("EndpointName", name))
                     status = endpoint.get("EndpointStatus", stack["StackStatus"])
                     changed = stack.get("LastUpdatedTime", stack["CreationTime"])
-                    count = legacy.count(endpoint)
+                    count = sum(each["current"] or 0 for each in _instances(endpoint))
                     listed.append({"name": name, "status": status, "instances": count, "changed": changed})
-            listed += legacy.list_all(self.clients, endpoints)
         return sorted(listed, key=lambda each: str(each["name"]))
 
     def delete(self, name: str) -> None:
-        """Delete the stack and the batch of that name, or an endpoint without a stack."""
+        """Delete the stack and the batch of that name."""
         with self._explained(name, "delete"):
             stack = self._find(name)
             if stack is None:
-                legacy.delete(self.clients, name, self._waiter)
+                if not batch.delete(self.clients, name, self._waiter):
+                    raise self._missing(name)
                 return
             if stack["StackStatus"].startswith("UPDATE_") and _is_busy(stack):
                 raise _busy(name, stack)
@@ -141,7 +142,7 @@ class Stacks:
             self._cloudformation.delete_stack(StackName=stack["StackId"])
         self._watch(stack["StackId"], name, "delete", seen)
         with self._explained(name, "delete"):
-            legacy.delete_batch(self.clients, name, self._waiter)
+            batch.delete(self.clients, name, self._waiter)
 
     @property
     def _cloudformation(self) -> Any:
@@ -176,16 +177,15 @@ class Stacks:
                 f"endpoint {name} already exists ({stack['StackStatus']}): change it with `s1-mini endpoint update "
                 f"{name} …`, or delete it first with `s1-mini endpoint delete {name}`"
             )
-        if deployment.form != "batch" and legacy.find_endpoint(self.clients, name):
+        if deployment.form != "batch" and self._find_endpoint(name):
             raise DeploymentError(
-                f"endpoint {name} already exists, without a stack: choose another name, or delete it first with "
-                f"`s1-mini endpoint delete {name}`"
+                f"endpoint {name} already exists, but `s1-mini endpoint` did not create it: choose another name"
             )
 
     def _changeable(self, name: str) -> tuple[dict[str, Any], Deployment]:
         stack = self._find(name)
         if stack is None:
-            raise legacy.not_changeable(self.clients, name)
+            raise self._missing(name)
         if _is_busy(stack):
             raise _busy(name, stack)
         if stack["StackStatus"] == "UPDATE_ROLLBACK_FAILED":
@@ -288,13 +288,35 @@ class Stacks:
     def _endpoint(self, resources: list[dict[str, Any]]) -> dict[str, Any] | None:
         for each in resources:
             if each["LogicalResourceId"] == "Endpoint" and each.get("PhysicalResourceId"):
-                return legacy.find_endpoint(self.clients, each["PhysicalResourceId"].rpartition("/")[2])
+                return self._find_endpoint(each["PhysicalResourceId"].rpartition("/")[2])
         return None
+
+    def _find_endpoint(self, name: str) -> dict[str, Any] | None:
+        """Return SageMaker's description of the endpoint, or None."""
+        return find(self.clients["sagemaker"].describe_endpoint, EndpointName=name)
+
+    def _missing(self, name: str) -> DeploymentError:
+        """Return the error for a name without a stack."""
+        if self._find_endpoint(name):
+            return DeploymentError(
+                f"endpoint {name} has no stack {stack_name(name)}, so `s1-mini endpoint` did not create it: change or "
+                "delete it where it was created"
+            )
+        return DeploymentError(
+            f"endpoint {name} does not exist in {self.clients.region}: set --region to its region, or create it with "
+            f"`s1-mini endpoint create {name} …`"
+        )
 
 
 def stack_name(name: str) -> str:
     """Return the name of the stack of an endpoint."""
     return f"s1-mini-{name}"
+
+
+def _instances(endpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the current and desired number of instances of each variant."""
+    keys = {"variant": "VariantName", "current": "CurrentInstanceCount", "desired": "DesiredInstanceCount"}
+    return [{key: each.get(field) for key, field in keys.items()} for each in endpoint.get("ProductionVariants", [])]
 
 
 def _owner(stack: Mapping[str, Any]) -> str | None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from s1_mini.exceptions import ParameterError
+from s1_mini.types import Choice
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. A GPU without bfloat16 computes in float16, at the same speed."""
+    """One GPU."""
 
     name: str
     title: str
@@ -32,11 +33,6 @@ class Gpu:
     def memory_bytes(self) -> int:
         """Memory as the driver reports it."""
         return self.memory_mib * MIB
-
-    @property
-    def half(self) -> str:
-        """The 16-bit format that the engine chooses."""
-        return "bfloat16" if self.has_bfloat16 else "float16"
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,18 @@ MACHINES = tuple(
     )
     for size, num_gpus in sizes.items()
 )
+
+
+def gpu_precision(*, has_bfloat16: bool, in_float16: bool) -> Choice:
+    """Return the number format of a model on a GPU, if the settings name none.
+
+    `in_float16`: whether the model can compute in float16 (`Family.in_float16`).
+    """
+    if has_bfloat16:
+        return Choice("bfloat16", "the precision of the published weights; this GPU supports it")
+    if in_float16:
+        return Choice("float16", "this GPU does not support bfloat16")
+    return Choice("float32", "this GPU does not support bfloat16, and the model overflows in float16")
 
 
 def find_card(name: str) -> Gpu:

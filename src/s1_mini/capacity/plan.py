@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
-from s1_mini.capacity.cards import CARDS, MACHINES, Gpu, InstanceType, machines_with
+from s1_mini.capacity.cards import CARDS, MACHINES, Gpu, InstanceType, gpu_precision, machines_with
 from s1_mini.capacity.sizes import (
     AUTO_SLOTS,
     CONTEXT_BYTES,
@@ -135,6 +136,7 @@ class PlanOptions:
 
     `columns` is the number of positions of a slot (None: the engine's choice), `context` the number of those in use.
     `placement` maps stages that are not on the first GPU to their devices, in the format of the setting `placement`.
+    `in_float16`: whether the model can compute in float16 (`Family.in_float16`).
     """
 
     columns: int | None = None
@@ -145,6 +147,7 @@ class PlanOptions:
     max_slots: int = AUTO_SLOTS
     efficiency: Efficiency = field(default_factory=Efficiency)
     placement: Mapping[str, str] = field(default_factory=dict)
+    in_float16: bool = True
 
     @property
     def num_gpus(self) -> int:
@@ -157,11 +160,16 @@ class PlanOptions:
             raise ParameterError("placement", f"{stage}={device}: a plan supports only GPUs: cuda:0, cuda:1 and so on")
         return int(device.partition(":")[2] or 0)
 
-    @property
-    def formats(self) -> Formats:
+    def precision(self, card: Gpu) -> str:
+        """Return the number format that the engine chooses on a card."""
+        return gpu_precision(has_bfloat16=card.has_bfloat16, in_float16=self.in_float16).value
+
+    def formats(self, card: Gpu) -> Formats:
+        item = 4 if self.precision(card) == "float32" else 2
         return Formats(
-            large=2 if self.weights == "half" else 1,
-            kv=2 if self.kv == "half" else 1,
+            weights=item,
+            large=item if self.weights == "half" else 1,
+            kv=item if self.kv == "half" else 1,
             codec=2 if self.codec == "half" else 4,
             is_fp8=self.weights == "fp8",
         )
@@ -227,7 +235,7 @@ class CapacityPlan:
             "bandwidth_gb_s": card.bandwidth_gb_s,
             "tflops": card.half_tflops,
             "capability": ".".join(map(str, card.capability)),
-            "precision": card.half,
+            "precision": self.wish.precision(card),
             "has_fp8": card.has_fp8,
             "model_bytes": round(self.sizes.weight_bytes("memory")),
             "codec_bytes": round(self.sizes.weight_bytes("compute")),
@@ -254,7 +262,8 @@ def make_plans(measure: Callable[[Formats], Sizes], cards: list[Gpu], wish: Plan
 
     Raises `ParameterError` for invalid columns, contexts, formats or placements, and if the only card is too small.
     """
-    sizes = measure(wish.formats).with_prefix_cache(PREFIX_CACHE_BYTES)
+    measure = cache(measure)
+    sizes = measure(wish.formats(cards[0]))
     for name, value in (("columns", wish.columns), ("context", wish.context)):
         if value is not None and not 1 <= value <= sizes.max_positions:
             raise ParameterError(
@@ -266,9 +275,9 @@ def make_plans(measure: Callable[[Formats], Sizes], cards: list[Gpu], wish: Plan
     for card in cards:
         if wish.needs_fp8 and not card.has_fp8:
             raise ParameterError("gpu", f"{card.title} (capability {card.capability}) has no fp8; use int8 or half")
-    plans = [_plan(sizes, card, wish) for card in cards]
+    plans = [_plan(measure, card, wish) for card in cards]
     if len(plans) == 1 and not plans[0].slots:
-        raise ParameterError("placement" if wish.placement else "gpu", _no_room(plans[0]))
+        raise ParameterError("placement" if wish.placement else "gpu", _no_room(measure, plans[0]))
     return plans
 
 
@@ -303,7 +312,7 @@ def _larger(machine: InstanceType, num_gpus: int, way: str) -> str:
     return way if least is None else f"{way}, or use {least.instance_type}, which has {least.num_gpus}"
 
 
-def _no_room(plan: CapacityPlan) -> str:
+def _no_room(measure: Callable[[Formats], Sizes], plan: CapacityPlan) -> str:
     """Return an error message that names the stages that do not fit, and cards on which they do."""
     columns = plan.wish.columns or SPAN
     room = next(room for room in plan.rooms if room.count(columns) < 1)
@@ -314,17 +323,18 @@ def _no_room(plan: CapacityPlan) -> str:
         f"{', '.join(stages)} on {room.name} need {needs / 1e9:.1f} GB with one slot of {columns} positions, but "
         f"{plan.card.title} has {plan.card.memory_bytes / 1e9:.1f}; "
     )
-    if plan.wish.placement and _plan(plan.sizes, plan.card, replace(plan.wish, placement={})).slots:
+    if plan.wish.placement and _plan(measure, plan.card, replace(plan.wish, placement={})).slots:
         return message + "they fit without the placement"
     fits = [
         card.name
         for card in CARDS.values()
-        if (card.has_fp8 or not plan.wish.needs_fp8) and _plan(plan.sizes, card, plan.wish).slots
+        if (card.has_fp8 or not plan.wish.needs_fp8) and _plan(measure, card, plan.wish).slots
     ]
     return message + (f"they fit on {', '.join(fits)}" if fits else "narrower formats need less (--weights int8)")
 
 
-def _plan(sizes: Sizes, card: Gpu, wish: PlanOptions) -> CapacityPlan:
+def _plan(measure: Callable[[Formats], Sizes], card: Gpu, wish: PlanOptions) -> CapacityPlan:
+    sizes = measure(wish.formats(card)).with_prefix_cache(PREFIX_CACHE_BYTES)
     gpus = {name: wish.gpu_of(name) for name in sizes.stages}
     stages = {f"cuda:{gpu}": tuple(name for name in gpus if gpus[name] == gpu) for gpu in sorted({*gpus.values()})}
     rooms = tuple(

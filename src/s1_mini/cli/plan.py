@@ -93,10 +93,10 @@ def plan(
     given = {name: value for name, value in shares.items() if value is not None}
     efficiency = replace(Efficiency(), **given, source="as given") if given else Efficiency()
     placed = engine_config(placement=placement).placement if placement else {}
-    wish = PlanOptions(columns, context, weights, kv, codec, max_slots, efficiency, placed)
-    cards = [find_card(gpu)] if gpu else [card for card in CARDS.values() if card.has_fp8 or not wish.needs_fp8]
     named = named_checkpoint(checkpoint, with_weights=False) if checkpoint else None
     family = named.family if named else get_family()
+    wish = PlanOptions(columns, context, weights, kv, codec, max_slots, efficiency, placed, family.in_float16)
+    cards = [find_card(gpu)] if gpu else [card for card in CARDS.values() if card.has_fp8 or not wish.needs_fp8]
     measure = partial(family.sizes, named.directory if named else None)
     if machine:
         whole = find_machine(machine)
@@ -164,10 +164,10 @@ def _lines(plans: list[CapacityPlan]) -> list[tuple[str, list[str]]]:
     lines = [
         ("memory, GB", [_gb(plan.card.memory_bytes) for plan in plans]),
         ("bandwidth, GB/s; TFLOP/s", [f"{p.card.bandwidth_gb_s:,.0f}; {p.card.half_tflops:g}" for p in plans]),
-        ("number format", [plan.card.half + (", fp8" if plan.card.has_fp8 else "") for plan in plans]),
-        ("weights: model + codec, GB", each(f"{_gb(data[0]['model_bytes'])} + {_gb(data[0]['codec_bytes'])}")),
-        ("graphs, copies, caches, encoding, GB", each(_gb(data[0]["fixed_bytes"]))),
-        ("KV cache, kB per position", each(f"{data[0]['column_bytes'] / 1e3:.1f}")),
+        ("number format", [one["precision"] + (", fp8" if one["has_fp8"] else "") for one in data]),
+        ("weights: model + codec, GB", [f"{_gb(one['model_bytes'])} + {_gb(one['codec_bytes'])}" for one in data]),
+        ("graphs, copies, caches, encoding, GB", [_gb(one["fixed_bytes"]) for one in data]),
+        ("KV cache, kB per position", [f"{one['column_bytes'] / 1e3:.1f}" for one in data]),
         ("slots x positions", [f"{plan.slots} x {plan.columns}" if plan.slots else "none" for plan in plans]),
         ("... keys and values, GB", [_gb(one["slots_bytes"]) for one in data]),
         ("... codec's rows and work, GB", [_gb(one["stream_bytes"]) for one in data]),

@@ -258,6 +258,7 @@ class Family(Protocol):
     title: str  # the best-known model of the family
     settings: type[BaseModel]  # settings that are merged into the engine's settings
     stage_names: Sequence[str]  # names of the stages, in the order of the chain, for `placement`
+    in_float16: bool  # whether its models can compute in float16
     needed_files: Sequence[Sequence[str]]  # the possible names of each required file of a checkpoint
     random_sizes: Mapping[str, str]  # sizes of random checkpoints, with descriptions; the first size is the default
 

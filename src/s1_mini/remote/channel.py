@@ -21,11 +21,14 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from s1_mini.config import EngineConfig
+from s1_mini.exceptions import S1MiniError
 from s1_mini.metrics import EngineMetrics
 from s1_mini.types import AudioChunk, EngineState, TTSRequest
 
 if sys.platform == "linux":
     import fcntl
+
+logger = logging.getLogger(__name__)
 
 PIPE_BYTES = 2**20  # capacity of a pipe, so that the audio of one codec call fits (Linux; 64 KiB by default)
 BUFFER_BYTES = 2**18  # file buffer at each end of a pipe; larger arrays bypass it
@@ -148,17 +151,19 @@ class Channel:
         *,
         name: str,
         on_message: Callable[[Any], None],
+        on_unsent: Callable[[Any, Exception], None],
         on_end: Callable[[], None],
         expand: Callable[[list[Any]], list[Any]] | None = None,
         tick_s: float | None = None,
     ) -> None:
         """`on_message` receives messages, and `on_end` is called at the end of the input, both in one thread.
 
-        `expand`, called in the other thread, turns the objects passed to `send` into the messages to write. It is also
-        called, with an empty list, if nothing is sent for `tick_s`.
+        The other thread writes. `expand` turns the objects passed to `send` into the messages to write. It is also
+        called, with an empty list, if nothing is sent for `tick_s`. `on_unsent` receives a message that cannot be
+        pickled, and the error.
         """
         self._source, self._target = source, target
-        self._on_message, self._on_end = on_message, on_end
+        self._on_message, self._on_unsent, self._on_end = on_message, on_unsent, on_end
         self._expand, self._tick_s = expand, tick_s
         self._outbox: SimpleQueue[Any] = SimpleQueue()  # its `put` may be called by the garbage collector
         self._writer = threading.Thread(target=self._write, name=f"s1_mini to {name}", daemon=True)
@@ -191,12 +196,24 @@ class Channel:
                     items = [item for item in items if item is not _END]
                     messages = items if self._expand is None else self._expand(items)
                     if messages:
-                        write_messages(self._target, messages)
+                        self._write_messages(messages)
         except OSError:  # the other process has ended, which `_read` notices
             pass
         except Exception:  # nothing can be sent any more
             traceback.print_exc()
             self._on_end()
+
+    def _write_messages(self, messages: list[Any]) -> None:
+        try:
+            write_messages(self._target, messages)
+        except OSError:
+            raise
+        except Exception as error:  # a message cannot be pickled; pickling comes first, so nothing was written
+            if len(messages) == 1:
+                self._on_unsent(messages[0], error)
+            else:
+                for message in messages:
+                    self._write_messages([message])
 
     def _waiting(self) -> list[Any]:
         """Wait for an object to send; return all that wait, none after `tick_s`."""
@@ -219,6 +236,14 @@ class Channel:
 
 
 _END = object()
+
+
+def portable(error: BaseException) -> Exception:
+    """Return an error that another process can unpickle, without its traceback. Log an error of another package."""
+    if not isinstance(error, S1MiniError):
+        logger.error("a call of the engine failed", exc_info=error)
+        return RuntimeError(f"{type(error).__name__}: {error}; the log has the traceback")
+    return error.with_traceback(None)  # the frames of a traceback refer to the error
 
 
 def enlarge_pipe(end: BinaryIO) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from s1_mini.capacity.sizes import GIB
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.process import num_cores
@@ -67,7 +66,7 @@ def count_replicas(requested: Wanted, config: EngineConfig, machine: LocalMachin
                 "replicas=auto starts one replica for each GPU"
             )
         return requested
-    each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GIB
+    each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * 1e9
     if requested * each > machine.free_bytes:
         raise ConfigurationError(
             f"{given}: each replica needs about {each / 1e9:.1f} GB of memory, but only "

@@ -47,6 +47,7 @@ from s1_mini.remote.channel import (
     Taken,
     Text,
     enlarge_pipe,
+    portable,
 )
 from s1_mini.remote.devices import sees_gpu
 from s1_mini.server.engine import SpeechEngine
@@ -140,7 +141,14 @@ class EngineLink:
         source, target = cast("BinaryIO", self._process.stdout), cast("BinaryIO", self._process.stdin)
         enlarge_pipe(source)
         enlarge_pipe(target)
-        self._channel = Channel(source, target, name="engine", on_message=self._receive, on_end=self._end)
+        self._channel = Channel(
+            source,
+            target,
+            name="engine",
+            on_message=self._receive,
+            on_unsent=lambda message, error: self._fail(getattr(message, "number", START), portable(error)),
+            on_end=self._end,
+        )
         self._channel.start()
         self._channel.send(Start(config, metrics, logging.getLogger().level))
         try:
@@ -150,6 +158,10 @@ class EngineLink:
             raise
         self._known: dict[str, Any] = {"health_check": self.facts.health, "families": list(metrics.families())}
         self.description = Checkpoint(self.facts.directory).description
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
 
     def begin(self, request: TTSRequest, *, streams: bool) -> RemoteOutput:
         """Submit a request; the output raises its errors. Raises `ParameterError` for a `TextStream` in use."""
@@ -333,6 +345,12 @@ class EngineProcess:
         """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
         link = self._link
         return link.facts.num_slots if link else self.config.max_batch_size or 1
+
+    @property
+    def process_id(self) -> int:
+        """Id of the process; 0 before the start and after `stop`."""
+        link = self._link
+        return link.process_id if link else 0
 
     def state(self) -> EngineState:
         """Return whether the engine is ready, and how full its queue is, as the process last reported.

@@ -21,7 +21,6 @@ from typing import Any, BinaryIO
 from s1_mini.audio.native_noise import keep_out
 from s1_mini.core.output_queue import Output, OutputQueue
 from s1_mini.engine import ProductionTTSEngine
-from s1_mini.exceptions import S1MiniError
 from s1_mini.remote.channel import (
     BUFFER_BYTES,
     HEARTBEAT_S,
@@ -42,14 +41,13 @@ from s1_mini.remote.channel import (
     Status,
     Taken,
     Text,
+    portable,
     read_messages,
 )
 from s1_mini.remote.token_server import take_output
 from s1_mini.runtime.process import IdleCollector, prepare_process
 from s1_mini.text_stream import BackgroundTextStream
 from s1_mini.types import AudioChunk, EngineState, TTSRequest
-
-logger = logging.getLogger(__name__)
 
 
 class Outgoing:
@@ -123,6 +121,7 @@ class EngineWorker:
             target,
             name="server",
             on_message=self._receive,
+            on_unsent=self._fail,
             on_end=lambda: os._exit(0),  # an ordinary exit would wait for a GPU that hangs
             expand=self._expand,
             tick_s=STATUS_S,
@@ -254,6 +253,13 @@ class EngineWorker:
             self._collector.look(is_idle=not self._tasks and not self._outgoing, now=now)
         return messages
 
+    def _fail(self, message: Any, error: Exception) -> None:
+        """End the request or the call of a message that cannot be sent."""
+        failure = portable(error)
+        if (number := getattr(message, "number", None)) is not None:
+            self._loop.call_soon_threadsafe(self._cancel, number)
+            self.send(Failed(number, failure))
+
     def _news(self, now: float) -> Iterator[Status | Held]:
         engine, names = self._engine, None
         state = engine.state()
@@ -291,14 +297,6 @@ def _portable_record(record: logging.LogRecord) -> logging.LogRecord:
     if (fields := getattr(record, "fields", None)) is not None:
         known.__dict__["fields"] = json.loads(json.dumps(fields, default=str))
     return known
-
-
-def portable(error: BaseException) -> Exception:
-    """Return an error that the server can unpickle, without its traceback. Log an error of another package."""
-    if not isinstance(error, S1MiniError):
-        logger.error("a call of the engine failed", exc_info=error)
-        return RuntimeError(f"{type(error).__name__}: {error}; the log has the traceback")
-    return error.with_traceback(None)  # the frames of a traceback refer to the error
 
 
 def take_input() -> int:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from s1_mini.capacity.sizes import GIB, Formats, Sizes
+from s1_mini.capacity.cards import gpu_precision
+from s1_mini.capacity.sizes import Formats, Sizes
 from s1_mini.config import CompileBackend, CompileSwitch, EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
@@ -112,7 +113,7 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
     directory = config.checkpoint_path or DEFAULT_MODEL
     family = family_of(directory)
     device = choose_device(config.device)
-    precision = choose_precision(config.precision, device.value)
+    precision = choose_precision(config.precision, device.value, in_float16=family.in_float16)
     devices = choose_devices(config.placement, family, device)
     codec_dtype = choose_codec_dtype(config.codec_dtype, devices[family.stage_names[-1]].value)
     if here is not None:
@@ -182,8 +183,8 @@ def check_weights(sizes: Sizes, stages: Mapping[str, list[str]], free_bytes: Map
         if needed > free_bytes[device]:
             best = max(free_bytes, key=lambda name: free_bytes[name])
             raise ConfigurationError(
-                f"placement: the weights of {', '.join(names)} take {needed / GIB:.2f} GB, but {device} has only "
-                f"{free_bytes[device] / GIB:.2f} GB free; {best} has the most ({free_bytes[best] / GIB:.2f} GB). "
+                f"placement: the weights of {', '.join(names)} take {needed / 1e9:.2f} GB, but {device} has only "
+                f"{free_bytes[device] / 1e9:.2f} GB free; {best} has the most ({free_bytes[best] / 1e9:.2f} GB). "
                 "`s1-mini plan --placement` computes what fits"
             )
 
@@ -221,14 +222,13 @@ def choose_device(setting: str, name: str = "device") -> Choice:
     return Choice(setting, "set explicitly")
 
 
-def choose_precision(setting: Precision, device: str) -> Choice:
+def choose_precision(setting: Precision, device: str, *, in_float16: bool = True) -> Choice:
     if setting != "auto":
         return Choice(setting, "set explicitly")
     if not device.startswith("cuda"):
         return Choice("float32", f"half precision is not faster on {device}")
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        return Choice("bfloat16", "the precision of the published weights; this GPU supports it")
-    return Choice("float16", "this GPU does not support bfloat16")
+    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return gpu_precision(has_bfloat16=has_bfloat16, in_float16=in_float16)
 
 
 def choose_codec_dtype(setting: Precision, device: str) -> Choice:

@@ -240,8 +240,8 @@ def run(
 
 
 def vram(device: str | None) -> dict[str, float]:
-    """Return used and total memory of a GPU in GiB; zeros for other devices."""
+    """Return used and total memory of a GPU in GB; zeros for other devices."""
     if device is None or not device.startswith("cuda"):
         return {"used_gb": 0.0, "total_gb": 0.0}
     free, total = torch.cuda.mem_get_info(device)
-    return {"used_gb": (total - free) / 2**30, "total_gb": total / 2**30}
+    return {"used_gb": (total - free) / 1e9, "total_gb": total / 1e9}

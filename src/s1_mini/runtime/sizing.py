@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from s1_mini.capacity.sizes import (
     AUTO_SLOTS,
-    GIB,
     PREFIX_CACHE_BYTES,
     SPAN,
     DeviceMemory,
@@ -50,7 +49,7 @@ def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> Allocation
         if config.prefix_cache_mb is None:  # `rooms[0]` is the first stage's device; the cache is there too
             prefix_bytes += rooms[0].left(slots, positions) // 2
         return Allocation(slots, positions, prefix_bytes)
-    budget = (config.kv_cache_gb or CPU_KV_GB) * GIB
+    budget = (config.kv_cache_gb or CPU_KV_GB) * 1e9
     positions = min(model.max_positions, config.max_columns or model.max_positions)
     slots = _requested_slots(config, AUTO_SLOTS if on_gpu else CPU_SLOTS)
     slots = min(slots, int(budget // (positions * model.position_bytes)))
@@ -80,8 +79,8 @@ def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig)
     tight = min(rooms, key=lambda room: room.count(SPAN))
     if len(rooms) > 1 and tight.count(SPAN) < 1:
         raise ConfigurationError(
-            f"placement: {tight.name} has {tight.free_bytes / GIB:.2f} GB free after the weights, but its stages "
-            f"need {(tight.demand.fixed + tight.demand.slot(SPAN)) / GIB:.2f} GB for one slot; "
+            f"placement: {tight.name} has {tight.free_bytes / 1e9:.2f} GB free after the weights, but its stages "
+            f"need {(tight.demand.fixed + tight.demand.slot(SPAN)) / 1e9:.2f} GB for one slot; "
             "`s1-mini plan --placement` computes what fits"
         )
     _check_positions(positions, max(0.0, tight.free_bytes - tight.demand.fixed), tight.demand.position)
@@ -95,7 +94,7 @@ def _requested_slots(config: EngineConfig, default: int) -> int:
 def _check_positions(positions: int, budget: float, position_bytes: int) -> None:
     if positions < SPAN:
         raise ConfigurationError(
-            f"the key-value cache of {budget / GIB:.2f} GB has room for only {positions} positions of this checkpoint; "
+            f"the key-value cache of {budget / 1e9:.2f} GB has room for only {positions} positions of this checkpoint; "
             f"it needs at least {SPAN}, which take {position_bytes * SPAN / 1e6:.1f} MB. Raise S1_MINI_KV_CACHE_GB, or "
             "free memory on the device."
         )

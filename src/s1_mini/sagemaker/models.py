@@ -16,7 +16,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from s1_mini.capacity.sizes import GIB
 from s1_mini.sagemaker import invocations
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.bodies import read_json
@@ -103,7 +102,7 @@ class HostedModels:
         directory, kv_bytes = self._directory(url), self._settings.models_kv_mb * 1e6
         num_bytes = round(WORKING_SHARE * tensor_bytes(directory) + kv_bytes)
         self._check_memory(num_bytes)
-        update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / GIB}
+        update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / 1e9}
         model = Hosted(name, url, num_bytes, self._make(self._config.model_copy(update=update)))
         self._models[name] = model
         try:

@@ -332,6 +332,8 @@ class ServerMetrics:
         self.registry.register(EngineFigures(engine, gate))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
+        if hasattr(engine, "process_id"):  # an engine in its own process
+            ProcessCollector(f"{PREFIX}engine", lambda: engine.process_id, registry=self.registry)
         labels = ("route", "status")
         self._requests = Counter("s1_mini_http_requests", "Requests answered", labels, registry=self.registry)
         self._total = ClientHistogram(

@@ -1,9 +1,9 @@
 """The server process: uvicorn on a socket, signals, and a graceful shutdown.
 
 On SIGTERM, new requests are refused (`/ping` and `/ready` return 503). Accepted requests are finished; those that are
-not finished shortly before the end of the drain timeout fail. The exit code is 0, or 1 if the server could not listen,
-or the engine could not be started or has died. The process exits at the end of the drain timeout even if something
-hangs.
+not finished shortly before the end of the drain timeout fail. While the engine is starting, the process exits at once.
+The exit code is 0, or 1 if the server could not listen, or the engine could not be started or has died. The process
+exits at the end of the drain timeout even if something hangs.
 """
 
 from __future__ import annotations
@@ -194,7 +194,17 @@ class DrainingServer(uvicorn.Server):
             if left < ABORT:
                 self._state.connections.abort_all()
             self.should_exit = gate.num_inside == 0 or left <= EXIT
+            if self.should_exit and self._is_starting:
+                # Nothing can interrupt `engine.start`, for which an ordinary exit would wait. If the engine has its own
+                # process, that process ends with this one.
+                logging.shutdown()
+                os._exit(0)
         return await super().on_tick(counter)
+
+    @property
+    def _is_starting(self) -> bool:
+        gate, status = self._state.gate, self._state.engine.state().status
+        return status == "stopped" and gate.failure is None and not gate.is_unloaded and self._ending is None
 
     def _log(self, event: str, **fields: object) -> None:
         self._logged.add(event)

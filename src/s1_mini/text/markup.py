@@ -364,8 +364,9 @@ class _SsmlReader:
         found = _RATE.fullmatch(rate)
         if rate in RATES or found is None:
             if rate not in RATES:
-                names = ", ".join(RATES)
-                raise self._error(offset, f"<prosody rate={rate[:20]!r}>: must be 25% to 400%, or one of {names}")
+                forms = "a percentage (80%), a factor (0.8), a change (+20%, -20%, +0.2, -0.2)"
+                reason = f"<prosody rate={rate[:20]!r}>: must be {forms}, or one of {', '.join(RATES)}"
+                raise self._error(offset, reason)
             return RATES[rate]
         value = float(found[2]) / (100 if found[3] else 1)
         return {"": value, "+": 1 + value, "-": max(0.0, 1 - value)}[found[1]]

@@ -21,6 +21,7 @@ class Cascade:
     title = "Bark"
     settings = CascadeSettings
     stage_names = STAGES
+    in_float16 = True
     needed_files = (
         ("config.json",),
         (

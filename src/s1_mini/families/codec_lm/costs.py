@@ -58,7 +58,7 @@ def measure(
 
     return Sizes(
         stages={
-            "language_model": StageSizes(model_bytes, frame, "memory"),
+            "language_model": StageSizes(model_bytes, frame, "memory", is_single=formats.weights == 4),
             "codec": StageSizes(codec_bytes, sound, "compute", is_single=formats.codec == 4),
         },
         demands={

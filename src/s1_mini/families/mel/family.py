@@ -15,6 +15,7 @@ class Mel:
     title = "SpeechT5"
     settings = MelSettings
     stage_names = STAGES
+    in_float16 = True
     needed_files = (("config.json",), ("spm_char.model",), MODEL_NAMES)
     random_sizes: Mapping[str, str] = {"tiny": "about a megabyte", "full": "the size of SpeechT5"}
 

@@ -15,6 +15,7 @@ class Qwen3:
     title = "Qwen3-TTS"
     settings = Qwen3Settings
     stage_names = STAGES
+    in_float16 = False  # it overflows: vLLM-Omni's issue 3253, NaN on a T4
     needed_files = (
         *((name,) for name in SMALL_FILES),
         MODEL_NAMES,

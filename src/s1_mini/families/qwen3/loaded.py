@@ -88,11 +88,8 @@ def open_qwen3(directory: Path, placement: Placement, settings: Qwen3Settings) -
 
     Raises `CheckpointError`, or `ConfigurationError` for float16.
     """
-    if placement.dtype == torch.float16:  # vLLM-Omni's issue 3253: NaN on a T4
-        raise ConfigurationError(
-            "precision: Qwen3-TTS overflows in float16; set S1_MINI_PRECISION=bfloat16, or float32 if the GPU does not "
-            "support it"
-        )
+    if placement.dtype == torch.float16:
+        raise ConfigurationError("precision: Qwen3-TTS overflows in float16; unset S1_MINI_PRECISION, or use float32")
     config, path, device = read_config(directory), find_model(directory), placement.of("language_model")
     network = build_network(
         config,

@@ -15,6 +15,7 @@ class S1:
     title = "S1-mini"
     settings = S1Settings
     stage_names = STAGES
+    in_float16 = True
     needed_files = (*((name,) for name in SMALL_FILES), names_of("model"), names_of("codec"))
     random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "the size of S1-mini"}
 

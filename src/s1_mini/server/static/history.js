@@ -4,7 +4,7 @@ import { element, setIcon } from "./dom.js";
 import { showWord } from "./words.js";
 
 const MAX_ITEMS = 20;
-const MAX_SAMPLES = 32 * 2 ** 20; // of all items, 64 MB; 23 minutes at 24 kHz
+const MAX_SAMPLES = 32 * 2 ** 20; // of all items, 64 MiB; 23 minutes at 24 kHz
 
 /** Fires `play` and `save` with an item: {body, clip, words}. */
 export class History extends EventTarget {

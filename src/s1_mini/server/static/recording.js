@@ -3,7 +3,7 @@
 import { encodeWav } from "./clip.js";
 
 const RATE = 44100;
-const MAX_FILE_BYTES = 50 * 2 ** 20;
+const MAX_FILE_BYTES = 50_000_000;
 const [MIN_S, MAX_S] = [5, 30]; // best durations for cloning; the microphone stops at the maximum
 const SPARE_S = 1; // tolerance, because the recorder stops a little after the maximum
 export const BEST = `${MIN_S} to ${MAX_S} s are best`;
