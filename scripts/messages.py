@@ -14,9 +14,9 @@ CALLS = ("echo", "MetricFamily", "warn", "warning", "error", "info", "exception"
 JS_STRING = re.compile(r"""(["'`])((?:(?!\1)[^\\\n])*\s(?:(?!\1)[^\\\n])*)\1""")
 
 
-def messages(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each message in Python source; an f-string keeps its fields in braces."""
-    for node in ast.walk(ast.parse(source)):
+def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each message in parsed Python source; an f-string keeps its fields in braces."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Raise):
             parts: list[ast.AST] = [node]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in CALLS:
@@ -79,7 +79,7 @@ def main() -> None:
     """Print one section per file."""
     for path in sorted(SOURCE.rglob("*")):
         if path.suffix == ".py":
-            found = messages(path.read_text(encoding="utf-8"))
+            found = messages(ast.parse(path.read_text(encoding="utf-8")))
         elif path.suffix in {".html", ".js"}:
             found = page_messages(path)
         else:

@@ -47,6 +47,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Freeze again after a test of code that unfreezes: each later `gc.collect` would scan a million objects."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the machine's own `S1_MINI_*` variables."""

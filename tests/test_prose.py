@@ -58,11 +58,12 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 def _python(source: str) -> Iterator[tuple[int, str]]:
     """Yield docstrings, comments and messages, with their lines."""
-    for node in _statements(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             yield getattr(node, "lineno", 1), "\0" * is_function + (ast.get_docstring(node) or "")
-    yield from messages(source)
+    yield from messages(tree)
     line, end = 1, 0
     for found in STRING_OR_COMMENT.finditer(source):
         if found[1]:

@@ -218,7 +218,8 @@ def test_the_copy_of_a_compile_cache_is_deleted_with_the_process(
 def test_compiled_code_is_cached_in_the_configured_directory_unless_a_variable_overrides_it(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    for variable in compile_cache.VARIABLES:  # restored after the test
+        monkeypatch.setenv(variable, "")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
     config = EngineConfig(checkpoint_path=tiny, device="cpu", compile_cache_path=tmp_path / "cache")
 

@@ -49,6 +49,7 @@ from waiting import EVENTUALLY_S, has_ended, wait_until
 pytestmark = pytest.mark.slow
 
 STOPS = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows has no signals that a process can handle")
+Both = tuple[ProductionTTSEngine, EngineProcess]
 FEW: dict[str, Any] = {"seed": 1, "max_new_tokens": 8}
 RECORDING = {"text": (None, "Hi there."), "seed": (None, "1"), "max_new_tokens": (None, "8")}
 REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -112,11 +113,13 @@ def single(only_engine: EngineProcess) -> EngineProcess:
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    """The settings of a model that reads texts while they are written, and reports word times."""
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    """A model that reads texts while they are written, and reports word times, in this process and in its own."""
     directory = written(tmp_path_factory.mktemp("custom") / "checkpoint", "custom_voice")
     follow_text(directory, {"layer": 1, "head": 2, "shift_ms": 0})
-    return config(directory, device="cpu", text_layout="step", chunk_length=1000)
+    settings = config(directory, device="cpu", text_layout="step", chunk_length=1000)
+    with ProductionTTSEngine(settings) as inside, running(settings) as outside:
+        yield inside, outside
 
 
 def content_of(answer: httpx2.Response) -> tuple[int, str | None, Any]:
@@ -241,10 +244,20 @@ def test_a_full_queue_refuses_with_the_engines_retry_time(single: EngineProcess)
     assert asyncio.run(fill()).retry_after_s > 0
 
 
-@pytest.mark.parametrize("is_complete", [False, True], ids=["still being written", "complete at once"])
-def test_words_and_a_text_stream_are_the_same(qwen: EngineConfig, *, is_complete: bool) -> None:
-    timed = TTSRequest.of(LETTERS, voice="ryan", word_times=True, seed=3, max_new_tokens=30)
+def test_words_are_the_same(both: Both) -> None:
+    request = TTSRequest.of(LETTERS, voice="ryan", word_times=True, seed=3, max_new_tokens=30)
 
+    expected, output = (chunks_of(engine, request) for engine in both)
+
+    assert both[1].has_word_times
+    np.testing.assert_array_equal(join(output), join(expected))
+    words = [word for chunk in output for word in chunk.words]
+    assert words == [word for chunk in expected for word in chunk.words]
+    assert words
+
+
+@pytest.mark.parametrize("is_complete", [False, True], ids=["still being written", "complete at once"])
+def test_a_text_stream_is_the_same(both: Both, *, is_complete: bool) -> None:
     def write(engine: SpeechEngine) -> list[AudioChunk]:
         stream = TextStream()
         request = TTSRequest.of(stream, voice="ryan", seed=3, max_new_tokens=30, normalize="off")
@@ -259,15 +272,9 @@ def test_words_and_a_text_stream_are_the_same(qwen: EngineConfig, *, is_complete
 
         return asyncio.run(speak())
 
-    with ProductionTTSEngine(qwen) as inside, running(qwen) as outside:
-        assert outside.has_word_times
-        expected, output = (chunks_of(engine, timed) for engine in (inside, outside))
-        np.testing.assert_array_equal(join(write(outside)), join(write(inside)))
+    expected, output = (write(engine) for engine in both)
 
     np.testing.assert_array_equal(join(output), join(expected))
-    words = [word for chunk in output for word in chunk.words]
-    assert words == [word for chunk in expected for word in chunk.words]
-    assert words
 
 
 async def _all(engine: SpeechEngine, request: TTSRequest) -> list[AudioChunk]:

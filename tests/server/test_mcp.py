@@ -89,7 +89,9 @@ def test_the_tools_speak_and_clone_on_a_running_server(door: Door, tone: np.ndar
 def test_without_a_server_an_engine_in_the_process_speaks(tiny: Path, tmp_path: Path) -> None:
     options = ["--checkpoint", str(tiny), "--device", "cpu", "--folder", str(tmp_path)]
 
-    spoken, listed = call(("speak", {"text": "Hi.", "path": "hello.wav"}), ("list_voices", {}), options=options)
+    spoken, listed = call(
+        ("speak", {"text": "Hi.", "path": "hello.wav"}), ("list_voices", {}), options=options, S1_MINI_MAX_COLUMNS="72"
+    )
 
     assert not spoken.is_error, text_of(spoken)
     assert samples((tmp_path / "hello.wav").read_bytes()) > 1000

@@ -15,7 +15,7 @@ from s1_mini.server.app import create_app
 from s1_mini.server.settings import ServerSettings
 
 JSON, FORM = "application/json", "multipart/form-data"
-SPEECH = {"max_new_tokens": 8}
+SPEECH = {"max_new_tokens": 1}
 ELEVENLABS = [f"/v1/text-to-speech/{{voice}}{end}" for end in ("", "/stream", "/with-timestamps")]
 ELEVENLABS += ["/v1/text-to-speech/{voice}/stream/with-timestamps"]
 BODIES = {

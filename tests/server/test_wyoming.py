@@ -33,6 +33,19 @@ from waiting import wait_until
 ENDS = (AudioStop, SynthesizeStopped, Error)
 
 
+@pytest.fixture(scope="module")
+def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
+    """An engine with short slots, which end noise: this protocol cannot limit it."""
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_columns=72)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
+    with serving(small_engine) as door:
+        yield door
+
+
 @contextmanager
 def home(engine: ProductionTTSEngine, **settings: object) -> Iterator[tuple[Door, int]]:
     """Serve with a Wyoming port; yield the server and that port."""
@@ -125,7 +138,7 @@ def test_text_that_arrives_in_pieces_is_spoken_before_its_end_and_once(port: int
 
 
 def test_streamed_ssml_is_read_as_ssml_by_setting(tiny: Path) -> None:
-    config = EngineConfig(checkpoint_path=tiny, device="cpu", accept_ssml=True)
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", accept_ssml=True, max_columns=72)
     pieces = ("<speak>One. Two", '.<break time="10s"/><break strength="none"/> ', "Three.</speak>")
     with ProductionTTSEngine(config) as engine, home(engine, start_words=1) as (_, port):
         sent = [SynthesizeStart(), *map(SynthesizeChunk, pieces), SynthesizeStop()]

@@ -155,9 +155,9 @@ def test_no_text_takes_long_in_any_language() -> None:
 
     for unit in (*HOSTILE, "中。", "か。1", "한1 ", "x! ", "1.234.", "3:05 ", "12h", "第", "1\u202f"):
         for language in (None, *MULTILINGUAL):
-            spoken_certain((unit * 20_000)[:20_000], language)
+            spoken_certain((unit * 5_000)[:5_000], language)
 
-    assert time.process_time() - started < 120  # all of them take 7 s on one core; a backtracking pattern takes minutes
+    assert time.process_time() - started < 20  # all of them take 2 s on one core; a backtracking pattern takes minutes
 
 
 def test_sentences_of_the_ten_languages_are_found_or_left_open() -> None:
