@@ -180,7 +180,7 @@ def test_a_signal_ends_a_server_whose_engine_is_still_starting_with_all_its_proc
 
 
 def test_requests_that_do_not_finish_in_time_get_an_error(tiny: Path, tmp_path: Path) -> None:
-    with held(tiny, tmp_path, S1_MINI_SERVER_DRAIN_TIMEOUT_S="1") as (running, _), running.client() as client:
+    with held(tiny, tmp_path, S1_MINI_SERVER_DRAIN_TIMEOUT_S="5") as (running, _), running.client() as client:
         threads, results = speak_many(running, 2)
         with client.stream("POST", "/v1/tts", json=LONG | {"stream": True}) as stream:
             wait_until(lambda: inside(running) == 3)
