@@ -6,11 +6,14 @@ The browser is the file that S1_MINI_TEST_CHROMIUM names, or the first of BROWSE
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -20,6 +23,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.audio.container import encode
+from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.mel.random import write_random_checkpoint
 from tests.server.conftest import Door, serving
 from waiting import EVENTUALLY_S, wait_until
@@ -34,6 +38,7 @@ needs_browser = pytest.mark.skipif(
 
 TEXT = "The sky turned dark and the wind grew strong. We walked home slowly."
 LONG = " ".join([TEXT] * 20)
+FRAMES = 60  # 3 s, less than TEXT lasts
 
 # Listens at the audio output: every source that a page connects is also connected to an analyser, which records when
 # the first audio plays, and whether the response was still arriving then.
@@ -111,6 +116,21 @@ def visit(browser: Browser, shown: Door) -> Iterator[Open]:
     assert complaints == []
 
 
+@pytest.fixture
+def more(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Generation stops after `FRAMES` frames until this event is set, however slow the browser is."""
+    event, numbers, plain = threading.Event(), itertools.count(), LanguageModel.step
+
+    def step(self: LanguageModel, slots: Sequence[int], size: int) -> Any:
+        if next(numbers) >= FRAMES:
+            event.wait(EVENTUALLY_S)
+        return plain(self, slots, size)
+
+    monkeypatch.setattr(LanguageModel, "step", step)
+    yield event
+    event.set()
+
+
 def data(page: Page) -> dict[str, str]:
     found: dict[str, str] = page.evaluate("({...document.getElementById('page').dataset})")
     return found
@@ -136,7 +156,7 @@ def upload(page: Page, content: bytes, name: str = "a.wav") -> None:
 @pytest.mark.slow
 @needs_browser
 def test_audio_plays_while_it_is_generated_and_every_sample_is_kept(
-    visit: Open, voiced: ProductionTTSEngine, tmp_path: Path
+    visit: Open, voiced: ProductionTTSEngine, more: threading.Event, tmp_path: Path
 ) -> None:
     """Audio plays before all of it is generated, and the download equals the engine's output."""
     page = visit()
@@ -145,6 +165,7 @@ def test_audio_plays_while_it_is_generated_and_every_sample_is_kept(
 
     speak(page, TEXT)
     expect(page.locator("html")).to_have_attribute("data-heard", "while it is made")
+    more.set()
     expect(page.locator("main")).to_have_attribute("data-state", "done")
     measured = data(page)
     assert float(measured["firstSoundMs"]) < float(measured["generatedMs"])
@@ -165,7 +186,9 @@ def test_audio_plays_while_it_is_generated_and_every_sample_is_kept(
 
 
 @needs_browser
-def test_stop_cancels_the_request_in_the_engine(visit: Open, voiced: ProductionTTSEngine) -> None:
+def test_stop_cancels_the_request_in_the_engine(
+    visit: Open, voiced: ProductionTTSEngine, more: threading.Event
+) -> None:
     """Stop ends playback and request, keeps the received audio, and preserves keyboard focus."""
     page = visit()
     speak(page, LONG)
@@ -178,6 +201,7 @@ def test_stop_cancels_the_request_in_the_engine(visit: Open, voiced: ProductionT
     expect(page.get_by_role("button", name="Speak")).to_be_focused()
     expect(page.get_by_role("button", name="Download", exact=True)).to_be_visible()
     assert "generatedMs" not in data(page)
+    more.set()
     wait_until(lambda: voiced.health_check()["requests"] == 0)
 
 

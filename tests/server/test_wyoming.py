@@ -192,8 +192,8 @@ def test_several_clients_are_served_at_once(port: int) -> None:
     assert all(kinds(events)[-1] == "audio-stop" for events in asyncio.run(run()))
 
 
-def test_resources_of_a_client_are_released_when_it_disconnects(small_engine: ProductionTTSEngine) -> None:
-    with home(small_engine) as (door, port):
+def test_resources_of_a_client_are_released_when_it_disconnects(engine: ProductionTTSEngine) -> None:
+    with home(engine) as (door, port):
         state = door.app.state
         with socket.create_connection(("127.0.0.1", port)) as plug:
             plug.sendall(b'{"type":"synthesize","data":{"text":"' + b"A sentence that goes on. " * 100 + b'"}}\n')
