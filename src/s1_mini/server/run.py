@@ -194,17 +194,18 @@ class DrainingServer(uvicorn.Server):
             if left < ABORT:
                 self._state.connections.abort_all()
             self.should_exit = gate.num_inside == 0 or left <= EXIT
-            if self.should_exit and self._is_starting:
-                # Nothing can interrupt `engine.start`, for which an ordinary exit would wait. If the engine has its own
-                # process, that process ends with this one.
-                logging.shutdown()
-                os._exit(0)
+        if self.should_exit and self._is_starting:
+            # Nothing can interrupt `engine.start`, for which an ordinary exit would wait. If the engine has its own
+            # process, that process ends with this one.
+            logging.shutdown()
+            os._exit(0)
         return await super().on_tick(counter)
 
     @property
     def _is_starting(self) -> bool:
         gate, status = self._state.gate, self._state.engine.state().status
-        return status == "stopped" and gate.failure is None and not gate.is_unloaded and self._ending is None
+        is_idle = gate.is_unloaded and not gate.is_loading
+        return status == "stopped" and not is_idle and gate.failure is None and self._ending is None
 
     def _log(self, event: str, **fields: object) -> None:
         self._logged.add(event)
