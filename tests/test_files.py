@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,21 @@ def test_a_fifo_or_a_folder_is_refused_without_waiting_even_if_it_takes_the_plac
     monkeypatch.setattr("s1_mini.files.os.stat", lambda _: regular)
     with pytest.raises(OSError, match="not a regular file"):
         open_regular(tmp_path / "fifo")
+
+
+@pytest.mark.parametrize("ending", ["sys.exit()", "delete_temporary_folders(); os._exit(0)"])
+def test_a_temporary_folder_is_deleted_with_the_process(tmp_path: Path, ending: str) -> None:
+    program = (
+        "import os, sys\n"
+        "from s1_mini.files import delete_temporary_folders, temporary_folder\n"
+        "folder = temporary_folder('test-')\n"
+        "(folder / 'file').touch()\n"
+        f"print(folder, flush=True)\n{ending}"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    output = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True, text=True
+    )
+
+    assert Path(output.stdout.strip()).parent == tmp_path
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Open regular files only; rename and delete files that other processes may have open.
+"""Open regular files only; rename and delete files that other processes may have open; temporary folders.
 
 Windows refuses to rename or delete a file while a reader, a virus scanner or an indexer has it open, which is usually
 brief. On Windows, both operations are therefore retried for about one second.
@@ -6,8 +6,10 @@ brief. On Windows, both operations are therefore retried for about one second.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -39,6 +41,23 @@ def name_of_open(file: BinaryIO) -> str:
     """Return a path to an open file that stays valid if the file is renamed or replaced, on systems with /dev/fd."""
     name = f"/dev/fd/{file.fileno()}"
     return name if os.path.exists(name) else file.name
+
+
+_temporary: list[Path] = []
+
+
+def temporary_folder(prefix: str) -> Path:
+    """Create a folder that is deleted with the process. Raises `OSError`."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    _temporary.append(folder)
+    return folder
+
+
+@atexit.register
+def delete_temporary_folders() -> None:
+    """Delete the folders of `temporary_folder`. Must be called before `os._exit`, which does not call `atexit`."""
+    while _temporary:
+        shutil.rmtree(_temporary.pop(), ignore_errors=True)
 
 
 def _open_at_once(path: str, flags: int) -> int:

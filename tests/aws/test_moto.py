@@ -70,8 +70,9 @@ def test_a_stack_is_created_updated_scaled_and_deleted(
 
 def test_an_endpoint_of_someone_else_is_left_alone(stacks: Make) -> None:
     here, sagemaker = stacks(), boto3.client("sagemaker")
-    sagemaker.create_model(ModelName="others", PrimaryContainer={"Image": IMAGE}, ExecutionRoleArn=ROLE)
-    variant = {"VariantName": "a", "ModelName": "others", "InstanceType": "ml.c5.xlarge", "InitialInstanceCount": 2}
+    model = "hello-0123456789ab"  # like the model of a batch
+    sagemaker.create_model(ModelName=model, PrimaryContainer={"Image": IMAGE}, ExecutionRoleArn=ROLE)
+    variant = {"VariantName": "a", "ModelName": model, "InstanceType": "ml.c5.xlarge", "InitialInstanceCount": 2}
     sagemaker.create_endpoint_config(EndpointConfigName="others", ProductionVariants=[variant])
     sagemaker.create_endpoint(EndpointName="hello", EndpointConfigName="others")
 
@@ -85,7 +86,7 @@ def test_an_endpoint_of_someone_else_is_left_alone(stacks: Make) -> None:
     ):
         with pytest.raises(DeploymentError, match="`s1-mini endpoint` did not create it"):
             act()
-    assert len(sagemaker.list_endpoints()["Endpoints"]) == 1
+    assert len(sagemaker.list_endpoints()["Endpoints"]) == len(sagemaker.list_models()["Models"]) == 1
 
 
 def test_a_name_that_does_not_exist_is_reported_with_the_region(stacks: Make) -> None:

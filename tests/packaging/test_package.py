@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import gzip
 import hashlib
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +25,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CheckpointFileError, PackageError, VoiceError
 from s1_mini.families.base import Conversion
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
+from s1_mini.files import delete_temporary_folders
 from s1_mini.packaging import compile_cache
 from s1_mini.packaging.verify import Content, Manifest, check_kind, unpack_archive, verify_archive, verify_directory
 from s1_mini.packaging.write import INFERENCE, convert_checkpoint, lay_out, write_archive, write_prefix
@@ -201,8 +200,6 @@ def test_the_copy_of_a_compile_cache_is_deleted_with_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / compile_cache.FOLDER / compile_cache.cache_key() / "triton").mkdir(parents=True)
-    at_exit: list[Callable[[], object]] = []
-    monkeypatch.setattr(atexit, "register", lambda *words, **named: at_exit.append(partial(*words, **named)))
     for variable in compile_cache.VARIABLES:
         monkeypatch.setenv(variable, "")
 
@@ -210,8 +207,7 @@ def test_the_copy_of_a_compile_cache_is_deleted_with_the_process(
 
     assert used is not None
     assert used.is_dir()
-    for each in at_exit:
-        each()
+    delete_temporary_folders()
     assert not used.exists()
 
 

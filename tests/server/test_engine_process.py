@@ -35,6 +35,8 @@ from s1_mini import (
     QueueFullError,
     TextStream,
 )
+from s1_mini.packaging import compile_cache
+from s1_mini.packaging.write import lay_out, write_prefix
 from s1_mini.remote import channel, engine_process
 from s1_mini.remote.channel import ACKNOWLEDGED_S, WINDOW_S, Channel
 from s1_mini.remote.devices import sees_gpu
@@ -340,6 +342,23 @@ def test_messages_are_sent_although_one_between_them_cannot_be_pickled() -> None
 
         assert [channel.read_messages(reader) for _ in range(3)] == [["Hi."], ["Bye."], None]
     assert unsent == [(lock, TypeError)]
+
+
+def test_a_process_that_is_stopped_deletes_its_copy_of_a_compile_cache(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("cache/triton", "temporary"):
+        (tmp_path / part).mkdir(parents=True)
+    (tmp_path / "cache" / "triton" / "kernel.ptx").write_text("// compiled")
+    write_prefix(lay_out(published, compile_cache=tmp_path / "cache"), tmp_path / "package")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    for variable in compile_cache.VARIABLES:
+        monkeypatch.setenv(variable, "")
+
+    with running(EngineConfig(checkpoint_path=tmp_path / "package", device="cpu", compile="false")):
+        assert len(list(tmp_path.glob("temporary/s1-mini-compiled-*"))) == 1
+
+    assert not list(tmp_path.glob("temporary/s1-mini-compiled-*"))
 
 
 def test_a_process_that_is_killed_ends_its_requests_and_fails_the_engine(single: EngineProcess) -> None:

@@ -72,6 +72,22 @@ exec(wait)
 sys.exit(run())
 """
 
+STARTS_ONCE = """
+import sys, threading
+from s1_mini import ProductionTTSEngine
+from s1_mini.cli.app import run
+
+def start(engine, start=ProductionTTSEngine.start, before=[]):
+    if before:
+        print("starts again", file=sys.stderr, flush=True)
+        threading.Event().wait()
+    before.append(engine)
+    start(engine)
+
+ProductionTTSEngine.start = start
+sys.exit(run())
+"""
+
 FROZEN = """
 import gc, json, sys
 from s1_mini.cli.app import run
@@ -177,6 +193,35 @@ def test_a_signal_ends_a_server_whose_engine_is_still_starting_with_all_its_proc
 
     assert code == 0
     wait_until(lambda: all(map(has_ended, children)))
+
+
+def test_signals_end_a_server_whose_engine_is_still_starting_however_many_there_are(tiny: Path) -> None:
+    def has_ended_by_signals() -> bool:
+        with suppress(OSError):  # on Windows, if the process has just ended
+            running.process.send_signal(ENDING.signal)
+        return running.process.poll() is not None
+
+    settings = {"S1_MINI_SERVER_ENGINE_PROCESS": "off", "S1_MINI_SERVER_DRAIN_TIMEOUT_S": "3600"}
+    with served(tiny, "-c", NEVER_STARTS, **settings) as running:
+        wait_until(lambda: any('"listening"' in line for line in running.lines))
+        wait_until(has_ended_by_signals)
+
+        assert running.end() == 0
+
+
+def test_a_signal_ends_a_server_whose_engine_is_loaded_again(tiny: Path) -> None:
+    settings = {"S1_MINI_SERVER_ENGINE_PROCESS": "off", "S1_MINI_SERVER_DRAIN_TIMEOUT_S": "3600"}
+    with served(tiny, "-c", STARTS_ONCE, S1_MINI_SERVER_UNLOAD_AFTER_S="0.1", **settings) as running:
+        wait_until(lambda: any('"unloading"' in line for line in running.lines))
+        threads, results = speak_many(running, 1)
+        wait_until(lambda: any("starts again" in line for line in running.lines))
+        running.process.send_signal(ENDING.signal)
+        code = running.end()
+        for thread in threads:
+            thread.join()
+
+    assert code == 0
+    assert [isinstance(each, httpx2.TransportError) for each in results] == [True]
 
 
 def test_requests_that_do_not_finish_in_time_get_an_error(tiny: Path, tmp_path: Path) -> None:

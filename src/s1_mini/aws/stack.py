@@ -129,11 +129,12 @@ class Stacks:
         return sorted(listed, key=lambda each: str(each["name"]))
 
     def delete(self, name: str) -> None:
-        """Delete the stack and the batch of that name."""
+        """Delete the stack and the batch of that name; an endpoint without a stack and its models are refused."""
         with self._explained(name, "delete"):
             stack = self._find(name)
             if stack is None:
-                if not batch.delete(self.clients, name, self._waiter):
+                # The endpoint is looked up first, because its model may have a name like the models of a batch.
+                if self._find_endpoint(name) or not batch.delete(self.clients, name, self._waiter):
                     raise self._missing(name)
                 return
             if stack["StackStatus"].startswith("UPDATE_") and _is_busy(stack):

@@ -24,6 +24,7 @@ from s1_mini.corpus.manifest import HEADER, Entry, Spoken, header_bytes, write_s
 from s1_mini.corpus.output import open_output
 from s1_mini.corpus.rows import BadLine, CorpusError, CorpusRow, Shard
 from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
+from s1_mini.files import delete_temporary_folders
 from s1_mini.types import SharedOptions
 
 TRIES = 2  # attempts per text; a failure may be caused by the memory use of other texts
@@ -252,6 +253,7 @@ class Actor:
         try:
             return self._start().work(shard)  # Ray restarts an actor without calling `start`
         except EngineNotReadyError:
+            delete_temporary_folders()
             os._exit(1)  # the engine is dead; Ray starts a new process
         except S1MiniError as error:
             return CorpusError(f"shard {shard.number}: {error} ({_here()}); {AGAIN}")

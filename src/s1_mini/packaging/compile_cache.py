@@ -5,17 +5,16 @@ A cache is code: write access to an artifact allows running code on every machin
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 
 from s1_mini.exceptions import PackageError
+from s1_mini.files import temporary_folder
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +61,7 @@ def use_cache(directory: Path) -> Path | None:
         logger.info("compile cache %s is not used: %s names a different one", source.name, named[0])
         return None
     try:
-        target = Path(tempfile.mkdtemp(prefix="s1-mini-compiled-"))
-        atexit.register(shutil.rmtree, target, ignore_errors=True)
+        target = temporary_folder("s1-mini-compiled-")
         shutil.copytree(source, target, dirs_exist_ok=True)
     except OSError as error:
         raise PackageError(f"the compile cache {source.name} cannot be copied: {error}") from None

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from s1_mini.audio.native_noise import keep_out
 from s1_mini.core.output_queue import Output, OutputQueue
 from s1_mini.engine import ProductionTTSEngine
+from s1_mini.files import delete_temporary_folders
 from s1_mini.remote.channel import (
     BUFFER_BYTES,
     HEARTBEAT_S,
@@ -122,7 +123,7 @@ class EngineWorker:
             name="server",
             on_message=self._receive,
             on_unsent=self._fail,
-            on_end=lambda: os._exit(0),  # an ordinary exit would wait for a GPU that hangs
+            on_end=_exit,
             expand=self._expand,
             tick_s=STATUS_S,
         )
@@ -297,6 +298,12 @@ def _portable_record(record: logging.LogRecord) -> logging.LogRecord:
     if (fields := getattr(record, "fields", None)) is not None:
         known.__dict__["fields"] = json.loads(json.dumps(fields, default=str))
     return known
+
+
+def _exit() -> None:
+    """End the process without waiting for its threads: a GPU may hang."""
+    delete_temporary_folders()
+    os._exit(0)
 
 
 def take_input() -> int:

@@ -71,6 +71,7 @@ class AdmissionController:
         self.failure: BaseException | None = None  # why the engine did not start; `EngineDied` if it failed later
         self.is_draining = False
         self.is_unloaded = False  # the engine was stopped because it was idle; the next request starts it again
+        self.is_loading = False  # that request is starting the engine
         self._used = time.monotonic()  # when a request last needed the engine
         self._loading = asyncio.Lock()
 
@@ -135,10 +136,13 @@ class AdmissionController:
             return
         async with self._loading:
             if self.is_unloaded:  # otherwise another request has already loaded it
+                self.is_loading = True
                 try:
                     await asyncio.get_running_loop().run_in_executor(executor, self._engine.start)
                 except S1MiniError as error:
                     raise EngineNotReadyError(f"the engine could not be loaded again: {error}") from None
+                finally:
+                    self.is_loading = False
                 self.is_unloaded = False
 
 

@@ -18,12 +18,13 @@ import time
 from contextlib import suppress
 from ipaddress import ip_address
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 
 from s1_mini.audio.native_noise import keep_out
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.files import delete_temporary_folders
 from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
 from s1_mini.server.app import end_all
 from s1_mini.server.connections import open_more_files
@@ -119,8 +120,7 @@ def run(app: FastAPI) -> int:
     server.last_resort.cancel()
     failure = app.state.gate.failure
     if isinstance(failure, EngineDied):
-        logging.shutdown()
-        os._exit(1)  # an ordinary exit would wait for a GPU that hangs
+        _exit(1)  # an ordinary exit would wait for a GPU that hangs
     return 1 if failure is not None or not server.started else 0
 
 
@@ -194,17 +194,17 @@ class DrainingServer(uvicorn.Server):
             if left < ABORT:
                 self._state.connections.abort_all()
             self.should_exit = gate.num_inside == 0 or left <= EXIT
-            if self.should_exit and self._is_starting:
-                # Nothing can interrupt `engine.start`, for which an ordinary exit would wait. If the engine has its own
-                # process, that process ends with this one.
-                logging.shutdown()
-                os._exit(0)
+        if self.should_exit and self._is_starting:
+            # Nothing can interrupt `engine.start`, for which an ordinary exit would wait. If the engine has its own
+            # process, that process ends with this one.
+            _exit(0)
         return await super().on_tick(counter)
 
     @property
     def _is_starting(self) -> bool:
         gate, status = self._state.gate, self._state.engine.state().status
-        return status == "stopped" and gate.failure is None and not gate.is_unloaded and self._ending is None
+        is_idle = gate.is_unloaded and not gate.is_loading
+        return status == "stopped" and not is_idle and gate.failure is None and self._ending is None
 
     def _log(self, event: str, **fields: object) -> None:
         self._logged.add(event)
@@ -218,8 +218,14 @@ class DrainingServer(uvicorn.Server):
 
     def _exit_now(self) -> None:
         logger.error("shutdown timed out", extra={"fields": {"event": "killed"}})
-        logging.shutdown()
-        os._exit(int(self._state.gate.failure is not None))
+        _exit(int(self._state.gate.failure is not None))
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process without waiting for its threads."""
+    logging.shutdown()
+    delete_temporary_folders()
+    os._exit(code)
 
 
 def is_loopback(host: str) -> bool:
