@@ -565,7 +565,7 @@ def test_the_page_works_for_a_checkpoint_without_voices(visit: Open, door: Door)
     page = visit(door.url)
     expect(page.get_by_text("no named voices")).to_be_visible()
 
-    page.get_by_role("textbox", name="Text").fill("Hm.")
+    page.get_by_role("textbox", name="Text").fill(TEXT)
     page.get_by_role("button", name="Speak").click()
     expect(page.locator("html")).to_have_attribute("data-heard", re.compile("made"))
     page.keyboard.press("Escape")
@@ -599,7 +599,7 @@ def test_the_page_names_the_model_and_offers_its_options(visit: Open, shown: Doo
         )
         page.get_by_role("button", name="Add voice").click()
         expect(page.locator(".about").last).to_have_text("added")
-        speak(page, "Hm.", voice="mine")
+        speak(page, TEXT, voice="mine")  # long enough that a slow browser hears some of it
         expect(page.locator("html")).to_have_attribute("data-heard", re.compile("made"))
         page.keyboard.press("Escape")
 
