@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.core.request import StageSequence
+from s1_mini.core.scheduler import Scheduler
 from s1_mini.families.base import Placement
 from s1_mini.families.qwen3.loaded import LoadedQwen3, open_qwen3
 from s1_mini.families.qwen3.random import write_random
@@ -39,10 +40,14 @@ def config(directory: Path, **options: Any) -> EngineConfig:
     return EngineConfig(checkpoint_path=directory, max_batch_size=8, max_columns=512, compile="false", **options)
 
 
+def scheduler_of(engine: ProductionTTSEngine) -> Scheduler:
+    assert engine._running is not None
+    return engine._running.synthesizer.core.scheduler
+
+
 def waiting_row(engine: ProductionTTSEngine) -> StageSequence:
     """Return the only row of the model, once it waits for text."""
-    assert engine._running is not None
-    scheduler = engine._running.synthesizer.core.scheduler
+    scheduler = scheduler_of(engine)
     queue = scheduler.stages[0]
 
     def waits() -> bool:

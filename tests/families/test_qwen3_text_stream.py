@@ -14,14 +14,13 @@ import pytest
 import torch
 
 from s1_mini import ProductionTTSEngine, TextStream
-from s1_mini.core.scheduler import Scheduler
 from s1_mini.exceptions import ParameterError, QueueFullError, RequestTimeoutError, TextError
 from s1_mini.families.codec_lm.stage import LanguageModel
 from s1_mini.families.qwen3.loaded import LoadedQwen3
 from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
 from s1_mini.text.arriving import ArrivingText
 from s1_mini.voices.library import write_voice
-from tests.families.qwen3_room import clone, config, opened, waiting_row, written
+from tests.families.qwen3_room import clone, config, opened, scheduler_of, waiting_row, written
 from waiting import wait_until
 
 TEXT = "It's 3.1 — go!  你好，世 ok"
@@ -68,11 +67,6 @@ class Listener(threading.Thread):
         if self.error is not None:
             raise self.error
         return np.concatenate([chunk.audio for chunk in self.chunks])
-
-
-def scheduler_of(engine: ProductionTTSEngine) -> Scheduler:
-    assert engine._running is not None
-    return engine._running.synthesizer.core.scheduler
 
 
 def frames_of(engine: ProductionTTSEngine) -> int:

@@ -82,6 +82,20 @@ def door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
 
 
 @pytest.fixture(scope="session")
+def short_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
+    """An engine with short slots, which end noise: for protocols that cannot limit it."""
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_columns=72)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def short_door(short_engine: ProductionTTSEngine) -> Iterator[Door]:
+    """A shared server with short slots."""
+    with serving(short_engine) as door:
+        yield door
+
+
+@pytest.fixture(scope="session")
 def built_in() -> Iterator[Door]:
     """A server with the built-in voice."""
     with serving(ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=1, compile="true"))) as door:

@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from door_room import listening
-from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini import ProductionTTSEngine
 from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
 from s1_mini.exceptions import ParameterError
@@ -50,17 +50,9 @@ def client_of_url(url: str, key: str = "any", **options: object) -> Any:
     )
 
 
-@pytest.fixture(scope="module")
-def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
-    """An engine with short slots, which end noise: these clients cannot limit it."""
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_columns=72)) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
-    with serving(small_engine) as door:
-        yield door
+@pytest.fixture(scope="session")
+def door(short_door: Door) -> Door:
+    return short_door
 
 
 @pytest.fixture
@@ -218,9 +210,9 @@ def test_refusals_have_the_names_of_polly_and_our_messages(
     assert expected[2] in message
 
 
-def test_ssml_may_use_the_names_of_polly_s_voices(small_engine: ProductionTTSEngine, robin: str) -> None:
+def test_ssml_may_use_the_names_of_polly_s_voices(short_engine: ProductionTTSEngine, robin: str) -> None:
     ssml = {"Text": '<speak><voice name="Brian">Hi.</voice></speak>', "TextType": "ssml", "VoiceId": "Joanna"}
-    with serving(small_engine, voice_names={"Brian": robin}) as door:
+    with serving(short_engine, voice_names={"Brian": robin}) as door:
         named, own = (
             client_of(door).synthesize_speech(**fields, OutputFormat="pcm")["AudioStream"].read()
             for fields in (ssml, {"Text": "Hi.", "VoiceId": robin})
@@ -230,19 +222,19 @@ def test_ssml_may_use_the_names_of_polly_s_voices(small_engine: ProductionTTSEng
 
 
 def test_ssml_may_use_a_name_of_polly_for_a_voice_with_the_same_name_in_small_letters(
-    small_engine: ProductionTTSEngine, tone: np.ndarray
+    short_engine: ProductionTTSEngine, tone: np.ndarray
 ) -> None:
     ssml = {"Text": '<speak><voice name="Brian">Hi.</voice></speak>', "TextType": "ssml", "VoiceId": "Joanna"}
-    small_engine.add_voice("brian", tone, "Ah.")
+    short_engine.add_voice("brian", tone, "Ah.")
     try:
-        with serving(small_engine) as door:
+        with serving(short_engine) as door:
             assert client_of(door).synthesize_speech(**ssml, OutputFormat="pcm")["AudioStream"].read()
     finally:
-        small_engine.delete_voice("brian")
+        short_engine.delete_voice("brian")
 
 
-def test_the_access_key_id_is_the_api_key(small_engine: ProductionTTSEngine) -> None:
-    with serving(small_engine, api_key="opensesame") as door:
+def test_the_access_key_id_is_the_api_key(short_engine: ProductionTTSEngine) -> None:
+    with serving(short_engine, api_key="opensesame") as door:
         spoken = client_of(door, "opensesame").synthesize_speech(**TEXT, OutputFormat="pcm")["AudioStream"].read()
         refused = error_of(client_of(door, "guess"), OutputFormat="pcm")
         other = "AWS4-HMAC-SHA256 Credential=opensesame/20261125/us-east-1/s3/aws4_request, SignedHeaders=host"
@@ -284,9 +276,9 @@ alphabet="ipa" xml:lang="en-US"><lexeme><grapheme>{}</grapheme><alias>{}</alias>
 
 
 @pytest.fixture(params=["memory", "folder"])
-def storing(request: pytest.FixtureRequest, small_engine: ProductionTTSEngine, tmp_path: Path) -> Iterator[Door]:
+def storing(request: pytest.FixtureRequest, short_engine: ProductionTTSEngine, tmp_path: Path) -> Iterator[Door]:
     """A server that keeps lexicons in memory or in a folder."""
-    with serving(small_engine, lexicons_path=tmp_path / "new" if request.param == "folder" else None) as door:
+    with serving(short_engine, lexicons_path=tmp_path / "new" if request.param == "folder" else None) as door:
         yield door
 
 
@@ -365,14 +357,14 @@ def test_a_name_that_differs_only_in_case_is_refused_because_some_systems_have_o
     ],
 )
 def test_a_damaged_file_affects_no_other_lexicon(
-    small_engine: ProductionTTSEngine, tmp_path: Path, content: bytes | None, reason: str
+    short_engine: ProductionTTSEngine, tmp_path: Path, content: bytes | None, reason: str
 ) -> None:
     (tmp_path / "polly-my-lex.pls").write_text(PLS.format("a", "b"))
     if content is None:
         (tmp_path / "polly-broken.pls").mkdir()  # no file, but something that cannot be read
     else:
         (tmp_path / "polly-broken.pls").write_bytes(content)
-    with serving(small_engine, lexicons_path=tmp_path) as door:
+    with serving(short_engine, lexicons_path=tmp_path) as door:
         polly = client_of(door)
         polly.put_lexicon(Name="w3c", Content=PLS.format("W3C", "web"))
         listed = polly.list_lexicons()["Lexicons"]
@@ -409,13 +401,13 @@ def test_lexicons_are_only_for_signed_requests(door: Door) -> None:
 
 
 def test_a_replica_stores_no_lexicon_that_the_others_cannot_see(
-    small_engine: ProductionTTSEngine, tmp_path: Path
+    short_engine: ProductionTTSEngine, tmp_path: Path
 ) -> None:
     settings, reason = ServerSettings(port=0), "set S1_MINI_SERVER_LEXICONS_PATH to a folder that they share"
     member = ReplicaInfo(0, 2, tmp_path / "socket", keeps_voices=False)
-    ingress = create_app(small_engine, settings, has_peers=True)
+    ingress = create_app(short_engine, settings, has_peers=True)
 
-    with listening(ingress, small_engine) as door, pytest.raises(ClientError, match=reason):
+    with listening(ingress, short_engine) as door, pytest.raises(ClientError, match=reason):
         client_of(door).put_lexicon(Name="w3c", Content=PLS.format("W3C", "web"))
     with pytest.raises(InvalidError, match=reason):
-        create_app(small_engine, settings, member).state.lexicons.put("w3c", PLS.format("W3C", "web"))
+        create_app(short_engine, settings, member).state.lexicons.put("w3c", PLS.format("W3C", "web"))

@@ -33,17 +33,9 @@ from waiting import wait_until
 ENDS = (AudioStop, SynthesizeStopped, Error)
 
 
-@pytest.fixture(scope="module")
-def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
-    """An engine with short slots, which end noise: this protocol cannot limit it."""
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_columns=72)) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
-    with serving(small_engine) as door:
-        yield door
+@pytest.fixture(scope="session")
+def door(short_door: Door) -> Door:
+    return short_door
 
 
 @contextmanager
@@ -54,8 +46,8 @@ def home(engine: ProductionTTSEngine, **settings: object) -> Iterator[tuple[Door
 
 
 @pytest.fixture
-def port(small_engine: ProductionTTSEngine) -> Iterator[int]:
-    with home(small_engine) as (_, port):
+def port(short_engine: ProductionTTSEngine) -> Iterator[int]:
+    with home(short_engine) as (_, port):
         yield port
 
 
@@ -201,23 +193,23 @@ def test_resources_of_a_client_are_released_when_it_disconnects(engine: Producti
         wait_until(lambda: state.gate.num_inside == 0 and not state.accounts.clients)
 
 
-def test_a_silent_client_is_disconnected(small_engine: ProductionTTSEngine) -> None:
-    with home(small_engine, websocket_idle_s=0.2) as (_, port):
+def test_a_silent_client_is_disconnected(short_engine: ProductionTTSEngine) -> None:
+    with home(short_engine, websocket_idle_s=0.2) as (_, port):
         (event,) = exchange(port, SynthesizeStart())
 
     assert Error.from_event(event).code == "session_timeout"
 
 
-def test_a_full_server_and_one_that_shuts_down_refuse_new_texts(small_engine: ProductionTTSEngine) -> None:
-    with home(small_engine) as (door, port):
+def test_a_full_server_and_one_that_shuts_down_refuse_new_texts(short_engine: ProductionTTSEngine) -> None:
+    with home(short_engine) as (door, port):
         door.app.state.gate.is_draining = True
         error = Error.from_event(exchange(port, Synthesize("Hi."))[-1])
 
     assert error.code == "shutting_down"
 
 
-def test_an_open_connection_does_not_delay_the_shutdown(small_engine: ProductionTTSEngine) -> None:
-    with home(small_engine) as (_, port):
+def test_an_open_connection_does_not_delay_the_shutdown(short_engine: ProductionTTSEngine) -> None:
+    with home(short_engine) as (_, port):
         plug = socket.create_connection(("127.0.0.1", port), timeout=60)
     assert plug.recv(1) == b""
     plug.close()
