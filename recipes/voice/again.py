@@ -25,18 +25,13 @@ FILES = ("model.safetensors", "codec.safetensors")
 def begin(checkpoint: Path, work: Path) -> None:
     """Write the weights of `checkpoint` to `work` in float32, in the form that the training scripts read."""
     work.mkdir(parents=True, exist_ok=True)
-    model, codec = model_weights(checkpoint), _read(checkpoint / FILES[1])
+    model, codec = (_read(checkpoint / name) for name in FILES)
+    model = {name: tensor / COLDER.get(name, 1.0) for name, tensor in model.items()}
     config = json.loads((checkpoint / "codec_config.json").read_text())
     trained = {name: value for name, value in config.items() if name not in BOUND}
     for name, tensors in zip(FILES, (model, codec), strict=True):
         save_file(tensors, work / name)
     (work / "codec_config.json").write_text(json.dumps(trained, indent=2), encoding="utf-8")
-
-
-def model_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the weights of the language model in float32, without the scaling of the export."""
-    model = _read(checkpoint / FILES[0])
-    return {name: tensor / COLDER.get(name, 1.0) for name, tensor in model.items()}
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from recipes.voice.ears import Ears, at_rate
 from recipes.voice.level import loudness
-from recipes.voice.shared import limit_s, parser
+from recipes.voice.shared import parser
 from recipes.voice.speech import MAX_S
 from recipes.voice.teacher import RATE
 from recipes.voice.texts import held_out_sentences
@@ -39,6 +39,7 @@ from s1_mini.codecs.dac.config import read_dac_config
 
 KINDS = ("plain", "numbers", "plain", "names", "plain", "short", "plain", "long")  # of the sentences, repeated
 LOUDNESS, MARGIN, PEAK = -16.0, 1.0, -1.0  # target of exported voices: LUFS, LU, dBTP
+MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # a longer generation counts as not stopping
 # Figures of a table: heading and format.
 COLUMNS = {
     "distillmos": ("DistillMOS", "{:.2f}"),
@@ -124,10 +125,9 @@ class Speaker:
                 yield said._replace(reference=reference)
 
     def _said(self, text: str, who: str, seed: int, **options: Any) -> Said:
+        limit_s = max(MIN_LIMIT_S, MAX_S_A_CHARACTER * len(text))
         began = time.perf_counter()
-        made = self.engine.generate(
-            text, seed=seed, max_new_tokens=round(limit_s(text) * self._frames_per_s), **options
-        )
+        made = self.engine.generate(text, seed=seed, max_new_tokens=round(limit_s * self._frames_per_s), **options)
         took_s, ended = time.perf_counter() - began, made.finish_reason == "stop"
         assert made.audio is not None
         return Said(text, who, np.asarray(made.audio, np.float32), made.sample_rate, ended=ended, took_s=took_s)

@@ -38,7 +38,7 @@ def package_folder(name: str) -> Path:
     return Path(spec.origin).parent
 
 
-def open_distillmos(**options: Any) -> Any:
+def open_distillmos() -> Any:
     """Return DistillMOS with its weights."""
     name = "torchaudio"  # distillmos imports it without using it
     if name not in sys.modules:
@@ -46,7 +46,7 @@ def open_distillmos(**options: Any) -> Any:
         sys.modules[name].__spec__ = ModuleSpec(name, None)  # other packages look for it
     import distillmos
 
-    return distillmos.ConvTransformerSQAModel(**options).eval()
+    return distillmos.ConvTransformerSQAModel().eval()
 
 
 class MelSpectrum(nn.Module):

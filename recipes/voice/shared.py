@@ -1,4 +1,4 @@
-"""Shared by the recipe's commands: options, the device, the limit of a generation, and shards that appear later."""
+"""Shared by the recipe's commands: options, the device, and shards that appear later."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0
-
-
-def limit_s(text: str) -> float:
-    """Return the duration in s after which the generation of `text` counts as not stopping."""
-    return max(MIN_LIMIT_S, MAX_S_A_CHARACTER * len(text))
 
 
 def parser(description: str | None, verbs: Collection[str] = (), **kinds: Any) -> argparse.ArgumentParser:
