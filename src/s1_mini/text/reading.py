@@ -290,8 +290,9 @@ def _reader(language: str) -> Callable[[str], str]:
 
 def _read_english(text: str) -> str:
     from s1_mini.text.english import read
+    from s1_mini.text.english.latex import read_latex
 
-    return _tidy(read(_prepare(text)))
+    return _tidy(read(_prepare(read_latex(text))))
 
 
 def _prepare(text: str) -> str:

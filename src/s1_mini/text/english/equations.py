@@ -106,9 +106,9 @@ _SETTING = re.compile(r"(?<![\w.])[bcdfghjklmnpqrstvwxz]{2,3}(?==[\d.-])")  # lr
 _RATED = words("km m mi cm mm kB KB MB GB TB Mbit Gbit W kW J N kg g mg l L mol")
 _RATE = re.compile(
     rf"(?<![\w./\\-])(?<!\d )({'|'.join(sorted(_RATED, key=len, reverse=True))})"
-    r"/(s²|s|h|hr|min|m²|m³|kg|l|L|day)(?![\w/\\.])"
+    r"/(s²|s|h|hr|min|m²|m³|kg|l|L|day)(?![\w/\\]|\.\w)"
 )
-_COUNT_RATE = re.compile(r"(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year)(?![\w/\\.])")
+_COUNT_RATE = re.compile(r"(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year)(?![\w/\\]|\.\w)")
 _AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")
 _OTHER_UNITS = {"s²": "second squared", "N": "newton", "Mbit": "megabit", "Gbit": "gigabit"}
 
