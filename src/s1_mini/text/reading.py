@@ -119,6 +119,10 @@ _PRODUCT = re.compile(
     r"|(?<=\d) \* (?=\(|\w\b)"
 )
 _SPACED_STAR = re.compile(r"(?<=\w) \* (?=\w)")
+_DOUBLE_STAR = re.compile(r"\*++|\n")
+_POWER_BEFORE = re.compile(r"(?:\d|\b[A-Za-z]|[)\]])( ?)$")
+_POWER_AFTER = re.compile(r"( ?)(?:[-+]?(?:\d++(?:\.\d++)?+|\.\d++)(?!\w)(?!\*\*[A-Za-z])|\(|[A-Za-z](?![A-Za-z*]))")
+_GROUPED = re.compile(r"(?<=\d)_(?=\d{3}(?!\d))")  # 1_000_000
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
 
 _PICTURES = (
@@ -163,9 +167,38 @@ def read_markup(text: str) -> str:
     if "\n" in text or text[:1].isdecimal():
         text = _COUNTED.sub(lambda found: f"{found[1].strip()}. {_sentence(found[2], '.')}", text)
     if "*" in text:
+        text = _read_double_stars(text) if "**" in text else text
         text = _PRODUCT.sub(" ⋅ ", text)
         text = _SPACED_STAR.sub(" ⋅ ", text) if " = " in text else text
-    return _EMPHASIS.sub("", text) if re.search("[*_`~]", text) else text
+    text = _GROUPED.sub("", text) if "_" in text else text
+    return _EMPHASIS.sub(_without_mark, text) if re.search("[*_`~]", text) else text
+
+
+def _read_double_stars(text: str) -> str:
+    """Write `**` as `^` where it is a power: between numbers, single letters or brackets, and not an end of bold."""
+    parts, done, is_bold = [], 0, False
+    for found in _DOUBLE_STAR.finditer(text):
+        if found.group() != "**":
+            is_bold = False  # a line break, or another number of asterisks
+        elif is_bold:
+            is_bold = False
+        else:
+            before = _POWER_BEFORE.search(text, max(0, found.start() - 2), found.start())
+            after = _POWER_AFTER.match(text, found.end())
+            if before and after and before[1] == after[1]:
+                parts += [text[done : before.start(1)], "^"]
+                done = after.end(1)
+            else:
+                is_bold = True
+    return "".join([*parts, text[done:]])
+
+
+def _without_mark(found: re.Match[str]) -> str:
+    """Remove a mark; where it separates two numbers, or is the end of words that are struck out, put a space."""
+    before, after = found.string[max(0, found.start() - 1) : found.start()], found.string[found.end() : found.end() + 1]
+    is_between = before.isalnum() and (after.isalnum() or unicodedata.category(after or "a") == "Sc")
+    is_joint = (before.isdecimal() and not after.isalpha()) or found.group() == "~~"
+    return " " if is_between and is_joint else ""
 
 
 def _item(found: re.Match[str]) -> str:
