@@ -18,7 +18,7 @@ from s1_mini.text.english.equations import (
 )
 from s1_mini.text.english.measures import read_fractions, read_measures
 from s1_mini.text.english.money import read_money
-from s1_mini.text.english.numerals import read_plain, read_ranges, read_roman
+from s1_mini.text.english.numerals import read_grouped, read_joined, read_plain, read_ranges, read_roman
 from s1_mini.text.english.spelling import (
     read_acronyms,
     read_identifiers,
@@ -29,7 +29,17 @@ from s1_mini.text.english.spelling import (
 )
 
 _WITH_DIGITS = (
-    *(read_dates, read_times, read_phones, read_labels, read_money, read_fractions, read_measures),
+    *(
+        read_grouped,
+        read_joined,
+        read_dates,
+        read_times,
+        read_phones,
+        read_labels,
+        read_money,
+        read_fractions,
+        read_measures,
+    ),
     *(read_ranges, read_years, read_identifiers, read_plain),
 )
 

@@ -25,7 +25,8 @@ _BEFORE_NUMBER = table(
     "no=number, nos=numbers, p=page, pp=pages, ch=chapter, chap=chapter, vol=volume, vols=volumes, fig=figure, "
     "figs=figures, sec=section, eq=equation, art=article, para=paragraph, app=appendix, apt=apartment, ste=suite, "
     "ext=extension, tel=telephone, est=established, rm=room, bldg=building, fl=floor, rte=route, rt=route, "
-    "jct=junction, ref=reference, tbl=table, qty=quantity, ca=circa, c=circa, approx=approximately, op=opus"
+    "jct=junction, ref=reference, tbl=table, qty=quantity, ca=circa, c=circa, approx=approximately, op=opus, "
+    "ver=version"
 )
 _ANYWHERE = table(
     "etc=et cetera, e.g=for example, i.e=that is, vs=versus, cf=compare, viz=namely, approx=approximately, "
@@ -38,9 +39,9 @@ _ANYWHERE = table(
     "mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, rm=room, bldg=building, eds=editors"
 )
 _SLASHED = table(
-    "w/o=without, w/=with, b/c=because, c/o=care of, w/out=without, n/a=not applicable, and/or=and or, and/or/not=and "
-    "or not, a/c=A C, he/she=he or she, she/he=she or he, his/her=his or her, him/her=him or her, s/he=he or she, "
-    "yes/no=yes or no, either/or=either or, tcp/ip=T C P I P"
+    "w/o=without, w/=with, b/c=because, 24/7/365=twenty-four seven three sixty-five, c/o=care of, w/out=without, "
+    "n/a=not applicable, and/or=and or, and/or/not=and or not, a/c=A C, he/she=he or she, she/he=she or he, "
+    "his/her=his or her, him/her=him or her, s/he=he or she, yes/no=yes or no, either/or=either or, tcp/ip=T C P I P"
 )
 _STATES = table(
     "AL=Alabama, AK=Alaska, AZ=Arizona, AR=Arkansas, CA=California, CO=Colorado, CT=Connecticut, DE=Delaware, "

@@ -73,6 +73,15 @@ _SHORT_DATE = re.compile(
 )
 _DATED = re.compile(rf"\b(?:{'|'.join(DAYS)}),? $")
 _MONTH_OF_YEAR = re.compile(r"(?<![\w/.,$£€-])(0?[1-9]|1[0-2])/((?:19|20)\d\d)(?![\w/%]|[.,]\d|-\d)")
+_YEAR_MONTH = re.compile(r"(?<![\w/.,$£€-])((?:19|20)\d\d)([-/])(0[1-9]|1[0-2])(?![\w/%]|[.,]\d|-\d)")
+_SAYS_MONTH = re.compile(
+    r"\b(?:dated?|released?|published|updated|created|issued?|expires|month|version|as of|[12]\d{3}-(?:0[1-9]|1[0-2]) ?"
+    r"(?:to|until|[-–]))(?::| in| on)? ?$",
+    re.IGNORECASE,
+)
+_SEASON = re.compile(
+    r" (?:[a-z]{1,20} )?(?:seasons?|campaign|school|academic|fiscal|budget|winter|term|tour|financial)\b"
+)
 _MONTH_DAY = re.compile(
     rf"\b({_MONTH}) (?:the )?({_DAY})(?:st|nd|rd|th)?(?:\s?(?:-|–|to)\s?({_DAY})(?:st|nd|rd|th)?)?"
     rf"(?:,? ({_YEAR})\b)?(?!\w|[:%]|[.,]\d|\s?[ap]\.?m)"
@@ -83,8 +92,8 @@ _DAY_MONTH = re.compile(
     re.IGNORECASE,
 )
 _MONTH_YEAR = re.compile(rf"\b({_MONTH}),? ({_YEAR})(?![\w:%]|[.,-]\d)")
-_DECADE = re.compile(rf"(?<![\w.,])(?:'|\b(?=\d\d'?s|{_YEAR}'?s))(\d0|(?:1[1-9]|20|21)\d0)('?)s\b")
-_SECONDS = re.compile(r"(?<![\w.,'])([1-9]0)s\b")
+_DECADE = re.compile(rf"(?<![\w.,])(?<![GR]TX )(?:'|\b(?=\d\d'?s|{_YEAR}'?s))(\d0|(?:1[1-9]|20|21)\d0)('?)s\b")
+_SECONDS = re.compile(r"(?<![\w.,'])([2-9]0|10(?!s of\b))s\b")
 _LASTS = re.compile(r"(?:\b(?:took|takes?|for|after|within|every|wait|waits|in|of|lasts?) |[~<>≈] ?)$")
 _SHORT = re.compile(r"(?<![\w'])'(\d\d)(?![\w'])")
 _ERA = re.compile(r"(?<![\w.,])(\d{1,4})\s?(BCE?|AD|CE)\b")
@@ -144,6 +153,16 @@ def _short_date(found: re.Match[str]) -> str:
     return joint.join(f"{MONTHS[m - 1]} {ordinal(d)}" for m, d in days)
 
 
+def _year_month(found: re.Match[str]) -> str:
+    """Read 2024-06 as a month, but 2010-12, which may be a span of years, only if the words before say so."""
+    year, mark, month = found.groups()
+    may_span = int(month) > int(year[2:]) and not (mark == "/" and int(month) > int(year[2:]) + 1)
+    is_season = _SEASON.match(found.string, found.end()) is not None
+    if may_span and (is_season or not _SAYS_MONTH.search(text_before(found, 20))):
+        return f"{_year(year)} to {cardinal(int(month))}" if month[0] == "0" and mark == "-" else found.group()
+    return f"{MONTHS[int(month) - 1]} {_year(year)}"
+
+
 def _month_day(found: re.Match[str]) -> str:
     said = _full(found[1], found[2], None)
     said += f" to {ordinal(int(found[3]))}" if found[3] else ""
@@ -179,6 +198,7 @@ def _span(found: re.Match[str]) -> str:
 
 def read_dates(text: str) -> str:
     text = _SLASHED.sub(_slashed, _ISO.sub(_iso, text))
+    text = _YEAR_MONTH.sub(_year_month, text)
     if "/" in text:
         text = _SHORT_DATE.sub(_short_date, text)
         text = _MONTH_OF_YEAR.sub(lambda found: f"{MONTHS[int(found[1]) - 1]} {_year(found[2])}", text)

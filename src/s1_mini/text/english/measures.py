@@ -34,12 +34,12 @@ UNITS |= {f"{unit}{sign}": f"square {name}" for sign in ("²", "^2", "2") for un
 UNITS |= {f"{unit}{sign}": f"cubic {name}" for sign in ("³", "^3", "3") for unit, name in _SI.items()}
 UNITS |= {unit.replace(" ", ". ", 1): name for unit, name in UNITS.items() if unit[:3] in ("sq ", "cu ", "fl ")}
 UNITS |= table(
-    "K=kelvin, kms=kilometer, kgs=kilogram, Tbsp=tablespoon, Tsp=teaspoon, doz=dozen, ft²=square foot, ft³=cubic foot, "
-    "in²=square inch, mi²=square mile"
+    "hp=horsepower, bhp=brake horsepower, K=kelvin, kms=kilometer, kgs=kilogram, Tbsp=tablespoon, Tsp=teaspoon, "
+    "doz=dozen, ft²=square foot, ft³=cubic foot, in²=square inch, mi²=square mile"
 )
 UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}
 _IRREGULAR = {"foot": "feet", "inch": "inches"}
-_INVARIANT = frozenset(words("hertz kilohertz megahertz gigahertz terahertz bar dozen kelvin")) | {"P S I"}
+_INVARIANT = frozenset(words("hertz kilohertz megahertz gigahertz terahertz bar dozen kelvin horsepower")) | {"P S I"}
 UNIT = "|".join(re.escape(unit) for unit in sorted(UNITS, key=len, reverse=True))
 
 
@@ -48,7 +48,7 @@ def plural(name: str) -> str:
     first, space, last = head.rpartition(" ")
     if head.startswith("degree"):
         return name.replace("degree", "degrees", 1)
-    if name in _INVARIANT:
+    if name in _INVARIANT or name.endswith("horsepower"):
         return name
     return f"{first}{space}{_IRREGULAR.get(last, last + 's')}{per}{rest}"
 
@@ -56,20 +56,26 @@ def plural(name: str) -> str:
 _RISKY = frozenset(("in", "pt", "MP", "bar"))  # also words or labels; as units only directly after a number
 _PLUS_MINUS = r"(?<![\w)\]%°.])(?:([-+±~≈])\s?)?"
 _MEASURE = re.compile(
-    rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER}){SCALE}(?<!\dm(?= in\b))"
+    rf"{_PLUS_MINUS}(?<![\w.,/:])(?<![A-Za-z]-)({NUMBER}){SCALE}(?<!\dm(?= in\b))"
     rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'·])"
     rf"(?!/\w)(\.(?=\s?[,;a-z]|\s?$))?",
     re.MULTILINE,
 )
 _RATE = re.compile(rf"(?<![\w.,/:])({NUMBER})\s?({UNIT})/({UNIT}|hour|day|week|month|year|person)(?![\w²³^])")
 _PERCENT = re.compile(rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER})\s?%?(?:{TO}([-+]?)({NUMBER}))?\s?([%‰])")
-_FEET = re.compile(r"(?<![\w.,'])(\d{1,3})\s?['′]\s?(\d{1,2}(?:\.\d)?)\s?(?:\"|″|''|in\b)?")
-_FEET_ALONE = re.compile(r"(?<![\w.,'])(\d{1,3})['′](?= (?:tall|long|wide|high|deep)\b)")
-_INCHES = re.compile(rf"(?<![\w.,'])({NUMBER})(?:\"|″|'')(?!\w)")
+# `"` after a number is written as ″ where it means inches and does not end a quotation.
+_QUOTE = re.compile(r"\"|\n")
+_FEET = re.compile(r"(?<![\w.,'])(\d{1,3})\s?'\s?-?\s?(\d{1,2}(?:\.\d)?)(?![\d/])(?:\s?(?:″|''|in\b))?")
+_FEET_BEFORE = re.compile(r"(?<![\w.,'/])(\d{1,3})'[ -]?(?=\d{1,2}[ -]\d{1,2}/\d{1,2}(?:″|''| ?in\b))")
+_FEET_ALONE = re.compile(r"(?<![\w.,'/])(\d{1,3}(?:,\d{3})?)'(?![\w'])")
+_INCHES = re.compile(rf"(?<![\w.,'])({NUMBER})(?:″|'')")
 _NOUN = re.compile(
-    r" (?!(?:tall|wide|long|deep|high|thick|across|in|of|and|or|by|x|from|to|at|is|was|apart|away|off|on)\b)[a-z]"
+    r" (?!(?:tall|wide|long|deep|high|thick|across|in|of|and|or|by|x|from|to|at|is|was|apart|away|off|on|up|down|above|"
+    r"below|with|for|when|but|if|then|so|as|per|are|were|has|than|taller|shorter|longer|wider|higher|deeper|underwater|"
+    r"each|while|because|before|after|between|over|under|into|through|ago|behind|square|total|later|outside|inside)\b)[A-Za-z]"
 )
-_ROOM = re.compile(r"(?<![\w.,'])(\d{1,3})['′]? ?[x×] ?(\d{1,3})['′](?!\w)")
+_QUOTED = re.compile(r"(?<!\w)'(?=[A-Za-z])(?:[^'\n]|(?<=\w)'(?=\w))*+$")
+_OF_SIZE = re.compile(r"(\d)(?:\"|″|'')(?= by [\d/ -]{1,8}(?:″|''))|(\d)'(?= by \d{1,3}')")
 _KIND = re.compile(
     r" (?:race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
     r"line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|beam|monitor|lens)\b"
@@ -77,20 +83,44 @@ _KIND = re.compile(
 _CROWD = re.compile(
     r"(?<=\d)m(?= (?:people|users|views|followers|copies|customers|subscribers|downloads|jobs|homes)\b)"
 )
-_BY = re.compile(r"(?<=\d)( ?)[x×] ?(?=\d)")
-_TIMES = re.compile(r"(?<![\w.,])(?<!= )(\d+(?:\.\d+)?)[x×](?!\w|\s?[-+=*/⋅]| (?:minus|over)\b)")
+_BY = re.compile(r"(?<=[\d\"'″])( ?)[x×X] ?(?=\d)")
+_TIMES = re.compile(r"(?<![\w.,])(?<!= )(\d+(?:\.\d+)?|(?:\d+[ -])?\d/\d{1,2})[x×](?!\w|\s?[-+=*/⋅]| (?:minus|over)\b)")
 _DAY = re.compile(
     r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through"
-    r"|week of|from \d{1,2}/\d{1,2} to)\s$",
+    r"|week of|as of|from \d{1,2}/\d{1,2} to)\s$",
     re.IGNORECASE,
 )
 _FRACTION = re.compile(
-    rf"(?<![\w.,/:])(?:(\d{{1,5}})(?: and)? )?(\d{{1,4}})/(\d{{1,4}})(?![\d/]|[.,]\d)"
-    rf"(?:\s?({UNIT})(?![\w/²³^'·])(?:\.(?=,|\s[a-z]))?|(\"))?"
+    r"(?<![\w.,/:])(?:(\d{1,5})(?:(?: and)? |[-–](?=\d{1,2}/(?:[234568]|10|12|16|32|64)(?!\d))))?"
+    rf"(\d{{1,4}})/(\d{{1,4}})(?![\d/]|[.,]\d)(?:\s?({UNIT})(?![\w/²³^'·])(?:\.(?=,|\s[a-z]))?|(″))?"
 )
-_MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d)/(?=(?:5|10|100)(?![\d/]|[.,]\d))")
-_COMPASS = re.compile(r"(?<=\d°)\s?([NSEW])\b(?!\.\w)")
-_PAIRS = {(24, 7), (9, 11), (20, 20), (50, 50), (60, 40), (7, 11), (80, 20)}
+# Ranges with a fraction: 1/2-3/4, 1-1 1/2, 1 1/2-2.
+_FRACTION_RANGE = re.compile(
+    r"(?<![\w.,/:-])(\d{1,3}|(?:\d{1,3}[ -])?\d{1,2}/\d{1,2})[-–](?=\d{1,3}[ -]\d{1,2}/\d{1,2}(?![\d/]))"
+    r"|(?<![\w.,/:-])((?:\d{1,3}[ -])?\d{1,2}/\d{1,2})"
+    r"(?: ?[-–] ?(?=\d{1,2}/\d{1,2}(?![\d/-]))|[-–](?=\d{1,3}(?![\w/-])))"
+)
+_INCH_FRACTIONS = (2, 4, 8, 16, 32, 64)
+_AFTER_IN = re.compile(r" (?:the|a|an|this|that|my|his|her|our|their|all|class|total|favor|tests?|[A-Z0-9])\b")
+_MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d{1,2})/(?=(?:4|5|6|10|20|100)(?![\d/]|[.,]\d))")
+_COMPASS = re.compile(r"(?<=\d[°'″])\s?([NSEW])\b(?!\.\w)")
+_PAIRS = {(24, 7), (9, 11), (20, 20), (7, 11), (7, 7), (11, 11)}
+# A number of points out of the highest: after words such as "rated", before "stars", after a label.
+_RATED = re.compile(
+    r"\b(?:rat(?:e|es|ed|ing|ings)|scor(?:e|es|ed|ing)|reviews?|reviewed|graded?|marks?|give|gives|gave|giving|got|get|gets|"
+    r"getting|earned|answered|verdict|overall|solid|deserves?|stars?)\b[^.!?\n]{0,25}$",
+    re.IGNORECASE,
+)
+_OUT_OF = re.compile(
+    r" (?:stars?|points?|on (?:the|my|his|her|a|our|their) (?:\w+ )?(?:test|quiz|exam)|questions|correct)\b"
+)
+_LABELLED = re.compile(r"(?:^|\n|[:(]\s?|(?<![.!?] )\b[A-Z][a-z]+ |, [a-z]+ )$")
+_LABEL_ENDS = re.compile(r"\.?\s*$|\.?\n|[,;)]| [-–—]|\. [A-Z]")
+_MAXIMA = (5, 6, 7, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
+_METRE = re.compile(
+    r" (?:time(?! (?:job|work|position|student|employee)s?\b)|beat|meter|metre|signature|rhythm|groove|waltz|blues|"
+    r"shuffle)\b"
+)
 
 
 def _is_product(found: re.Match[str]) -> bool:
@@ -100,9 +130,14 @@ def _is_product(found: re.Match[str]) -> bool:
 
 
 def _fraction(found: re.Match[str]) -> str:
-    whole, above, below, unit, quote = found[1], int(found[2]), int(found[3]), found[4], found[5] or ""
-    if quote and found.string.count('"', 0, found.end()) % 2:
-        unit, quote = "in", ""  # the mark does not close a quotation, so it means inches
+    whole, above, below, unit, rest = found[1], int(found[2]), int(found[3]), found[4], ""
+    is_noun = _NOUN.match(text_after(found, 14)) is not None
+    if found[5]:
+        unit = "in"
+    elif unit == "in" and (below not in _INCH_FRACTIONS or _AFTER_IN.match(text_after(found, 8))):
+        unit, rest = None, found.group()[found.end(3) - found.start() :]
+    if whole and above >= below and found.group()[len(whole)] in "-–":
+        return f"{written(whole)} to {written(found[2])} over {written(found[3])}{rest}"
     said = None if whole or unit else _score(found, above, below)
     if said is None and (below < 2 or below > 1000 or not 1 <= above <= 19):
         said = f"{written(whole) + ' ' if whole else ''}{written(found[2])} over {written(found[3])}"
@@ -110,18 +145,30 @@ def _fraction(found: re.Match[str]) -> str:
         said = f"{cardinal(above)} {part_of(below) if above == 1 else parts_of(below)}"
         if whole:
             said = f"{written(whole)} and {'a half' if (above, below) == (1, 2) else said}"
-        if unit:
+        if found[5] and is_noun:
+            said = f"{said} inch"  # three-quarter inch plywood
+        elif unit:
             said = f"{said} {plural(UNITS[unit])}" if whole else _part_of(said, UNITS[unit])
-    return said + quote
+    return said + rest
 
 
 def _score(found: re.Match[str], above: int, below: int) -> str | None:
     """Spell out notation that only looks like a fraction: 24/7, a date after a time word, a score out of 10 or 100."""
-    if (above, below) in _PAIRS or (above == below and above > 1):
-        return f"{cardinal(above)} {cardinal(below)}"
-    if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(text_before(found, 40)):
+    before, after = text_before(found, 40), text_after(found, 24)
+    if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(before):
         return f"{MONTHS[above - 1]} {ordinal(below)}"
-    if below in (10, 100) and 1 < above <= below:
+    is_rated = bool(_OUT_OF.match(after) or (below in _MAXIMA and _RATED.search(before)))
+    if below == 5 and above > 1 and _LABELLED.search(before) and _LABEL_ENDS.match(after):
+        is_rated = True
+    if above > below or after.startswith(" of "):
+        is_rated = False
+    is_metre = 1 < above <= 12 and below in (2, 4, 8, 16) and _METRE.match(after) is not None
+    is_metre |= after.startswith(" vision")
+    if not is_rated and ((above, below) in _PAIRS or is_metre or above + below == 100):
+        return f"{cardinal(above)} {cardinal(below)}"
+    is_of_ten = below in (10, 100) or (below in _MAXIMA and below >= 20 and above * 2 >= below)
+    is_of_ten = is_of_ten and above != 1 and above <= below and not after.startswith(" of ")
+    if (is_rated and below > 2) or is_of_ten or (above == below and above > 1):
         return f"{cardinal(above)} out of {cardinal(below)}"
     return None
 
@@ -133,11 +180,42 @@ def _part_of(said: str, name: str) -> str:
 
 def read_fractions(text: str) -> str:
     """Spell out fractions with their units, sizes such as 20 x 30, and points of the compass after degrees."""
-    if "x" in text or "×" in text:
+    text = _mark_inches(text) if '"' in text else text
+    if "x" in text or "×" in text or "X" in text:
         text = _BY.sub(lambda found: " times " if _is_product(found) else " by ", text)
-        text = _TIMES.sub(lambda found: f"{written(found[1])} times", text)
+        text = _TIMES.sub(lambda found: f"{found[1] if '/' in found[1] else written(found[1])} times", text)
     text = _COMPASS.sub(lambda found: f" {DIRECTIONS[found[1]].lower()}", text)
-    return _FRACTION.sub(_fraction, _MARK.sub(r"\1 out of ", text)) if "/" in text else text
+    if "″" in text or "'" in text:
+        text = _OF_SIZE.sub(r"\1\2", text)
+        text = _FEET_BEFORE.sub(
+            lambda found: f"{cardinal(int(found[1]))} {'foot' if found[1] == '1' else 'feet'} ", text
+        )
+    if "/" not in text:
+        return text
+    text = _FRACTION_RANGE.sub(lambda found: f"{found[1] or found[2]} to ", text)
+    return _FRACTION.sub(_fraction, _MARK.sub(r"\1 out of ", text))
+
+
+def _mark_inches(text: str) -> str:
+    """Write `"` after a number as ″ if it means inches: outside a quotation, or if the next mark ends the quotation."""
+    marks = list(_QUOTE.finditer(text))
+    parts, done, is_open = [], 0, False
+    for number, found in enumerate(marks):
+        at = found.start()
+        if found.group() == "\n":
+            is_open = False
+            continue
+        if text[at - 1 : at].isdecimal():
+            following = marks[number + 1] if number + 1 < len(marks) else None
+            ends_later = (
+                following is not None and following.group() == '"' and not text[following.start() - 1].isspace()
+            )
+            if not is_open or (ends_later and following is not None and following.start() > at + 1):
+                parts += [text[done:at], "″"]
+                done = at + 1
+                continue
+        is_open = not is_open
+    return "".join([*parts, text[done:]])
 
 
 def _is_exponent(found: re.Match[str], group: int) -> bool:
@@ -182,14 +260,25 @@ def _percent(found: re.Match[str]) -> str:
 
 
 def _inches(found: re.Match[str]) -> str:
-    if '"' in found.group() and found.string.count('"', 0, found.start()) % 2:
-        return found.group()  # the mark closes a quotation
-    is_one = found[1] == "1" or _NOUN.match(text_after(found, 12))
+    is_one = found[1] == "1" or _NOUN.match(text_after(found, 14))
     return f"{written(found[1])} {'inch' if is_one else 'inches'}"
 
 
+def _feet_alone(found: re.Match[str]) -> str:
+    if _QUOTED.search(text_before(found, 100)):
+        return found.group()  # the mark closes a quotation
+    if _is_angle(found):
+        return f"{written(found[1])} {'minute' if found[1] == '1' else 'minutes'}"
+    is_one = found[1] == "1" or _NOUN.match(text_after(found, 14))
+    return f"{written(found[1])} {'foot' if is_one else 'feet'}"
+
+
+def _is_angle(found: re.Match[str]) -> bool:
+    return text_before(found, 9).rstrip().endswith(("°", "degrees"))
+
+
 def _feet(found: re.Match[str]) -> str:
-    names = ("minute", "second") if float(found[2]) >= 12 else ("foot", "inch")
+    names = ("minute", "second") if float(found[2]) >= 12 or _is_angle(found) else ("foot", "inch")
     large, small = (name if number == "1" else plural(name) for number, name in zip(found.groups(), names, strict=True))
     return f"{cardinal(int(found[1]))} {large} {written(found[2])} {small}"
 
@@ -197,10 +286,8 @@ def _feet(found: re.Match[str]) -> str:
 def read_measures(text: str) -> str:
     if "%" in text or "‰" in text:
         text = _PERCENT.sub(_percent, text)
-    if "'" in text or "′" in text:
-        text = _ROOM.sub(lambda found: f"{cardinal(int(found[1]))} by {cardinal(int(found[2]))} feet", text)
-        text = _FEET.sub(_feet, text)
-        text = _FEET_ALONE.sub(lambda found: f"{cardinal(int(found[1]))} feet", text)
+    if "'" in text:
+        text = _FEET_ALONE.sub(_feet_alone, _FEET.sub(_feet, text))
     text = _CROWD.sub(" million", text)
     text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))
-    return _INCHES.sub(_inches, text) if '"' in text or "″" in text or "''" in text else text
+    return _INCHES.sub(_inches, text).replace("″", '"') if "″" in text or "''" in text else text

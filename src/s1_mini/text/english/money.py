@@ -32,6 +32,7 @@ _NAMED = _currencies(
     "CNY=yuan yuan fen fen, SEK=Swedish_krona Swedish_kronor ore ore, NOK=Norwegian_krone Norwegian_kroner ore ore, "
     "R$=real reais centavo centavos, MX$=Mexican_peso Mexican_pesos centavo centavos, "
     "kr=krona kronor ore ore, zł=zloty zlotys grosz groszy, Kč=koruna koruna haler halers, Ft=forint forints, "
+    "SFr=Swiss_franc Swiss_francs centime centimes, Fr=Swiss_franc Swiss_francs centime centimes, "
     "DKK=Danish_krone Danish_kroner ore ore, PLN=zloty zlotys grosz groszy, BTC=bitcoin bitcoins satoshi satoshis"
 )
 _ALL = _SIGNED | {code: _SIGNED[sign] for code, sign in _CODES.items()} | _NAMED
@@ -57,6 +58,7 @@ _FOREIGN_SUM = re.compile(
     rf"|(?<![\w.,€$£])(?<!\d )({_GROUPED})(?=[ ]?(?:(?:Mio|Mrd)\.? )?(?:{_FOREIGN}|euros?)(?!\w))"
 )
 _MILLIONS = re.compile(r"(?<=\d )(Mio|Mrd)\.?(?= ?(?:€|EUR))")
+_MIXED = re.compile(rf"({_SIGN})(\d{{1,4}})[ –-](\d/\d\d?) ((?:m|b|tr)illion|thousand)\b")  # $1-1/2 million
 _LAKHS = re.compile(r"(?:(?<=₹)|(?<=₹ )|(?<=\bRs )|(?<=\bRs\. ))\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")
 _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
 
@@ -121,6 +123,7 @@ def _money_after(found: re.Match[str]) -> str:
 
 def read_money(text: str) -> str:
     text = _LAKHS.sub(lambda found: found.group().replace(",", ""), _FOREIGN_SUM.sub(_foreign, text))
+    text = _MIXED.sub(lambda found: f"{found[2]} {found[3]} {found[4]} {_SIGNED[found[1]][1]}", text)
     text = _MILLIONS.sub(lambda found: "million" if found[1] == "Mio" else "billion", text)
     text = _MONEY.sub(_money, text)
     text = _MONEY_BEFORE.sub(lambda found: _amount(found[2], found[3], _ALL[found[1]]), text)

@@ -101,6 +101,11 @@ def part_of(number: int) -> str:
     return {2: "half", 4: "quarter"}.get(number) or ordinal(number).removeprefix("one ")
 
 
+def plural_number(said: str) -> str:
+    """Return the plural of a number as words: fifty-twos, sixes, nineties."""
+    return f"{said[:-1]}ies" if said.endswith("y") else f"{said}es" if said.endswith("x") else f"{said}s"
+
+
 def decade(number: int) -> str:
     """Spell out a decade by its first year: nineties, nineteen nineties, two thousands."""
     before, last = divmod(number, 100)
@@ -185,8 +190,18 @@ def read_roman(text: str) -> str:
 
 
 _ORDINAL = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)(?:st|nd|rd|th)\b")
-_SPACED = re.compile(r"(?<![\d.,] )(?<![\w.,-])\d{1,3}(?: \d{3})++(?![\w.,-]*\d)")
-_APOSTROPHES = re.compile(r"(?<![\w.,])\d{1,3}(?:'\d{3})++(?!\d)")
+# Digits in groups of three. A hyphen may follow before another grouped number or a noun: 10 000-metre.
+_SPACED = re.compile(
+    r"(?<![\w.,+/:'])(?<!\w-)(?<!\d )(?<!\d\) )(?<!/ )"
+    r"[1-9]\d{0,2}(?: \d{3})++(,\d\d?(?!\d))?(?! ?\d|,\d|-\d(?!\d{0,2} \d{3})|[.]\d{3}(?!\d))"
+)
+_APOSTROPHES = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:'\d{3})++(?!\d)")
+_NOT_GROUPED = re.compile(
+    r"\b(?:call|phone|tel|telephone|ring|dial|text|fax|mobile|number|chapter|page|room|section|step|day|week|level|figure|"
+    r"table|part|episode|season|volume|unit|phase|question|lesson|grade|jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec|"
+    r"january|february|march|april|june|july|august|september|october|november|december)[.:]? $",
+    re.IGNORECASE,
+)
 _DOTS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _CHAIN = re.compile(r"(?<![\w.,-])\d{1,8}(?:-\d{1,8}){2,8}(?![\w-]|[.,]\d)")
 _RANGE = re.compile(rf"(?<![\w.,-])({NUMBER})(\s?)(?:-|–|—)(\s?)(?=({NUMBER})(?![\w-]))")
@@ -200,10 +215,18 @@ def _range(found: re.Match[str]) -> str:
     """Read a dash between two numbers as `to`, and as `minus` in a subtraction."""
     is_spaced = bool(found[2] and found[3]) and "-" in found.group()
     falls = float(found[4].replace(",", "")) < float(found[1].replace(",", ""))
-    if found[1] == found[4] == "50":
-        return f"{found[1]} "  # fifty-fifty
     is_subtraction = is_spaced and (falls or "=" in text_after(found, 20))
+    if not is_subtraction and (found[1] == found[4] or _is_split(found)):
+        return f"{found[1]} "  # fifty-fifty, a 2-2 draw, a 70-30 split
     return f"{found[1]} {'minus' if is_subtraction else 'to'} "
+
+
+def _is_split(found: re.Match[str]) -> bool:
+    """Return whether two numbers are the parts of a hundred, as an adjective."""
+    parts = found[1], found[4]
+    is_hundred = all(map(str.isdecimal, parts)) and sum(map(int, parts)) == 100 and not found[2]
+    after = re.compile(r"\d{1,3} [a-z]").match(found.string, found.end())
+    return is_hundred and after is not None and re.search(r"\b(?:an?|the) $", text_before(found, 4)) is not None
 
 
 def _chain(found: re.Match[str]) -> str:
@@ -228,16 +251,46 @@ def _scaled(found: re.Match[str]) -> str:
     return f"{written(found[1])} {SCALES[found[2].lower()]}"
 
 
+# Lower-case words between numbers: 3-to-1, 1-on-1, 2-by-4s, 7-out-of-10.
+_WORD_BETWEEN = re.compile(
+    r"(?<![\w.,/-])(\d{1,4})-(?!(?:jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec)-)([a-z]{2,7}(?:-of)?)-"
+    r"(\d{1,4})(s?)(?!\w|[.,]\d)"
+)
+
+
+def read_joined(text: str) -> str:
+    """Replace the hyphens around a word between two numbers by spaces."""
+    return _WORD_BETWEEN.sub(_joined, text) if "-" in text else text
+
+
+def _joined(found: re.Match[str]) -> str:
+    last = plural_number(cardinal(int(found[3]))) if found[4] else found[3]
+    return f"{found[1]} {found[2].replace('-', ' ')} {last}"
+
+
 def read_ranges(text: str) -> str:
-    """Spell out ordinals, ranges, chains of numbers, powers and numbers such as 5k, and remove digit grouping."""
-    text = _SPACED.sub(lambda found: found.group().replace(" ", ""), text)
-    text = _APOSTROPHES.sub(lambda found: found.group().replace("'", ""), text)
+    """Spell out ordinals, ranges, chains of numbers, powers and numbers such as 5k, and remove grouping by dots."""
     text = _DOTS.sub(lambda found: found.group().replace(".", ""), text)
     text = _ORDINAL.sub(_ordinal, text)
     text = _CHAIN.sub(_chain, text)
     text = _RANGE.sub(_range, text)
     text = _POWER.sub(_power, text)
     return _SCALED.sub(_scaled, text)
+
+
+def read_grouped(text: str) -> str:
+    """Write digits that are grouped by spaces or apostrophes with commas."""
+    if "'" in text:
+        text = _APOSTROPHES.sub(lambda found: found.group().replace("'", ","), text)
+    return _SPACED.sub(_grouped, text)
+
+
+def _grouped(found: re.Match[str]) -> str:
+    is_adjective = re.match(r"-[A-Za-z]", text_after(found, 2)) and not found.group().endswith(("000", "500"))
+    if is_adjective or _NOT_GROUPED.search(text_before(found, 12)):
+        return found.group()
+    whole = found.group().removesuffix(found[1] or "").replace(" ", ",")
+    return whole + (found[1] or "").replace(",", ".")
 
 
 def _ordinal(found: re.Match[str]) -> str:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import product
 
 from s1_mini.text.english.measures import UNITS, plural
-from s1_mini.text.english.numerals import cardinal, digits, paired, written
+from s1_mini.text.english.numerals import cardinal, digits, paired, plural_number, written
 from s1_mini.text.tables import signs, table, text_before, words
 
 # Exceptions to the rules for words in capitals. Acronyms that are pronounced as words:
@@ -83,14 +83,22 @@ DOUBLED = frozenset(
 
 _PHONE = re.compile(
     r"(?<![\w.,/-])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\)[ .-]?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])"
-    r"|(?<![\w.,/])\+\d[\d ().-]{6,20}\d(?!\w)"
+    r"|(?<![\w.,/])\+\d[\d ()./-]{6,20}\d(?!\w)"
     r"|(?<![\w.,/-])\d{3}-\d{4}(?![\w-])|(?<![\w.,/-])\d{3}-\d{2}-\d{4}(?![\w-])"
     r"|(?<![\w.,/-])\d{4}(?:[ -]\d{4}){3}(?![\w-])"
-    r"|(?<![\w.,/-])0\d{2,4}(?: \d{3,4}){1,2}(?![\w-])|(?<![\w.,/-])0\d{3,4} \d{6}(?![\w-])"
+    r"|(?<![\w.,/+-])\(0\d{1,4}\)[ -]?\d{2,8}(?:[ -]\d{2,8}){0,3}(?![\w-])|(?<![\w.,/-])1[38]00 \d{3} \d{3}(?![\w-])"
+    r"|(?<![\w.,/-])400[ -]\d{3}[ -]\d{4}(?![\w-])"
+    r"|(?<![\w.,/-])(?:\d[ -])?(?:\(\d{3}\)|\d{3})[ -]\d{3}-\d\d-\d\d(?![\w-])"
+)
+# National numbers with a leading zero, 8 to 12 digits in groups: 020 7946 0123, 01.42.68.53.00, 030/1234567.
+_NATIONAL = re.compile(r"(?<![\w.,/+:-])0\d{1,4}(?:(?: ?[./-] ?| )\d{2,8}){1,5}(?![\w/-]|[.,:]\d)")
+_WORDS_DIALLED = re.compile(
+    r"(?<![\w.,/-])(1-8(?:00|33|44|55|66|77|88))-((?:[A-Z]{2,8}|\d{1,4})(?:-(?:[A-Z]{2,8}|\d{1,4})){0,2})(?!\w)"
 )
 _DIALLED = re.compile(
-    r"\b((?:call|dial|ring|phone|code|pin|zip|extension|password|ends?|ending)"
-    r"(?: is| on| in| number)?:?) (\d{3,12})\b(?![.,]\d)",
+    r"\b((?:call|dial|ring|phone|telephone|tel|text|fax|mobile|cell|whatsapp|hotline|helpline|code|pin|zip|extension|password|"
+    r"ends?|ending)\.?(?: us| me| him| her| them| now)?(?: is| on| in| at| number)?:?) "
+    r"(\d{2,8}(?:[ -]\d{2,5}){2,4}|\d{5} \d{5,6}|\d{3} \d{3}|\d{3,12})\b(?![.,]\d|-\d)",
     re.IGNORECASE,
 )
 _ZIP = re.compile(r"(?<=[a-z] )(\d{5})(?:-(\d{4}))?(?=$|\n|[.,;)]|$)|(?<=[A-Z]{2} )(\d{5})(?:-(\d{4}))?\b")
@@ -128,10 +136,28 @@ def _phone(found: re.Match[str]) -> str:
     return ("plus " if found.group().startswith("+") else "") + ", ".join(said)
 
 
+def _national(found: re.Match[str]) -> str:
+    groups = re.findall(r"\d+", found.group())
+    is_date = [len(group) for group in groups] in ([2, 2, 4], [2, 2, 2])
+    most = 14 if groups[0] == "00" else 12
+    is_phone = 8 <= sum(map(len, groups)) <= most and (len(groups) > 2 or len(groups[-1]) > 3) and not is_date
+    return _phone(found) if is_phone else found.group()
+
+
+def _dialled(found: re.Match[str]) -> str:
+    return f"{found[1]} {', '.join(digits(group) for group in re.split('[ -]', found[2]))}"
+
+
+def _words_dialled(found: re.Match[str]) -> str:
+    parts = [part.lower() if part.isalpha() else digits(part) for part in found[2].split("-")]
+    return f"one eight {'hundred' if found[1].endswith('00') else digits(found[1][3:])}, {', '.join(parts)}"
+
+
 def read_phones(text: str) -> str:
     """Spell out telephone, card and zip numbers, and dialled codes, digit by digit."""
-    text = _PHONE.sub(_phone, text)
-    text = _DIALLED.sub(lambda found: f"{found[1]} {digits(found[2])}", text)
+    text = _NATIONAL.sub(_national, _PHONE.sub(_phone, text))
+    text = _WORDS_DIALLED.sub(_words_dialled, text) if "1-8" in text else text
+    text = _DIALLED.sub(_dialled, text)
     return _ZIP.sub(lambda found: ", ".join(digits(part) for part in found.groups() if part), text)
 
 
@@ -143,11 +169,59 @@ def _address(found: re.Match[str]) -> str:
 def _version(found: re.Match[str]) -> str:
     number = found[1] or found[2] or found[4]
     said = " point ".join(cardinal(int(part)) for part in number.split("."))
+    if found[1] and re.search(r"\b[Vv]er(?:sion|\.)? $", text_before(found, 10)):
+        return said
+    if found[1] and found.group()[0] == "V" and "." not in number:
+        return f"V {said}"  # a V8 engine
     return f"version {said}" if found[1] else f"{found[3]} {said}" if found[3] else said
 
 
+_PLURAL_NUMBER = re.compile(r"(?<![\w.,'$£€/-])(\d{2}[1-9])s(?!\w)")  # 747s
+_PLURAL_AFTER = re.compile(r"\b(?:took|takes?|for|after|within|every|waits?|in|lasts?|lasted|than|about|by|to) $")
+_MODEL_PLURAL = re.compile(r"(?:(?<=[GR]TX )|(?<=Model ))(\d{1,4})s(?!\w)|(?<=iPhone )(\d{1,2})s(?!\w)")
+_JET = re.compile(
+    r"(?<![\w.,/-])(7[0-8]7)( MAX\b|(?= (?:Max|Dreamliner|jets?|aircraft|planes?|airliners?|freighters?)\b))"
+)
+_A_JET = re.compile(r"(?<=\b[Aa] )(7[0-8]7)(?![\w.,-]*\d)")
+_MANY = re.compile(r"(?<![\w.,$£€/-])(10|100|1,?000)s(?= of\b)")
+_MANY_NAMES = {"10": "tens", "100": "hundreds", "1000": "thousands"}
+_AIRLINER = re.compile(r"(?<![\w.,/-])(7[0-8]7)-([1-9]00|[89]|10)([A-Z]{0,3})(s?)(?![\w-])")
+_PARAGRAPH = re.compile(r"(?<![\w.])(\d{2,4})\(([a-n])\)(?:\((\d{1,2}|[a-z])\))?(?!\w)")  # 401(k)
+_COMPANY = re.compile(
+    r"(?<![\w.,$£€-])3M\b(?! (?:more|other|people|of|users|views|copies|customers|units|rows|jobs)\b)"
+)
+_COUNTED = re.compile(
+    r"\b(?:over|about|than|nearly|almost|around|to|reached|hit|has|have|had|some|another|with) $", re.IGNORECASE
+)
+
+
+def _airliner(found: re.Match[str]) -> str:
+    last = cardinal(int(found[2]))
+    letters = f" {' '.join(found[3])}" if found[3] else ""
+    return f"{run(found[1])} {plural_number(last) if found[4] and not letters else last}{letters}"
+
+
+def _plural_number(found: re.Match[str]) -> str:
+    is_time = _PLURAL_AFTER.search(text_before(found, 8))
+    return found.group() if is_time else plural_number(run(found[1]))
+
+
+def _read_designations(text: str) -> str:
+    """Spell out the names of aircraft, companies and clauses, and the plurals of numbers that are names."""
+    text = _AIRLINER.sub(_airliner, text)
+    text = _A_JET.sub(lambda found: run(found[1]), _JET.sub(lambda found: run(found[1]) + found[2].title(), text))
+    text = _MODEL_PLURAL.sub(
+        lambda found: plural_number(run(found[1])) if found[1] else f"{cardinal(int(found[2]))} s", text
+    )
+    text = _MANY.sub(lambda found: _MANY_NAMES[found[1].replace(",", "")], text)
+    text = _PLURAL_NUMBER.sub(_plural_number, text)
+    text = _PARAGRAPH.sub(lambda found: " ".join([run(found[1]), *filter(None, found.groups()[1:])]), text)
+    return _COMPANY.sub(lambda found: "3M" if _COUNTED.search(text_before(found, 8)) else "three M", text)
+
+
 def read_labels(text: str) -> str:
-    """Spell out IP addresses, versions, and the numbers of rooms, flights and houses."""
+    """Spell out IP addresses, versions, model names, and the numbers of rooms, flights and houses."""
+    text = _read_designations(text)
     text = _ADDRESS.sub(lambda found: found.group() if ":" in found[1] else _address(found), text)
     text = _ROWS.sub(" to ", text)
     text = _STANDARD.sub(lambda found: f"{found[1]} dot {run(found[2])}", text)
@@ -170,15 +244,16 @@ def _mixed(found: re.Match[str]) -> str:
     token = found.group()
     if _MEASURED.fullmatch(token):
         return token
-    said = []
-    for part in _RUN.findall(token):
+    said: list[str] = []
+    is_plural = token[0].isalpha() and re.search(r"\ds$", token)  # B-52s, MP3s
+    for part in _RUN.findall(token[:-1] if is_plural else token):
         if part.isdecimal():
             said.append(written(part) if len(part) <= 2 else run(part))
         elif part.upper() in SAID or len(part) == 1 or _is_word(part):
             said.append(part)
         else:
             said.append(" ".join(part))
-    return " ".join(said)
+    return plural_number(" ".join(said)) if is_plural else " ".join(said)
 
 
 def _span(found: re.Match[str]) -> str:
