@@ -121,6 +121,7 @@ _PRODUCT = re.compile(
 _SPACED_STAR = re.compile(r"(?<=\w) \* (?=\w)")
 _DOUBLE_STAR = re.compile(r"\*++|\n")
 _POWER_BEFORE = re.compile(r"(?:\d|\b[A-Za-z]|[)\]])( ?)$")
+_CENSORED = re.compile(r"\b[cdfhpst]\*\*[a-z]\b")  # f**k
 _POWER_AFTER = re.compile(r"( ?)(?:[-+]?(?:\d++(?:\.\d++)?+|\.\d++)(?!\w)(?!\*\*[A-Za-z])|\(|[A-Za-z](?![A-Za-z*]))")
 _GROUPED = re.compile(r"(?<=\d)_(?=\d{3}(?!\d))")  # 1_000_000
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
@@ -185,7 +186,8 @@ def _read_double_stars(text: str) -> str:
         else:
             before = _POWER_BEFORE.search(text, max(0, found.start() - 2), found.start())
             after = _POWER_AFTER.match(text, found.end())
-            if before and after and before[1] == after[1]:
+            is_censored = _CENSORED.match(text, max(0, found.start() - 1)) is not None
+            if before and after and before[1] == after[1] and not is_censored:
                 parts += [text[done : before.start(1)], "^"]
                 done = after.end(1)
             else:

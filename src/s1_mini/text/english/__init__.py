@@ -6,6 +6,8 @@ possessive, so that time grows linearly with the length of the text.
 
 from __future__ import annotations
 
+import re
+
 from s1_mini.text.english.abbreviations import read_abbreviations
 from s1_mini.text.english.dates import read_dates, read_times, read_years
 from s1_mini.text.english.equations import (
@@ -47,7 +49,7 @@ _WITH_DIGITS = (
 def read(text: str) -> str:
     """Spell out a text without markup in English words."""
     text = read_roman(read_abbreviations(read_bare_units(read_equations(read_links(read_arrows(text))))))
-    if any("0" <= character <= "9" for character in text):
+    if re.search("[0-9]", text):
         for each in _WITH_DIGITS:
             text = each(text)
     text = read_pairs(text)

@@ -73,6 +73,10 @@ _SHORT_DATE = re.compile(
 )
 _DATED = re.compile(rf"\b(?:{'|'.join(DAYS)}),? $")
 _MONTH_OF_YEAR = re.compile(r"(?<![\w/.,$£€-])(0?[1-9]|1[0-2])/((?:19|20)\d\d)(?![\w/%]|[.,]\d|-\d)")
+_DASHED = re.compile(
+    rf"(?<![\w.,/-])({_DAY})-({'|'.join(month[:3] for month in MONTHS)})[a-z]{{0,6}}-({_YEAR}|\d\d)(?![\w-])",
+    re.IGNORECASE,
+)
 _YEAR_MONTH = re.compile(r"(?<![\w/.,$£€-])((?:19|20)\d\d)([-/])(0[1-9]|1[0-2])(?![\w/%]|[.,]\d|-\d)")
 _SAYS_MONTH = re.compile(
     r"\b(?:dated?|released?|published|updated|created|issued?|expires|month|version|as of|[12]\d{3}-(?:0[1-9]|1[0-2]) ?"
@@ -163,6 +167,11 @@ def _year_month(found: re.Match[str]) -> str:
     return f"{MONTHS[int(month) - 1]} {_year(year)}"
 
 
+def _dashed(found: re.Match[str]) -> str:
+    month = next(month for month in MONTHS if month[:3].lower() == found[2].lower())
+    return f"{int(found[1])} {month} {found[3] if len(found[3]) == 4 else '20' + found[3]}"
+
+
 def _month_day(found: re.Match[str]) -> str:
     said = _full(found[1], found[2], None)
     said += f" to {ordinal(int(found[3]))}" if found[3] else ""
@@ -198,7 +207,7 @@ def _span(found: re.Match[str]) -> str:
 
 def read_dates(text: str) -> str:
     text = _SLASHED.sub(_slashed, _ISO.sub(_iso, text))
-    text = _YEAR_MONTH.sub(_year_month, text)
+    text = _DASHED.sub(_dashed, _YEAR_MONTH.sub(_year_month, text))
     if "/" in text:
         text = _SHORT_DATE.sub(_short_date, text)
         text = _MONTH_OF_YEAR.sub(lambda found: f"{MONTHS[int(found[1]) - 1]} {_year(found[2])}", text)

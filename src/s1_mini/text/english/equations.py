@@ -114,7 +114,7 @@ _OTHER_UNITS = {"s²": "second squared", "N": "newton", "Mbit": "megabit", "Gbit
 
 
 def read_equations(text: str) -> str:
-    if any("0" <= character <= "9" for character in text):
+    if re.search("[0-9]", text):
         text = _EXPONENT.sub(r"\1 times 10^\2\3", text)
     if "^" in text:
         text = _POWER.sub(lambda found: f" to the power of {'minus ' * bool(found[1])}{found[2]}", text)

@@ -93,7 +93,7 @@ class _Formula:
     """Parser of one formula."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = _TOKEN.findall(text)
+        self._tokens = _TOKEN.findall(text.replace("{,}", ","))
         self._at = 0
         self._depth = 0
         self._brackets: list[str] = []  # open parentheses, absolute values and sets
@@ -240,7 +240,7 @@ class _Formula:
         start = self._at
         said = self._argument(is_script=True)
         raw = "".join(self._tokens[start : self._at]).strip(" {}\\")
-        after = self._apply(bool(before) and len(before[-1]) == 1 and (before[-1].isupper() or before[-1] in "fghpq"))
+        after = self._apply(bool(before) and before[-1] in (_APPLIED if mark == "_" else "fghF"))
         if mark == "_":
             return ["base", *said, "of"] if before and before[-1] == "log" else ["sub", *said, *after]
         if raw in ("2", "3"):
@@ -416,9 +416,8 @@ _BRACKETED = re.compile(r"\\([(\[])((?:[^\\]|\\[^()\[\]])*+)\\[)\]]")
 _BLANK_LINE = re.compile(r"\n[ \t]*+\n")
 _SPECIAL = re.compile(r"[\\^_{}]")
 _LETTERS = re.compile(r"(?:[A-Za-z](?![A-Za-z])|\d++(?:\.\d++)?+|[(),.:;'! \[\]])++")
-_PLAIN = re.compile(
-    r"(?=[^=<>+*/|-]*+[=<>+*/|-])(?:[A-Za-z]{1,3}(?![A-Za-z])|\d++(?:\.\d++)?+|[-+*/=<>()|!,.:;' \[\]])++"
-)
+_PLAIN = re.compile(r"(?:[A-Za-z]{1,3}(?![A-Za-z])|\d++(?:\.\d++)?+|[-+*/=<>()|!,.:;' \[\]])++")
+_OPERATOR = re.compile(r"[=<>+*/|-]")
 _NUMBER = re.compile(r"_?\d++")  # a plain number; the index of a chemical formula
 _PROSE = re.compile(r"[A-Za-z]{2,} [A-Za-z]{2}")
 _ENVIRONMENT = re.compile(
@@ -453,7 +452,8 @@ def _is_math(formula: str) -> bool:
         return False
     if _SPECIAL.search(formula):
         return "\\" in formula or "{" in formula or _PROSE.search(formula) is None
-    return _LETTERS.fullmatch(formula) is not None or _PLAIN.fullmatch(formula) is not None
+    plain = _PLAIN if _OPERATOR.search(formula) else _LETTERS
+    return plain.fullmatch(formula) is not None and any(map(str.isalnum, formula))
 
 
 def _put(text: str, start: int, end: int, said: str) -> str:
@@ -517,7 +517,7 @@ def _read_bare(text: str) -> str:
         kind, symbol = found.lastgroup or "", found.group()
         if not is_open and not depth:
             start, has_command = found.start(), False
-            is_open = start == 0 or before in ("space", "other") or text[start - 1] in "([\"'"
+            is_open = start == 0 or before == "space" or text[start - 1] in "\n([\"',;"
         belongs = is_open and _belongs(kind, symbol, before, depth, found)
         if belongs and kind == "brace":
             depth += 1 if symbol == "{" else -1

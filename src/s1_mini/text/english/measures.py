@@ -74,7 +74,7 @@ _NOUN = re.compile(
     r"below|with|for|when|but|if|then|so|as|per|are|were|has|than|taller|shorter|longer|wider|higher|deeper|underwater|"
     r"each|while|because|before|after|between|over|under|into|through|ago|behind|square|total|later|outside|inside)\b)[A-Za-z]"
 )
-_QUOTED = re.compile(r"(?<!\w)'(?=[A-Za-z])(?:[^'\n]|(?<=\w)'(?=\w))*+$")
+_QUOTED = re.compile(r"(?<!\w)'(?=[A-Za-z]|\d{1,9} [a-z])(?:[^'\n]|(?<=\w)'(?=\w))*+$")
 _OF_SIZE = re.compile(r"(\d)(?:\"|″|'')(?= by [\d/ -]{1,8}(?:″|''))|(\d)'(?= by \d{1,3}')")
 _KIND = re.compile(
     r" (?:race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
@@ -104,15 +104,17 @@ _INCH_FRACTIONS = (2, 4, 8, 16, 32, 64)
 _AFTER_IN = re.compile(r" (?:the|a|an|this|that|my|his|her|our|their|all|class|total|favor|tests?|[A-Z0-9])\b")
 _MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d{1,2})/(?=(?:4|5|6|10|20|100)(?![\d/]|[.,]\d))")
 _COMPASS = re.compile(r"(?<=\d[°'″])\s?([NSEW])\b(?!\.\w)")
-_PAIRS = {(24, 7), (9, 11), (20, 20), (7, 11), (7, 7), (11, 11)}
+_PAIRS = {(24, 7), (20, 20), (7, 11), (7, 7), (11, 11)}
 # A number of points out of the highest: after words such as "rated", before "stars", after a label.
-_RATED = re.compile(
-    r"\b(?:rat(?:e|es|ed|ing|ings)|scor(?:e|es|ed|ing)|reviews?|reviewed|graded?|marks?|give|gives|gave|giving|got|get|gets|"
-    r"getting|earned|answered|verdict|overall|solid|deserves?|stars?)\b[^.!?\n]{0,25}$",
-    re.IGNORECASE,
+_RATED = frozenset(
+    words(
+        "rate rates rated rating ratings score scores scored scoring review reviews reviewed grade grades graded mark "
+        "marks give gives gave giving got get gets getting earned answered verdict overall solid deserves star stars"
+    )
 )
+_WORD = re.compile("[A-Za-z]++|[.!?\n]")
 _OUT_OF = re.compile(
-    r" (?:stars?|points?|on (?:the|my|his|her|a|our|their) (?:\w+ )?(?:test|quiz|exam)|questions|correct)\b"
+    r" (?:stars?|points?|on (?:the|my|his|her|a|our|their) (?:\w{1,20} )?(?:test|quiz|exam)|questions|correct)\b"
 )
 _LABELLED = re.compile(r"(?:^|\n|[:(]\s?|(?<![.!?] )\b[A-Z][a-z]+ |, [a-z]+ )$")
 _LABEL_ENDS = re.compile(r"\.?\s*$|\.?\n|[,;)]| [-–—]|\. [A-Z]")
@@ -155,9 +157,12 @@ def _fraction(found: re.Match[str]) -> str:
 def _score(found: re.Match[str], above: int, below: int) -> str | None:
     """Spell out notation that only looks like a fraction: 24/7, a date after a time word, a score out of 10 or 100."""
     before, after = text_before(found, 40), text_after(found, 24)
+    if (above, below) == (9, 11):
+        return "nine eleven"
     if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(before):
         return f"{MONTHS[above - 1]} {ordinal(below)}"
-    is_rated = bool(_OUT_OF.match(after) or (below in _MAXIMA and _RATED.search(before)))
+    is_maximum = below in _MAXIMA and (above * 2 >= below or below in (5, 6, 10, 100))
+    is_rated = bool(_OUT_OF.match(after) or (is_maximum and _is_rated(before)))
     if below == 5 and above > 1 and _LABELLED.search(before) and _LABEL_ENDS.match(after):
         is_rated = True
     if above > below or after.startswith(" of "):
@@ -171,6 +176,13 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
     if (is_rated and below > 2) or is_of_ten or (above == below and above > 1):
         return f"{cardinal(above)} out of {cardinal(below)}"
     return None
+
+
+def _is_rated(before: str) -> bool:
+    """Return whether a word about rating is among the last words of the sentence."""
+    last = _WORD.findall(before[-34:])
+    ends = [number for number, each in enumerate(last) if not each.isalpha()]
+    return not _RATED.isdisjoint(each.lower() for each in last[ends[-1] + 1 if ends else 0 :])
 
 
 def _part_of(said: str, name: str) -> str:
@@ -197,7 +209,7 @@ def read_fractions(text: str) -> str:
 
 
 def _mark_inches(text: str) -> str:
-    """Write `"` after a number as ″ if it means inches: outside a quotation, or if the next mark ends the quotation."""
+    """Write `"` after a number as ″ if it means inches: outside a quotation, or before its end."""
     marks = list(_QUOTE.finditer(text))
     parts, done, is_open = [], 0, False
     for number, found in enumerate(marks):
@@ -206,11 +218,10 @@ def _mark_inches(text: str) -> str:
             is_open = False
             continue
         if text[at - 1 : at].isdecimal():
-            following = marks[number + 1] if number + 1 < len(marks) else None
-            ends_later = (
-                following is not None and following.group() == '"' and not text[following.start() - 1].isspace()
-            )
-            if not is_open or (ends_later and following is not None and following.start() > at + 1):
+            following = marks[number + 1].start() if number + 1 < len(marks) else len(text)
+            is_closed = text[following : following + 1] == '"' and not text[following - 1].isspace()
+            is_closed = is_closed and following > at + 1 and not text[following + 1 : following + 2].isalnum()
+            if not is_open or is_closed:
                 parts += [text[done:at], "″"]
                 done = at + 1
                 continue

@@ -197,7 +197,8 @@ _SPACED = re.compile(
 )
 _APOSTROPHES = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:'\d{3})++(?!\d)")
 _NOT_GROUPED = re.compile(
-    r"\b(?:call|phone|tel|telephone|ring|dial|text|fax|mobile|number|chapter|page|room|section|step|day|week|level|figure|"
+    r"\b(?:call|phone|tel|telephone|ring|dial|text|fax|mobile|number|gate|flight|bus|route|line|platform|group|team|size|"
+    r"aged|version|type|item|game|round|set|lap|year|hour|zone|district|act|book|chapter|page|room|section|step|day|week|level|figure|"
     r"table|part|episode|season|volume|unit|phase|question|lesson|grade|jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec|"
     r"january|february|march|april|june|july|august|september|october|november|december)[.:]? $",
     re.IGNORECASE,
@@ -285,9 +286,15 @@ def read_grouped(text: str) -> str:
     return _SPACED.sub(_grouped, text)
 
 
+_COUNTED = re.compile(
+    r"[ -]?(?:mg|g|ml|mL|MB|GB|TB|W|V|lb|kg|oz)[ -]"
+    r"(?:tablet|capsule|pill|bottle|can|bag|dose|drive|card|bulb|pack|stick)s?\b"
+)  # 1 500 mg tablet
+
+
 def _grouped(found: re.Match[str]) -> str:
-    is_adjective = re.match(r"-[A-Za-z]", text_after(found, 2)) and not found.group().endswith(("000", "500"))
-    if is_adjective or _NOT_GROUPED.search(text_before(found, 12)):
+    is_adjective = re.match(r"-[A-Za-z]", text_after(found, 2)) and not found.group().endswith("000")
+    if is_adjective or _COUNTED.match(text_after(found, 20)) or _NOT_GROUPED.search(text_before(found, 12)):
         return found.group()
     whole = found.group().removesuffix(found[1] or "").replace(" ", ",")
     return whole + (found[1] or "").replace(",", ".")

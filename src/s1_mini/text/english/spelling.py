@@ -140,7 +140,10 @@ def _national(found: re.Match[str]) -> str:
     groups = re.findall(r"\d+", found.group())
     is_date = [len(group) for group in groups] in ([2, 2, 4], [2, 2, 2])
     most = 14 if groups[0] == "00" else 12
-    is_phone = 8 <= sum(map(len, groups)) <= most and (len(groups) > 2 or len(groups[-1]) > 3) and not is_date
+    is_span = "-" in found.group() and all(re.fullmatch("(?:[01]\\d|2[0-4])[0-5]\\d", group) for group in groups)
+    is_phone = (
+        not is_span and 8 <= sum(map(len, groups)) <= most and (len(groups) > 2 or len(groups[-1]) > 3) and not is_date
+    )
     return _phone(found) if is_phone else found.group()
 
 
@@ -166,17 +169,21 @@ def _address(found: re.Match[str]) -> str:
     return said + (f" colon {run(found[2][1:])}" if found[2] else "")
 
 
+_ENGINE = re.compile(r"[ -](?:engines?|motors?|petrol|diesel|trucks?|powered|turbo|twin|cars?|sedan|coupe)\b")
+
+
 def _version(found: re.Match[str]) -> str:
     number = found[1] or found[2] or found[4]
     said = " point ".join(cardinal(int(part)) for part in number.split("."))
     if found[1] and re.search(r"\b[Vv]er(?:sion|\.)? $", text_before(found, 10)):
         return said
-    if found[1] and found.group()[0] == "V" and "." not in number:
+    is_engine = found.group()[0] == "V" or _ENGINE.match(found.string, found.end())
+    if found[1] and is_engine and "." not in number:
         return f"V {said}"  # a V8 engine
     return f"version {said}" if found[1] else f"{found[3]} {said}" if found[3] else said
 
 
-_PLURAL_NUMBER = re.compile(r"(?<![\w.,'$£€/-])(\d{2}[1-9])s(?!\w)")  # 747s
+_PLURAL_NUMBER = re.compile(r"(?<![\w.,'$£€/-])(7[0-8]7|911|501)s(?!\w)")  # 747s
 _PLURAL_AFTER = re.compile(r"\b(?:took|takes?|for|after|within|every|waits?|in|lasts?|lasted|than|about|by|to) $")
 _MODEL_PLURAL = re.compile(r"(?:(?<=[GR]TX )|(?<=Model ))(\d{1,4})s(?!\w)|(?<=iPhone )(\d{1,2})s(?!\w)")
 _JET = re.compile(
@@ -184,6 +191,7 @@ _JET = re.compile(
 )
 _A_JET = re.compile(r"(?<=\b[Aa] )(7[0-8]7)(?![\w.,-]*\d)")
 _MANY = re.compile(r"(?<![\w.,$£€/-])(10|100|1,?000)s(?= of\b)")
+_HUNDREDS = re.compile(r"(?:(?<=[Tt]he )|(?<=\d00s and ))([1-9]00)s(?!\w)")
 _MANY_NAMES = {"10": "tens", "100": "hundreds", "1000": "thousands"}
 _AIRLINER = re.compile(r"(?<![\w.,/-])(7[0-8]7)-([1-9]00|[89]|10)([A-Z]{0,3})(s?)(?![\w-])")
 _PARAGRAPH = re.compile(r"(?<![\w.])(\d{2,4})\(([a-n])\)(?:\((\d{1,2}|[a-z])\))?(?!\w)")  # 401(k)
@@ -214,6 +222,7 @@ def _read_designations(text: str) -> str:
         lambda found: plural_number(run(found[1])) if found[1] else f"{cardinal(int(found[2]))} s", text
     )
     text = _MANY.sub(lambda found: _MANY_NAMES[found[1].replace(",", "")], text)
+    text = _HUNDREDS.sub(lambda found: plural_number(cardinal(int(found[1]))), text)
     text = _PLURAL_NUMBER.sub(_plural_number, text)
     text = _PARAGRAPH.sub(lambda found: " ".join([run(found[1]), *filter(None, found.groups()[1:])]), text)
     return _COMPANY.sub(lambda found: "3M" if _COUNTED.search(text_before(found, 8)) else "three M", text)
