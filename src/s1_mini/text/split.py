@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from s1_mini.exceptions import ParameterError
+from s1_mini.text.stops import UNITS, Kind, is_final, is_numbered, is_spelled, is_street
+from s1_mini.text.tables import words
 from s1_mini.text.tidy import PARAGRAPH_BREAK
 
 # Grapheme clusters: the part of UAX 29 that keeps accented letters, emoji with a skin tone and flags in one piece.
@@ -61,17 +63,29 @@ _CLAUSE_END = re.compile(
     r"\s?"
 )
 
-_LETTER = "[A-Za-zÀ-ɏΑ-ωА-я]"
-_ABBREVIATION = re.compile(
-    rf"(?:{_LETTER}\.)*{_LETTER}|ph\.d|b\.sc|m\.sc|"  # first the initials: J. and U.S. and e.g.
-    "dr|mr|mrs|ms|prof|rev|hon|gen|col|capt|cmdr|lt|sgt|gov|sen|rep|pres|st|mt|ave|blvd|rd|jr|sr|inc|ltd|co|corp|"
-    "vs|dept|est|approx|al|cf|ca|resp|incl|excl|"
-    "hr|fr|bzw|ggf|evtl|inkl|zzgl|vgl|mme|mlle|sra|srta"
+_LETTERS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-ωА-я]\.)*+[A-Za-zÀ-ɏΑ-ωА-я]")  # J. and U.S. and e.g.
+_NEVER_LAST = frozenset(
+    words("vs cf ca resp incl excl approx e.g i.e z.b d.h bzw ggf evtl inkl zzgl vgl hr fr mme mlle sra srta")
 )
-_BEFORE_A_NUMBER = re.compile(
-    "no|nos|nr|num|p|pp|vol|fig|art|sec|ch|abb|kap|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec"
-)
-_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # these end the sentence if a capital follows
+_NUMBERED = frozenset(words("no nos nr num p pp vol fig art sec ch abb kap"))  # before a number
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(
+        words(
+            "dr mr mrs ms prof rev hon gen col capt cmdr lt sgt maj gov sen rep pres st mt ft adm amb atty messrs "
+            "supt cpl pvt"
+        ),
+        "title",
+    ),
+    **dict.fromkeys(words("dept est univ intl natl govt assn assoc asst"), "part"),
+    **dict.fromkeys(
+        words("inc ltd co corp bros jr sr etc usw al esq ave blvd rd hwy pkwy ph.d b.sc m.sc m.d b.a m.a b.s"), "other"
+    ),
+    **dict.fromkeys(words("a.m p.m"), "half"),
+    **dict.fromkeys(words("mon tue tues wed thu thur thurs fri sat sun"), "day"),
+    **dict.fromkeys(words("jan feb mar apr jun jul aug sep sept oct nov dec"), "month"),
+}
+_FULL_NAME = re.compile(r"[A-Z][\w.-]{0,20} [A-Z][\w-]{1,20},? $")
+_MEASURED = re.compile(rf"(?:\d[\d.,/]*)?(?:{UNITS})")
 
 
 def split(text: str, max_bytes: int) -> list[str]:
@@ -162,8 +176,8 @@ def _may_cut(text: str, cut: int) -> bool:
 
 def is_abbreviation(word: str) -> bool:
     """Return whether a word may be an abbreviation, without its full stop."""
-    lists = _ABBREVIATION, _BEFORE_A_NUMBER, _BEFORE_A_CAPITAL
-    return any(each.fullmatch(word.lower()) for each in lists)
+    low = word.lower()
+    return low in _KINDS or low in _NUMBERED or low in _NEVER_LAST or _LETTERS.fullmatch(low) is not None
 
 
 def first_sentence(text: str) -> tuple[str, bool]:
@@ -211,15 +225,40 @@ def _is_sentence_end(line: str, found: re.Match[str]) -> bool:
 
 
 def _is_abbreviated(line: str, dot: int, following: str) -> bool:
+    """Return whether a full stop only belongs to an abbreviation."""
     start = line.rfind(" ", 0, dot) + 1
-    word = line[start:dot].lstrip(_OPENERS).lower()
-    if _BEFORE_A_CAPITAL.fullmatch(word):
-        return not following.isupper()
-    if _BEFORE_A_NUMBER.fullmatch(word) and following.isdecimal():
+    word = line[start:dot].lstrip(_OPENERS)
+    before, start = line[start - 2 : start - 1], dot - len(word)
+    low = word.lower()
+    if low.isdecimal() and len(low) <= 2:  # the number of a list item
+        return not before or before in _ENDS
+    if low in _NUMBERED and following.isdecimal() and is_numbered(line, start, dot + 1):
         return True
-    if word.isdecimal() and len(word) <= 2:  # the number of a list item
-        return start == 0 or line[start - 2] in _ENDS
-    return _ABBREVIATION.fullmatch(word) is not None
+    kind = _kind(word, before, line, start)
+    if kind is None:
+        return low in _NEVER_LAST
+    if not following:
+        return True  # text that is still arriving may go on with a name
+    return not is_final(line, start, dot + 1, kind)
+
+
+def _kind(word: str, before: str, line: str, start: int) -> Kind | None:
+    """Return the kind of an abbreviation after the character `before`; None for other words."""
+    low = word.lower()
+    if _MEASURED.fullmatch(low) and (before.isdecimal() or word[0].isdecimal()):
+        return "unit"
+    if low in _NEVER_LAST:
+        return None
+    kind = _KINDS.get(low)
+    if low == "sr" and not _FULL_NAME.search(line[max(0, start - 45) : start]):
+        kind = "title"  # Señor
+    elif low in ("st", "dr") and is_street(line, start):
+        kind = "other"
+    if kind in ("day", "month") and word.islower() and low in ("sat", "sun", "mar", "mon", "wed"):
+        return None
+    if kind is None and _LETTERS.fullmatch(word) and not is_spelled(line, start):
+        return "letters"
+    return kind
 
 
 def _shorten(sentence: str, max_bytes: int) -> list[str]:

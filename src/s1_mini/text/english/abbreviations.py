@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from s1_mini.text.english.dates import DAYS, MONTHS
-from s1_mini.text.tables import table, text_after, text_before
+from s1_mini.text.stops import SPELT_NUMBERS, Kind, is_final, is_numbered, is_spelled, is_street
+from s1_mini.text.tables import table, text_after, text_before, words
 
 _SHORT_MONTHS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
 _SHORT_DAYS = {day[:3]: day for day in DAYS} | {"Tues": "Tuesday", "Thur": "Thursday", "Thurs": "Thursday"}
@@ -52,6 +53,14 @@ _STATES = table(
     "SC=South Carolina, SD=South Dakota, TN=Tennessee, TX=Texas, UT=Utah, VT=Vermont, VA=Virginia, WA=Washington, "
     "WV=West Virginia, WI=Wisconsin, WY=Wyoming, DC=D C"
 )
+# Abbreviations of states that follow a city and a comma.
+_CITY_STATES = table(
+    "Ala=Alabama, Ariz=Arizona, Ark=Arkansas, Calif=California, Colo=Colorado, Conn=Connecticut, Del=Delaware, "
+    "Fla=Florida, Ga=Georgia, Ill=Illinois, Ind=Indiana, Kan=Kansas, Ky=Kentucky, La=Louisiana, Md=Maryland, "
+    "Mass=Massachusetts, Mich=Michigan, Minn=Minnesota, Miss=Mississippi, Mo=Missouri, Mont=Montana, Neb=Nebraska, "
+    "Nev=Nevada, Okla=Oklahoma, Ore=Oregon, Pa=Pennsylvania, Tenn=Tennessee, Tex=Texas, Va=Virginia, Vt=Vermont, "
+    "Wash=Washington, Wis=Wisconsin, Wyo=Wyoming"
+)
 
 
 def _one_of(words: dict[str, str]) -> str:
@@ -60,6 +69,10 @@ def _one_of(words: dict[str, str]) -> str:
 
 _SLASHED_FORM = re.compile(rf"(?<![\w/])(?:{_one_of(_SLASHED)})(?![\w/])", re.IGNORECASE)
 _STATE = re.compile(rf"(?<=, )({_one_of(_STATES)})(?= \d{{5}}(?!\d))")
+_CITY_STATE = re.compile(rf"(?<=[a-z], )({_one_of(_CITY_STATES)})\.(?!\w)")
+_CITY = re.compile(
+    r"(?<![\w'-])(?:in|from|near|of|to|at|for|around|outside) (?:[A-Z][\w.]{0,20} ){0,2}[A-Z]\w{0,20}, $"
+)
 _SAINT_OR_DOCTOR = re.compile(r"(?<![\w.'-])(St|Dr)\b(\.?)(?=\s+[A-Z])")
 _STREET = re.compile(rf"(?<=[\w.] )({_one_of(_STREETS)})\b(\.?)(?!\w|'\w)")
 _TITLE = re.compile(
@@ -68,7 +81,16 @@ _TITLE = re.compile(
 )
 _DAY = re.compile(
     rf"(?<![\w.'-])({_one_of(_SHORT_DAYS)})"
-    rf"(?:(?<!Sun)(?<!Sat)\.(?!\w)|\.?(?=,?\s(?:\d|(?:{'|'.join(_SHORT_MONTHS)}))))"
+    rf"(?:\.(?!\w)|(?=,?\s(?:\d|(?:{'|'.join(_SHORT_MONTHS)}))))"
+)
+_DAY_BEFORE = re.compile(
+    r"(?:\b(?:on|until|till|til|this|due|next|last|every|each|by|from|since|before|after|through|thru|open|closed|early|"
+    r"late|(?:\w{0,6}day|Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\.? (?:and|or|to|through|thru))|[,&/(:–-])\s?$",
+    re.IGNORECASE,
+)
+_DAY_AFTER = re.compile(
+    rf",? (?:\d|morning|afternoon|evening|night|noon|(?:at|from|to|through|thru|till|until|and|or|&) "
+    rf"(?:\d|noon|{'|'.join(DAYS)}|{_one_of(_SHORT_DAYS)})|{'|'.join(_SHORT_MONTHS)})|\s?[-–/]"
 )
 _SHORT = _SHORT_DAYS | _SHORT_MONTHS
 _SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?\s?[-–]\s?({_one_of(_SHORT)})\b\.?")
@@ -80,15 +102,33 @@ _NUMBERED = re.compile(
     rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?(?=\d|[A-Z]{{1,4}}\d|[IVX]{{2,6}}\b|[VX]\b)|№\s?(?=\d)",
     re.IGNORECASE,
 )
-_LOWER = re.compile(r"(?<![\w.'-])(?<!\d )(min|max)\.(?=,?\s(?:\d|and|or|to|of|at|is|[a-z]{3,})|\s?$)", re.MULTILINE)
+_LOWER = re.compile(r"(?<![\w.'-])(?<!\d )(min|max)\.(?!\w)")
+_ONE_MINUTE = re.compile(r"\b(?:a|one|per|each|every|another|this|that|any|last|half)\s$", re.IGNORECASE)
+_MINUTES = re.compile(rf"\b(?:few|several|couple of|some|{'|'.join(SPELT_NUMBERS - {'one'})})\s$", re.IGNORECASE)
+_AFTER_MINUTE = re.compile(
+    r"\s?(?:$|\W)|\s(?:please|later|ago|and|or|to|before|after|longer|more|too|for|while|when|[A-Z])"
+)
+_PAIRED = re.compile(r"\b(?:min|max)\w{0,5}\.?,? ?(?:and|or|/|&) ?$", re.IGNORECASE)
+_JAN_BEFORE = re.compile(
+    r"(?:\b(?:in|on|by|since|until|till|of|early|late|mid|last|next|this|from|to|through|and|or|every|each|before|after|"
+    r"during|around)|[\d,(:/–-])\s?$",
+    re.IGNORECASE,
+)
+_NAME_BEFORE = re.compile(
+    r"(?:\b(?!(?:The|An?|This|That|My|Our|Your|His|Her|Their|Its|Ask)\b)[A-Z][\w'.-]{0,30}|&|\b\d{1,3}(?:st|nd|rd|th)|"
+    r"\band),? $"
+)
+_QUALIFIES = re.compile(rf",? (?:(?!(?:{'|'.join(SPELT_NUMBERS)})\b)[a-z]|-?\d{{1,4}}(?:\.\d)? ?[°CF])")
+_QUALIFIED = re.compile(
+    r"\b(?:max|min|avg|average|maximum|minimum|high|low|body|room|water|air|oven|outside|mean|core)\.? $", re.IGNORECASE
+)
 _EDITION = re.compile(r"(?<=\d(?:st|nd|rd|th) )(ed|fl)\.|(?<=\b(?:first|third|sixth) )(ed|fl)\.")
 _DEGREE = re.compile(
     r"(?<![\w.'-])([BM])\.(Sc|Eng|Ed|Tech|Com|Arch|Phil)\.|(?<![\w.'-])(D)\.(Phil|Sc)\.|(?<![\w.'-])(LL)\.([BM])\."
 )
 _OFFICE = re.compile(r"\b(Sec|Dir)\.(?= (?:of|Gen)\b)")
 _DAY_PAIR = re.compile(r"(?<![\w.'-])(Sat|Sun)\.?(?= ?(?:&|and|/) (?:Sat|Sun|Mon|Fri))|(?<=[&/] )(Sat|Sun)\.(?!\w)")
-_AT_START = re.compile(r"^(Min|Max)\.(?= [a-z\d])", re.MULTILINE)
-_DAY_AFTER = re.compile(r"(?<=day and )(Sat|Sun)\.(?!\w)")
+_AT_START = re.compile(r"(?:^|(?<=[.!?] ))(Min|Max)\.(?= [a-z\d])", re.MULTILINE)
 _UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty)(:?) (?=#?\d)")
 _SLASHED_DAYS = re.compile(rf"(?<![\w/])((?:{_one_of(_SHORT_DAYS)})(?:/(?:{_one_of(_SHORT_DAYS)})){{1,6}})(?![\w/])")
 _SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
@@ -96,12 +136,8 @@ _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECA
 _UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e)(?![\w./])")
 _LETTERS = re.compile(r"(?<![\w.'-])((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
-_INITIAL_BEFORE = re.compile(r"(?:^|[\n(\"'“,;:]|\b(?:by|and|with|from|of|to|for|[A-Z][\w'-]{0,40}\.?))\s*$")
-_LETTERED = re.compile(r"\b(?:Plan|Vitamin|Type|Group|Class|Grade|Section|Appendix|Figure|Part|Option|Team|Point)\s$")
-_ENDS_HERE = re.compile(r"\s*$|\s*\n|[\"')\]]+(?:\s|$)|\s+[\"'(]?(?:[A-Z](?![A-Z]*\b)|[AI](?: [a-z]|'))")
-_BEGINS = re.compile(
-    r"\s(?:I|It|He|She|We|They|You|The|This|That|These|Those|There|Then|But|And|So|If|In|On|At|My|Our|His|Her|Its|Your|"
-    r"Their|Do|Does|Did|Don't|What|When|Where|Who|Why|How|Please|After|Before|Now|No|Yes|Not)\b"
+_INITIAL_BEFORE = re.compile(
+    r"(?:^|[\n(\"'“,;:]|[.!?][\"')]?(?=\s)|\b(?:by|and|with|from|of|to|for|[A-Z][\w'-]{0,40}\.?))\s*$"
 )
 DIRECTIONS = table("N=North, S=South, E=East, W=West")
 _ANY_STREET = rf"(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b"
@@ -118,14 +154,75 @@ def _cased(said: str, like: str) -> str:
     return said[0].upper() + said[1:] if like[:1].isupper() else said
 
 
-def _stop(found: re.Match[str]) -> str:
+_NEVER_LAST = frozenset(words("vs e.g i.e cf viz approx incl excl w.r.t s.t"))
+_PARTS = frozenset(
+    words(
+        "dept govt dist univ assn intl natl avg hosp assoc asst misc mgr attn std orig alt temp mts bldg rm doz pkg eds"
+    )
+)
+_UNITS = frozenset(words("hrs mins secs wk wks yrs"))
+_DEGREES = frozenset(words("m.d b.a m.a b.s m.s j.d r.n d.d.s m.b.a r.i.p r.s.v.p e.t.a"))
+_NOTES = frozenset(("p.s", "n.b", "p.p.s"))  # begin a sentence
+# Abbreviations that are read only next to other words, because their letters are also words of their own.
+_AFTER_A_NAME = frozenset(words("co inc corp ltd bros ave"))
+_ADJECTIVES = frozenset(words("temp alt"))
+
+
+def _stop(found: re.Match[str], kind: Kind = "other") -> str:
     """Return a full stop if an abbreviation's final dot also ends the sentence, otherwise an empty string."""
-    return "." if found.group().endswith(".") and _ENDS_HERE.match(found.string, found.end()) else ""
+    is_end = found.group().endswith(".") and is_final(found.string, found.start(), found.end(), kind)
+    return "." if is_end else ""
 
 
-def _latin_stop(found: re.Match[str]) -> str:
-    """Return the full stop as `_stop` does, except after abbreviations that never end a sentence, such as e.g."""
-    return "" if found[1].lower() in ("vs", "e.g", "i.e", "cf", "viz", "approx") else _stop(found)
+def _dotted(found: re.Match[str]) -> str:
+    word, before = found[1].lower(), text_before(found, 34)
+    if word in _AFTER_A_NAME and found[1].islower() and not _NAME_BEFORE.search(before):
+        return found.group()
+    if word in _ADJECTIVES and not (_QUALIFIES.match(text_after(found, 12)) or _QUALIFIED.search(before)):
+        return found.group()
+    said = _cased(_ANYWHERE[word], found[1])
+    if word in _NEVER_LAST:
+        return said
+    return said + _stop(found, "part" if word in _PARTS else "unit" if word in _UNITS else "other")
+
+
+def _day(found: re.Match[str]) -> str:
+    """Read Sat. and Sun. as days only next to words of time, because they are also words."""
+    is_word = found[1] in ("Sat", "Sun") and found.group().endswith(".")
+    if is_word and not (_DAY_BEFORE.search(text_before(found, 14)) or _DAY_AFTER.match(text_after(found, 16))):
+        return found.group()
+    return _SHORT_DAYS[found[1]] + _stop(found, "day")
+
+
+def _month(found: re.Match[str]) -> str:
+    stop = _stop(found, "month")
+    if stop and found[1] in ("Jan", "Mar") and not _JAN_BEFORE.search(text_before(found, 9)):
+        return found.group()  # a name
+    return _SHORT_MONTHS[found[1]] + stop
+
+
+def _lower(found: re.Match[str]) -> str:
+    """Read min. as "minute" after an article; read neither min. nor max. at the end of a sentence."""
+    before, after = text_before(found, 14), text_after(found, 10)
+    if found[1] == "min" and _MINUTES.search(before):
+        return "minutes" + _stop(found, "unit")
+    if found[1] == "min" and _ONE_MINUTE.search(before) and _AFTER_MINUTE.match(after):
+        return "minute" + _stop(found, "unit")
+    is_end = before.endswith("to the ") or is_final(found.string, found.start(), found.end(), "unit")
+    if is_end and not _PAIRED.search(before):
+        return found.group()
+    return f"{found[1]}imum" + _stop(found, "unit")
+
+
+def _city_state(found: re.Match[str]) -> str:
+    is_certain = found[1] not in ("Pa", "La", "Del", "Miss", "Mo") or _CITY.search(text_before(found, 60))
+    return _CITY_STATES[found[1]] + _stop(found) if is_certain else found.group()
+
+
+def _title(found: re.Match[str]) -> str:
+    if found.group().endswith(".") and is_final(found.string, found.start(), found.end(), "title"):
+        return _TITLES[found[1]] + "."
+    return _TITLES[found[1]]
 
 
 def _street(found: re.Match[str]) -> str:
@@ -139,28 +236,31 @@ def _street(found: re.Match[str]) -> str:
 
 def _saint_or_doctor(found: re.Match[str]) -> str:
     """Distinguish St. John from John St., and Dr. Smith from Elm Dr. (which `_street` reads), by the preceding text."""
-    before = text_before(found, 60)
-    address = re.search(r"\b(?:on|at|down|up|along|\d+\w?)\s(?:[NSEW]\.?\s)?(?:[A-Z]\w*\s){1,3}$", before)
-    if address and not re.search(r"\b(?:St|Saint)\.?\s$", before):
+    if is_street(found.string, found.start()):
         return found.group()
-    return "Saint" if found[1] == "St" else "Doctor"
+    is_end = found[2] and is_final(found.string, found.start(), found.end(), "title")
+    return ("Saint" if found[1] == "St" else "Doctor") + "." * bool(is_end)
 
 
 def _initial(found: re.Match[str]) -> str:
-    before = text_before(found, 45)
-    is_name = _INITIAL_BEFORE.search(before) and not _LETTERED.search(before)
-    is_name = is_name and not _BEGINS.match(found.string, found.end())
+    is_name = _INITIAL_BEFORE.search(text_before(found, 45)) and not is_spelled(found.string, found.start())
+    is_name = is_name and not is_final(found.string, found.start(), found.end(), "letters")
     return f"{found[1]} " if is_name else found.group()
 
 
 def _letters(found: re.Match[str]) -> str:
     said = found[1].replace(".", " ").strip()
-    if said.lower() in ("a m", "p m", "b c", "a d"):
+    letters = found[1].lower().rstrip(".")
+    if letters in ("a.m", "p.m", "b.c", "a.d"):
         said = said.upper()
-    elif found[1].lower() in ("e.g.", "i.e."):
+    elif letters in ("e.g", "i.e"):
         return found.group()
-    said = f"{said} {found[2]}" if found[2] else said
-    return said + ("" if found[2] else _stop(found))
+    if found[2]:
+        return f"{said} {found[2]}"
+    if letters in _NOTES:
+        return said
+    kind: Kind = "half" if letters in ("a.m", "p.m") else "other" if letters in _DEGREES else "letters"
+    return said + _stop(found, kind)
 
 
 def read_abbreviations(text: str) -> str:
@@ -170,7 +270,6 @@ def read_abbreviations(text: str) -> str:
         text = _SLASHED_TITLES.sub(lambda found: " or ".join(_TITLED[each] for each in found.groups()), text)
         text = _SLASHED_FORM.sub(lambda found: _cased(_SLASHED[found.group().lower()], found.group()), text)
     text = _DAY_PAIR.sub(lambda found: _SHORT_DAYS[found[1] or found[2]], text)
-    text = _DAY_AFTER.sub(lambda found: _SHORT_DAYS[found[1]], text)
     text = _UNDOTTED_NUMBERED.sub(
         lambda found: f"{_cased(_BEFORE_NUMBER[found[1].lower()], found[1])}{found[2]} ", text
     )
@@ -179,17 +278,14 @@ def read_abbreviations(text: str) -> str:
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
     text = _STREET.sub(_street, text)
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}", text)
-    text = _TITLE.sub(lambda found: _TITLES[found[1]], text)
-    text = _DAY.sub(lambda found: _SHORT_DAYS[found[1]], text)
-    text = _MONTH.sub(lambda found: _SHORT_MONTHS[found[1]] + _stop(found), text)
+    text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(_title, text)))
     if "." not in text and "№" not in text:
         return _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
     text = _OFFICE.sub(lambda found: "Secretary" if found[1] == "Sec" else "Director", _DEGREE.sub(_degree, text))
     text = _EDITION.sub(lambda found: ("edition" if "ed" in found.groups() else "floor") + _stop(found), text)
-    text = _NUMBERED.sub(_numbered, text)
+    text = _CITY_STATE.sub(_city_state, _NUMBERED.sub(_numbered, text))
     text = _AT_START.sub(r"\1imum", text)
-    text = _LOWER.sub(lambda found: f"{found[1]}imum" + _stop(found), text)
-    text = _DOTTED.sub(lambda found: _cased(_ANYWHERE[found[1].lower()], found[1]) + _latin_stop(found), text)
+    text = _DOTTED.sub(_dotted, _LOWER.sub(_lower, text))
     text = _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
     return re.sub(r"  +", " ", _INITIAL.sub(_initial, _LETTERS.sub(_letters, text)))
 
@@ -201,5 +297,7 @@ def _degree(found: re.Match[str]) -> str:
 
 
 def _numbered(found: re.Match[str]) -> str:
+    if found[1] and not is_numbered(found.string, found.start(), found.end()):
+        return found.group()
     said = _BEFORE_NUMBER[found[1].lower()] if found[1] else "number"
     return _cased(said, found[1] or "n") + " "

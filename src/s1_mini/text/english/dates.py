@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from s1_mini.text.english.numerals import cardinal, decade, ordinal, paired
+from s1_mini.text.stops import is_final
 from s1_mini.text.tables import text_after, text_before, words
 
 MONTHS = words("January February March April May June July August September October November December")
@@ -19,7 +20,6 @@ _CLOCK = re.compile(r"(?<![\w.:,/$£€])([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d)
 _RATIO = re.compile(r"(?<![\w.:/])(\d{1,4}):(\d{1,4})(?![\w:])")
 _DURATION = re.compile(r"(?<![\w.:/])([2-5]\d):([0-5]\d)(?![\w:])")
 _VERSES = re.compile(r"(?<![\w.:/])(\d{1,3}):(\d{1,3})[-–](?=\d{1,3}(?![\w:]))")
-_ENDS = re.compile(r"\s*$|\s*\n|\s+[\"']?[A-Z](?![A-Z]+\b)")
 
 
 def _minutes(minute: int) -> str:
@@ -38,7 +38,9 @@ def _with_half(found: re.Match[str]) -> str:
         return found.group()
     minute = f" {_minutes(int(found[2]))}" if found[2] and int(found[2]) else ""
     second = f" and {cardinal(int(found[3]))} seconds" if found[3] else ""
-    stop = "." if found[5] and _ENDS.match(found.string, found.end()) else ""
+    is_dotted = "." in found.group()[found.end(4) - found.start() : -1]  # p.m., whose dot may be its own
+    is_end = found[5] and (not is_dotted or is_final(found.string, found.start(4), found.end(), "half"))
+    stop = "." if is_end else ""
     return f"{cardinal(hour)}{minute}{second} {found[4].upper()} M{stop}"
 
 

@@ -8,6 +8,7 @@ from s1_mini.text.english.abbreviations import DIRECTIONS
 from s1_mini.text.english.dates import MONTHS
 from s1_mini.text.english.money import SCALE, TO, is_adjective, scaled
 from s1_mini.text.english.numerals import APPROXIMATE, NUMBER, cardinal, ordinal, part_of, parts_of, written
+from s1_mini.text.stops import is_final
 from s1_mini.text.tables import table, text_after, text_before, words
 
 _SI = table("km=kilometer, m=meter, dm=decimeter, cm=centimeter, mm=millimeter, µm=micrometer, nm=nanometer")
@@ -58,8 +59,7 @@ _PLUS_MINUS = r"(?<![\w)\]%°.])(?:([-+±~≈])\s?)?"
 _MEASURE = re.compile(
     rf"{_PLUS_MINUS}(?<![\w.,/:])(?<![A-Za-z]-)({NUMBER}){SCALE}(?<!\dm(?= in\b))"
     rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'·])"
-    rf"(?!/\w)(\.(?=\s?[,;a-z]|\s?$))?",
-    re.MULTILINE,
+    rf"(?!/\w)(\.(?!\w|\.))?"
 )
 _RATE = re.compile(rf"(?<![\w.,/:])({NUMBER})\s?({UNIT})/({UNIT}|hour|day|week|month|year|person)(?![\w²³^])")
 _PERCENT = re.compile(rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER})\s?%?(?:{TO}([-+]?)({NUMBER}))?\s?([%‰])")
@@ -245,7 +245,7 @@ def _measure(found: re.Match[str]) -> str:
     said = f"{scaled(number, scale)} to {written(last)}" if last else scaled(number, scale)
     is_kind = gap == "-" or is_adjective(found) or _KIND.match(found.string, found.end())
     is_one = is_kind or (not last and not scale and number == "1")
-    stop = "." if dot and not re.match(r"\s?[,;a-z]", text_after(found, 2)) else ""
+    stop = "." if dot and is_final(found.string, found.start(), found.end(), "unit") else ""
     return f"{APPROXIMATE.get(sign, '')}{said} {name if is_one else plural(name)}{stop}"
 
 
