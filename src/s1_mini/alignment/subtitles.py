@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from s1_mini.alignment.written import JOINER
 from s1_mini.exceptions import ParameterError
 from s1_mini.types import Word
 
@@ -53,7 +54,7 @@ def find_cues(text: str, words: Sequence[Word]) -> list[Cue]:
         if following is None or _ends(text, words[first], word, following):
             start = _with_signs_before(text, words[first].start)
             stop = len(text) if following is None else _with_signs_before(text, following.start)
-            cues.append(Cue(" ".join(text[start:stop].split()), words[first].start_s, word.end_s))
+            cues.append(Cue(" ".join(text[start:stop].replace(JOINER, "").split()), words[first].start_s, word.end_s))
             first = number + 1
     return cues
 

@@ -43,15 +43,20 @@ class WordTimes:
         *,
         is_live: bool,
         speed: float = 1.0,
+        shown: str | None = None,
     ) -> None:
-        """`pieces` are the texts of the utterances, and `read` returns the spoken form of parts of `text`."""
+        """`pieces` are the texts of the utterances, and `read` returns the spoken form of parts of `text`.
+
+        `shown` is `text` with tags replaced by white space and word joiners; its words are reported.
+        """
         self._aligner, self._text, self._pieces, self._read = aligner, text, pieces, read
         self._sample_rate, self._is_live, self._speed = sample_rate, is_live, speed
-        self._written = find_written(text)
+        shown = text if shown is None else shown
+        self._written = find_written(shown)
         each = [keys(piece) for piece in pieces]
         self._spoken = [key for piece in each for key in piece]
         self._firsts = np.concatenate(([0], np.cumsum([len(piece) for piece in each]))).tolist()
-        self._groups = deque(find_groups(text, self._written, self._spoken))
+        self._groups = deque(find_groups(shown, self._written, self._spoken))
         self._times: dict[int, Interval] = {}  # of spoken words, in seconds of the request
         self._num_received = 0  # samples
         self._utterance = -1

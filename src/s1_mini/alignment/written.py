@@ -17,7 +17,8 @@ from s1_mini.alignment.times import WORD
 MAX_WRITTEN, MAX_SPOKEN = 12, 60  # maximum number of words of a run that is read differently
 NUM_AROUND = 2  # context: words on each side of a run that are read together with it
 WRITTEN_WORD = re.compile(r"\S+")
-OPENING, CLOSING = "\"'“”‘’«»([{<*_~`", "\"'“”‘’«»)]}>*_~`,.;:!?…"
+JOINER = "\u2060"  # word joiner, which is invisible; `text.tags` puts it in the place of a tag within a word
+OPENING, CLOSING = f"\"'“”‘’«»([{{<*_~`{JOINER}", f"\"'“”‘’«»)]}}>*_~`,.;:!?…{JOINER}"
 
 Read = Callable[[str], str]  # returns the spoken form of a text
 
@@ -53,7 +54,9 @@ def find_written(text: str) -> list[WrittenWord]:
 
 def keys(text: str) -> list[str]:
     """Return the words of a text in the form in which they are compared."""
-    return [word.lower().replace("’", "'") for word in WORD.findall(unicodedata.normalize("NFC", text))]
+    return [
+        word.lower().replace("’", "'") for word in WORD.findall(unicodedata.normalize("NFC", text.replace(JOINER, "")))
+    ]
 
 
 def find_groups(text: str, words: Sequence[WrittenWord], spoken: Sequence[str]) -> list[Group]:

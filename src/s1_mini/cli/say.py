@@ -205,8 +205,10 @@ def _check_subtitles(path: Path) -> None:
 
 def _write_subtitles(path: Path, text: str, text_type: str, words: Sequence[Word]) -> None:
     from s1_mini.alignment.subtitles import blank_markup, find_cues, format_subtitles
+    from s1_mini.text.tags import blank_tags
 
-    content = format_subtitles(find_cues(blank_markup(text, text_type, words), words), path.suffix)
+    shown = blank_tags(blank_markup(text, text_type, words))
+    content = format_subtitles(find_cues(shown, words), path.suffix)
     try:
         path.write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:

@@ -25,6 +25,7 @@ from s1_mini.runtime.voice_service import VoiceService
 from s1_mini.text.form import NormalizedText
 from s1_mini.text.reading import spoken_certain
 from s1_mini.text.split import split
+from s1_mini.text.tags import blank_tags
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import EngineState, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
@@ -152,6 +153,7 @@ class EngineRuntime:
             self.speaker.description.sample_rate,
             is_live=is_live,
             speed=request.speed,
+            shown=blank_tags(request.text) if reads else None,
         )
 
     def _effects(self, request: TTSRequest) -> Effects | None:

@@ -8,7 +8,6 @@ voice; `form` handles characters that a voice does not support.
 
 from __future__ import annotations
 
-import html
 import re
 import unicodedata
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from s1_mini.text.detection import cut_by_language
 from s1_mini.text.multilingual import MINUS, MULTILINGUAL, PERCENT, POINT, read_certain
 from s1_mini.text.numbers import MAX_DIGITS, find_rules, languages, spell
 from s1_mini.text.tables import table, words
+from s1_mini.text.tags import unescaped, without_tags
 
 # Languages with a decimal point; all others write a decimal comma, and group digits by dots or spaces.
 _POINT = frozenset(words("am cy en fil ga he hi ja ko ms ne sw ta th yue zh zu"))
@@ -111,8 +111,6 @@ _LINK = re.compile(
     r"!?\[([^\[\]\n]{0,300})\]"
     r"(?:\((?:[^()\s]|\([^()\s]{0,100}\)){0,500}+(?:[ \t]\"[^\"\n]{0,200}\")?\)|\[[^\[\]\n]{0,80}\])"
 )
-_ANGLED = re.compile(r"<((?:https?://|mailto:)[^<>\s]{1,500})>")
-_TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,300}>|<!--[^<>]{0,300}-->")
 # Asterisks that mean multiplication: between numbers, single letters or brackets, or in an equation.
 _PRODUCT = re.compile(
     r"(?<=\b[A-Za-z\d])( ?)\*\1(?=[A-Za-z\d]\b)|(?<=\d) ?\* ?(?=\d)|(?<=\b\w) \* (?=[\d(])|(?<=\)) \* (?=[\d(]|\w\b)"
@@ -147,14 +145,16 @@ _HEART = re.compile(r"(?<!\S)<3+(?!\S)")
 _ZERO_WIDTH = re.compile("[\u200b-\u200f\ufe0e\ufe0f\u2060\ufeff\u00ad\u202a-\u202e]")
 
 
+def read_html(text: str) -> str:
+    """Return the visible text of HTML, with marks of Markdown; text without tags and entities stays as it is."""
+    return unescaped(without_tags(text))
+
+
 def read_markup(text: str) -> str:
-    """Remove Markdown and HTML marks. Headings and list items become sentences; a comma separates bulleted items."""
-    if "&" in text:
-        text = html.unescape(text)
+    """Remove Markdown marks. Headings and list items become sentences; a comma separates bulleted items."""
     text = _SMILEY.sub("", text) if ":" in text or ";" in text else text
     if "<" in text:
         text = _HEART.sub("❤", text)
-        text = _TAG.sub("", _ANGLED.sub(r"\1", text))
     if "`" in text or "~" in text:
         text = _FENCE.sub("", text)
     if "[" in text:
@@ -305,7 +305,7 @@ def spoken_certain(text: str, language: str | None) -> str:
     tag = re.split("[-_]", language)[0].lower()
     if tag == "en":
         return text[: len(text) - len(text.lstrip())] + spoken(text, language)
-    return read_certain(read_markup(_LINE_ENDS.sub("\n", text)), tag) if tag in MULTILINGUAL else text
+    return read_certain(read_markup(read_html(_LINE_ENDS.sub("\n", text))), tag) if tag in MULTILINGUAL else text
 
 
 def _known_language(language: str) -> str:
@@ -332,7 +332,7 @@ def _read_english(text: str) -> str:
 
 def _prepare(text: str) -> str:
     """Remove markup, and unify the forms of digits, spaces, quotation marks and fractions."""
-    text = unicodedata.normalize("NFC", _LINE_ENDS.sub("\n", text).replace("\u2029", "\n\n"))
+    text = unicodedata.normalize("NFC", read_html(_LINE_ENDS.sub("\n", text).replace("\u2029", "\n\n")))
     if not text.isascii():
         text = _SPACES.sub(" ", text).translate(_MARKS)
         text = _FRACTIONS.sub(_fraction, text)
