@@ -66,7 +66,61 @@ CODAS = frozenset(
         "ST TCH TH THM TS TT TZ WD WK WL WN WS WT XT XTH ZZ"
     )
 )
-AMBIGUOUS = frozenset(words("US IT WHO AM AI ME OR IN ID OK"))  # words next to a shouted word, else letters; OK: okay
+AMBIGUOUS = frozenset(words("US IT WHO AM AI ME OR IN ID OK"))  # words next to a shouted word; OK: okay
+_TESTS = (
+    r"scores?|exams?|tests?|test-\w{1,9}|prep\w{0,9}|maths?|sections?|questions?|practice|subject|words?|vocabulary|"
+    r"tutors?|tutoring|results?|dates?|registration|percentiles?|essays?|takers?|requirements?|"
+    r"(?:and|or) (?:the )?(?:ACT|GRE|PSAT|SAT|GPA)"
+)
+# Words in capitals that are letters after the first or before the second pattern, and words elsewhere.
+_LETTERED = {
+    "SAT": (
+        r"the|an|her|his|my|their|your|our|on|tak\w{1,3}|took|retak\w{1,3}|for|PSAT|ACT|GRE|(?:ACT|GRE) (?:and|or)",
+        _TESTS,
+    ),
+    "ACT": (r"an|SAT|PSAT|her|his|my|their|your|tak\w{1,3}|took|retak\w{1,3}|(?:SAT|GRE) (?:and|or)(?: the)?", _TESTS),
+    "ADD": ("has|have|had|having|with|of", r"medications?|diagnos\w{2}|symptoms?|patients?|treatment|(?:and|or) ADHD"),
+    "DOT": (
+        "the|state|federal|by|from",
+        r"regulations?|inspections?|physicals?|numbers?|approved|officials?|compliance|workers?|drug",
+    ),
+    "MS": (
+        "has|have|had|having|with|an|the|her|his|my|of|and|for|a|in|from",
+        r"Word|Excel|Office|Windows|Teams|Paint|Outlook|Access|DOS|Project|SQL|[a-z]+",
+    ),
+    "MR": ("an|the|by|on|and|or", r"imaging|scans?|scanners?|angiography|images?|machines?|spectroscopy"),
+    "OR": ("the|an|our", r"nurses?|rooms?|tech\w{0,9}|schedules?|suites?|tables?|staff"),
+    "ME": ("Windows", "CFS"),
+    "IN": ("Gary", "zip"),
+}
+_CUES = {
+    word: (re.compile(rf"\b(?:{before})\s$", re.IGNORECASE), re.compile(rf"(?:\s|/)(?:{after})\b"))
+    for word, (before, after) in _LETTERED.items()
+}
+_CITY = re.compile(r"\b[A-Z][a-z]{2,20}, $")
+_ENDS = r"\s*+(?:[.,;:!?)]|$)"
+# Initialisms that are words between these patterns, as in "Join US today", "Do IT now" and "Guess WHO came".
+_PRONOUNS = {
+    "US": (
+        r"(?:\b(?:join|let|give|gave|tell|told|help|contact|follow|call|ask|show|send|bring|make|made|save|loves?|hate|trust|"
+        r"visit|email|(?:one|all|both|some|most|none|each|any|many|two|half|rest) of))\s$",
+        rf"{_ENDS}|\s(?:all|to|a|an|the|what|how|in|at|on|for|about|up|out|back|know|now|today|your|and|or|if|when|that|by|"
+        r"from|with|because|so|here|there|go|be|do|is|are|was|were|has|have|had|will|can|could)\b",
+    ),
+    "IT": (
+        r"\b(?:do|did|get|got|love|loves|loved|hate|hated|want|like|liked|made|make|take|took|believe|knew|know|saw|"
+        r"see|is|was|that's|just|nailed|had|try|tried|found|meant|mean|done)\s$",
+        rf"{_ENDS}|\s(?:all|now|again|right|really|today|yourself|myself)\b",
+    ),
+    "WHO": (
+        r"(?:^|[.!?]\s|\b(?:guess|know|knows|knew|see|saw|wonder|remember|matters?|someone|anyone|those|people|person|man|"
+        r"woman|ones?|find out|exactly|me|cares?|and|or)\s)$",
+        r"[^.!?\n]{0,80}\?|\s(?:it|he|she|they|you|we|I|is|was|came|did|cares?|knows?|wins?|won)\b",
+    ),
+    "AM": (r"\bI\s$", ""),
+}
+_AFTER_STATE = re.compile(rf"{_ENDS}|\s\d{{5}}")
+_BETWEEN = {word: (re.compile(before, re.IGNORECASE), re.compile(after)) for word, (before, after) in _PRONOUNS.items()}
 
 # Words with a double letter, so that "goooood" is good and "sooooo" is so.
 DOUBLED = frozenset(
@@ -386,8 +440,8 @@ _CLUSTER = re.compile("QU|(?:(?!QU)[B-DF-HJ-NP-TV-XZ]|^Y)+(?:QU)?")
 _HARD_VOWELS = re.compile("^(?:[AIOU]{3}|AA|IA|IE|II|OE|UE|UI|UO|UU)|(?<!Q)[AEIOU]{4}|(?<!Q)UU|II(?!$)")
 _JOINED = re.compile(r"(?<![\w&])([A-Z]{1,4}(?:&[A-Z]{1,4}){1,3})(?![\w&])")
 _CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})(s|'s|ed|ing)?(?![\w])(?:-(?=[A-Z]\b))?")
-_NEXT = re.compile(r"[^\w]{1,3}([A-Z]{2,20})\b")
-_BEFORE = re.compile(r"\b([A-Z]{2,20})[^\w]{1,3}$")
+_NEXT = re.compile(r"[^\w.!?]{1,3}([A-Z]{2,20})\b")
+_BEFORE = re.compile(r"\b([A-Z]{2,20})[^\w.!?]{1,3}$")
 _CAPITAL_VOWEL = re.compile("[AEIOUY]")
 _DRAWN = re.compile(r"([A-Za-z])\1\1")
 _WORD = re.compile(r"[A-Za-z]++")
@@ -433,16 +487,30 @@ def _capitals(found: re.Match[str]) -> str:
     tail = " " if found.group().endswith("-") else ""
     if word in SAID or len(word) > 20:
         return found.group()
-    if word in AMBIGUOUS:
-        before = text_before(found, 25)
+    before = text_before(found, 25)
+    if word in AMBIGUOUS or word in _CUES:
         near = [_NEXT.match(found.string, found.end()), _BEFORE.search(before)]
         if word == "OK":
             return f"okay{ending}{tail}"
-        shouted = any(each and _is_shouted(each[1]) for each in near)
-        return (word.lower() + ending if shouted else _spell(word, ending)) + tail
+        is_word = any(each and _is_shouted(each[1]) and each[1] not in _CUES for each in near)
+        is_word = is_word or not (_is_lettered(found, before) or ending == "s")
+        return (word.lower() + ending if is_word else _spell(word, ending)) + tail
     if word not in SPELT and _is_shouted(word):
         return word.lower() + ending + tail
     return _spell(word, ending) + tail
+
+
+def _is_lettered(found: re.Match[str], before: str) -> bool:
+    """Return whether a word that is also an initialism is one here, by the words before and after it."""
+    word, end = found[1], found.end()
+    if word in _CUES:
+        if _CITY.search(before) and _AFTER_STATE.match(found.string, end):
+            return True
+        return _CUES[word][0].search(before) is not None or _CUES[word][1].match(found.string, end) is not None
+    if found[2] == "'s" and word in ("IT", "WHO"):
+        return before[-4:].lower() == "the "
+    is_between = word in _BETWEEN and _BETWEEN[word][0].search(before) and _BETWEEN[word][1].match(found.string, end)
+    return not is_between
 
 
 def _ends_small(found: re.Match[str]) -> str:
@@ -452,7 +520,8 @@ def _ends_small(found: re.Match[str]) -> str:
 
 def _contracted(found: re.Match[str]) -> str:
     word, ending = found[1], found[2]
-    is_word = ending != "S" or word in AMBIGUOUS or _is_shouted(word)
+    is_word = ending != "S" or (_is_shouted(word) and word not in _CUES)
+    is_word = is_word or (word in ("IT", "WHO") and not text_before(found, 4).lower().endswith("the "))
     return f"{word if word == 'I' else word.lower()}'{ending.lower()}" if is_word else f"{word}'s"
 
 
