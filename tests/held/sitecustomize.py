@@ -1,7 +1,7 @@
 """Imported at Python's start-up if `held_environment` put this folder on PYTHONPATH.
 
 Servers generate nothing while the file in `HELD_GENERATION_FILE` exists. A supervisor waits for silent replicas until
-a file of that name with the suffix `-silence` exists, and then for four seconds, more than a health check may take.
+a file of that name with the suffix `-silence` exists, and then kills a replica that has left one check unanswered.
 """
 
 import os

@@ -101,6 +101,7 @@ def test_requests_go_to_the_less_busy_replica(door: Replicas) -> None:
         streams = [client.stream("POST", "/v1/tts", json=LONG) for _ in range(6)]
         for stream in streams:
             stream.__enter__()
+        wait_until(lambda: sum(requests_inside(door)) == 6)  # `/health` may be a second old
         inside = requests_inside(door)
         for stream in streams:
             stream.__exit__(None, None, None)
@@ -145,6 +146,8 @@ def test_a_session_is_served_by_the_replica_that_holds_it(
 
 def test_one_metrics_page_has_the_figures_and_states_of_all_replicas(http: httpx2.Client) -> None:
     http.post("/v1/tts", json=SHORT)
+    count = re.compile(r'^s1_mini_http_requests_total\{replica=".",route="/v1/tts",status="200"\} [1-9]', re.MULTILINE)
+    wait_until(lambda: count.search(http.get("/metrics").text) is not None)  # it may be a second old
     output = http.get("/metrics").text
 
     for replica in ("0", "1"):
@@ -154,10 +157,6 @@ def test_one_metrics_page_has_the_figures_and_states_of_all_replicas(http: httpx
         # More than one start where the machine stalled for so long that a replica was taken for hanging.
         assert re.search(rf'^s1_mini_replica_starts_total\{{replica="{replica}"\}} [1-9]', output, re.MULTILINE)
         assert re.search(rf'^process_resident_memory_bytes\{{replica="{replica}"\}} ', output, re.MULTILINE)
-    answered = re.findall(
-        r'^s1_mini_http_requests_total\{replica=".",route="/v1/tts",status="200"\} (\S+)', output, re.M
-    )
-    assert sum(map(float, answered)) >= 1
     for family in ("s1_mini_frames_total", "s1_mini_queue_seconds"):
         assert output.count(f"# TYPE {family} ") == 1
 
@@ -393,6 +392,7 @@ def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_com
         speaker.start()
     for _ in speakers:
         assert began.acquire(timeout=EVENTUALLY_S)
+    wait_until(lambda: sum(requests_inside(door)) == 32)  # `/health` may be a second old
     inside = requests_inside(door)
     killed = door.pids()[1]
     os.kill(killed, signal.SIGKILL)
@@ -408,7 +408,6 @@ def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_com
 
     whole = {request_id for request_id, is_whole in ended if is_whole}
     output = {line["request_id"]: line["replica"] for line in door.told(message="request", status=200)}
-    assert sum(inside) == 32
     assert len(whole) == 32 - inside[1]
     assert {output[request_id] for request_id in whole} == {"0"}
     assert set(at_once) == {200}

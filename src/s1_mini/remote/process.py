@@ -125,12 +125,17 @@ class Supervised:
         while not ended.done():
             await self.check()
             self._judge()
-            await asyncio.wait([ended], timeout=STEADY_S if self.is_ready else self.starting_s)
+            interval_s, since = STEADY_S if self.is_ready else self.starting_s, time.monotonic()
+            await asyncio.wait([ended], timeout=interval_s)
+            # The time by which this process is late does not count as the child's silence.
+            self.heard += max(0.0, time.monotonic() - since - interval_s)
         await serving
         return ended.result()
 
     def _judge(self) -> None:
         """Kill a process that takes too long to start or to answer."""
+        if self.verdict:
+            return  # it was killed, but has not ended yet
         now = time.monotonic()
         if self.owes_answer and now - self.heard > self.silent_s:
             self.kill(f"no response for {self.silent_s:.4g} s")

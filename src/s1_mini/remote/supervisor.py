@@ -16,11 +16,11 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import httpx
 import uvicorn
@@ -55,6 +55,7 @@ EXIT_MARGIN_S = 0.5  # part of the drain timeout left for exiting before the sup
 PROXY_STARTS = 3  # the supervisor gives up after this many consecutive failed starts
 PROBE_S = 0.5  # timeout for counting the open requests, which are logged
 HEALTH_S = 2.0  # timeout of a replica's `/health` and `/metrics`
+SHARED_S = 1.0  # how long a collected `/health` or `/metrics` answers further requests
 LOAD_S = 900.0  # timeout for loading a model
 MAX_BODY_BYTES = 64 * 1024  # limit of a body with the name and path of a model
 FORWARDED = (b"authorization", b"content-encoding", b"content-type", b"host", b"origin", b"x-request-id", b"xi-api-key")
@@ -62,6 +63,7 @@ SUMS = {"queue": None, "slots": ("free", "total"), "recordings": None}  # fields
 LABEL = "replica"
 
 Headers = list[tuple[bytes, bytes]]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -278,10 +280,12 @@ class AdminRoutes:
         # The requests that loaded models, by model name, to repeat for replicas that start later.
         self._models: dict[str, tuple[Headers, bytes]] = {}
         self._changing = asyncio.Lock()  # models are loaded one at a time
+        self._healths = Shared(lambda: self.healths(HEALTH_S))
+        self._metrics = Shared(self._collect_metrics)
         self.app = Starlette(
             routes=[
                 Route("/health", self._health),
-                Route("/metrics", self._metrics),
+                Route("/metrics", self._show_metrics),
                 Route("/models", self._load, methods=["POST"]),
                 Route("/models/{name}", self._unload, methods=["DELETE"]),
             ],
@@ -300,7 +304,7 @@ class AdminRoutes:
         return [json.loads(response.content) if _is_ok(response) else {} for response in responses]
 
     async def _health(self, request: Request) -> Response:  # noqa: ARG002
-        each = await self.healths(HEALTH_S)
+        each = await self._healths.get()
         ready = [health for health in each if health.get("ready")] or [health for health in each if health]
         total: dict[str, Any] = dict(ready[0]) if ready else {"status": "stopped"}
         for part, names in SUMS.items():
@@ -319,10 +323,13 @@ class AdminRoutes:
         }
         return JSONResponse(total)
 
-    async def _metrics(self, request: Request) -> Response:  # noqa: ARG002
+    async def _show_metrics(self, request: Request) -> Response:  # noqa: ARG002
+        return Response(await self._metrics.get(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _collect_metrics(self) -> bytes:
         responses = await self._each("/metrics", self._replicas, HEALTH_S)
         metrics = ReplicaMetrics(self._replicas, [each.text if _is_ok(each) else "" for each in responses])
-        return Response(await asyncio.to_thread(generate_latest, metrics), media_type=CONTENT_TYPE_LATEST)
+        return await asyncio.to_thread(generate_latest, metrics)
 
     async def _load(self, request: Request) -> Response:
         """Load a model into all replicas, or into none."""
@@ -384,6 +391,26 @@ class AdminRoutes:
         except ClientDisconnect:
             return b""
         return bytes(content)
+
+
+class Shared(Generic[Result]):
+    """What is collected from the replicas for everyone who asks: once at a time, and kept for `SHARED_S`."""
+
+    def __init__(self, collect: Callable[[], Coroutine[Any, Any, Result]]) -> None:
+        self._collect = collect
+        self._collecting: asyncio.Task[Result] | None = None
+        self._is_old_at = 0.0
+
+    async def get(self) -> Result:
+        """Return what was collected last, or else collect. Raises the errors of `collect`."""
+        if self._collecting is None or (self._collecting.done() and time.monotonic() > self._is_old_at):
+            self._collecting = asyncio.create_task(self._run())
+        return await asyncio.shield(self._collecting)  # someone who stops waiting does not stop the others
+
+    async def _run(self) -> Result:
+        result = await self._collect()
+        self._is_old_at = time.monotonic() + SHARED_S
+        return result
 
 
 class ReplicaMetrics(Collector):
