@@ -3,6 +3,8 @@
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --attackers-from 127.0.0.1
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --replicas 2
+    python tests/hostile_load.py --probing --replicas 2 --clients 20 --seconds 60
+    python tests/hostile_load.py --worst --replicas 2 --clients 4 --seconds 150
 
 A server serves honest clients alone for --undisturbed seconds, then a fresh server the same clients and all attacks at
 once, and SIGTERM under that load. Honest clients connect from 127.0.0.1 and compare every answer with the one that they
@@ -10,11 +12,14 @@ received from the idle server; 60 % disconnect before or during their answer. At
 (127.0.0.2) or, with --attackers-from 127.0.0.1, from the same one. A refused client (429, 503) waits for Retry-After
 and tries again: refusals are counted, and are not losses. `benchmark.server_load` is the soak test.
 
-Prints a table by minutes and one line of JSON. The exit code is 1 if an answer was lost, duplicated or different, or
-none was received; judge the other figures yourself. `/ping` of the server is compared with `/ping` of an idle control
-process, which separates stalls of the machine from stalls of the server. Clients, attackers and the watcher are
-processes of their own with a lower priority than the server's. Linux only: 127.0.0.2 exists only there without being
-configured.
+With --probing, the attackers only request `/metrics` and `/health` and hold idle connections, and each honest client
+has an API key of its own and stays for its answers. With --worst, one client repeats texts that are slow to read.
+
+Prints a table by minutes and one line of JSON. The exit code is 1 if an answer was lost, duplicated or different, if
+a replica was restarted, or if no answer was received; judge the other figures yourself. `/ping` of the server is
+compared with `/ping` of an idle control process, which separates stalls of the machine from stalls of the server.
+Clients, attackers and the watcher are processes of their own with a lower priority than the server's. Linux only:
+127.0.0.2 exists only there without being configured.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,7 +167,10 @@ async def speak_in_session(place: Place, seed: int, *, leaves: str | None) -> Ou
     """Synthesize two sentences over a WebSocket, and return their order and texts with the audio."""
     audio, sentences = b"", []
     try:
-        async with websockets.connect(session_url(place), proxy=None, open_timeout=60, close_timeout=1) as session:
+        keyed = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+        async with websockets.connect(
+            session_url(place), proxy=None, open_timeout=60, close_timeout=1, additional_headers=keyed
+        ) as session:
             await session.send(json.dumps({"type": "session.config", "seed": seed, "max_new_tokens": FRAMES}))
             await session.send(json.dumps({"type": "input.text", "text": f"{TEXT} Yes indeed. "}))
             if leaves == "before":
@@ -213,6 +221,7 @@ class Honest:
     """Clients that compare every answer with that of the idle server."""
 
     def __init__(self, place: Place, begun: Any, over: Any) -> None:
+        """If `place` has a key, each client has a key of its own, and stays until the end of each answer."""
         self._place, self._begun, self._over, self.tally = place, begun, over, Tally()
         self._expected: dict[tuple[str, int], bytes] = {}
 
@@ -220,29 +229,32 @@ class Honest:
         """Record the expected answers, then keep `clients` requests in flight until the run is over."""
         for kind in KINDS:
             for seed in range(SEEDS):
-                outcome = await send(self._place, kind, seed)
+                outcome = await send(self._place_of(0), kind, seed)
                 assert outcome.status == 200, (kind, outcome)
                 self._expected[kind, seed] = hashlib.sha256(outcome.content).digest()
         self._begun.set()
         await asyncio.gather(*(self._client(number) for number in range(clients)))
         return self.tally
 
+    def _place_of(self, number: int) -> Place:
+        return replace(self._place, key=key_of(number)) if self._place.key else self._place
+
     async def _client(self, number: int) -> None:
-        chance = random.Random(number)
+        chance, disconnecting = random.Random(number), 0.0 if self._place.key else DISCONNECTING
         while not self._over.is_set():
             kind, seed = chance.choice(KINDS), chance.randrange(SEEDS)
-            leaves = chance.choice(("before", "middle")) if chance.random() < DISCONNECTING else None
-            wait_s = await self._once(kind, seed, leaves)
+            leaves = chance.choice(("before", "middle")) if chance.random() < disconnecting else None
+            wait_s = await self._once(kind, seed, leaves, self._place_of(number))
             while wait_s and not self._over.is_set():
                 await asyncio.sleep(min(wait_s, 0.5))
                 wait_s = max(0.0, wait_s - 0.5)
 
-    async def _once(self, kind: str, seed: int, leaves: str | None) -> float:
+    async def _once(self, kind: str, seed: int, leaves: str | None, place: Place) -> float:
         """Send one request and count its outcome; return the seconds to wait before the next."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                outcome = await send(self._place, kind, seed, leaves=leaves)
+                outcome = await send(place, kind, seed, leaves=leaves)
         except Exception as error:  # every exception of a client is counted
             if leaves is None:
                 self._lose(f"{kind} {type(error).__name__}: {error}")
@@ -269,6 +281,11 @@ class Honest:
             self.tally.lost[reason[:200]] += 1
 
 
+def key_of(number: int) -> str:
+    """Return the API key of an honest client."""
+    return f"honest-{number}"
+
+
 def run_honest(place: Place, clients: int, begun: Any, over: Any, results: Any) -> None:
     os.nice(NICENESS)
     results.send(asyncio.run(Honest(place, begun, over).run(clients)))
@@ -283,6 +300,7 @@ class Target:
 
     place: Place
     source: str = HONEST_HOST
+    wyoming_port: int = 0
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection from the attackers' address."""
@@ -552,6 +570,94 @@ def flood(path: str, per_second: float) -> Callable[[Target], Awaitable[Any]]:
     return attack
 
 
+def asking(path: str, connections: int, seconds: float = 60) -> Callable[[Target], Awaitable[Any]]:
+    """Return the attack that requests a page again and again, as fast as it is answered, on many connections."""
+    content = f"GET {path} HTTP/1.1\r\nHost: {HONEST_HOST}\r\n\r\n".encode()
+
+    async def ask_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                writer.write(content)
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
+                if b"connection: close" in head:
+                    return
+        finally:
+            writer.transport.abort()
+
+    async def attack(target: Target) -> None:
+        async def one() -> None:
+            while True:
+                with suppress(OSError, EOFError, IndexError):
+                    await ask_on(*await target.connect())
+                await asyncio.sleep(0.1)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(one() for _ in range(connections)))
+
+    return attack
+
+
+# Texts of 20,000 characters that were once slow to read, or are meant to be.
+WORST = {
+    "flags and stops": "🇦" * 13_000 + "。🇦" * 3_400,
+    "tabs in a table": "a|\n" + "\t" * 19_900 + "x",
+    "Chinese words": "a" + " 漢" * 9_900,
+    "square roots": "√2" * 10_000,
+    "combining marks": "a" + "\u0301\u0323" * 9_900,
+    "rows of a table": "|a" * 9_900 + "\n",
+    "one number": "1," * 9_900 + "1",
+    "opening brackets": "[(" * 9_900,
+    "dots": "a." * 9_900,
+    "tags": "<a " * 6_600,
+}
+SIGNED = (
+    f"POST /v1/speech HTTP/1.1\r\nHost: {HONEST_HOST}\r\nContent-Length: 2\r\nContent-Type: {JSON}\r\n"
+    f"Authorization: AWS4-HMAC-SHA256{' ' * 7400}{',' * 7400}\r\n\r\n{{}}"
+).encode()
+WORST_S = 15.0  # how long one text is repeated
+
+
+async def worst(target: Target) -> None:
+    """Repeat one text after the other, over HTTP, in a WebSocket session and over Wyoming; then a signed request."""
+    ways = [speak_over_http, speak_in_messages, *([speak_over_wyoming] if target.wyoming_port else [])]
+    for text in [*WORST.values(), ""]:
+        ends = time.monotonic() + WORST_S
+        while time.monotonic() < ends:
+            for speak in ways if text else [send_signed]:
+                with suppress(Exception):  # refused or too slow: the text has still been read
+                    async with asyncio.timeout(WORST_S):
+                        await speak(target, text)
+
+
+async def send_signed(target: Target, _: str) -> None:
+    reader, writer = await target.send(SIGNED)
+    await reader.read()
+    writer.close()
+
+
+async def speak_over_http(target: Target, text: str) -> None:
+    await body("/v1/tts", json.dumps({"text": text, "max_new_tokens": 1, "on_unsupported": "skip"}).encode())(target)
+
+
+async def speak_in_messages(target: Target, text: str) -> None:
+    async with target.session() as session:
+        await session.send(json.dumps({"type": "session.config", "max_new_tokens": 1}))
+        await session.send(json.dumps({"type": "input.text", "text": text}))
+        await session.send(json.dumps({"type": "input.done"}))
+        await session.recv()
+
+
+async def speak_over_wyoming(target: Target, text: str) -> None:
+    _, writer = await asyncio.open_connection(target.place.host, target.wyoming_port, local_addr=(target.source, 0))
+    for event, data in (("synthesize-start", {}), ("synthesize-chunk", {"text": text}), ("synthesize-stop", {})):
+        writer.write(json.dumps({"type": event, "data": data}).encode() + b"\n")
+    await writer.drain()
+    await asyncio.sleep(1)
+    writer.close()
+
+
 BATCH = json.dumps({"items": [{"text": LONG_TEXT}] * 32, "seed": 1, "max_new_tokens": 200}).encode()
 PUNYCODE = form({"text-": b"b" * 120_000}, charset="; charset=punycode")
 
@@ -586,6 +692,13 @@ ATTACKS: Attacks = {
     "random bytes": noise,
     "a WebSocket session that never rests": chatter,
 }
+PROBING: Attacks = {
+    "120 connections that request /metrics": asking("/metrics", 120),
+    "200 connections that request /health": asking("/health", 200),
+    "500 idle connections": lambda target: hold_open(target, 500, b"", 60),
+}
+SLOW_TEXTS: Attacks = {"texts that are slow to read": worst}
+ALL = ATTACKS | PROBING | SLOW_TEXTS
 ATTACKER_PROCESSES = 4
 
 
@@ -597,7 +710,7 @@ def run_attacks(target: Target, names: list[str], begun: Any, over: Any, results
         while not over.is_set():
             made[name] += 1
             with suppress(Exception):  # refused, reset or timed out: the attack has ended
-                await ATTACKS[name](target)
+                await ALL[name](target)
             await asyncio.sleep(0.2)
 
     async def until_over() -> None:
@@ -707,21 +820,31 @@ def run_control(ports: Any) -> None:
 # ---- the server ---------------------------------------------------------------------------------------------------
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind((HONEST_HOST, 0))
+        return int(free.getsockname()[1])
+
+
 @contextmanager
 def served(options: argparse.Namespace) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
     """Start a server, or several replicas, as subprocesses."""
-    with socket.socket() as free:
-        free.bind((HONEST_HOST, 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "s1_mini", "serve", "--port", str(port), "--host", HONEST_HOST]
-    command += ["--checkpoint", str(options.checkpoint), "--max-batch-size", str(options.slots)]
+    command += ["--max-batch-size", str(options.slots)]
+    command += ["--checkpoint", str(options.checkpoint)] if options.checkpoint else []
     command += ["--replicas", str(options.replicas)] if options.replicas > 1 else []
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    options.wyoming_port = free_port() if options.worst and options.replicas == 1 else 0
+    if options.wyoming_port:
+        environment["S1_MINI_SERVER_WYOMING_PORT"] = str(options.wyoming_port)
+    if options.probing:
+        environment["S1_MINI_SERVER_API_KEYS"] = ",".join(map(key_of, range(options.clients)))
     with (
         Path(os.environ.get("HOSTILE_LOG", os.devnull)).open("wb") as log,
         subprocess.Popen(command, stderr=log, env=environment) as process,
     ):
-        place, ends = Place(HONEST_HOST, port), time.monotonic() + 180
+        place, ends = Place(HONEST_HOST, port, key_of(0) if options.probing else None), time.monotonic() + 180
         try:
             while not is_ready(place, options.replicas):
                 if process.poll() is not None or time.monotonic() > ends:
@@ -742,6 +865,15 @@ def is_ready(place: Place, replicas: int) -> bool:
             return status == 200 and states == ["ready"] * replicas
         return asyncio.run(place.get("/ready"))[0] == 200
     return False
+
+
+def num_restarts(place: Place, replicas: int) -> int:
+    """Return how many replicas were started again, or have not answered."""
+    if replicas == 1:
+        return 0
+    _, content = asyncio.run(place.get("/health"))
+    found = json.loads(content)["replicas"]
+    return sum(replica["starts"] - 1 + (not replica["health"]) for replica in found)
 
 
 def cpu_s(pid: int) -> float:
@@ -792,27 +924,31 @@ def received(pipe: Any, within_s: float = ANSWER_TIMEOUT_S) -> Any:
 
 def measure(options: argparse.Namespace, seconds: float, attacks: Attacks) -> dict[str, Any]:
     """Run honest clients, with or without attacks, on a fresh server; end it with SIGTERM under load."""
-    begun, over, helpers = multiprocessing.Event(), multiprocessing.Event(), Helpers()
+    begun, over, ended = multiprocessing.Event(), multiprocessing.Event(), multiprocessing.Event()
+    helpers = Helpers()
     with served(options) as (place, process):
         try:
             control = Place("127.0.0.1", helpers.start(run_control).recv())
             watching = helpers.start(run_watcher, (place, control), process.pid, begun, over)
             honest = helpers.start(run_honest, place, options.clients, begun, over)
-            target, names = Target(place, options.attackers_from), list(attacks)
+            target, names = Target(place, options.attackers_from, options.wyoming_port), list(attacks)
             shares = [names[number::ATTACKER_PROCESSES] for number in range(ATTACKER_PROCESSES)]
-            attacking = [helpers.start(run_attacks, target, share, begun, over) for share in shares if share]
+            # The attacks go on until the server has ended.
+            attacking = [helpers.start(run_attacks, target, share, begun, ended) for share in shares if share]
             if not begun.wait(ANSWER_TIMEOUT_S):
                 raise SystemExit("the idle server did not answer every kind of honest request")
             helpers.pids_of["server"] = [process.pid]
             began, before = time.monotonic(), helpers.cpu_s()
             time.sleep(seconds)
             cpu = {name: round(spent - before[name], 1) for name, spent in helpers.cpu_s().items()}
+            restarts = num_restarts(place, options.replicas)
             over.set()
             process.send_signal(signal.SIGTERM)
             signalled = time.monotonic()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(EXIT_TIMEOUT_S)
             exit_s = time.monotonic() - signalled
+            ended.set()
             tally = received(honest)
             looks = [look for look in received(watching) or [] if look.at < began + seconds]
             made = sum((received(each, 30) or Counter() for each in attacking), Counter())
@@ -823,6 +959,7 @@ def measure(options: argparse.Namespace, seconds: float, attacks: Attacks) -> di
         "seconds": seconds,
         "cpu_s": cpu,
         "attacks": dict(made),
+        "restarts": restarts,
         "sigterm_s": round(exit_s, 1),
         "exit_code": process.returncode,
     }
@@ -867,7 +1004,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     alone = measure(options, options.undisturbed, {})
     names = ("seconds", "num_whole", "cpu_s", "ping_ms_p99", "control_ms_p99", "lost", "doubled", "different")
     facts["undisturbed"] = {name: alone[name] for name in names}
-    facts |= measure(options, options.seconds, ATTACKS)
+    facts |= measure(options, options.seconds, PROBING if options.probing else SLOW_TEXTS if options.worst else ATTACKS)
     rates_a_second = facts["num_whole"] / options.seconds, alone["num_whole"] / options.undisturbed
     facts["throughput_kept"] = round(rates_a_second[0] / rates_a_second[1], 3) if rates_a_second[1] else None
     return facts
@@ -876,7 +1013,10 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="directory of the model to serve")
+    parser.add_argument("--checkpoint", type=Path, help="directory of the model to serve (the built-in voice)")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--probing", action="store_true", help="only /metrics, /health and idle connections")
+    kinds.add_argument("--worst", action="store_true", help="only texts that are slow to read")
     parser.add_argument("--clients", type=int, default=150, help="honest requests under way at once (150)")
     parser.add_argument("--seconds", type=float, default=120, help="length of the run (120)")
     parser.add_argument("--undisturbed", type=float, metavar="SECONDS", default=60, help="run without attacks (60)")
@@ -891,7 +1031,8 @@ def main() -> int:
         pings = f"{number:>6} {minute['ping_ms_p99']:>9} {minute['ping_ms_max']:>8} {minute['control_ms_max']:>12}"
         print(f"{pings} {minute['mib']:>8} {minute['mib_max']:>8}")
     print(json.dumps(facts))
-    return int(bool(facts["lost"] or facts["doubled"] or facts["different"] or not facts["num_whole"]))
+    failed = [facts[name] for name in ("lost", "doubled", "different", "restarts")]
+    return int(any(failed) or not facts["num_whole"])
 
 
 if __name__ == "__main__":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 import sys
 import threading
 
 import pytest
 
 from benchmark.http_load import Place
+from commands import ENVIRONMENT
 from door_room import Door
+from replica_room import ROOT, needs_proxy
 from tests import hostile_load
 from tests.hostile_load import KINDS, SEEDS, Honest, Outcome, Target, post, send
 
@@ -91,3 +95,18 @@ def test_attackers_connect_from_their_own_address(place: Place) -> None:
     asyncio.run(attack(Target(place, "127.0.0.2")))
 
     assert addresses == ["127.0.0.2"]
+
+
+@needs_proxy
+@pytest.mark.long
+def test_floods_of_probes_harm_neither_replicas_nor_honest_clients() -> None:
+    words = ("--probing", "--replicas=2", "--clients=20", "--seconds=30", "--undisturbed=1")
+    command = [sys.executable, str(ROOT / "tests" / "hostile_load.py"), *words]
+    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    facts = json.loads(ran.stdout.splitlines()[-1])
+
+    assert ran.returncode == 0, facts
+    assert (facts["lost"], facts["refused"], facts["different"], facts["restarts"]) == ({}, {}, 0, 0)
+    assert facts["ping_failures"] == 0
+    assert facts["exit_code"] == 0
