@@ -29,6 +29,7 @@ from s1_mini.exceptions import RequestError as RequestError
 from s1_mini.exceptions import RequestTimeoutError as RequestTimeoutError
 from s1_mini.exceptions import S1MiniError as S1MiniError
 from s1_mini.exceptions import TextError as TextError
+from s1_mini.exceptions import TextIdleError as TextIdleError
 from s1_mini.exceptions import TextTooLongError as TextTooLongError
 from s1_mini.exceptions import VerificationError as VerificationError
 from s1_mini.exceptions import VoiceError as VoiceError

@@ -143,5 +143,9 @@ class RequestTimeoutError(EngineError, code="request_timeout"):
     """The request exceeded its time limit."""
 
 
+class TextIdleError(EngineError, code="session_timeout"):
+    """The rest of a text did not arrive in time while other requests waited for the slot of its utterance."""
+
+
 class GenerationError(EngineError, code="generation_failed"):
     """The model failed on this request; others are not affected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.request import SPACING_S, Request
 from s1_mini.core.scheduler import Scheduler
+from s1_mini.core.stage import Spec
+from s1_mini.core.turns import RECENT_S, SlotShares
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.exceptions import QueueFullError
+from s1_mini.exceptions import QueueFullError, TextIdleError
 from s1_mini.types import AudioChunk
 from tests.core.room import CODEC, MODEL, request
 
@@ -224,6 +227,104 @@ def test_requests_admitted_with_a_shared_voice_are_charged() -> None:
             counts[each.flow[0]] += 1
 
     assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def shared_line(slots: int, *requests: Request) -> WaitingLine:
+    """A queue before a stage with this number of slots."""
+    line = line_of(*requests)
+    line.shares = SlotShares(slots)
+    return line
+
+
+def finish(line: WaitingLine, request: Request, steps: int = 0) -> None:
+    """End an utterance that was taken."""
+    line.charge(request, steps)
+    line.end(request)
+
+
+def test_a_short_text_waits_for_no_long_one_after_its_clients_first() -> None:
+    batch = [request(0.0, pieces=100, flow=("a", "batch")) for _ in range(32)]
+    line = shared_line(4, *batch)
+    long, waits = taken(line, 4, now=0.0), []
+    for now in range(8):
+        short = request(now, flow=("b", f"{now}"))
+        line.submit(short)
+        num_ended = 0
+        while short not in (begun := taken(line, 4 - len(long), now)):
+            long += begun
+            finish(line, long.pop(), steps=300)
+            num_ended += 1
+        waits.append(num_ended)
+        finish(line, short, steps=20)
+        long += [each for each in begun if each is not short] + taken(line, 3 - len(long), now)
+
+    assert waits == [1, 0, 0, 0, 0, 0, 0, 0]
+    assert len(long) == 3
+
+
+def test_a_client_that_is_alone_takes_all_slots_even_soon_after_another_one() -> None:
+    other, batch = request(0.0, flow=("b", "")), request(0.0, pieces=20, flow=("a", ""))
+    line = shared_line(4, other, batch)
+    taken(line, 4, now=0.0)
+    finish(line, other)
+
+    assert taken(line, 1, now=RECENT_S - 1) == []
+    assert line.wakes(RECENT_S - 1, 1) is None
+    assert line.wakes(RECENT_S, 1) == 0
+    assert taken(line, 1, now=RECENT_S) == [batch]
+
+
+@pytest.mark.parametrize(("slots", "clients"), [(1, 2), (2, 2), (4, 2), (4, 3), (3, 5)])
+def test_busy_clients_leave_no_slot_free(slots: int, clients: int) -> None:
+    line = shared_line(slots, *(request(0.0, pieces=50, flow=(f"{number}", "")) for number in range(clients)))
+    held = taken(line, slots, now=0.0)
+    for turn in range(20):
+        finish(line, held.pop(turn % slots), steps=30 * turn)
+        held += taken(line, 1, now=float(turn))
+
+        assert len(held) == slots
+
+
+def test_a_client_without_utterances_does_not_wait_for_the_audio_of_others() -> None:
+    long, short = request(0.0, pieces=5, flow=("a", "")), request(0.0, pieces=2, flow=("b", ""))
+    line = shared_line(4, long)
+    taken(line, 2, now=0.0)
+    line.submit(short)
+
+    assert line.wakes(1.0, 2, is_behind=True) == 0
+    assert [each.request for each in line.take(2, 1.0, is_behind=True)] == [short]
+    assert line.wakes(1.0, 1, is_behind=True) is None
+
+
+def test_a_text_that_waits_for_words_loses_its_slot_to_those_who_wait() -> None:
+    now = 0.0
+    one_slot = replace(MODEL, slots=1, output=Spec("int64", (2,), rate=10.0))
+    line = WaitingLine(10)
+    scheduler = Scheduler([one_slot, CODEC], line, ByteCache(0), clock=lambda: now)
+    slow, other = request(0.0), request(0.0)
+    (utterance,), slow.utterances = slow.utterances, []
+    utterance.is_open = True
+    scheduler.submit(slow)
+    scheduler.open(utterance, utterance.prompt, 100)
+    assert scheduler.plan(0) is not None
+
+    def wait(seconds: int) -> None:
+        nonlocal now
+        for _ in range(10 * seconds):
+            now += 0.1
+            scheduler.plan(0)
+
+    wait(60)
+    is_kept_alone = not slow.has_ended
+    scheduler.submit(other)
+    wait(4)
+    is_kept_at_first = not slow.has_ended
+    wait(2)
+
+    assert (is_kept_alone, is_kept_at_first, slow.has_ended, other.has_ended) == (True, True, True, False)
+    with pytest.raises(TextIdleError, match="no text arrived for 5 s while other requests waited"):
+        slow.speech.queue.wait()
+    assert other.utterances[0].sequences[0].slot == 0
 
 
 def test_a_paused_stream_is_neither_taken_nor_counted() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from websockets.sync.client import ClientConnection
 
 from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import StreamEncoder
+from s1_mini.core import scheduler
 from s1_mini.server import elevenlabs_socket
 from s1_mini.text.arriving import ArrivingText
 from tests.families.qwen3_room import config, waiting_row, written
@@ -168,6 +170,28 @@ def test_a_session_whose_text_does_not_go_on_is_idle(engine: ProductionTTSEngine
     assert message["error"]["message"] == "no message arrived for 600 s"
     slots = engine._running.synthesizer.core.slots
     wait_until(lambda: slots.num_free == slots.count)
+
+
+def test_sessions_that_wait_for_text_make_room_for_a_request_that_waits_for_a_slot(
+    qwen: Door, engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = engine._running.synthesizer.core.slots
+    monkeypatch.setattr(scheduler, "TEXT_WAIT_S", 0.0)
+    with session(qwen) as first, session(qwen) as second, qwen.client() as http:
+        for socket in (first, second):
+            say(socket, **WORDS)
+            say(socket, type="input.text", text="Good morning to")
+        wait_until(lambda: slots.num_free == 0)
+        answer = http.post("/v1/tts", json={"text": "Hi.", "voice": "ryan"} | OPTIONS)
+        codes = []
+        for socket in (first, second):
+            with suppress(ConnectionClosed):  # the server has ended this session
+                say(socket, type="input.done")
+            messages, _, _ = hear(socket)
+            codes += [message["error"]["code"] for message in messages if message["type"] == "error"]
+
+    assert answer.status_code == 200
+    assert codes == ["session_timeout"]
 
 
 @pytest.mark.parametrize(

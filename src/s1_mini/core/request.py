@@ -42,6 +42,7 @@ class Utterance:
     is_open: bool = False  # whether more of the text may come
     num_texts: int = 0  # text tokens so far, except those in `prompt.items`
     new_texts: list[np.ndarray] = field(default_factory=list)  # tokens that the first stage has not received
+    waited_s: float = 0.0  # for more text while other requests waited for a slot, less the speech since then
 
     @property
     def due(self) -> float:
@@ -124,9 +125,12 @@ class StageSequence:
     @property
     def can_step(self) -> bool:
         """Whether a further step of the current unit may be launched."""
-        if self.unit is None or self.num_launched >= self.unit.steps:
-            return False
-        return not self.utterance.is_open or self.stage > 0 or self.num_launched < self.utterance.num_texts
+        return self.unit is not None and self.num_launched < self.unit.steps and not self.waits_for_text
+
+    @property
+    def waits_for_text(self) -> bool:
+        """Whether the next step needs text that has not arrived."""
+        return self.utterance.is_open and self.stage == 0 and self.num_launched >= self.utterance.num_texts
 
     def add_scores(self, scores: np.ndarray, count: int) -> None:
         """Store attention scores [text tokens] for each of the next `count` output items, all from the same step."""

@@ -24,8 +24,9 @@ from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import MAX_QUEUED, Request, StageSequence, Utterance
 from s1_mini.core.stage import NEVER, StagePolicy
 from s1_mini.core.stage_queue import Owners, StageQueue
+from s1_mini.core.turns import SlotShares
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
+from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError, TextIdleError
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ NONE = -1  # takes the place of a stage's index for the thread without stages
 POLL_S = 0.1  # how often an idle thread checks deadlines and cancellations, in seconds
 BACKLOG = 64  # units of a stage that wait; the largest calls have up to 64
 LOOK_S = 0.01  # minimum time between two checks of all deadlines, in seconds
+TEXT_WAIT_S = 5.0  # how long an utterance keeps its slot without text while other requests wait for a slot
 
 
 class Follow(NamedTuple):
@@ -76,17 +78,39 @@ class Pipeline:
     def num_free(self) -> int:
         """Number of slots of the first stage that waiting utterances may take."""
         queue = self.stages[0]
-        return 0 if self._line.is_empty or self.is_behind(0) else max(0, queue.slots.num_free - len(queue.ready))
+        return 0 if self._line.is_empty else max(0, queue.slots.num_free - len(queue.ready))
+
+    def end_idle(self, passed_s: float) -> None:
+        """End utterances that wait too long for text, if other requests wait for their slots.
+
+        `passed_s` are the seconds since the last call. Speech makes up for earlier waiting, so that a text which
+        arrives word by word keeps its slot only if its words arrive almost as fast as they are spoken.
+        """
+        queue = self.stages[0]
+        if self._line.is_empty or queue.slots.num_free:
+            return
+        waiting = [each.utterance for each in queue.running if each.waits_for_text]
+        for utterance in waiting:
+            utterance.waited_s += passed_s
+        for utterance in sorted(waiting, key=lambda each: -each.waited_s)[: len(self._line)]:
+            if utterance.waited_s > TEXT_WAIT_S:
+                reason = f"no text arrived for {TEXT_WAIT_S:g} s while other requests waited; send the text faster"
+                self.end(utterance.request, TextIdleError(reason))
 
     def has_work(self, stage: int, now: float) -> bool:
         if self.stages[stage].has_work(holds_back=stage > 0 and self.is_behind(stage)):
             return True
-        held_back = self._line.wakes(now, self.num_free) if stage == 0 else None
+        held_back = self.line_wakes(now) if stage == 0 else None
         return held_back is not None and held_back <= 0
+
+    def line_wakes(self, now: float) -> float | None:
+        """Return the seconds until `admit` will admit an utterance; None if it will not."""
+        free = self.num_free
+        return self._line.wakes(now, free, is_behind=self.is_behind(0)) if free else None
 
     def admit(self, now: float) -> None:
         """Admit waiting utterances to the first stage, at most as many as it has free slots."""
-        for utterance in self._line.take(self.num_free, now):
+        for utterance in self._line.take(self.num_free, now, is_behind=self.is_behind(0)):
             self._build_later(utterance.request)
             utterance.begin([stage.policy.output for stage in self.stages])
             self.ledger.count_admitted(utterance.request, now)
@@ -145,6 +169,8 @@ class Pipeline:
         sequence.num_steps += 1
         if count:
             sequence.produced += count
+            if sequence.utterance.waited_s and (rate := queue.policy.output.rate):
+                sequence.utterance.waited_s = max(0.0, sequence.utterance.waited_s - count / rate)
             if (scores := result.scores.get(sequence.slot)) is not None:
                 sequence.add_scores(scores, count)
             # An autoregressive stage may take its own last items as input.
@@ -229,6 +255,7 @@ class Pipeline:
         request, now = utterance.request, self._clock()
         request.front += 1
         request.utterances.remove(utterance)
+        self._line.end(request)
         request.num_finished += utterance.sequences[self.counted].produced
         utterance.sequences = []  # they refer to the utterance
         if request.has_more:
@@ -248,8 +275,10 @@ class Pipeline:
             for utterance in request.utterances:
                 for sequence in utterance.sequences:
                     self.stages[sequence.stage].drop(sequence)
-                if utterance.sequences and not utterance.sequences[0].is_done:
-                    self._line.charge(request, utterance.sequences[0].produced)
+                if utterance.sequences:
+                    self._line.end(request)
+                    if not utterance.sequences[0].is_done:
+                        self._line.charge(request, utterance.sequences[0].produced)
         finally:
             self.ledger.end(request, error, reason, self._clock())
             request.release()
@@ -274,6 +303,7 @@ class Scheduler:
         last = len(policies) - 1
         self.stages = [StageQueue(i, policy, prefixes, is_last=i == last) for i, policy in enumerate(policies)]
         self.line, self.prefixes, self.clock = line, prefixes, clock
+        line.shares = SlotShares(policies[0].slots)
         self.ledger = RequestTracker()
         threads = [list(range(len(policies)))] if threads is None else threads
         # Only if the first and the last stage share a thread can prefill delay audio.
@@ -286,7 +316,7 @@ class Scheduler:
         self._pipeline = Pipeline(
             self.stages, self.ledger, line, wake=self._wake, on_end=self._wake_all, extend=self.extend, clock=clock
         )
-        self._next_look = 0.0  # time of the next check of all deadlines
+        self._last_look = self._next_look = clock()  # times of the last and the next check of all deadlines
 
     # ---- called by the engine ---------------------------------------------------------------------------------------
 
@@ -364,7 +394,7 @@ class Scheduler:
                     return False
                 if has_other_work() or any(self._pipeline.has_work(stage, now) for stage in stages):
                     return True
-                wakes = self.line.wakes(now, self._pipeline.num_free) if 0 in stages else None
+                wakes = self._pipeline.line_wakes(now) if 0 in stages else None
                 changed.wait(min(POLL_S, wakes) if wakes else POLL_S)
 
     def wake(self, stage: int) -> None:
@@ -477,7 +507,8 @@ class Scheduler:
                 self._pipeline.end(request, reason="cancelled")
         if now < self._next_look:
             return
-        self._next_look = now + LOOK_S
+        self._pipeline.end_idle(now - self._last_look)
+        self._last_look, self._next_look = now, now + LOOK_S
         for request in self.ledger.late(now):
             begun = [each.sequences[self._pipeline.counted] for each in request.utterances if each.sequences]
             frames = request.num_finished + sum(sequence.produced for sequence in begun)

@@ -1,4 +1,4 @@
-"""Fairness among clients: the order of their turns, and the share of a resource that one client may hold.
+"""Fairness among clients: the order of their turns, and the share of a resource or of the slots that one may hold.
 
 The method is self-clocked fair queueing with equal weights. A flow is a client, or a group of a client's requests. A
 turn costs a flow one round; further costs are charged when they are known. A new flow joins in the round after the
@@ -7,11 +7,13 @@ current round, so that a series of new flows cannot starve a waiting flow.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Flow = TypeVar("Flow", bound=Hashable)
 
+RECENT_S = 10.0  # for this long after a client's last utterance began, other clients leave it a slot
 CLIENT_SHARE = 3 / 4  # a client may hold this share of what other clients leave free
 
 
@@ -68,3 +70,49 @@ class Turns(Generic[Flow]):
                 self._left = {each: left for each, left in self._left.items() if left > turn + 1}
         # Rounds that a flow skipped while it was paused are lost.
         self._next[flow] = max(turn, self.round) + 1
+
+
+class SlotShares:
+    """Which clients may begin an utterance in the free slots of the first stage. All times are in seconds.
+
+    A client that holds its equal share of the slots leaves the last free slot to the other recent clients, because
+    their next utterance would otherwise wait until a long one ends. A client that is alone takes all slots.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: Counter[str] = Counter()  # slots by client
+        self._open: Counter[str] = Counter()  # begun utterances by client, until their last audio
+        self._begun: dict[str, float] = {}  # when each recent client last began an utterance
+
+    def begin(self, client: str, now: float) -> None:
+        self._held[client] += 1
+        self._open[client] += 1
+        self._begun = {each: at for each, at in self._begun.items() if self._is_recent(each, at, now)} | {client: now}
+
+    def leave(self, client: str) -> None:
+        """Count an utterance that has left its slot."""
+        _decrease(self._held, client)
+
+    def end(self, client: str) -> None:
+        """Count an utterance that has all its audio, or that was cancelled."""
+        _decrease(self._open, client)
+
+    def may_begin(self, client: str, num_free: int, now: float, *, is_behind: bool) -> bool:
+        """Whether a client may take one of `num_free` slots.
+
+        If the next stage is behind (`is_behind`) because of a client's many utterances, a client without any may.
+        """
+        if is_behind:
+            return not self._open[client] and max(self._open.values(), default=0) > 1
+        others = sum(each != client and self._is_recent(each, at, now) for each, at in self._begun.items())
+        return num_free > 1 or not others or self._held[client] < self._count / (1 + others)
+
+    def _is_recent(self, client: str, begun: float, now: float) -> bool:
+        return self._held[client] > 0 or now - begun < RECENT_S
+
+
+def _decrease(counts: Counter[str], client: str) -> None:
+    counts[client] -= 1
+    if not counts[client]:
+        del counts[client]

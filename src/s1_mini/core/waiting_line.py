@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from s1_mini.core.request import Request, Utterance
-from s1_mini.core.turns import Turns
+from s1_mini.core.turns import SlotShares, Turns
 from s1_mini.exceptions import QueueFullError
 
 STEPS_A_TURN = 10  # steps of the first stage that one turn covers
@@ -83,6 +83,7 @@ class WaitingLine:
         self._waits: deque[float] = deque(maxlen=HISTORY)
         self._batches: deque[int] = deque(maxlen=HISTORY)
         self._rate = _AdmissionRate()
+        self.shares: SlotShares | None = None  # set by a scheduler, which calls `charge` and `end`
 
     def __len__(self) -> int:
         with self._lock:
@@ -108,8 +109,11 @@ class WaitingLine:
     def num_waiting(self, request: Request) -> int:
         return len(self._waiting.get(request, ()))
 
-    def take(self, free: int, now: float) -> list[Utterance]:
-        """Remove and return the utterances to begin now, at most `free`, in the order of their turns."""
+    def take(self, free: int, now: float, *, is_behind: bool = False) -> list[Utterance]:
+        """Remove and return the utterances to begin now, at most `free`, in the order of their turns.
+
+        `is_behind` is that of `SlotShares.may_begin`.
+        """
         if free <= 0 or not self._waiting:
             return []
         with self._lock:
@@ -117,13 +121,17 @@ class WaitingLine:
                 return []
             taken: list[Utterance] = []
             groups = self.grouping
-            with self._order.turns() as following:
+
+            def may_begin(client: str) -> bool:
+                return self._may_begin(client, free - len(taken), now, is_behind=is_behind)
+
+            with self._order.turns(may_begin) as following:
                 while len(taken) < free and (request := following()) is not None:
                     if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
                         groups = False  # take the requests with the same voice as `taken[0]` before this request
-                        taken += self._take_like(taken[0].prompt.prefix_key, free - len(taken))
+                        self._take_like(taken, free, now, may_begin)
                         continue
-                    taken.append(self._pop(request))
+                    taken.append(self._pop(request, now))
             if taken:
                 self._waits.extend(max(0.0, now - utterance.due) for utterance in taken)
                 self._batches.append(len(taken))
@@ -132,19 +140,29 @@ class WaitingLine:
                     self._rate.forget()
             return taken
 
-    def wakes(self, now: float, free: int) -> float | None:
+    def wakes(self, now: float, free: int, *, is_behind: bool = False) -> float | None:
         """Return the seconds until `take` will return an utterance for `free` slots; None if it will not."""
         if free <= 0 or not self._waiting:
             return None
         with self._lock:
-            requests = self._eligible()
+            clients = {request.flow[0] for request in self._waiting}
+            clients = {each for each in clients if self._may_begin(each, free, now, is_behind=is_behind)}
+            requests = [request for request in self._eligible() if request.flow[0] in clients]
             return self._delay(requests, free, now) if requests else None
 
     def charge(self, request: Request, steps: int) -> None:
         """Charge a request's client and group for the steps of an utterance that has left its slot."""
-        if steps > STEPS_A_TURN:
-            with self._lock:
+        with self._lock:
+            if self.shares is not None:
+                self.shares.leave(request.flow[0])
+            if steps > STEPS_A_TURN:
                 self._order.add_cost(request, steps / STEPS_A_TURN - 1)
+
+    def end(self, request: Request) -> None:
+        """Count an utterance of a request that was taken and has ended."""
+        with self._lock:
+            if self.shares is not None:
+                self.shares.end(request.flow[0])
 
     def remove(self, request: Request) -> None:
         with self._lock:
@@ -180,6 +198,11 @@ class WaitingLine:
 
     # ---- with the lock held ---------------------------------------------------------------------------------------
 
+    def _may_begin(self, client: str, num_free: int, now: float, *, is_behind: bool) -> bool:
+        if self.shares is None:
+            return not is_behind
+        return self.shares.may_begin(client, num_free, now, is_behind=is_behind)
+
     def _eligible(self) -> list[Request]:
         return [request for request in self._waiting if not request.is_paused]
 
@@ -198,13 +221,15 @@ class WaitingLine:
             self._waiting[request] = deque(utterances)
             self._order.join(request)
 
-    def _pop(self, request: Request, *, early: bool = False) -> Utterance:
+    def _pop(self, request: Request, now: float, *, early: bool = False) -> Utterance:
         utterances = self._waiting[request]
         utterance = utterances.popleft()
         self._order.charge(request, early=early)
         if not utterances:
             del self._waiting[request]
             self._order.leave(request)
+        if self.shares is not None:
+            self.shares.begin(request.flow[0], now)
         return utterance
 
     def _shares(self, request: Request, key: str) -> bool:
@@ -212,20 +237,19 @@ class WaitingLine:
         utterance = self._waiting[request][0]
         return bool(key) and utterance.index == 0 and utterance.prompt.prefix_key == key
 
-    def _take_like(self, key: str, count: int) -> list[Utterance]:
-        """Take up to `count` first utterances that begin with this prefix, so that the prefix is prefilled only once.
+    def _take_like(self, taken: list[Utterance], free: int, now: float, may_begin: Callable[[str], bool]) -> None:
+        """Take first utterances that begin with the same prefix as `taken[0]`, so that it is prefilled only once.
 
         Each is charged for a turn as usual, and overtakes other requests by at most one turn.
         """
+        key = taken[0].prompt.prefix_key
         like = [each for each in self._waiting if self._shares(each, key) and not each.is_paused]
         may_be_next = self._order.next_round()
-        taken: list[Utterance] = []
         for request in self._order.sorted(like):
-            if may_be_next(request):
-                taken.append(self._pop(request, early=True))
-            if len(taken) == count:
+            if len(taken) == free:
                 break
-        return taken
+            if may_be_next(request) and may_begin(request.flow[0]):
+                taken.append(self._pop(request, now, early=True))
 
 
 class _FairOrder:
@@ -275,12 +299,15 @@ class _FairOrder:
             self._groups[client].add_cost(group, rounds)
 
     @contextmanager
-    def turns(self) -> Iterator[Callable[[], Request | None]]:
-        """Yield a function that returns the request whose turn is next; it skips paused requests."""
+    def turns(self, may_begin: Callable[[str], bool]) -> Iterator[Callable[[], Request | None]]:
+        """Yield a function that returns the request whose turn is next.
+
+        It skips paused requests, and clients that may not begin an utterance, now or later in this block.
+        """
         paused: list[tuple[str, Entry]] = []
         order = [self._client_turn(client) for client in self._heaps]
         heapq.heapify(order)
-        yield lambda: self._next(order, paused)
+        yield lambda: self._next(order, paused, may_begin)
         for client, entry in paused:
             heapq.heappush(self._heaps.setdefault(client, []), entry)
 
@@ -310,7 +337,9 @@ class _FairOrder:
             request,
         )
 
-    def _next(self, order: list[ClientTurn], paused: list[tuple[str, Entry]]) -> Request | None:
+    def _next(
+        self, order: list[ClientTurn], paused: list[tuple[str, Entry]], may_begin: Callable[[str], bool]
+    ) -> Request | None:
         """Return the request whose turn is next, and move the entries of paused requests to `paused`.
 
         `order` is a heap of clients by turn. Entries of `order` and of the clients' heaps may be outdated; this method
@@ -319,6 +348,9 @@ class _FairOrder:
         while order:
             client = order[0][-1]
             heap = self._heaps.get(client)
+            if not may_begin(client):
+                heapq.heappop(order)
+                continue
             if not heap:  # the client has nothing waiting except paused requests
                 self._heaps.pop(client, None)
                 heapq.heappop(order)

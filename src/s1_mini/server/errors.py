@@ -22,6 +22,7 @@ from s1_mini.exceptions import (
     RequestError,
     RequestTimeoutError,
     S1MiniError,
+    TextIdleError,
     VoiceExistsError,
     VoiceFileError,
     VoiceNotFoundError,
@@ -152,6 +153,7 @@ TABLE: Mapping[type[BaseException], ErrorKind] = {
     QueueFullError: ErrorKind(503, 1),  # the error's own `retry_after_s` takes precedence
     EngineNotReadyError: ErrorKind(503, 5),
     RequestTimeoutError: ErrorKind(504),
+    TextIdleError: ErrorKind(408),
 }
 
 
