@@ -1,14 +1,14 @@
-"""Get audio and the time of each character from the route of ElevenLabs' API. Needs `pip install httpx`."""
+"""Get audio and the time of each character from the route of ElevenLabs' API. Needs `pip install httpx2`."""
 
 import base64
 import os
 from pathlib import Path
 
-import httpx
+import httpx2
 
 url = os.environ.get("S1_MINI_URL", "http://localhost:8080")
 
-response = httpx.post(
+response = httpx2.post(
     f"{url}/v1/text-to-speech/default/with-timestamps",
     params={"output_format": "mp3_44100_128"},
     headers={"xi-api-key": "none"},

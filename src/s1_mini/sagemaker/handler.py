@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
-import httpx
+import httpx2
 from anyio.from_thread import start_blocking_portal
 
 from s1_mini.config import EngineConfig
@@ -70,7 +70,7 @@ class Body(NamedTuple):
     content_type: str
 
 
-Call = Callable[[str | None], httpx.Response]  # takes `Accept`, returns the application's response
+Call = Callable[[str | None], httpx2.Response]  # takes `Accept`, returns the application's response
 
 
 class Container:
@@ -90,11 +90,11 @@ class Container:
         self._stack = ExitStack()
         self._portal = self._stack.enter_context(start_blocking_portal())
         self._stack.enter_context(self._portal.wrap_async_context_manager(app.router.lifespan_context(app)))
-        transport = httpx.ASGITransport(app)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)  # noqa: S113 - the application has its own
+        transport = httpx2.ASGITransport(app)
+        self._client = httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
         self._stack.callback(self._portal.call, self._client.aclose)
 
-    def invoke(self, body: Body, accept: str | None) -> httpx.Response:
+    def invoke(self, body: Body, accept: str | None) -> httpx2.Response:
         headers = {"Content-Type": body.content_type} | ({"Accept": accept} if accept else {})
         encoded = {name.encode(): value.encode("latin-1", "replace") for name, value in headers.items()}
         return self._portal.call(partial(self._client.post, "/invocations", content=body.content, headers=encoded))
@@ -197,7 +197,7 @@ def output_fn(prediction: Call | Failure, accept: str | None, context: Context |
             raise
         if not isinstance(error, S1MiniError):
             logger.exception("request failed")
-        response = httpx.Response(row_of(error).status, json=describe(error, None))
+        response = httpx2.Response(row_of(error).status, json=describe(error, None))
     if response.is_error:
         details = response.json()["error"]
         if context is None:
@@ -208,7 +208,7 @@ def output_fn(prediction: Call | Failure, accept: str | None, context: Context |
     return response.content, response.headers["Content-Type"]
 
 
-def _check_size(response: httpx.Response) -> None:
+def _check_size(response: httpx2.Response) -> None:
     limit = int(os.environ.get("MMS_MAX_RESPONSE_SIZE") or MAX_ANSWER_BYTES)
     if len(response.content) > limit:
         raise CapacityError(

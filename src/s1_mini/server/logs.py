@@ -99,7 +99,7 @@ def _printable(line: str) -> str:
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    is_step = record.name.startswith(("uvicorn", "httpx")) and record.levelno <= logging.INFO
+    is_step = record.name.startswith(("uvicorn", "httpx2")) and record.levelno <= logging.INFO
     return not is_step and not any(words in record.getMessage() for words in REDUNDANT)
 
 

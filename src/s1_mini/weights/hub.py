@@ -21,7 +21,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError, ConfigurationError
+from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError
 from s1_mini.extras import require
 from s1_mini.version import __version__
 from s1_mini.weights.directory import read_whole
@@ -74,12 +74,7 @@ def fetch(name: HubName, pick: Pick) -> Path:
     """
     require("hub", f"checkpoint {name}, which is not a local directory but a name on the Hugging Face hub,")
 
-    try:
-        from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
-    except ImportError:
-        raise ConfigurationError(
-            f'checkpoint {name}: huggingface-hub is too old; run pip install --upgrade "s1-mini[hub]"'
-        ) from None
+    from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
 
     with _named_errors(name):
         api = HfApi(library_name="s1-mini", library_version=__version__)
@@ -102,7 +97,7 @@ def fetch(name: HubName, pick: Pick) -> Path:
 @contextmanager
 def _named_errors(name: HubName) -> Iterator[None]:
     """Convert errors of the hub's library to a `CheckpointError` with the cause and the remedy."""
-    import httpx
+    import httpx2
     from huggingface_hub import constants, errors
 
     try:
@@ -110,7 +105,7 @@ def _named_errors(name: HubName) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         reason = _reason(error, f"{constants.ENDPOINT}/{name.repository}")
         raise CheckpointNotFoundError(f"checkpoint {name}{reason}") from None
-    except (errors.RevisionResolutionError, errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
+    except (errors.RevisionResolutionError, errors.LocalEntryNotFoundError, ConnectionError, httpx2.TransportError):
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise CheckpointNotFoundError(
             f"checkpoint {name} is not a local directory, is incomplete in the hub's cache "
