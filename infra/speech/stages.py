@@ -19,7 +19,7 @@ MAX_CONCURRENT = 1000  # requests per instance of an async endpoint
 # Placeholders for values that come from other resources of the stage; the endpoint's stack replaces them.
 BUCKET = "s3://bucket/"
 PLACEHOLDERS: dict[str, Any] = {
-    "image": "image",
+    "image": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/image:tag",
     "role": "arn:aws:iam::123456789012:role/execution",
     "kms_key": "key",
     "subnet": ("subnet",),

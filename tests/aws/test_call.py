@@ -104,6 +104,49 @@ def test_a_whole_answer_is_written_and_its_file_named(
     assert runtime.given["X-Amzn-SageMaker-Prefix-Aware-Id"] == "clara"
 
 
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+@pytest.mark.parametrize(
+    ("name", "options", "chosen"),
+    [
+        ("a.mp3", [], "mp3"),
+        ("a.OGG", [], "ogg"),
+        ("a.raw", ["--format", "pcm"], "pcm"),
+        ("a.ogg", ["--format", "opus"], "opus"),
+    ],
+)
+def test_the_suffix_of_the_file_decides_the_format(  # noqa: PLR0917 - fixtures
+    runtime: Runtime, invoke: Invoke, tmp_path: Path, name: str, options: list[str], chosen: str, mode: str
+) -> None:
+    runtime.headers = {"Content-Type": "application/vnd.amazon.eventstream"} if mode == "stream" else {}
+    runtime.body = part(b"sound") if mode == "stream" else b"sound"
+
+    assert invoke("-o", str(tmp_path / name), "--mode", mode, *options)[0] == 0
+    assert runtime.asked["format"] == chosen
+    assert (tmp_path / name).read_bytes() == b"sound"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("a.mp3", ["--format", "wav"], "--format: wav does not match"),
+        ("a.txt", [], "ends in .txt, which is not an audio format"),
+        ("a", [], "has no suffix"),
+    ],
+)
+def test_a_suffix_that_contradicts_the_format_or_names_none_is_refused_before_the_call(  # noqa: PLR0917 - fixtures
+    runtime: Runtime,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    name: str,
+    options: list[str],
+    sentence: str,
+) -> None:
+    assert invoke("-o", str(tmp_path / name), *options)[0] == 1
+    assert sentence in capsys.readouterr().err
+    assert runtime.path == ""
+
+
 def test_a_model_or_a_component_is_named(runtime: Runtime, invoke: Invoke) -> None:
     invoke("--target-model", "clara.tar.gz")
     assert runtime.given["X-Amzn-SageMaker-Target-Model"] == "clara.tar.gz"

@@ -55,7 +55,7 @@ def test_plan_prints_the_template_without_credentials_or_network() -> None:
         ("real-time", []),
         ("async", ["--output", "s3://a-bucket/out"]),
         ("components", []),
-        ("multi-model", ["--artifact", PREFIX, "--instance-type", "ml.c7i.xlarge"]),
+        ("multi-model", ["--artifact", PREFIX]),
     ],
 )
 @pytest.mark.usefixtures("named")
@@ -64,6 +64,27 @@ def test_every_form_is_planned_with_names_from_variables(call: Call, form: str, 
 
     assert "AWS::SageMaker::Endpoint" in kinds
     assert ("AWS::SageMaker::InferenceComponent" in kinds) == (form == "components")
+
+
+@pytest.mark.parametrize("variable", ["S1_MINI_AWS_REGION", "AWS_REGION", "AWS_DEFAULT_REGION"])
+@pytest.mark.parametrize(
+    "image", ["1.dkr.ecr.eu-west-1.amazonaws.com/a:1", "1.dkr.ecr-fips.us-gov-west-1.amazonaws.com/a@sha256:0a"]
+)
+@pytest.mark.usefixtures("named")
+def test_an_image_of_another_region_is_refused_with_both_regions(
+    call: Call, monkeypatch: pytest.MonkeyPatch, variable: str, image: str
+) -> None:
+    for name in ("S1_MINI_AWS_REGION", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    region = image.split(".")[3]
+
+    assert call("endpoint", "plan", "create", "hello", "--image", image).code == 0
+    assert call("endpoint", "plan", "create", "hello", "--image", image, "--region", region).code == 0
+    monkeypatch.setenv(variable, "cn-north-1")
+    shown = call("endpoint", "plan", "create", "hello", "--image", image)
+
+    assert shown.code == 1
+    assert f"is in {region}, the endpoint in cn-north-1" in shown.err
 
 
 @pytest.mark.usefixtures("named")

@@ -262,7 +262,7 @@ def test_a_corpus_is_read_from_and_written_to_s3(  # noqa: PLR0917 - fixtures
         (f"s3://{BUCKET}/nothing", "out", f"s3://{BUCKET}/nothing has no object whose name ends in .csv, .tsv, .jsonl"),
         (f"s3://{BUCKET}/no.csv", "out", f"s3://{BUCKET}/no.csv does not exist"),
         ("texts.csv", "s3://no-such-bucket/out", "output s3://no-such-bucket/out: "),
-        ("s3://", "out", "'s3://' is not a valid S3 location; use s3://bucket/prefix"),
+        ("s3://", "out", "'s3://' is not a valid S3 location: '' cannot be the name of a bucket"),
     ],
 )
 def test_an_s3_error_is_reported_in_one_sentence(  # noqa: PLR0917 - fixtures

@@ -343,6 +343,8 @@ EVIL: list[tuple[tuple[tarfile.TarInfo, bytes], str]] = [
     (member("CONFIG.JSON", content=b"x"), "differ only in case"),
     (member("config.json/evil", content=b"x"), "'config.json' is both a file and the folder of"),
     (member("folder", tarfile.DIRTYPE), "'folder' is a folder"),
+    (member(".", tarfile.DIRTYPE), r"the names in the archive begin with './' \('\.'\), as `tar -czf model.tar.gz \.`"),
+    (member("./config.json", content=b"x"), "begin with './' .'./config.json'., .* `s1-mini package --output"),
     (member("more.txt", content=b"x"), "'more.txt' is not listed"),
 ]
 

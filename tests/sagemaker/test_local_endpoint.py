@@ -238,6 +238,15 @@ def test_every_model_name_that_can_be_loaded_can_be_invoked(
     assert answer["Body"].read() == http.post("/invocations", json=SHORT).content
 
 
+@pytest.mark.parametrize("stream", ["", "_with_response_stream"])
+def test_an_unknown_variant_is_refused_and_the_known_one_answers(runtime: Any, stream: str) -> None:
+    invoke = getattr(runtime, f"invoke_endpoint{stream}")
+    with pytest.raises(ClientError, match="Variant 'blue' was not found; the only one is 'AllTraffic'"):
+        invoke(**call(), TargetVariant="blue")
+
+    assert invoke(**call(), TargetVariant="AllTraffic")["InvokedProductionVariant"] == "AllTraffic"
+
+
 @pytest.mark.parametrize("asked", ["..", "folder/voice-a", "voice_a.tar.gz.tar.gz", "none.tar.gz", "v1.2/../x"])
 def test_an_unloaded_model_is_never_replaced_by_another(runtime: Any, http: httpx2.Client, asked: str) -> None:
     with pytest.raises(ClientError) as raised:

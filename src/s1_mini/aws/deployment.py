@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from s1_mini.aws.place import BUCKET, split_location
+from s1_mini.aws.place import check_location, split_location
 from s1_mini.capacity.cards import MACHINES
 from s1_mini.exceptions import ConfigurationError
 
@@ -25,6 +25,9 @@ MAX_TRANSFORMS = 16  # concurrent transforms of 6 MB, together below SageMaker's
 PAYLOAD_MB = 6
 REPLICAS, PLACEMENT = "S1_MINI_SERVER_REPLICAS", "S1_MINI_PLACEMENT"
 GPUS = {machine.instance_type: machine.num_gpus for machine in MACHINES}
+REGISTRY = r"\d+\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?"  # of ECR, with the region
+INSTANCE_TYPES = {"multi-model": "ml.c7i.xlarge"}  # defaults of forms that do not support GPU_INSTANCE
+GPU_INSTANCE = "ml.g6.xlarge"
 FormName = Literal["real-time", "async", "components", "multi-model", "batch"]
 
 # GB of the local disk. SageMaker rejects VolumeSizeInGB for these instances.
@@ -88,7 +91,7 @@ def _schedule(entry: str) -> tuple[str, str, int, int]:
 
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(lambda given: given or ())]
-Place = Annotated[str, Field(pattern=rf"^s3://{BUCKET}(/.*)?$")]
+Place = Annotated[str, AfterValidator(check_location)]
 
 
 class Described(BaseModel):
@@ -147,7 +150,7 @@ class Deployment(Described):
 
     name: str
     image: str = Field(
-        pattern=r"^[a-zA-Z0-9][^\s]{0,254}$",
+        pattern=rf"^{REGISTRY}/[a-z0-9][a-z0-9._/-]*([:@][\w.:-]+)?$",
         description="Image in ECR: account.dkr.ecr.region.amazonaws.com/name:tag",
         json_schema_extra={"variable": "IMAGE"},
     )
@@ -161,8 +164,9 @@ class Deployment(Described):
     )
     form: FormName = Field("real-time", description="How requests are answered: see docs/deploy.md.")
     instance_type: Texts = Field(
-        ("ml.g6.xlarge",),
-        description="Instance types in order of preference: the next is used if AWS lacks capacity; repeatable.",
+        (),
+        description="Instance types in order of preference: the next is used if AWS lacks capacity; repeatable. "
+        f"[{GPU_INSTANCE}; multi-model: {INSTANCE_TYPES['multi-model']}]",
         json_schema_extra={"variable": "INSTANCE_TYPE"},
     )
     instances: int = Field(1, ge=1, description="Initial number of instances.")
@@ -225,6 +229,12 @@ class Deployment(Described):
     spread: bool = Field(False, description="components: spread copies across instances and zones.")
     accelerator_partition: str | None = Field(None, description="Not supported: CloudFormation cannot divide a GPU.")
     scaling: Scaling | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_instance_type(cls, given: Any) -> Any:
+        chosen = INSTANCE_TYPES.get(given.get("form"), GPU_INSTANCE)
+        return given if given.get("instance_type") else {**given, "instance_type": (chosen,)}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -345,6 +355,15 @@ class Deployment(Described):
             return max(1, int(given))
         return 1 if self.env.get(PLACEMENT) else max(1, self.num_gpus)
 
+    def check_region(self, region: str | None) -> None:
+        """Raise `ConfigurationError` if the image is in another region than the endpoint; None: not known yet."""
+        found = re.match(REGISTRY, self.image)
+        if region is not None and found is not None and found[1] != region:
+            raise ConfigurationError(
+                f"image={self.image!r}: is in {found[1]}, the endpoint in {region}: SageMaker pulls images of its own "
+                f"region only; push the image to {region}, or set --region to {found[1]}"
+            )
+
     @property
     def bucket(self) -> str:
         """Bucket of the artifact."""
@@ -356,9 +375,8 @@ class Deployment(Described):
 
 
 _PATTERNS = {
-    **dict.fromkeys(("artifact", "output", "failures", "source"), "must have the form s3://bucket/key"),
-    "image": "must be an image name without spaces, such as account.dkr.ecr.region.amazonaws.com/name:tag; give it "
-    "with --image",
+    "image": "must be an image in ECR, such as 123456789012.dkr.ecr.eu-west-1.amazonaws.com/name:tag, because "
+    "SageMaker pulls from no other registry; give it with --image",
     "role": "must have the form arn:aws:iam::ACCOUNT:role/NAME; give the ARN with --role",
 }
 

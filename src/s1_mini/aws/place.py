@@ -8,8 +8,23 @@ from dataclasses import dataclass
 from s1_mini.exceptions import ConfigurationError
 
 BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"  # valid bucket names
-_PLACE = re.compile(rf"s3://({BUCKET})(?:/(.*))?", re.DOTALL)
+SCHEME = "s3://"
 MAX_KEY_BYTES = 1024
+
+
+def check_location(text: str) -> str:
+    """Return `text`. Raises `ValueError` with the reason if it is not `s3://bucket`, with or without a key."""
+    if not text.startswith(SCHEME):
+        raise ValueError("must have the form s3://bucket/key")
+    bucket, key = split_location(text)
+    if re.fullmatch(BUCKET, bucket) is None:
+        raise ValueError(
+            f"{bucket[:70]!r} cannot be the name of a bucket, which has 3 to 63 lower-case letters, digits, dots and "
+            "hyphens, with a letter or digit at both ends; use s3://bucket/key"
+        )
+    if len(key.encode(errors="replace")) > MAX_KEY_BYTES:
+        raise ValueError(f"the key after the bucket's name is longer than {MAX_KEY_BYTES:,} bytes")
+    return text
 
 
 @dataclass(frozen=True)
@@ -22,10 +37,13 @@ class S3Place:
     @classmethod
     def parse(cls, text: str) -> S3Place:
         """Parse `s3://bucket/prefix`. Raises `ConfigurationError`."""
-        match = _PLACE.fullmatch(text)
-        if match is None or "//" in f"/{match[2] or ''}" or len(text.encode()) > MAX_KEY_BYTES:
-            raise ConfigurationError(f"{text[:200]!r} is not a valid S3 location; use s3://bucket/prefix")
-        return cls(match[1], (match[2] or "").strip("/"))
+        try:
+            bucket, key = split_location(check_location(text))
+        except ValueError as error:
+            raise ConfigurationError(f"{text[:200]!r} is not a valid S3 location: {error}") from None
+        if "//" in f"/{key}":
+            raise ConfigurationError(f"{text[:200]!r} is not a valid S3 location: the key has an empty part (//)")
+        return cls(bucket, key.strip("/"))
 
     def join(self, name: str) -> str:
         return f"{self.key}/{name}" if self.key else name
@@ -36,5 +54,5 @@ class S3Place:
 
 def split_location(location: str) -> tuple[str, str]:
     """Split a valid `s3://` location into bucket and key, without a check."""
-    bucket, _, key = location.removeprefix("s3://").partition("/")
+    bucket, _, key = location.removeprefix(SCHEME).partition("/")
     return bucket, key

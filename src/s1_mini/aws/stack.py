@@ -46,6 +46,7 @@ class Stacks:
         """
         name = deployment.name
         preflight.check_instance_types(deployment)
+        deployment.check_region(self.clients.region)
         with self._explained(name, "create"):
             owner = preflight.account(self.clients)
             self._check_free(deployment)
@@ -68,6 +69,7 @@ class Stacks:
         if deployment.form == "batch":
             raise ConfigurationError("form='batch': a batch cannot be updated; run `s1-mini endpoint create`")
         preflight.check_instance_types(deployment)
+        deployment.check_region(self.clients.region)
         with self._explained(deployment.name, "update"):
             owner = preflight.account(self.clients)
             stack, before = self._changeable(deployment.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from s1_mini.aws.deployment import Deployment, Described, Scaling
-from s1_mini.cli.verb import FormatName, Verb, check_pipe, print_table
+from s1_mini.cli.verb import FileFormat, Verb, file_format, print_table
 from s1_mini.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def plan(
     else:
         deployment = Deployment.of(name=name, **fields, scaling=scaling)
         check_instance_types(deployment)
+        deployment.check_region(region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"))
     is_batch = deployment.form == "batch"
     planned = job(deployment, f"{name}-model") if is_batch else build_template(deployment)
     typer.echo(json.dumps(planned, indent=2, ensure_ascii=False))
@@ -209,7 +211,7 @@ def invoke(
         Path, typer.Option("-o", "--output", metavar="FILE", help="File for the audio; - for stdout.")
     ] = Path("out.wav"),
     voice: Annotated[str | None, typer.Option(metavar="NAME", help="A voice of the artifact.")] = None,
-    audio_format: FormatName = "wav",
+    audio_format: FileFormat = None,
     seed: Annotated[
         int | None,
         typer.Option(min=0, help="The same seed gives the same audio (on a GPU only with batch invariance)."),
@@ -234,15 +236,9 @@ def invoke(
 
     Example: s1-mini endpoint invoke hello "Good morning." -o morning.wav
     """
-    if str(path) == "-":
-        check_pipe()
-
-    from s1_mini.audio.container import check_format, check_writable
     from s1_mini.aws import call
 
-    if str(path) != "-":
-        check_writable(path)
-    fields = {"text": text, "voice": voice, "format": check_format(audio_format), "seed": seed}
+    fields = {"text": text, "voice": voice, "format": file_format(str(path), audio_format), "seed": seed}
     body: dict[str, Any] = {field: value for field, value in fields.items() if value is not None}
     if mode == "stream":
         body["stream"] = True

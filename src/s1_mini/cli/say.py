@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from s1_mini.cli.verb import (
-    FORMATS,
+    PIPE,
     Checkpoint,
     Device,
     ExistingVoicesPath,
+    FileFormat,
     Precision,
-    check_pipe,
     completing,
     engine_config,
+    file_format,
     named_checkpoint,
 )
 from s1_mini.exceptions import ConfigurationError, ParameterError, TextError
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
     from s1_mini.types import AudioChunk, AudioFormat, Word
 
-PIPE = "-"
 ONE_PIECE_BYTES = 200  # a text of at most this size is not split
 
 
@@ -42,14 +42,7 @@ def say(
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help="File to write; - is stdout. [out.wav; none with --play]"),
     ] = None,
-    audio_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="wav, flac, mp3, opus, ogg, pcm, mulaw or alaw. [the file's suffix]",
-            autocompletion=completing(*FORMATS),
-        ),
-    ] = None,
+    audio_format: FileFormat = None,
     checkpoint_path: Checkpoint = None,
     voice: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of a voice; `s1-mini voices list` shows all.")
@@ -253,21 +246,7 @@ def _read_stdin() -> str:
 def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
     if stream and output != PIPE:
         raise ParameterError("stream", "writes to stdout: add `-o -`, or use --play to listen while it is generated")
-    if output == PIPE:
-        check_pipe()
-
-    from s1_mini.audio.container import FORMATS, check_format, check_writable, format_of, media_type
-
-    file = None if output == PIPE else output
-    if file is not None:
-        check_writable(file)  # before generating, which may take an hour
-    if named is None:
-        chosen: AudioFormat = "wav" if file is None else format_of(file)
-    else:
-        chosen = check_format(named)
-        suffix = None if file is None else Path(file).suffix[1:].lower()
-        if file is not None and suffix in FORMATS and media_type(format_of(file)) != media_type(chosen):
-            raise ParameterError("audio_format", f"{chosen} does not match {file}; omit --format, or rename the file")
+    chosen = file_format(output, named)
     if stream and chosen not in ("wav", "pcm"):
         raise ParameterError("audio_format", f"{chosen} cannot be streamed to stdout; use wav or pcm")
     return chosen

@@ -28,6 +28,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("auto", "float32", "float16", "bfloat16")
 FORMATS: tuple[str, ...] = get_args(AudioFormat)
 
+PIPE = "-"
 WHOLE = 1000  # characters; longer than any summary
 VARIABLE = "S1_MINI_"
 
@@ -65,6 +66,10 @@ DeviceName = Annotated[str, typer.Option(help=DEVICE_HELP, autocompletion=comple
 Precision = Annotated[
     str | None,
     typer.Option(help="Number format: auto, float32, float16 or bfloat16.", autocompletion=completing(*PRECISIONS)),
+]
+FileFormat = Annotated[  # of commands that write one file
+    str | None,
+    typer.Option("--format", help=f"{FORMAT_HELP} [the file's suffix]", autocompletion=completing(*FORMATS)),
 ]
 FormatName = Annotated[str, typer.Option("--format", help=FORMAT_HELP, autocompletion=completing(*FORMATS))]
 
@@ -137,7 +142,33 @@ def print_table(rows: Iterable[Iterable[str]], *columns: Any, **options: Any) ->
     Console().print(table)
 
 
-def check_pipe() -> None:
+def file_format(output: str | None, named: str | None) -> AudioFormat:
+    """Return the format for a file, for stdout (`PIPE`) or for no output (None): the named one, or the file's.
+
+    Raises `ParameterError` if the file cannot be written, if its suffix is unknown or contradicts the name, and if
+    stdout is a terminal.
+    """
+    if output == PIPE:
+        _check_pipe()
+
+    from s1_mini.audio.container import check_format, check_writable, format_of, media_type
+
+    file = None if output == PIPE else output
+    if file is not None:
+        check_writable(file)  # before generating, which may take an hour
+    if named is None:
+        return "wav" if file is None else format_of(file)
+    chosen = check_format(named)
+    if (
+        file is not None
+        and Path(file).suffix[1:].lower() in FORMATS
+        and media_type(format_of(file)) != media_type(chosen)
+    ):
+        raise ParameterError("audio_format", f"{chosen} does not match {file}; omit --format, or rename the file")
+    return chosen
+
+
+def _check_pipe() -> None:
     """Raise `ParameterError` if stdout is a terminal, which would show audio as characters."""
     if sys.stdout is not None and sys.stdout.isatty():
         raise ParameterError("path", "- writes audio to stdout, which is this terminal; add `> FILE` or `| PROGRAM`")

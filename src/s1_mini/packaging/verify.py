@@ -353,6 +353,11 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedRe
 
 
 def _check_member(member: tarfile.TarInfo) -> None:
+    if member.name == "." or member.name.startswith("./"):
+        raise PackageError(
+            f"the names in the archive begin with './' ({member.name!r}), as `tar -czf model.tar.gz .` writes them, "
+            f"but {MANIFEST} has names without it; use the file that `s1-mini package --output model.tar.gz` writes"
+        )
     check_name(member.name)
     if not member.isreg() or member.issparse():
         kind = "a file with holes" if member.issparse() else _KINDS.get(member.type, "not a plain file")

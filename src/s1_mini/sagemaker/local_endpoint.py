@@ -155,6 +155,9 @@ async def _find_endpoint(name: str, request: Request) -> LocalEndpoint:
         raise AwsError(
             400, "ValidationError", f"Endpoint {name[:63]!r} was not found; this server's is {endpoint.name!r}"
         )
+    variant = request.headers.get(_HEADER + "target-variant", VARIANT)
+    if variant != VARIANT:
+        raise AwsError(400, "ValidationError", f"Variant {variant[:63]!r} was not found; the only one is {VARIANT!r}")
     return endpoint
 
 
@@ -167,8 +170,8 @@ async def call_container(
     """Call `/invocations` inside the middleware, which the outer request of `scope` has already passed.
 
     The pieces of a successful response are passed to `on_piece` as they arrive; everything else is in the returned
-    response. An `S1MiniError` before the response begins becomes a response; all other errors are raised. (httpx's ASGI
-    transport cannot do this, because it collects every response and shares no state with the outer request.)
+    response. An `S1MiniError` before the response begins becomes a response; all other errors are raised. (The ASGI
+    transport of httpx2 cannot do this, because it collects every response and shares no state with the outer request.)
     """
     record, body = scope["state"]["record"], bytearray()
     answer: Response | None = None
