@@ -7,6 +7,7 @@ brief. On Windows, both operations are therefore retried for about one second.
 from __future__ import annotations
 
 import atexit
+import codecs
 import errno
 import os
 import shutil
@@ -35,6 +36,13 @@ def open_regular(path: Path) -> BinaryIO:
         file.close()
         raise
     return file
+
+
+def foreign_encoding(start: bytes) -> str:
+    """Return "UTF-16" or "UTF-32" if a text begins as in that encoding, which Windows programs write; otherwise ""."""
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or b"\0\0" in start[:4]:
+        return "UTF-32"
+    return "UTF-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start[:2] else ""
 
 
 def name_of_open(file: BinaryIO) -> str:

@@ -79,6 +79,7 @@ def test_common_column_names_are_used_by_default_and_can_be_turned_off(tmp_path:
 def test_a_line_may_have_any_parameter(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     given = {"on_unsupported": "skip", "language": "en", "instructions": "Whisper.", "temperature": 0.5}
+    given |= {"speed": 1.5, "gain_db": -3.0, "sample_rate": 8000, "normalize": "off", "lexicon": {"ISO": "eye so"}}
     lines = [{"text": "One."}, {"text": "Two.", "parameters": given}]
     path.write_text(
         "\n".join(json.dumps(line) for line in [*lines, {"text": "A.", "parameters": {"on_unsupported": 1}}])
@@ -92,6 +93,20 @@ def test_a_line_may_have_any_parameter(tmp_path: Path) -> None:
     assert first.options == {"seed": seed_of("0", 0)}
     assert second.options == {**given, "seed": seed_of("1", 0)}
     assert third.reason == "on_unsupported: must be one of error, skip, not 1"
+
+
+@pytest.mark.parametrize("name", ["texts.jsonl", "texts.csv", "texts.tsv"])
+def test_a_file_may_begin_with_a_byte_order_mark_and_another_encoding_is_named(tmp_path: Path, name: str) -> None:
+    path, content = tmp_path / name, '{"text": "Grüße."}\n' if name.endswith("jsonl") else "text\nGrüße.\n"
+    path.write_bytes(content.encode("utf-8-sig"))
+    (row,) = read(path)
+    assert isinstance(row, CorpusRow)
+    assert row.text == "Grüße."
+
+    for encoding in ("utf-16", "utf-16-le", "utf-32"):
+        path.write_bytes(content.encode(encoding))
+        with pytest.raises(CorpusError, match=f"is {encoding[:6].upper()}; save it as UTF-8"):
+            read(path)
 
 
 def test_a_seed_is_derived_from_the_id_and_is_the_same_in_all_versions() -> None:

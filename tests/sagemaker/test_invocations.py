@@ -92,6 +92,21 @@ def test_json_lines_give_as_many_lines_in_the_same_order(http: httpx2.Client) ->
     }
 
 
+def test_a_body_may_begin_with_a_byte_order_mark(http: httpx2.Client) -> None:
+    content = json.dumps(SHORT).encode("utf-8-sig")
+
+    one = http.post("/invocations", content=content, headers={"Content-Type": "application/json"})
+    lines = http.post("/invocations", content=content, headers={"Content-Type": "application/jsonlines"})
+    refused = http.post(
+        "/invocations", content=json.dumps(SHORT).encode("utf-16"), headers={"Content-Type": "application/json"}
+    )
+
+    assert one.content == http.post("/invocations", json=SHORT).content
+    assert "audio" in lines.json()
+    assert error_of(refused) == (400, "body_invalid")
+    assert "UTF-16" in refused.text
+
+
 def test_more_lines_than_allowed_are_refused_before_anything_is_spoken(http: httpx2.Client) -> None:
     body = (json.dumps(SHORT) + "\n") * 1001
 

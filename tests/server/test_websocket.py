@@ -81,6 +81,14 @@ def test_an_unknown_voice_is_reported_before_any_text_arrives(door: Door) -> Non
     assert (messages[-1]["error"]["code"], sound, code) == ("voice_not_found", b"", 1008)
 
 
+def test_a_message_may_begin_with_a_byte_order_mark(door: Door) -> None:
+    with session(door) as socket:
+        socket.send("\ufeff" + json.dumps(CONFIG | {"voice": "nobody"}))
+        messages, _, _ = hear(socket)
+
+    assert messages[-1]["error"]["code"] == "voice_not_found"
+
+
 @pytest.mark.parametrize(
     ("message", "field", "sentence"),
     [

@@ -13,8 +13,11 @@ from typing import Any, cast
 from s1_mini.exceptions import ParameterError, RequestError, S1MiniError
 from s1_mini.types import MAX_SEED, SharedOptions, TTSRequest
 
-SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
-PARAMETERS = (*SAMPLING, "on_unsupported", "language", "instructions")
+NUMBERS = (
+    *("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens"),
+    *("speed", "gain_db", "sample_rate"),
+)
+PARAMETERS = (*NUMBERS, "normalize", "on_unsupported", "lexicon", "language", "instructions")
 MAX_ID_LENGTH = 500
 
 
@@ -147,7 +150,7 @@ def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
     if unknown:
         raise ParameterError(name, f"unknown parameter {', '.join(unknown)}; available: {', '.join(PARAMETERS)}")
     given = {
-        each: _as_number(found) if each in SAMPLING else found for each, found in value.items() if found is not None
+        each: _as_number(found) if each in NUMBERS else found for each, found in value.items() if found is not None
     }
     return replace(base, options=_checked({**base.options, **given}))
 

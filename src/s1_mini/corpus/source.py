@@ -20,6 +20,7 @@ from typing import Any
 from s1_mini.aws.place import S3Place
 from s1_mini.corpus.rows import BadLine, CorpusColumns, CorpusError, CorpusRow, Defaults, Line, Shard, check
 from s1_mini.extras import require
+from s1_mini.files import foreign_encoding
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
@@ -240,7 +241,14 @@ def _parquet(path: Path, columns: Iterable[str]) -> Iterator[Line]:
                 yield Line(next(number), values)
 
 
+def _check_encoding(path: Path) -> None:
+    with path.open("rb") as file:
+        if encoding := foreign_encoding(file.read(4)):
+            raise CorpusError(f"{path} is {encoding}; save it as UTF-8")
+
+
 def _json_lines(path: Path) -> Iterator[Line]:
+    _check_encoding(path)
     with path.open("rb") as file:
         for number in count(1):
             text = file.readline(MAX_LINE_BYTES + 1)
@@ -269,6 +277,7 @@ def _json_line(number: int, text: bytes) -> Line:
 @contextmanager
 def _open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
     """Yield the header and a reader of the lines after it."""
+    _check_encoding(path)
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         rows = csv.reader(file, delimiter=DELIMITERS[_kind(path)], strict=True)
         try:

@@ -9,6 +9,7 @@ milliseconds, stops at the limit and lets other threads run.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from starlette.datastructures import State, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from s1_mini.files import foreign_encoding
 from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, from_validation
 from s1_mini.server.schemas import SpeechBody, decode_base64
 
@@ -78,6 +80,9 @@ async def in_turn(state: State, work: Callable[..., Result], *arguments: Any) ->
 
 def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> Model:
     """Parse JSON and validate it with a model. Raises `BodyError` or `InvalidError`."""
+    body = body.removeprefix(codecs.BOM_UTF8)  # Windows PowerShell writes it
+    if encoding := foreign_encoding(body[:4]):
+        raise BodyError(f"the body is {encoding}; send JSON as UTF-8")
     check_structure(body, max_marks)
     try:
         return model.model_validate_json(body, strict=True)

@@ -378,6 +378,7 @@ def _cut_nothing(text: str) -> tuple[list[str], str]:
 
 def _parse(text: str, protocol: Protocol) -> Any:
     """Return a message. Raises `BodyError` or `InvalidError`."""
+    text = text.removeprefix("\ufeff")  # a byte order mark
     try:
         check_structure(text.encode(errors="surrogatepass"))
         return protocol.messages.validate_json(text, strict=True)
