@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.server.settings import ServerSettings
-from s1_mini.server.voice_names import CLIENT_VOICES, KOKORO_VOICES, OPENAI_VOICES, assign_voices
+from s1_mini.server.voice_names import (
+    CLIENT_VOICES,
+    KOKORO_VOICES,
+    OPENAI_VOICES,
+    POLLY_VOICES,
+    assign_voices,
+    own_voice,
+)
 from s1_mini.types import VoiceInfo
 
 
@@ -44,6 +56,20 @@ def test_every_kokoro_name_is_a_built_in_voice_of_its_gender_and_accent() -> Non
 
 def test_without_descriptions_every_name_is_the_default_voice() -> None:
     assert set(assign_voices(OPENAI_VOICES, [info("one", ""), info("two", "a woman", "added")]).values()) == {None}
+
+
+@pytest.mark.parametrize("way", [str, str.upper, str.title, str.lower, " {}\n".format])
+@pytest.mark.parametrize("name", ["alloy", "Joanna", "af_bella", "Mapped", "clara"])
+def test_a_name_stands_for_the_same_voice_in_any_case_and_with_blanks(name: str, way: Callable[[str], str]) -> None:
+    infos = list_voices(named_checkpoint(None), None).infos()
+    engine = SimpleNamespace(voices=lambda: infos, voice_names=lambda: [voice.name for voice in infos])
+    settings = SimpleNamespace(voice_names={"Mapped": "anna"})
+    state: Any = SimpleNamespace(engine=engine, settings=settings)
+    names = CLIENT_VOICES | POLLY_VOICES
+
+    expected = {"Mapped": "anna", "clara": "clara"}.get(name) or assign_voices(names, infos)[name]
+
+    assert str(asyncio.run(own_voice(state, way(name), names))).lower() == expected
 
 
 def test_the_setting_has_pairs_of_names(monkeypatch: pytest.MonkeyPatch) -> None:

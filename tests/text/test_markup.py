@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,6 +217,31 @@ def test_marks_in_brackets_become_segments(source: str, expected: list[tuple[str
     markup = read_marked(source, no_lexicon, {"clara", "bob"})
 
     assert [(each.text, each.voice, each.pause_before_s) for each in markup.segments] == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("[paul] Ready?", "[paul] is not a voice"),
+        ("[clara] Yes.\n \t[Paul] No.\n[paul] Yes. [ann] Yes.", "[Paul], [paul] are not voices"),
+        ("[a] 1\n[b] 2\n[c] 3\n[d] 4", "[a], [b], [c] … are not voices"),
+        ("[clara] Yes. [note] No.", None),
+        ("[1] A footnote.\n[link](https://clara.example)\n[two words]", None),
+    ],
+)
+def test_an_unknown_name_that_begins_a_line_causes_a_warning(source: str, named: str | None) -> None:
+    warning = read_marked(source, no_lexicon, {"clara"}).warning
+
+    assert (warning is None) == (named is None)
+    assert warning is None or warning.startswith(f"{named} and w")
+
+
+def test_the_page_about_markup_uses_only_built_in_voices() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "markup.md").read_text(encoding="utf-8")
+    voices = {file.stem for file in resources.files("s1_mini.default_model").joinpath("voices").iterdir()}
+    used = set(re.findall(r"\[([a-z]+)\](?!\()", page)) - {"name"}
+
+    assert {"clara"} < used <= voices
 
 
 def test_a_pause_in_brackets_that_is_too_long_is_refused() -> None:

@@ -109,6 +109,25 @@ def test_an_unknown_voice_is_reported_with_twenty_available_ones(tiny: Path, fol
             assert caught.value.code == "voice_not_found"
 
 
+@pytest.mark.parametrize("name", ["MIA", " mia ", "\tMia\n"])
+def test_a_voice_is_found_in_any_case_and_with_blanks_around_its_name(
+    tiny: Path, folder: Path, codec: str, name: str
+) -> None:
+    VoiceDirectory(folder, voice_format(codec)).put(NamedVoice("mia", make_voice(3)), replace=False)
+    (folder / "mia.lexicon").write_text("nginx = engine x\n", encoding="utf-8")
+
+    with engine_of(tiny, voices_path=folder) as engine:
+        assert np.array_equal(speak(engine, name), speak(engine, "mia"))
+        read = engine.generate("nginx", voice=name, max_new_tokens=2).spoken_text
+        assert read == engine.generate("nginx", voice="mia", max_new_tokens=2).spoken_text
+        assert "engine" in read.lower()
+        assert engine.pin_voice(name).pinned
+        assert not engine.unpin_voice(name).pinned
+        assert engine.describe_voice(name).name == "mia"
+        engine.delete_voice(name)
+        assert engine.voices() == []
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "complaint"),
     [

@@ -82,7 +82,7 @@ def _voices(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Hash added voices. Raises `CorpusError` for a recording that is not encoded yet: its hash would not be final."""
     unread = {recording.name: recording.audio for recording in unread_recordings(folder)}
     found = {}
-    for name in sorted(names):
+    for name in sorted({name.strip().lower() for name in names}):
         if name in unread:
             raise CorpusError(
                 f"voice {name!r} is a recording in {folder} that is not encoded yet; run first: "

@@ -93,7 +93,7 @@ class Planner:
 
     def is_plain(self, request: TTSRequest) -> bool:
         """Return whether a request, whose text may be a `TextStream`, cannot have markup or words of a lexicon."""
-        is_text = request.text_type == "text" and not request.lexicon and not self.lexicons.of(_voice(request))
+        is_text = request.text_type == "text" and not request.lexicon and not self.lexicons.of(self._voice(request))
         return is_text and not (self.config.accept_ssml and isinstance(request.text, str) and is_ssml(request.text))
 
     def form_in(self, language: str | None) -> TextForm:
@@ -192,7 +192,9 @@ class Planner:
         @cache
         def lexicon_of(voice: str | None) -> Lexicon:
             own = name_of(voice)
-            return self.lexicons.of(_voice(request) if own is None else own).merged(request.lexicon)
+            return self.lexicons.of(self._voice(request) if own is None else self.voices.spelling(own)).merged(
+                request.lexicon
+            )
 
         if request.text_type == "marked":
             markup = read_marked(request.text, lexicon_of, {*self.voices.names, *request.voice_names})
@@ -203,9 +205,11 @@ class Planner:
         segments = tuple(replace(segment, voice=name_of(segment.voice)) for segment in markup.segments)
         return markup._replace(segments=segments)
 
-
-def _voice(request: TTSRequest) -> str | None:
-    return "" if request.references else request.voice
+    def _voice(self, request: TTSRequest) -> str | None:
+        """Return the voice whose lexicon applies: the stored name, None for the default, empty for a recording."""
+        if request.references:
+            return ""
+        return request.voice and self.voices.spelling(request.voice)
 
 
 def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate: int) -> TTSRequest:

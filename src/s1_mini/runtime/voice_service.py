@@ -92,6 +92,7 @@ class VoiceService:
 
     def delete(self, name: str) -> None:
         """Delete an added voice and its cached prefix. Raises the errors of `VoiceRegistry.delete`."""
+        name = self.registry.spelling(name)
         with self._lock:
             try:
                 key = self._synthesizer.prompt(self.registry.find(name).voice).prefix_key
@@ -104,6 +105,7 @@ class VoiceService:
 
     def pin(self, name: str) -> VoiceInfo:
         """Keep the tensors and the prefix of a voice in their caches. Raises `VoiceError` or `CapacityError`."""
+        name = self.registry.spelling(name)
         with self._lock:
             voice = self.registry.find(name).voice
             if name not in self._pins:
@@ -112,6 +114,7 @@ class VoiceService:
         return self.registry.info(name)
 
     def unpin(self, name: str) -> VoiceInfo:
+        name = self.registry.spelling(name)
         with self._lock:
             self.registry.find(name)
             self._release(name)

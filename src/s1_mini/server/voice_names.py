@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -92,16 +92,25 @@ def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceIn
 async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[str, str]] = CLIENT_VOICES) -> str | None:
     """Return our name for the requested voice `name`; None is the default voice.
 
-    Names of other services are mapped by the settings, or else by `names`. An unknown name is returned unchanged; the
-    engine refuses it. `state` is the application's.
+    Names of other services are mapped by the settings, or else by `names`, in any case and with blanks around them. An
+    unknown name is returned unchanged; the engine refuses it. `state` is the application's.
     """
-    if name is None or name in state.engine.voice_names():
+    if name is None:
         return name
-    if (mapped := state.settings.voice_names.get(name)) is not None:
-        return str(mapped)
-    if name not in names:
+    plain = name.strip()
+    if plain.lower() in {own.lower() for own in state.engine.voice_names()}:
+        return plain
+    if (mapped := _named(state.settings.voice_names, plain)) is not None:
+        return str(state.settings.voice_names[mapped])
+    if (known := _named(names, plain)) is None:
         return name
-    return assign_voices(names, await asyncio.to_thread(state.engine.voices))[name]
+    return assign_voices(names, await asyncio.to_thread(state.engine.voices))[known]
+
+
+def _named(names: Iterable[str], given: str) -> str | None:
+    """Return the one of `names` that `given` spells, perhaps in another case; the same case has precedence."""
+    same = [name for name in names if name.lower() == given.lower()]
+    return given if given in same else next(iter(same), None)
 
 
 def names_in_markup(state: State) -> frozenset[str]:

@@ -20,6 +20,7 @@ from s1_mini.types import JOINT_S, MIN_GAIN_DB
 
 MAX_PAUSE_S = 10.0  # Polly's limit
 MAX_TOTAL_PAUSE_S = 300.0  # per request, because silence also takes memory
+MAX_NAMED = 3  # names in a warning
 MAX_SEGMENTS = 500  # also the maximum number of marks
 
 STRENGTHS = {"none": 0.0, "x-weak": 0.0, "weak": 0.1, "medium": 0.25, "strong": 0.5, "x-strong": 0.8}
@@ -39,6 +40,7 @@ _SSML = re.compile(r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?<speak[\s>](?s:.*)</speak\s
 _SSML_STARTS = ("<speak", "<?xml")
 _DOCUMENT_END = re.compile(r"(?s:<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z))|(?P<end></speak\s*>)")
 _BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{0,63}))\](?!\()")
+_LINE_NAME = re.compile(r"^[^\S\n]*+\[([A-Za-z][A-Za-z0-9_-]{0,63})\](?!\()", re.MULTILINE)
 
 _LEFTOVER = re.compile(
     r"\s*[.,;:!?)\]\"'”’]{1,8}(?=\s)"
@@ -142,7 +144,7 @@ def read_text(source: str, lexicon_of: LexiconOf) -> Markup:
 def read_marked(source: str, lexicon_of: LexiconOf, voices: Container[str]) -> Markup:
     """Return the segments of a text with `[pause 0.5s]` and `[voice]`. Raises `MarkupError`.
 
-    Other brackets, and names that are not in `voices`, stay text.
+    Other brackets, and names that are not in `voices`, stay text; such a name at the start of a line causes a warning.
     """
     builder, end = _Builder(source, lexicon_of), 0
     for found in _BRACKETS.finditer(source):
@@ -159,7 +161,14 @@ def read_marked(source: str, lexicon_of: LexiconOf, voices: Container[str]) -> M
         else:
             builder.style = _Style(name.lower())
     builder.add(source[end:], end)
-    return builder.finish()
+    unknown = dict.fromkeys(f"[{name}]" for name in _LINE_NAME.findall(source) if name.lower() not in voices)
+    if not unknown:
+        return builder.finish()
+    named = ", ".join(list(unknown)[:MAX_NAMED]) + (" …" if len(unknown) > MAX_NAMED else "")
+    verb = "are not voices and were" if len(unknown) > 1 else "is not a voice and was"
+    return builder.finish()._replace(
+        warning=f"{named} {verb} read as text; `s1-mini voices list` and GET /v1/voices list the voices."
+    )
 
 
 def read_ssml(source: str, lexicon_of: LexiconOf, language: str | None = None) -> Markup:

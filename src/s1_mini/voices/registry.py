@@ -315,24 +315,26 @@ class VoiceRegistry:
         """Number of known added voices, except those hidden by a voice of the checkpoint."""
         return len(self.added.names - set(self.library.names))
 
-    def find(self, name: str) -> NamedVoice:
-        """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it exists but cannot be used.
+    def spelling(self, name: str) -> str:
+        """Return the name as it is stored: clients also write it with a capital letter, or with blanks around it."""
+        plain = name.strip()
+        return plain if plain in self.library else plain.lower()
 
-        A name that is not found is tried again in lower case, because clients use names such as Ryan.
-        """
-        for each in (name, name.lower()):
-            named = self.library.describe(each) if each in self.library else self.added.get(each)
-            if named is not None:
-                return named
-        raise not_found(name, self.names)
+    def find(self, name: str) -> NamedVoice:
+        """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it exists but cannot be used."""
+        stored = self.spelling(name)
+        named = self.library.describe(stored) if stored in self.library else self.added.get(stored)
+        if named is None:
+            raise not_found(name, self.names)
+        return named
 
     def info(self, name: str) -> VoiceInfo:
         """Describe one voice. Raises the errors of `find`."""
-        for each in (name, name.lower()):
-            summary = self.library.summary(each) if each in self.library else self.added.summary(each)
-            if summary is not None:
-                return self._info(summary)
-        raise not_found(name, self.names)
+        stored = self.spelling(name)
+        summary = self.library.summary(stored) if stored in self.library else self.added.summary(stored)
+        if summary is None:
+            raise not_found(name, self.names)
+        return self._info(summary)
 
     def infos(self) -> list[VoiceInfo]:
         """Describe all voices, sorted by name; skip broken files with one warning each. Raises `EngineError`."""
@@ -388,9 +390,10 @@ class VoiceRegistry:
 
     def delete(self, name: str) -> None:
         """Delete an added voice. Raises `VoiceNotFoundError`, `VoiceReadOnlyError` or `EngineError`."""
-        if name in self.library:
-            raise VoiceReadOnlyError("voice", f"{name!r} is a voice of the checkpoint and cannot be deleted")
-        if not is_name(name) or not self.added.remove(name):
+        stored = self.spelling(name)
+        if stored in self.library:
+            raise VoiceReadOnlyError("voice", f"{stored!r} is a voice of the checkpoint and cannot be deleted")
+        if not is_name(stored) or not self.added.remove(stored):
             raise not_found(name, self.names)
 
     def _is_taken(self, name: str) -> bool:
