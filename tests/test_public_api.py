@@ -7,12 +7,16 @@ import os
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import s1_mini
-from s1_mini import ProductionTTSEngine, exceptions
+from s1_mini import EngineConfig, ParameterError, ProductionTTSEngine, SamplingParams, TTSRequest, exceptions
 
 
 def test_the_public_names_are_these() -> None:
@@ -48,6 +52,46 @@ def test_the_public_names_are_these() -> None:
 def test_an_unknown_name_is_an_attribute_error_that_lists_the_known_ones() -> None:
     with pytest.raises(AttributeError, match=r"it has .*EngineConfig"):
         _ = s1_mini.TTSEngine
+
+
+INTEGERS = ("top_k", "max_new_tokens", "seed")
+
+
+class Index:
+    def __index__(self) -> int:
+        return 8000
+
+
+@pytest.mark.parametrize("number", [8000, np.int64(8000), np.uint16(8000), np.array(8000), torch.tensor(8000), Index()])
+def test_whole_numbers_may_be_of_any_type_that_can_be_an_index(number: Any) -> None:
+    sampling: Any = dict.fromkeys(INTEGERS, number)
+
+    request = TTSRequest.of("Hi.", sample_rate=number, **sampling)
+    config = EngineConfig(max_queue_size=number, request_timeout_s=number)
+
+    given = [request.sample_rate, *request.sampling.values(), config.max_queue_size]
+    assert [(type(each), each) for each in given] == [(int, 8000)] * 5
+    assert [getattr(SamplingParams(**sampling), name) for name in INTEGERS] == [8000] * 3
+    assert type(SamplingParams(**sampling).seed) is int
+    assert config.request_timeout_s == 8000
+
+
+@pytest.mark.parametrize("number", [0.5, np.float64(0.5), np.float32(0.5), np.float16(0.5), Fraction(1, 2)])
+def test_numbers_may_be_of_any_real_type(number: Any) -> None:
+    fields = ("temperature", "top_p", "repetition_penalty")
+
+    request = TTSRequest.of("Hi.", speed=number, gain_db=number, **dict.fromkeys(fields, number))
+
+    given = [request.speed, request.gain_db, *request.sampling.values(), EngineConfig(kv_cache_gb=number).kv_cache_gb]
+    assert [(type(each), each) for each in given] == [(float, 0.5)] * 6
+
+
+@pytest.mark.parametrize("value", [True, np.True_, "3", 3 + 0j, None.__class__, np.array([3, 3]), float("nan")])
+@pytest.mark.parametrize("field", [*INTEGERS, "sample_rate", "speed", "gain_db", "temperature"])
+def test_anything_else_is_not_a_number(field: str, value: Any) -> None:
+    options: Any = {field: value}
+    with pytest.raises(ParameterError, match=f"{field}: .* is not a "):
+        TTSRequest.of("Hi.", **options)
 
 
 def test_the_engine_has_the_methods_of_the_original_design_and_a_batch_its_keywords() -> None:

@@ -6,8 +6,10 @@ The classes are frozen and checked on construction; this module imports no torch
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack, cast, get_args
 
@@ -77,13 +79,13 @@ class SamplingParams:
     top_k: int = 0  # sample from this many most likely tokens; 0: from all
 
     def __post_init__(self) -> None:
-        check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        check_range("top_p", self.top_p, 0.0, 1.0, open_below=True)
-        check_range("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, open_below=True)
-        check_integer("top_k", self.top_k, 0, MAX_TOP_K)
-        check_integer("max_new_tokens", self.max_new_tokens, 1, 2**20)
+        check_range(self, "temperature", 0.0, MAX_TEMPERATURE)
+        check_range(self, "top_p", 0.0, 1.0, open_below=True)
+        check_range(self, "repetition_penalty", 0.0, MAX_REPETITION_PENALTY, open_below=True)
+        check_integer(self, "top_k", 0, MAX_TOP_K)
+        check_integer(self, "max_new_tokens", 1, 2**20)
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, MAX_SEED)
+            check_integer(self, "seed", 0, MAX_SEED)
 
 
 @dataclass(frozen=True)
@@ -201,17 +203,19 @@ class TTSRequest:
     flow: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
-        complete_sampling(self.sampling)  # raises for invalid options
+        complete = complete_sampling(self.sampling)  # raises for invalid options
+        given = {name: value if value is None else getattr(complete, name) for name, value in self.sampling.items()}
+        object.__setattr__(self, "sampling", given)
         if self.language is not None:
             check_string("language", self.language, MAX_LANGUAGE_LENGTH)
         check_string("instructions", self.instructions, MAX_INSTRUCTIONS_LENGTH)
         check_choice("chunk_profile", self.chunk_profile, ChunkProfile)
         check_choice("normalize", self.normalize, Normalize)
         check_choice("on_unsupported", self.on_unsupported, OnUnsupported)
-        check_range("speed", self.speed, MIN_SPEED, MAX_SPEED)
-        check_range("gain_db", self.gain_db, MIN_GAIN_DB, MAX_GAIN_DB)
+        check_range(self, "speed", MIN_SPEED, MAX_SPEED)
+        check_range(self, "gain_db", MIN_GAIN_DB, MAX_GAIN_DB)
         if self.sample_rate is not None:
-            check_integer("sample_rate", self.sample_rate, MIN_RATE, MAX_RATE)
+            check_integer(self, "sample_rate", MIN_RATE, MAX_RATE)
         check_choice("text_type", self.text_type, TextType)
         check_lexicon(self.lexicon)
         if self.voice is not None and self.references:
@@ -289,12 +293,19 @@ class AudioChunk:
         return self.audio
 
 
-def check_range(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:
-    """Raise `ParameterError` unless `value` is a number in [low, high], or in (low, high] if open below."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (low < value <= high or (value == low and not open_below)):
+def check_range(options: object, name: str, low: float, high: float, *, open_below: bool = False) -> None:
+    """Make a frozen object's field a Python number. Raises `ParameterError` unless it is in [low, high].
+
+    With `open_below`, `low` itself is also refused. Any real number is taken, such as numpy's, except `bool`.
+    """
+    value = getattr(options, name)
+    number: float | None = _whole(value)
+    if number is None and not isinstance(value, bool) and isinstance(value, Real):
+        number = float(value)
+    if number is None or not (low < number <= high or (number == low and not open_below)):
         bracket = "(" if open_below else "["
         raise ParameterError(name, f"{value!r} is not a number in {bracket}{low:g}, {high:g}]")
+    object.__setattr__(options, name, number)
 
 
 def check_choice(name: str, value: str | None, choices: Any) -> None:
@@ -303,10 +314,26 @@ def check_choice(name: str, value: str | None, choices: Any) -> None:
         raise ParameterError(name, f"must be one of {', '.join(get_args(choices))}, not {value!r}")
 
 
-def check_integer(name: str, value: int, low: int, high: int) -> None:
-    """Raise `ParameterError` unless `value` is a whole number in [low, high]."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+def check_integer(options: object, name: str, low: int, high: int) -> None:
+    """Make a frozen object's field an `int`. Raises `ParameterError` unless it is a whole number in [low, high].
+
+    Everything that can be an index is taken, such as numpy's integers, except `bool`.
+    """
+    value = getattr(options, name)
+    number = _whole(value)
+    if number is None or not low <= number <= high:
         raise ParameterError(name, f"{value!r} is not a whole number in [{low}, {high}]")
+    object.__setattr__(options, name, number)
+
+
+def _whole(value: Any) -> int | None:
+    """Return a value that can be an index as an `int`, or None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def check_string(name: str, value: str, max_length: int) -> None:
