@@ -189,7 +189,7 @@ def test_a_wrong_path_or_method_has_the_same_shape(
 
 
 def test_a_path_names_all_of_its_methods(http: httpx2.Client) -> None:
-    assert {http.request(method, "/v1/voices").headers["allow"] for method in ("PUT", "OPTIONS")} == {"GET, POST"}
+    assert {http.request(method, "/v1/voices").headers["allow"] for method in ("PUT", "OPTIONS")} == {"GET, POST, HEAD"}
 
 
 def test_a_whole_number_may_be_written_as_one_with_a_point(http: httpx2.Client) -> None:

@@ -26,6 +26,20 @@ def test_ping_and_ready_are_200_and_empty(http: httpx2.Client) -> None:
     assert [(http.get(path).status_code, http.get(path).content) for path in ("/ping", "/ready")] == [(200, b"")] * 2
 
 
+def test_every_get_route_answers_head_with_its_headers_and_no_body(http: httpx2.Client, robin: str) -> None:
+    told = http.get("/openapi.json").json()["paths"]
+    paths = {
+        path.format(name=robin, model="s1-mini", consent_id="none") for path, verbs in told.items() if "get" in verbs
+    }
+    assert len(paths) > 10
+
+    for path in sorted(paths | {"/", "/docs", "/openapi.json", "/static/page.css", "/nowhere"}):
+        get, head = http.get(path), http.head(path)
+        assert (head.status_code, head.content) == (get.status_code, b""), path
+        assert head.headers.get("content-type") == get.headers.get("content-type"), path
+    assert http.head("/v1/tts").headers["allow"] == "POST"
+
+
 def test_health_reports_the_engines_health(http: httpx2.Client, door: Door) -> None:
     output = http.get("/health").json()
 

@@ -151,7 +151,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id", ELEVENLABS_KEY],
             expose_headers=["X-Request-Id", "X-Sample-Rate", "X-Audio-Seconds", "X-Generation-Seconds", "X-Warning"],
         )
@@ -242,9 +242,10 @@ def _translate_http(request: Request, error: Exception) -> Response:
 def _allowed_methods(request: Request) -> str:
     scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT")}
     every = request.app.routes
-    return ", ".join(
+    allowed = [
         method for method, scope in scopes.items() if any(each.matches(scope)[0] is Match.FULL for each in every)
-    )
+    ]
+    return ", ".join([*allowed, "HEAD"] if "GET" in allowed else allowed)
 
 
 def _translate_validation(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the framework's signature
@@ -264,8 +265,10 @@ class AccessLogMiddleware:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        is_head = scope.get("method") == "HEAD"  # every GET route answers it; uvicorn leaves the body out
+        inner = {**scope, "method": "GET"} if is_head else scope
         record = RequestLog(sane_id(headers.get("x-request-id")), scope.get("method", "WEBSOCKET"), scope["path"])
-        scope.setdefault("state", {})["record"] = record
+        inner.setdefault("state", {})["record"] = record
         if polly.is_polly(scope["path"], headers):
             record.error_response = polly.error_response
         elif (detail := detail_kind(scope)) is not None:
@@ -282,13 +285,13 @@ class AccessLogMiddleware:
             await send(message)
 
         try:
-            await self.app(scope, receive, note)
+            await self.app(inner, receive, note)
         except ClientGoneError:
             record.status, record.code = record.status or GONE_STATUS, "client_gone"
         except Exception as error:  # any error is answered, counted and logged here
             await self._fail(error, record, scope, receive, note)
         finally:
-            record.route = getattr(scope.get("route"), "path", None)
+            record.route = getattr(inner.get("route"), "path", None)
             self.meter.count(record, time.perf_counter() - record.started)
             self._log(record)
 

@@ -46,18 +46,18 @@ _UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorAnswer, "descri
 files = StaticFiles(directory=DIRECTORY, packages=[("fastapi_offline", "static")], check_dir=False)
 
 
-@pages_router.api_route("/", methods=["GET", "HEAD"])
+@pages_router.get("/")
 async def page(request: Request) -> Response:
     return await _file("index.html", request)
 
 
-@pages_router.api_route("/docs", methods=["GET", "HEAD"])
+@pages_router.get("/docs")
 async def docs(request: Request) -> Response:
     """Return Swagger UI, which loads nothing from other hosts."""
     return await _file("docs.html", request, DOCS_HEADERS)
 
 
-@pages_router.api_route("/static/{name}", methods=["GET", "HEAD"])
+@pages_router.get("/static/{name}")
 async def static(name: str, request: Request) -> Response:
     """Return a file of the pages, or 304 if the browser has it."""
     return await _file(name, request)
