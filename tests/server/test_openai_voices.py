@@ -76,7 +76,7 @@ def test_a_voice_that_cannot_be_created_is_refused_by_field(
     with pytest.raises(openai.APIStatusError) as refusal:
         openai_client.audio.voices.create(**asked | changed)
 
-    assert refusal.value.status_code == (404 if "consent" in changed else 422)
+    assert refusal.value.status_code == (404 if "consent" in changed else 400)
     assert refusal.value.body["message"].startswith(message)
 
 
@@ -135,7 +135,7 @@ def test_consents_are_created_read_renamed_listed_and_deleted(
 def test_an_invalid_consent_is_refused_by_field(
     openai_client: openai.OpenAI, sample: tuple[str, bytes, str], changed: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(openai.UnprocessableEntityError) as refusal:
+    with pytest.raises(openai.BadRequestError) as refusal:
         openai_client.audio.voice_consents.create(**{"name": "Robin", "language": "en", "recording": sample} | changed)
 
     assert refusal.value.body["message"].startswith(message)
@@ -144,7 +144,7 @@ def test_an_invalid_consent_is_refused_by_field(
 def test_a_page_has_at_most_100_consents(http: httpx2.Client) -> None:
     answer = http.get("/v1/audio/voice_consents", params={"limit": 101})
 
-    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "limit")
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "limit")
 
 
 def test_consents_survive_a_restart_and_replicas_share_them(tmp_path: Path) -> None:

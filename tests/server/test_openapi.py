@@ -112,6 +112,11 @@ def ask(client: httpx2.Client, path: str, kind: str, body: dict[str, Any]) -> tu
         return answer.status_code, json.loads(answer.read())["error"]["field"]
 
 
+def invalid_of(path: str) -> int:
+    """Return the status of a wrong field."""
+    return 400 if path.startswith("/v1/audio/") else 422
+
+
 @pytest.mark.parametrize(("path", "kind"), BODIES)
 def test_each_field_accepts_what_its_schema_allows_and_nothing_else(
     http: httpx2.Client, told: dict[str, Any], path: str, kind: str
@@ -128,7 +133,7 @@ def test_each_field_accepts_what_its_schema_allows_and_nothing_else(
             if value == "ssml" and is_allowed:
                 continue  # the text of this test is not SSML
             status, at_fault = ask(http, path, kind, BODIES[path, kind] | {name: value})
-            refused = status == 422 and at_fault == name
+            refused = status == invalid_of(path) and at_fault == name
             num_tried += 1
             if refused is is_allowed or (is_allowed and status != 200):
                 wrong.append((name, str(value)[:40], status, at_fault))
@@ -145,7 +150,22 @@ def test_only_declared_fields_are_accepted_where_the_schema_says_so(
 
     status, at_fault = ask(http, path, kind, BODIES[path, kind] | {"pitch": 3})
 
-    assert ((status, at_fault) == (422, "pitch")) is refuses
+    assert ((status, at_fault) == (invalid_of(path), "pitch")) is refuses
+
+
+@pytest.mark.parametrize(("path", "kind"), [each for each in BODIES if each[1] == JSON])
+def test_json_may_begin_with_a_byte_order_mark_and_another_encoding_is_named(
+    http: httpx2.Client, path: str, kind: str
+) -> None:
+    def post(encoding: str) -> httpx2.Response:
+        content = json.dumps(BODIES[path, kind]).encode(encoding)
+        return http.post(path.format(voice="default"), content=content, headers={"Content-Type": kind})
+
+    assert post("utf-8-sig").status_code == post("utf-8").status_code == 200
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"):
+        refused = post(encoding)
+        assert refused.status_code == 400
+        assert f"the body is {encoding[:6].upper()}; send JSON as UTF-8" in refused.json()["error"]["message"]
 
 
 def test_every_schema_is_valid_json_schema(told: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ MAX_FIELD = 100  # characters; the name of an unknown field comes from the clien
 MAX_NAMED = 3  # further wrong fields named in one error
 SIMILAR = 0.8  # minimum ratio of difflib to suggest a known field for an unknown one
 INTERNAL_CODE = "internal_error"
+OPENAI_PATHS = ("/v1/audio/", "/v1/models")
 ELEVENLABS_KEY = "xi-api-key"  # header with the API key
 
 
@@ -186,10 +187,12 @@ def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
     return {"error": {"code": code_of(error), "message": message_of(error), "field": field, "request_id": request_id}}
 
 
-def detail_kind(scope: Scope) -> Literal["elevenlabs", "kokoro"] | None:
-    """Return the service whose clients send this request and read the field `detail` of an error."""
+def detail_kind(scope: Scope) -> Literal["elevenlabs", "kokoro", "openai"] | None:
+    """Return the service whose clients send this request and expect errors of another form or status."""
     if scope["path"].startswith("/v1/text-to-speech/") or ELEVENLABS_KEY in Headers(scope=scope):
         return "elevenlabs"
+    if scope["type"] == "http" and scope["path"].startswith(OPENAI_PATHS):
+        return "openai"
     return "kokoro" if scope["path"].startswith("/dev/") else None
 
 
@@ -216,7 +219,9 @@ def error_response(error: BaseException, request_id: str | None, detail: str | N
     elif detail == "kokoro":
         kind = "invalid_request_error" if row.status < 500 else "server_error"
         content["detail"] = {"error": code, "message": message, "type": kind}
-    return JSONResponse(content, row.status, headers)
+    # OpenAI answers 400 to a wrong field, and programs for it catch `openai.BadRequestError`.
+    status = 400 if detail == "openai" and row.status == 422 else row.status
+    return JSONResponse(content, status, headers)
 
 
 def misaddressed(method: str, path: str, allowed: str) -> ServerError:

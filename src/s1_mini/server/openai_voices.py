@@ -101,7 +101,7 @@ class DeletedVoice(BaseModel):
 @router.post(
     "/v1/audio/voices",
     summary="Add a voice, as OpenAI's API does",
-    responses=failures(404, 409, 500),
+    responses=failures(404, 409, 500, is_openai=True),
     openapi_extra=body_of(CustomVoiceForm, form_files=("audio_sample",), is_json=False),
 )
 async def create_voice(request: Request) -> CustomVoice:
@@ -130,7 +130,7 @@ async def delete_custom_voice(request: Request, voice_id: str) -> DeletedVoice:
 @router.post(
     "/v1/audio/voice_consents",
     summary="Add a consent",
-    responses=failures(507),
+    responses=failures(507, is_openai=True),
     openapi_extra=body_of(ConsentForm, form_files=("recording",), is_json=False),
 )
 async def create_consent(request: Request) -> ConsentAnswer:
@@ -143,7 +143,7 @@ async def create_consent(request: Request) -> ConsentAnswer:
     return _answer(await asyncio.to_thread(_consents(request).add, form.name, form.language))
 
 
-@router.get("/v1/audio/voice_consents", summary="All consents", responses=failures(422, has_body=False))
+@router.get("/v1/audio/voice_consents", summary="All consents", responses=failures(400, has_body=False))
 async def list_consents(
     request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> ConsentsAnswer:
@@ -162,7 +162,7 @@ async def describe_consent(request: Request, consent_id: str) -> ConsentAnswer:
 @router.post(
     "/v1/audio/voice_consents/{consent_id}",
     summary="Rename a consent",
-    responses=failures(404, 507),
+    responses=failures(404, 507, is_openai=True),
     openapi_extra=body_of(ConsentUpdate),
 )
 async def rename_consent(request: Request, consent_id: str) -> ConsentAnswer:

@@ -12,7 +12,7 @@ from s1_mini.server.limits import is_public
 from s1_mini.server.schemas import ErrorAnswer
 
 _REASONS = {
-    400: "Malformed body",
+    400: "Malformed body; on OpenAI's routes also an invalid field, named in `field`",
     401: "The API key is missing or wrong",
     403: "The request comes from a page of another site, or its Host is not a name of this server",
     404: "Not found",
@@ -106,9 +106,9 @@ def with_types(answer: dict[int | str, dict[str, Any]], *kinds: str) -> dict[int
     return {200: answer[200] | {"content": answer[200]["content"] | more}}
 
 
-def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:
+def failures(*statuses: int, has_body: bool = True, is_openai: bool = False) -> dict[int | str, dict[str, Any]]:
     """Declare the errors of a route: `statuses`, and those in `ALWAYS` or, without a body, 401."""
-    always = ALWAYS if has_body else (401,)
+    always = {*ALWAYS} - ({422} if is_openai else set()) if has_body else {401}
     return {status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in sorted({*always, *statuses})}
 
 

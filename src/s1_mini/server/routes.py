@@ -146,16 +146,17 @@ def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
     "/v1/audio/speech",
     response_class=Response,
     summary="Speak a text, as OpenAI's API does",
-    responses=with_types(SPEECH_ANSWER, "text/event-stream") | failures(404, 500, 504),
+    responses=with_types(SPEECH_ANSWER, "text/event-stream") | failures(404, 500, 504, is_openai=True),
     openapi_extra=body_of(OpenAISpeechBody),
 )
 async def create_speech(request: Request) -> Response:
-    """Speak a text; the response is sent while it is generated."""
+    """Speak a text; the response is sent while it is generated, unless `stream` is false."""
     body, engine = await read_json(request, OpenAISpeechBody), request.app.state.engine
     voice = await own_voice(request.app.state, body.voice)
     try:
         rate = body.sample_rate or (OPENAI_PCM_RATE if body.response_format == "pcm" else None)
-        speech_request = body.build(body.input, body.response_format, streams=True, voice=voice, sample_rate=rate)
+        streams = body.stream is not False
+        speech_request = body.build(body.input, body.response_format, streams=streams, voice=voice, sample_rate=rate)
         speech = await speak_to_client(request, engine, speech_request.without_unsupported(engine.description))
     except RequestError as error:
         raise renamed(error, {"text": "input"}) from None

@@ -304,6 +304,7 @@ class OpenAISpeechBody(Sampling):
     ] = Field(None, description="A voice of GET /v1/voices; OpenAI's names stand for similar voices.")
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
+    stream: bool | None = Field(None, description="false: send the whole audio, with its length, when it is complete.")
 
 
 class OpenAIModel(BaseModel):
