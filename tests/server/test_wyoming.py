@@ -150,6 +150,13 @@ def test_one_connection_speaks_several_texts_and_answers_a_ping(port: int) -> No
     assert kinds(events) == [*audio, *audio, "synthesize-stopped", "pong"]
 
 
+@pytest.mark.parametrize("pieces", [[], ["", " \n"], ["..."]])
+def test_a_stream_without_anything_to_speak_only_stops(port: int, pieces: list[str]) -> None:
+    sent = [SynthesizeStart(), *map(SynthesizeChunk, pieces), SynthesizeStop(), Ping("alive")]
+
+    assert kinds(exchange(port, *sent, end=Pong)) == ["synthesize-stopped", "pong"]
+
+
 @pytest.mark.parametrize(
     ("sent", "code", "message"),
     [

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -217,8 +217,11 @@ class _Connection:
             options = await self._options(event.data)
             cuts = "text_type" not in options and self._state.engine.description.splits
             texts = self._texts(cuts=cuts) if is_stream else _single(_text_of(event))
+            # Home Assistant also streams the answers of agents that have nothing to say.
+            allowed: AbstractContextManager[None] = suppress(NothingToSpeakError) if is_stream else nullcontext()
             async with aclosing(cast("Any", texts)), asyncio.timeout(self._state.settings.max_websocket_s):
-                await self._say(texts, options, record)
+                with allowed:
+                    await self._say(texts, options, record)
             if is_stream:
                 await self._send(SynthesizeStopped())
         except TimeoutError:
@@ -240,9 +243,12 @@ class _Connection:
             raise refused
 
     async def _say(self, texts: AsyncIterator[tuple[str, bool]], options: dict[str, Any], record: RequestLog) -> None:
-        """Speak texts; each has a flag whether its last sentence continues in the next text."""
+        """Speak texts; each has a flag whether its last sentence continues in the next text.
+
+        Raises `TextError` if none has anything to speak.
+        """
         state, rate = self._state, 0
-        refused: S1MiniError = TextError("text", "is empty; send at least one letter, number or symbol")
+        refused = NothingToSpeakError("text", "is empty; send at least one letter, number or symbol")
         async for text, continues in texts:
             if not is_speakable(text):
                 continue
