@@ -10,6 +10,7 @@ import pytest
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.server.settings import ServerSettings
 from s1_mini.variables import ENGINE, known_variables
 
 # A new setting means that no good default was found; add it to this list with the reason.
@@ -178,10 +179,58 @@ def test_an_error_names_the_keyword_or_variable_that_was_set(monkeypatch: pytest
 
 
 def test_an_unknown_variable_is_warned_about_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("S1_MINI_COMPLIE", "false")
+    monkeypatch.setenv("S1_MINI_VOICES", "mine")
 
-    with pytest.warns(UserWarning, match="S1_MINI_COMPLIE is not a setting of s1_mini; did you mean S1_MINI_COMPILE"):
+    with pytest.warns(
+        UserWarning, match="S1_MINI_VOICES is not a setting of s1_mini; did you mean S1_MINI_WARM_VOICES"
+    ):
         EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("S1_MINI_COMPLIE", "S1_MINI_COMPILE"),
+        ("S1_MINI_DEVCE", "S1_MINI_DEVICE"),
+        ("S1_MINI_DEVISE", "S1_MINI_DEVICE"),
+        ("S1_MINI_DEVICES", "S1_MINI_DEVICE"),
+        ("S1_MINI_MAX_BACHSIZE", "S1_MINI_MAX_BATCH_SIZE"),
+        ("S1_MINI_CLUSTER_GPU", "S1_MINI_CLUSTER_GPUS"),
+        ("S1_MINI_AWS_ROLL", "S1_MINI_AWS_ROLE"),
+        ("S1_MINI_SERVER_API_KEI", "S1_MINI_SERVER_API_KEY"),
+        ("S1_MINI_SERVER_PROT", "S1_MINI_SERVER_PORT"),
+        ("S1_MINI_SERVER_SAGEMAKER_MAX_ASINC", "S1_MINI_SERVER_SAGEMAKER_MAX_ASYNC"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_unless_it_is_empty(
+    monkeypatch: pytest.MonkeyPatch, wrong: str, meant: str
+) -> None:
+    settings = ServerSettings if wrong.startswith("S1_MINI_SERVER_") else EngineConfig
+    monkeypatch.setenv(wrong, "1")
+
+    with pytest.raises(ConfigurationError, match=f"{wrong} is not a setting of s1_mini; did you mean {meant}"):
+        settings()
+    monkeypatch.setenv(wrong, "")
+    with pytest.warns(UserWarning, match=wrong):
+        settings()
+
+
+@pytest.mark.parametrize("server", ["", "SERVER_"])
+def test_variables_of_kubernetes_never_prevent_a_start(monkeypatch: pytest.MonkeyPatch, server: str) -> None:
+    ends = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_HTTP",
+        "PORT_80",
+        "PORT_8080_TCP",
+        "PORT_80_TCP_ADDR",
+        "PORTS",
+    )
+    for end in ends:
+        monkeypatch.setenv(f"S1_MINI_{server}{end}", "tcp://10.0.0.1:80")
+
+    with pytest.warns(UserWarning, match="is not a setting"):
+        (ServerSettings if server else EngineConfig)()
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:
@@ -192,7 +241,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 def test_a_copied_config_is_validated_and_reads_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(max_batch_size=2)
     monkeypatch.setenv("S1_MINI_BATCH_SIZE", "7")
-    monkeypatch.setenv("S1_MINI_COMPLIE", "false")
+    monkeypatch.setenv("S1_MINI_COMPLIE", "false")  # would be refused
 
     copy = config.model_copy(update={"checkpoint_path": "voice", "voices_path": "mine"})
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Container, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import family_settings
 from s1_mini.variables import ENGINE as PREFIX
-from s1_mini.variables import unknown_variables, variables_of
+from s1_mini.variables import check_variables, variables_of
 
 Precision = Literal["auto", "float32", "float16", "bfloat16"]
 CompileSwitch = Literal["auto", "true", "false"]
@@ -226,8 +225,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigurationError(_sentence(error, values)) from None
-        for warning in unknown_variables(os.environ):
-            warnings.warn(warning, stacklevel=2)
+        check_variables()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
         """Return a copy with `update`, validated like keywords; variables are not read again.

@@ -6,8 +6,11 @@ packages.
 
 from __future__ import annotations
 
+import os
+import re
+import warnings
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from pkgutil import resolve_name
 from typing import Any
 
@@ -17,6 +20,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from s1_mini.exceptions import ConfigurationError
 
 ENGINE, SERVER = "S1_MINI_", "S1_MINI_SERVER_"
+MAX_CHANGES = 2  # letters that a misspelt name lacks or has in addition; a wrong letter counts twice
+_INJECTED = re.compile("_SERVICE_|_PORT")
 OWNERS = {  # prefix: a settings class, or a function that returns the names
     ENGINE: "s1_mini.config:EngineConfig",
     SERVER: "s1_mini.server.settings:ServerSettings",
@@ -65,8 +70,26 @@ def known_variables(prefix: str) -> list[str]:
     return [variable for field in owner.model_fields for variable in variables_of(owner, field)]
 
 
-def unknown_variables(environment: Mapping[str, str], prefix: str = ENGINE) -> Iterator[str]:
-    """Yield a sentence for each variable of `prefix` that no setting has, with the most similar known name.
+def check_variables(prefix: str = ENGINE) -> None:
+    """Warn of each variable of `prefix` that no setting has; `SERVER` and `ENGINE` together cover all prefixes.
+
+    Raises `ConfigurationError` for names with a wrong letter or two, because the setting that was meant would silently
+    keep its default. Kubernetes sets variables such as S1_MINI_SERVICE_HOST and S1_MINI_PORT_80_TCP for a service of
+    this name; they never cause the error.
+    """
+    misspelt = []
+    for name, near in unknown_variables(os.environ, prefix):
+        sentence = f"{name} is not a setting of s1_mini" + (f"; did you mean {near}?" if near else "")
+        if near and os.environ[name] and not _INJECTED.search(name) and _is_misspelling(name.upper(), near):
+            misspelt.append(f"{sentence} Correct or unset it")
+        else:
+            warnings.warn(sentence, stacklevel=4)
+    if misspelt:
+        raise ConfigurationError("; ".join(misspelt))
+
+
+def unknown_variables(environment: Mapping[str, str], prefix: str = ENGINE) -> Iterator[tuple[str, str | None]]:
+    """Yield each variable of `prefix` that no setting has, with the most similar known name.
 
     `SERVER` covers the variables of the server and its container, `ENGINE` all others.
     """
@@ -81,8 +104,13 @@ def unknown_variables(environment: Mapping[str, str], prefix: str = ENGINE) -> I
             known += known_variables(owner)
             unknown = [name for name in unknown if name.upper() not in known]
     for name in unknown:
-        near = _most_similar(name, known)
-        yield f"{name} is not a setting of s1_mini" + (f"; did you mean {near}?" if near else "")
+        yield name, _most_similar(name, known)
+
+
+def _is_misspelling(name: str, known: str) -> bool:
+    """Return whether the names differ by one exchanged letter or pair, or by one or two missing or additional ones."""
+    blocks = SequenceMatcher(None, name, known, autojunk=False).get_matching_blocks()
+    return len(name) + len(known) - 2 * sum(block.size for block in blocks) <= MAX_CHANGES
 
 
 def _most_similar(name: str, known: list[str]) -> str | None:

@@ -5,9 +5,7 @@ The engine's settings are in `s1_mini.config`, per-request options in `schemas`.
 
 from __future__ import annotations
 
-import os
 import re
-import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +13,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from s1_mini.server.logs import LogFormat
-from s1_mini.variables import SERVER, Settings, unknown_variables
+from s1_mini.variables import SERVER, Settings, check_variables
 
 
 class ServerSettings(Settings):
@@ -152,8 +150,7 @@ class ServerSettings(Settings):
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
-        for warning in unknown_variables(os.environ, SERVER):
-            warnings.warn(warning, stacklevel=2)
+        check_variables(SERVER)
 
     @property
     def keys(self) -> list[str]:
