@@ -20,6 +20,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.runtime import ahead
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.compiled import Compilable
+from s1_mini.runtime.loader import load
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import Choice
 from waiting import wait_until
@@ -79,6 +80,21 @@ def test_code_compiled_in_the_background_is_used_and_reused_at_the_next_start(mo
     assert before == "torch"
     assert second.kernels == Choice("numba", "steps, compiled earlier, and cached")
     assert len(used) == 2
+
+
+@pytest.mark.parametrize(("settings", "logged"), [({}, "numba"), ({"compile": "false"}, "torch")])
+def test_the_start_on_a_cpu_logs_the_kernels_once_when_they_are_chosen(
+    tiny: Path, work: Compilable, caplog: pytest.LogCaptureFixture, settings: dict[str, str], logged: str
+) -> None:
+    caplog.set_level(logging.INFO, "s1_mini")
+
+    load(EngineConfig(checkpoint_path=tiny, device="cpu", **settings))
+    _, speaker = compiler(work, **settings)
+    wait_until(lambda: speaker.kernels.value == logged)
+    BEGUN[-1].close()
+
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("kernels: ")]
+    assert [line.split()[1] for line in lines] == [logged]
 
 
 def test_one_of_several_starting_engines_compiles_for_all(module: Callable[[str], str], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class AheadCompiler:
             waits = config.compile == "true" or not in_background
             attempt(lambda: self._begin(stages, waits=waits), self._fail)
         else:
-            speaker.kernels = Choice("torch", reason)
+            self._choose("torch", reason)
 
     def close(self) -> None:
         """Stop waiting for the compiler process; steps that it compiles from now on are not activated."""
@@ -74,7 +74,7 @@ class AheadCompiler:
 
         work = [each for each in (stage.compilable() for stage in stages) if each is not None]
         if not work:
-            self._speaker.kernels = Choice("torch", f"numba supports no step of {self._speaker.family}")
+            self._choose("torch", f"numba supports no step of {self._speaker.family}")
             return
         remove_unused()
         try:
@@ -143,9 +143,12 @@ class AheadCompiler:
 
         if not attempt(use_all, lambda error: self._fail(error, used)):
             return False
-        choice = self._speaker.kernels = Choice("numba", f"{' and '.join(used)}, compiled {when}")
-        logger.info("kernels: %s (%s)", choice.value, choice.reason)
+        self._choose("numba", f"{' and '.join(used)}, compiled {when}")
         return True
+
+    def _choose(self, value: str, reason: str) -> None:
+        self._speaker.kernels = Choice(value, reason)
+        logger.info("kernels: %s (%s)", value, reason)
 
     def _fail(self, error: Exception, used: Sequence[str] = ()) -> None:
         reason = first_line(error)

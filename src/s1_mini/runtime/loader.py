@@ -156,7 +156,8 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
     )
     _compile_blocks(speaker)
     for name, choice in speaker.choices.items():
-        logger.info("%s: %s (%s)", name, choice.value, choice.reason)
+        if name != "kernels" or device.value != "cpu":  # for a CPU, `AheadCompiler` decides later
+            logger.info("%s: %s (%s)", name, choice.value, choice.reason)
     return speaker
 
 
