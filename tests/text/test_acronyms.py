@@ -31,7 +31,7 @@ He works in IT.|He works in I T.
 Do IT now.|Do it now.
 I love IT!|I love it!
 The WHO report is out.|The W H O report is out.
-The WHO's chief spoke.|The W H O's chief spoke.
+The WHO's chief spoke.|The W H ohs chief spoke.
 WHO guidelines changed.|W H O guidelines changed.
 Guess WHO came.|Guess who came.
 I know WHO it was.|I know who it was.
@@ -45,6 +45,16 @@ He lives in Portland, OR.|He lives in Portland, O R.
 Come IN now.|Come in now.
 JOIN US NOW!|join us now!
 WHO ARE YOU? ID cards, please.|who are you? I D cards, please.
+CEOs and FAQs help.|C E ohs and F A cues help.
+The CEO's car has two TVs.|The C E ohs car has two T V's.
+He bought SUVs. APIs changed.|He bought S U V's. A P I's changed.
+Two PhDs, an M.D. and two Ph.D.s met.|Two P H D's, an M D and two P H D's met.
+The FBI's PCs hold PDFs and URLs.|The F B I's P sees hold P D effs and U R ells.
+Kids with SATs and IDs.|Kids with S A T's and I D's.
+The MPs' pay rose.|The M P's pay rose.
+He took the ACT twice.|He took the A C T twice.
+Get IT done.|Get it done.
+Tell US more.|Tell us more.
 ICE agents had a PET scan and a PIN.|ice agents had a pet scan and a PIN.
 """
 

@@ -141,6 +141,7 @@ _NAMES = table(
 )
 _WORDLESS = re.compile(r" (?:sign|symbol)$|^(?:heavy|white heavy|black) (?=\w+ \w)")
 _SMILEY = re.compile(r"(?<![ \t])[ \t]*+(?<!\S)[:;]-?[()DPp](?!\S)")
+_ANGLED = re.compile(r"<([\w.+-]{1,64}@[\w.-]{1,255})>")  # Tom <tom@site.org>
 _HEART = re.compile(r"(?<!\S)<3+(?!\S)")
 _ZERO_WIDTH = re.compile("[\u200b-\u200f\ufe0e\ufe0f\u2060\ufeff\u00ad\u202a-\u202e]")
 
@@ -154,7 +155,7 @@ def read_markup(text: str) -> str:
     """Remove Markdown marks. Headings and list items become sentences; a comma separates bulleted items."""
     text = _SMILEY.sub("", text) if ":" in text or ";" in text else text
     if "<" in text:
-        text = _HEART.sub("❤", text)
+        text = _ANGLED.sub(r"\1", _HEART.sub("❤", text))
     if "`" in text or "~" in text:
         text = _FENCE.sub("", text)
     if "[" in text:

@@ -68,6 +68,7 @@ def _one_of(words: dict[str, str]) -> str:
 
 
 _SLASHED_FORM = re.compile(rf"(?<![\w/])(?:{_one_of(_SLASHED)})(?![\w/])", re.IGNORECASE)
+_DOCTORS = re.compile(r"\bPh\.D\.'?s\b")
 _STATE = re.compile(rf"(?<=, )({_one_of(_STATES)})(?= \d{{5}}(?!\d))")
 _CITY_STATE = re.compile(rf"(?<=[a-z], )({_one_of(_CITY_STATES)})\.(?!\w)")
 _CITY = re.compile(
@@ -154,6 +155,7 @@ def _cased(said: str, like: str) -> str:
     return said[0].upper() + said[1:] if like[:1].isupper() else said
 
 
+_SAID_WITH_S = table("A=ays, C=sees, F=effs, L=ells, O=ohs, Q=cues")  # voices do not say "O's" as the name of a letter
 _NEVER_LAST = frozenset(words("vs e.g i.e cf viz approx incl excl w.r.t s.t"))
 _PARTS = frozenset(
     words(
@@ -166,6 +168,11 @@ _NOTES = frozenset(("p.s", "n.b", "p.p.s"))  # begin a sentence
 # Abbreviations that are read only next to other words, because their letters are also words of their own.
 _AFTER_A_NAME = frozenset(words("co inc corp ltd bros ave"))
 _ADJECTIVES = frozenset(words("temp alt"))
+
+
+def letter_with_s(letter: str) -> str:
+    """Return the plural or the possessive of the name of a letter in a spelling that voices say right."""
+    return _SAID_WITH_S.get(letter, f"{letter}'s")
 
 
 def _stop(found: re.Match[str], kind: Kind = "other") -> str:
@@ -255,6 +262,8 @@ def _letters(found: re.Match[str]) -> str:
         said = said.upper()
     elif letters in ("e.g", "i.e"):
         return found.group()
+    if found[2] == "s" and said.isupper():
+        return f"{said[:-1]}{letter_with_s(said[-1])}"
     if found[2]:
         return f"{said} {found[2]}"
     if letters in _NOTES:
@@ -281,6 +290,7 @@ def read_abbreviations(text: str) -> str:
     text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(_title, text)))
     if "." not in text and "№" not in text:
         return _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
+    text = _DOCTORS.sub(f"P H {letter_with_s('D')}", text)
     text = _OFFICE.sub(lambda found: "Secretary" if found[1] == "Sec" else "Director", _DEGREE.sub(_degree, text))
     text = _EDITION.sub(lambda found: ("edition" if "ed" in found.groups() else "floor") + _stop(found), text)
     text = _CITY_STATE.sub(_city_state, _NUMBERED.sub(_numbered, text))

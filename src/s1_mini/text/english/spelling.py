@@ -9,6 +9,7 @@ import re
 from functools import lru_cache
 from itertools import product
 
+from s1_mini.text.english.abbreviations import letter_with_s
 from s1_mini.text.english.measures import UNITS, plural
 from s1_mini.text.english.numerals import cardinal, digits, paired, plural_number, written
 from s1_mini.text.tables import signs, table, text_before, words
@@ -78,7 +79,10 @@ _LETTERED = {
         r"the|an|her|his|my|their|your|our|on|tak\w{1,3}|took|retak\w{1,3}|for|PSAT|ACT|GRE|(?:ACT|GRE) (?:and|or)",
         _TESTS,
     ),
-    "ACT": (r"an|SAT|PSAT|her|his|my|their|your|tak\w{1,3}|took|retak\w{1,3}|(?:SAT|GRE) (?:and|or)(?: the)?", _TESTS),
+    "ACT": (
+        r"an|SAT|PSAT|her|his|my|their|your|(?:SAT|GRE) (?:and|or)(?: the)?|(?:took|tak\w{1,3}|for|on)(?: the)?",
+        _TESTS,
+    ),
     "ADD": ("has|have|had|having|with|of", r"medications?|diagnos\w{2}|symptoms?|patients?|treatment|(?:and|or) ADHD"),
     "DOT": (
         "the|state|federal|by|from",
@@ -104,13 +108,13 @@ _PRONOUNS = {
     "US": (
         r"(?:\b(?:join|let|give|gave|tell|told|help|contact|follow|call|ask|show|send|bring|make|made|save|loves?|hate|trust|"
         r"visit|email|(?:one|all|both|some|most|none|each|any|many|two|half|rest) of))\s$",
-        rf"{_ENDS}|\s(?:all|to|a|an|the|what|how|in|at|on|for|about|up|out|back|know|now|today|your|and|or|if|when|that|by|"
-        r"from|with|because|so|here|there|go|be|do|is|are|was|were|has|have|had|will|can|could)\b",
+        rf"{_ENDS}|\s(?:all|to|a|an|the|what|how|in|at|on|for|about|up|out|back|know|now|today|your|and|or|if|when|that|by|more|"
+        r"from|with|because|so|here|there|go|be|do|is|are|was|were|has|have|had|will|can|could|agree|want|need|think|feel|would|should|don't)\b",
     ),
     "IT": (
         r"\b(?:do|did|get|got|love|loves|loved|hate|hated|want|like|liked|made|make|take|took|believe|knew|know|saw|"
         r"see|is|was|that's|just|nailed|had|try|tried|found|meant|mean|done)\s$",
-        rf"{_ENDS}|\s(?:all|now|again|right|really|today|yourself|myself)\b",
+        rf"{_ENDS}|\s(?:all|now|again|right|really|today|yourself|myself|done|on|over|up)\b",
     ),
     "WHO": (
         r"(?:^|[.!?]\s|\b(?:guess|know|knows|knew|see|saw|wonder|remember|matters?|someone|anyone|those|people|person|man|"
@@ -430,7 +434,7 @@ def read_links(text: str) -> str:
     return text
 
 
-_MIXED_CASE = re.compile(r"\b(?:PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS)(?=s?\b)")
+_MIXED_CASE = re.compile(r"\b(?:PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS)('?s)?\b")
 _MIXED_SAID = table(
     "PhD=P H D, iOS=i O S, BSc=B S C, MSc=M S C, IoT=I O T, SaaS=sass, PaaS=pass, IaaS=I A A S, LaTeX=lah-tech"
 )
@@ -439,7 +443,7 @@ _CONTRACTED = re.compile(r"(?<![\w'])([A-Z]{1,12})'(T|RE|VE|LL|D|M|S)(?!\w)")
 _CLUSTER = re.compile("QU|(?:(?!QU)[B-DF-HJ-NP-TV-XZ]|^Y)+(?:QU)?")
 _HARD_VOWELS = re.compile("^(?:[AIOU]{3}|AA|IA|IE|II|OE|UE|UI|UO|UU)|(?<!Q)[AEIOU]{4}|(?<!Q)UU|II(?!$)")
 _JOINED = re.compile(r"(?<![\w&])([A-Z]{1,4}(?:&[A-Z]{1,4}){1,3})(?![\w&])")
-_CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})(s|'s|ed|ing)?(?![\w])(?:-(?=[A-Z]\b))?")
+_CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})(s'(?=\s)|s|'s|ed|ing)?(?![\w])(?:-(?=[A-Z]\b))?")
 _NEXT = re.compile(r"[^\w.!?]{1,3}([A-Z]{2,20})\b")
 _BEFORE = re.compile(r"\b([A-Z]{2,20})[^\w.!?]{1,3}$")
 _CAPITAL_VOWEL = re.compile("[AEIOUY]")
@@ -479,6 +483,8 @@ def _is_shouted(word: str) -> bool:
 
 
 def _spell(word: str, ending: str) -> str:
+    if ending in ("s", "'s", "s'"):
+        return " ".join((*word[:-1], letter_with_s(word[-1])))
     return " ".join(word) + ending
 
 
@@ -518,6 +524,12 @@ def _ends_small(found: re.Match[str]) -> str:
     return plural(unit) if unit else " ".join(found.group())
 
 
+def _mixed_case(found: re.Match[str]) -> str:
+    ending = found[1] or ""
+    said = _MIXED_SAID[found.group().removesuffix(ending)]
+    return _spell(said.replace(" ", ""), ending) if ending and said[-2:-1] == " " else said + ending
+
+
 def _contracted(found: re.Match[str]) -> str:
     word, ending = found[1], found[2]
     is_word = ending != "S" or (_is_shouted(word) and word not in _CUES)
@@ -528,7 +540,7 @@ def _contracted(found: re.Match[str]) -> str:
 def read_acronyms(text: str) -> str:
     """Spell out acronyms, and lower-case a word if its capitals are only emphasis."""
     text = _CONTRACTED.sub(_contracted, text) if "'" in text else text
-    text = _MIXED_CASE.sub(lambda found: _MIXED_SAID[found.group()], text)
+    text = _MIXED_CASE.sub(_mixed_case, text)
     text = _ENDS_SMALL.sub(_ends_small, text)
     text = _JOINED.sub(lambda found: " and ".join(" ".join(part) for part in found[1].split("&")), text)
     return _CAPITALS.sub(_capitals, text)
