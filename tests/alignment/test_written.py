@@ -44,6 +44,9 @@ def test_plain_words_stand_alone() -> None:
         ("1 one", ("1", "one")),
         ("It weighs 2 kg today.", ("2 kg", "two kilograms")),
         ("R&D is hard", ("R&D", "r and d")),
+        ("It is 40 000 km away.", ("40 000 km", "forty thousand kilometers")),
+        ("So $x_i + 1$ holds.", ("$x_i + 1$", "x sub i plus one")),
+        ("Two B-52s flew.", ("B-52s", "b fifty twos")),
     ],
 )
 def test_numbers_and_abbreviations_keep_the_words_that_they_are_read_as(text: str, expected: tuple[str, str]) -> None:

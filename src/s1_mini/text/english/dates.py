@@ -99,7 +99,7 @@ _DAY_MONTH = re.compile(
 )
 _MONTH_YEAR = re.compile(rf"\b({_MONTH}),? ({_YEAR})(?![\w:%]|[.,-]\d)")
 _DECADE = re.compile(rf"(?<![\w.,])(?<![GR]TX )(?:'|\b(?=\d\d'?s|{_YEAR}'?s))(\d0|(?:1[1-9]|20|21)\d0)('?)s\b")
-_SECONDS = re.compile(r"(?<![\w.,'])([2-9]0|10(?!s of\b))s\b")
+_SECONDS = re.compile(r"(?<![\w.,'])(?<![A-Z]-)([2-9]0|10(?!s of\b))s\b")
 _LASTS = re.compile(r"(?:\b(?:took|takes?|for|after|within|every|wait|waits|in|of|lasts?) |[~<>≈] ?)$")
 _SHORT = re.compile(r"(?<![\w'])'(\d\d)(?![\w'])")
 _ERA = re.compile(r"(?<![\w.,])(\d{1,4})\s?(BCE?|AD|CE)\b")

@@ -117,7 +117,7 @@ _OUT_OF = re.compile(
     r" (?:stars?|points?|on (?:the|my|his|her|a|our|their) (?:\w{1,20} )?(?:test|quiz|exam)|questions|correct)\b"
 )
 _LABELLED = re.compile(r"(?:^|\n|[:(]\s?|(?<![.!?] )\b[A-Z][a-z]+ |, [a-z]+ )$")
-_LABEL_ENDS = re.compile(r"\.?\s*$|\.?\n|[,;)]| [-–—]|\. [A-Z]")
+_LABEL_ENDS = re.compile(r"\.?\s*$|\.?\n|[,;)]| [-–—]|\. [A-Z]| (?:would|must|highly|definitely|recommend)")
 _MAXIMA = (5, 6, 7, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 _METRE = re.compile(
     r" (?:time(?! (?:job|work|position|student|employee)s?\b)|beat|meter|metre|signature|rhythm|groove|waltz|blues|"

@@ -145,7 +145,7 @@ _PHONE = re.compile(
     r"|(?<![\w.,/-])\d{3}-\d{4}(?![\w-])|(?<![\w.,/-])\d{3}-\d{2}-\d{4}(?![\w-])"
     r"|(?<![\w.,/-])\d{4}(?:[ -]\d{4}){3}(?![\w-])"
     r"|(?<![\w.,/+-])\(0\d{1,4}\)[ -]?\d{2,8}(?:[ -]\d{2,8}){0,3}(?![\w-])|(?<![\w.,/-])1[38]00 \d{3} \d{3}(?![\w-])"
-    r"|(?<![\w.,/-])400[ -]\d{3}[ -]\d{4}(?![\w-])"
+    r"|(?<![\w.,/-])\(0\)\d{2,5}(?: \d{3,8}){1,3}(?![\w-])|(?<![\w.,/-])400[ -]\d{3}[ -]\d{4}(?![\w-])"
     r"|(?<![\w.,/-])(?:\d[ -])?(?:\(\d{3}\)|\d{3})[ -]\d{3}-\d\d-\d\d(?![\w-])"
 )
 # National numbers with a leading zero, 8 to 12 digits in groups: 020 7946 0123, 01.42.68.53.00, 030/1234567.
@@ -197,7 +197,7 @@ def _phone(found: re.Match[str]) -> str:
 def _national(found: re.Match[str]) -> str:
     groups = re.findall(r"\d+", found.group())
     is_date = [len(group) for group in groups] in ([2, 2, 4], [2, 2, 2])
-    most = 14 if groups[0] == "00" else 12
+    most = 14 if groups[0].startswith("00") else 12
     is_span = "-" in found.group() and all(re.fullmatch("(?:[01]\\d|2[0-4])[0-5]\\d", group) for group in groups)
     is_phone = (
         not is_span and 8 <= sum(map(len, groups)) <= most and (len(groups) > 2 or len(groups[-1]) > 3) and not is_date
@@ -243,7 +243,10 @@ def _version(found: re.Match[str]) -> str:
 
 _PLURAL_NUMBER = re.compile(r"(?<![\w.,'$£€/-])(7[0-8]7|911|501)s(?!\w)")  # 747s
 _PLURAL_AFTER = re.compile(r"\b(?:took|takes?|for|after|within|every|waits?|in|lasts?|lasted|than|about|by|to) $")
-_MODEL_PLURAL = re.compile(r"(?:(?<=[GR]TX )|(?<=Model ))(\d{1,4})s(?!\w)|(?<=iPhone )(\d{1,2})s(?!\w)")
+_MODEL_PLURAL = re.compile(
+    r"(?:(?<=[GR]TX )|(?<=Model )|(?<=PlayStation ))(\d{1,4})s(?!\w)|(?<=iPhone )(\d{1,2})s(?!\w)"
+)
+_GRAPHICS = re.compile(r"(?:(?<=\bRX )|(?<=[GR]TX )|(?<=GeForce )|(?<=Radeon ))(\d{4})(?!\w)")
 _JET = re.compile(
     r"(?<![\w.,/-])(7[0-8]7)( MAX\b|(?= (?:Max|Dreamliner|jets?|aircraft|planes?|airliners?|freighters?)\b))"
 )
@@ -275,6 +278,7 @@ def _plural_number(found: re.Match[str]) -> str:
 def _read_designations(text: str) -> str:
     """Spell out the names of aircraft, companies and clauses, and the plurals of numbers that are names."""
     text = _AIRLINER.sub(_airliner, text)
+    text = _GRAPHICS.sub(lambda found: run(found[1]), text)
     text = _A_JET.sub(lambda found: run(found[1]), _JET.sub(lambda found: run(found[1]) + found[2].title(), text))
     text = _MODEL_PLURAL.sub(
         lambda found: plural_number(run(found[1])) if found[1] else f"{cardinal(int(found[2]))} s", text
