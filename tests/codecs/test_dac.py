@@ -115,6 +115,14 @@ def test_encoding_in_blocks_gives_the_codes_of_one_block(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("no_grad")
+def test_a_step_of_encoding_takes_two_seconds_of_a_long_recording_at_most() -> None:
+    """A client that sends a long recording and leaves delays others by the step in progress."""
+    blocks = list(shared().encode_by_blocks(torch.zeros(20 * 44_100)))
+
+    assert len(blocks) >= 10
+
+
+@pytest.mark.usefixtures("no_grad")
 def test_codes_beyond_a_codebook_select_its_last_entry() -> None:
     """Upstream clamps them; the model's residual head may be wider than the codebooks."""
     high, last = random_codes(4), random_codes(4)

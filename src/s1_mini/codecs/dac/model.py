@@ -33,6 +33,9 @@ from s1_mini.codecs.dac.config import ROPE_BASE, DacConfig
 from s1_mini.codecs.stream_state import StreamState
 
 ENCODE_BLOCK = 256  # frames that `encode` processes at once, so that its memory does not grow with the length
+# The same on a CPU: cancelled work and the steps of other requests wait for one block (0.3 s instead of 3 s of CPU time
+# with the built-in voice), and small tensors stay in the CPU's caches (20 s of audio: 3.0 instead of 3.8 s).
+CPU_ENCODE_BLOCK = 32
 
 
 class EncoderBlock(Block):
@@ -230,7 +233,7 @@ class Dac(CausalCodec):
         return torch.cat(list(self._encode_blocks(waves)), dim=-1)
 
     def encode_by_blocks(self, wave: Tensor) -> Blocks[Tensor]:
-        """Do the work of `encode` with a `yield` after every `ENCODE_BLOCK` frames; the generator returns the codes."""
+        """Do the work of `encode` with a `yield` after each block of frames; the generator returns the codes."""
         blocks = []
         for block in self._encode_blocks(wave.unsqueeze(0)):
             blocks.append(block[0])
@@ -241,7 +244,8 @@ class Dac(CausalCodec):
         assert self.encodes, "this codec was loaded for decoding only"
         self.check_length(-(-waves.shape[-1] // self.samples_per_frame))
         waves, state = F.pad(waves, (0, -waves.shape[-1] % self.samples_per_frame)), StreamState()
-        for block in waves.unsqueeze(1).split(ENCODE_BLOCK * self.samples_per_frame, dim=-1):
+        num_frames = min(CPU_ENCODE_BLOCK, ENCODE_BLOCK) if waves.device.type == "cpu" else ENCODE_BLOCK
+        for block in waves.unsqueeze(1).split(num_frames * self.samples_per_frame, dim=-1):
             yield self.quantizer.encode(self.latents(block, state))
 
     def latents(self, waves: Tensor, state: StreamState) -> Tensor:

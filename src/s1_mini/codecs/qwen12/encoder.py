@@ -21,7 +21,9 @@ from s1_mini.exceptions import CapacityError
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import Attention, BlockConfig, LayerScale, rope_table
 
-ENCODE_STEPS = 250  # steps of the transformer's input that the convolutions compute at once: 10 s of audio
+# Steps of the transformer's input that the convolutions compute at once: 10 s of audio, on a CPU 2 s, because cancelled
+# work and the steps of other requests wait for one block.
+ENCODE_STEPS, CPU_ENCODE_STEPS = 250, 50
 
 
 class Layer(nn.Module):
@@ -81,7 +83,8 @@ class Encoder(nn.Module):
                 f"{sizes.max_position_embeddings * self._step / self.config.sample_rate:.0f} s. Shorten it."
             )
         state, parts = StreamState(), []
-        for block in wave.view(1, 1, -1).split(ENCODE_STEPS * self._step, dim=-1):
+        num_steps = CPU_ENCODE_STEPS if wave.device.type == "cpu" else ENCODE_STEPS
+        for block in wave.view(1, 1, -1).split(num_steps * self._step, dim=-1):
             parts.append(self.convolutions(block, state))
             yield
         x = torch.cat(parts, dim=-1).transpose(1, 2)
