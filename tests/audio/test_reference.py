@@ -107,11 +107,36 @@ def test_an_array_is_copied_unchanged():
     assert wave == pytest.approx(tone(RATE), abs=1e-6)
 
 
-def test_a_wav_recorded_as_a_stream_is_read():
-    data = bytearray(file_of(tone(RATE), RATE))
-    data[4:8] = data[40:44] = b"\xff" * 4
+@pytest.mark.parametrize("total", [0, 36, 2**31 - 1, 2**32 - 1])
+@pytest.mark.parametrize("size", [0, 2**31 - 1, 2**32 - 1])
+@pytest.mark.parametrize("before", [b"", b"LIST\x05\0\0\0INFO!\0"], ids=["plain", "after a list"])
+def test_a_wav_recorded_as_a_stream_is_read(total, size, before):
+    plain = file_of(tone(RATE), RATE)
+    head = b"RIFF" + struct.pack("<I", total) + plain[8:36] + before + b"data" + struct.pack("<I", size)
+
+    assert len(load_reference(head + plain[44:], **LIMITS)) == RATE
+
+
+@pytest.mark.parametrize("size", [0, 2**64 - 1])
+def test_a_large_wav_recorded_as_a_stream_is_read(size):
+    data = bytearray(file_of(tone(RATE), RATE, "RF64"))
+    place = data.index(b"ds64")
+    data[place + 8 : place + 24] = struct.pack("<QQ", size, size)
 
     assert len(load_reference(bytes(data), **LIMITS)) == RATE
+
+
+@pytest.mark.parametrize("after", [b"", b"LIST\x04\0\0\0INFO"])
+def test_a_wav_without_samples_has_no_length(after):
+    assert_refused(file_of(np.zeros(0), RATE) + after, "lasts 0.00 s")
+
+
+@pytest.mark.parametrize("shares", [(1, -1), (1, -0.9), (0.8, -1), (1, -1, 1, -1)])
+def test_channels_in_antiphase_do_not_cancel_each_other(shares):
+    wave = tone(RATE)
+    mixed = load_reference(file_of(np.stack([share * wave for share in shares], 1), RATE, coding="FLOAT"), **LIMITS)
+
+    assert np.abs(mixed) == pytest.approx(np.abs(wave) * np.mean(np.abs(shares)), abs=1e-6)
 
 
 PIPE = pytest.param("pipe", marks=pytest.mark.skipif(os.name == "nt", reason="makes a pipe"))
@@ -163,7 +188,27 @@ def test_an_unsupported_container_never_reaches_the_decoder(monkeypatch, contain
     data = before + file_of(tone(8000), 8000, container, "DPCM_16" if container == "XI" else None)
     monkeypatch.setattr(soundfile, "SoundFile", None)
 
-    assert_refused(data, "not audio of a supported format")
+    assert_refused(data, "not audio of a supported format|which cannot be read; ")
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "suffix"),
+    [
+        (b"\0\0\0\x20ftypM4A \0\0", "MPEG-4", "m4a"),
+        (b"\0\0\0\x18ftypmp42", "MPEG-4", "m4a"),
+        (b"\x1aE\xdf\xa3\x9fB\x86\x81", "WebM or Matroska", "webm"),
+        (b"\xff\xf1\x50\x80", "AAC", "aac"),
+        (b"\xff\xf9\x50\x80", "AAC", "aac"),
+        (b"ID3\4\0\0\0\0\0\0\xff\xf1\x50\x80", "AAC", "aac"),
+        (b"0&\xb2u\x8ef\xcf\x11", "Windows Media", "wma"),
+        (b"#!AMR\n", "AMR", "amr"),
+    ],
+)
+def test_a_usual_format_that_cannot_be_read_is_named_with_a_command_that_converts_it(data, name, suffix):
+    command = f"ffmpeg -i recording.{suffix} -ac 1 recording.wav"
+
+    reason = rf"the file is {name} \({suffix}\), which cannot be read; .*; convert it, for example: {command}$"
+    assert_refused(data + bytes(100), reason)
 
 
 def test_a_recording_after_an_id3_tag_is_read():

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import soundfile
@@ -27,15 +28,31 @@ MAX_CHANNELS = 64
 MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 384_000
 
 READABLE = "wav, flac, mp3, ogg, opus and aiff can be read"
+# Formats that are often sent and cannot be read, by their first bytes: name and usual suffix.
+_UNREADABLE = {
+    re.compile(magic, re.DOTALL): kind
+    for magic, *kind in (
+        (rb"....ftyp", "MPEG-4", "m4a"),
+        (rb"\x1a\x45\xdf\xa3", "WebM or Matroska", "webm"),
+        (rb"\xff[\xf0\xf1\xf8\xf9]|ADIF|\x56[\xe0-\xff]", "AAC", "aac"),
+        (rb"\x30\x26\xb2\x75", "Windows Media", "wma"),
+        (rb"#!AMR", "AMR", "amr"),
+        (rb"caff", "Core Audio", "caf"),
+        (rb"\.snd", "AU", "au"),
+    )
+}
 
 # The only containers passed to libsndfile. Its decoders of rarer containers are less tested and print to stdout.
 _CONTAINER = re.compile(rb"RIFF....WAVE|RF64....WAVE|FORM....AIF[FC]|fLaC|OggS|\xff[\xe0-\xff]", re.DOTALL)
+_FIRST_CHUNK = 12  # place of the first chunk of a wav file
 _ID3_BYTES = 10  # header of an ID3v2 tag, which libsndfile skips before it looks for a container
 _MAX_TAGS = 8
 
 _BLOCK = 2**16  # frames decoded at once
 _MAX_LOSS_S = 0.1  # mp3 headers round; more missing audio means a file cut short
 _UNKNOWN_FRAMES = 2**62  # libsndfile reports 2**63 - 1 for a stream without a length
+_UNKNOWN_BYTES = b"\xff" * 4  # size of a wav file's data; libsndfile then reads to the end of the file
+_CANCELLED = 0.25  # channels in antiphase leave less than this share of the energy of a better mix
 
 
 def load_reference(
@@ -127,33 +144,94 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
 
 
 def _decode(data: bytes, sample_rate: int, max_s: float, check: Callable[[], None]) -> np.ndarray:
-    """Decode, average and resample block by block, so that only one block at the file's own rate is in memory."""
+    """Decode, mix and resample block by block, so that only one block at the file's own rate is in memory."""
     _check_container(data)
     try:
-        with kept_out(), soundfile.SoundFile(io.BytesIO(data)) as sound:
+        with kept_out(), soundfile.SoundFile(io.BytesIO(_with_length(data))) as sound:
             _check_header(sound, max_s)
-            level = _Level(sound.samplerate, max_s)
-            resampler = soxr.ResampleStream(sound.samplerate, sample_rate, 1, dtype="float32")
-            blocks = []
-            while len(block := _read_block(sound)):
-                check()
-                level.add(block)
-                blocks.append(resampler.resample_chunk(block))
-            if sound.frames - level.num_samples > _MAX_LOSS_S * sound.samplerate:
-                lengths = f"{level.num_samples / sound.samplerate:.2f} of {sound.frames / sound.samplerate:.2f} s"
-                raise _error(f"the file is cut short: it holds {lengths}")
-            level.check()
-            blocks.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
-            return np.concatenate(blocks)
+            mixed = _mixed(sound, np.ones(sound.channels, np.float32), sample_rate, max_s, check)
+            signs = _signs(mixed.products)
+            if (signs < 0).any():
+                sound.seek(0)
+                mixed = _mixed(sound, signs, sample_rate, max_s, check)
+            mixed.level.check()
+            return mixed.wave
     except soundfile.SoundFileError as error:
         reason = getattr(error, "error_string", str(error)).removeprefix("Error : ").rstrip(".")
         raise _error(f"the file is corrupt or not audio ({reason}); {READABLE}") from error
+
+
+class _Mixed(NamedTuple):
+    wave: np.ndarray  # [samples]
+    level: _Level
+    products: np.ndarray  # [channels, channels], summed over all samples
+
+
+def _mixed(
+    sound: soundfile.SoundFile, signs: np.ndarray, sample_rate: int, max_s: float, check: Callable[[], None]
+) -> _Mixed:
+    """Average the channels, each with its sign."""
+    level = _Level(sound.samplerate, max_s)
+    resampler = soxr.ResampleStream(sound.samplerate, sample_rate, 1, dtype="float32")
+    blocks, products = [], np.zeros((sound.channels, sound.channels))
+    while len(block := sound.read(_BLOCK, dtype="float32", always_2d=True)):
+        check()
+        with np.errstate(over="ignore", invalid="ignore"):  # reported by `_Level`
+            mono = (block * signs).mean(axis=1)
+            products += block.T @ block
+        level.add(mono)
+        blocks.append(resampler.resample_chunk(mono))
+    if sound.frames - level.num_samples > _MAX_LOSS_S * sound.samplerate:
+        lengths = f"{level.num_samples / sound.samplerate:.2f} of {sound.frames / sound.samplerate:.2f} s"
+        raise _error(f"the file is cut short: it holds {lengths}")
+    blocks.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+    return _Mixed(np.concatenate(blocks), level, products)
+
+
+def _signs(products: np.ndarray) -> np.ndarray:
+    """Return the sign of each channel: -1 for those in antiphase to the loudest, if they cancel each other."""
+    ones = np.ones(len(products), np.float32)
+    signs = np.where(products[np.argmax(np.diag(products))] < 0, -ones, ones)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return signs if ones @ products @ ones < _CANCELLED * (signs @ products @ signs) else ones
+
+
+def _with_length(data: bytes) -> bytes:
+    """Return a wav file whose data size is 0, because it was written as a stream, with an unknown size instead."""
+    if data[:4] not in (b"RIFF", b"RF64"):
+        return data
+    place = _FIRST_CHUNK
+    while place + 8 <= len(data):
+        kind, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
+        if kind == b"ds64" and data[place + 16 : place + 24] in (bytes(8), b"\xff" * 8):  # the data size of RF64
+            return _with_length(b"RIFF" + data[4:place] + b"JUNK" + data[place + 4 :])
+        if kind == b"data":
+            is_stream = size == 0 and not _are_chunks(data, place + 8)
+            return data[: place + 4] + _UNKNOWN_BYTES + data[place + 8 :] if is_stream else data
+        place += 8 + size + size % 2
+    return data
+
+
+def _are_chunks(data: bytes, place: int) -> bool:
+    """Return whether only chunks with names and plausible sizes follow."""
+    while place + 8 <= len(data):
+        if not data[place : place + 4].isascii() or not data[place : place + 4].decode("ascii").isprintable():
+            return False
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        place += 8 + size + size % 2
+    return place - len(data) in (0, 1)
 
 
 def _check_container(data: bytes) -> None:
     """Raise `ReferenceAudioError` unless the magic bytes, after ID3 tags, are those of an allowed container."""
     start = 0
     for _ in range(_MAX_TAGS):
+        for magic, (name, suffix) in _UNREADABLE.items():
+            if magic.match(data, start):
+                raise _error(
+                    f"the file is {name} ({suffix}), which cannot be read; {READABLE}; convert it, for example: "
+                    f"ffmpeg -i recording.{suffix} -ac 1 recording.wav"
+                )
         if _CONTAINER.match(data, start):
             return
         if data[start : start + 3] != b"ID3":
@@ -163,14 +241,6 @@ def _check_container(data: bytes) -> None:
             size = size << 7 | byte & 0x7F
         start += _ID3_BYTES + size
     raise _error(f"the file is not audio of a supported format (it begins with {data[:4]!r}); {READABLE}")
-
-
-def _read_block(sound: soundfile.SoundFile) -> np.ndarray:
-    """Read the next samples as mono; empty at the end."""
-    block = sound.read(_BLOCK, dtype="float32", always_2d=True)
-    with np.errstate(over="ignore", invalid="ignore"):  # reported by `_Level.add`
-        mono: np.ndarray = block.mean(axis=1)
-    return mono
 
 
 def _check_header(sound: soundfile.SoundFile, max_s: float) -> None:
