@@ -28,7 +28,7 @@ from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
 from s1_mini.runtime.composition import Composition, Plan
 from s1_mini.runtime.loader import LoadedCheckpoint, load
-from s1_mini.runtime.recordings import in_thread, wait_async
+from s1_mini.runtime.recordings import in_thread, wait, wait_async
 from s1_mini.runtime.running import EngineRuntime, run, vram
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
@@ -466,8 +466,11 @@ class ProductionTTSEngine(_Voices):
 
     def _speak(self, request: TTSRequest, *, streams: bool) -> Output:
         deadline = self._deadline()
-        if (plan := self._ready().planner.plan(request)) is None:
+        running = self._ready()
+        if (plan := running.planner.plan(request)) is None:
             return self._submit(request, deadline=deadline, streams=streams)
+        for reference in request.references:  # encode each once; all parts then find it in the cache
+            plan = plan.with_warning(wait(running.encode(reference), deadline).warning)
         return Composition(plan, partial(self._submit, deadline=deadline, streams=streams), deadline).begin()
 
     def _submit(self, request: TTSRequest, *, deadline: float, streams: bool) -> OutputQueue:
@@ -509,7 +512,7 @@ class ProductionTTSEngine(_Voices):
         client = request.flow[0] or request.flow[1]
         for reference in request.references:  # encode each once; all parts then find it in the cache
             encoding = await in_thread(partial(self._ready().encode, reference, client), Future.cancel)
-            await wait_async(encoding, deadline)
+            plan = plan.with_warning((await wait_async(encoding, deadline)).warning)
         submit = partial(self._submit, deadline=deadline, streams=streams)
         return await in_thread(Composition(plan, submit, deadline).begin, Composition.close)
 

@@ -102,6 +102,7 @@ class Voice:
 
     tensors: Mapping[str, Tensor]
     text: str
+    warning: str = ""  # about the recording; empty if there is none
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class VoiceInfo:
     seconds: float  # duration of the recording
     text: str  # transcript of the recording
     pinned: bool  # exempt from eviction from the caches
+    warning: str | None = None  # about the recording; set by `add_voice` only
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,7 @@ class AudioChunk:
     finish_reason: FinishReason | None = None  # set on the last chunk only
     timing: Timing | None = None  # set on the last chunk only
     spoken_text: str | None = None  # normalized text of the whole request; set on the first chunk only
-    warning: str | None = None  # skipped characters, or another language; set on the first chunk only
+    warning: str | None = None  # skipped characters, another language, or a bad reference; set on the first chunk only
     words: tuple[Word, ...] = ()  # words whose times became known after the previous chunk; only with `word_times`
     marks: tuple[SpokenMark, ...] = ()  # marks that were reached after the previous chunk; only with `word_times`
 

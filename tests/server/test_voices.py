@@ -83,6 +83,17 @@ def test_a_voice_is_sent_as_a_form(client: httpx2.Client) -> None:
     assert client.post("/v1/voices", json={"name": "carl"}).status_code == 415
 
 
+def test_a_voice_from_a_recording_that_is_mostly_silent_is_added_with_a_warning(
+    client: httpx2.Client, tone: np.ndarray
+) -> None:
+    file = encode(np.concatenate([np.zeros(3 * 44_100, np.float32), tone]), 44_100, "wav")
+
+    answer = client.post("/v1/voices", data={"name": "emma", "text": "Ah."}, files={"audio": ("a.wav", file)})
+
+    assert answer.status_code == 201
+    assert answer.headers["x-warning"] == "Of the 4.0 s of the reference, 2.7 s of silence were left out."
+
+
 def test_an_added_voice_is_replaced_on_request(client: httpx2.Client, tone: np.ndarray) -> None:
     file = encode(tone, 44_100, "wav")
 

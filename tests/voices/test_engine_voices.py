@@ -53,6 +53,22 @@ def test_an_added_voice_speaks_as_its_reference_does(tiny: Path, tone: np.ndarra
         assert np.array_equal(speak(engine, "mia"), given)
 
 
+def test_each_use_of_a_recording_that_is_mostly_silent_warns(tiny: Path, tone: np.ndarray) -> None:
+    long = np.concatenate([np.zeros(3 * 44_100, np.float32), tone])
+    options: dict[str, Any] = {"reference_audio": long, "reference_text": "Ah.", "max_new_tokens": 4}
+    warning = "Of the 4.0 s of the reference, 2.7 s of silence were left out."
+
+    with engine_of(tiny) as engine:
+        said = [engine.generate("Hello.", **options).warning for _ in range(2)]  # the second time from the cache
+        said += [engine.generate("Hello. [pause 0.1s] You.", text_type="marked", **options).warning]
+        said += [engine.add_voice("mia", long, "Ah.").warning]
+        info = engine.describe_voice("mia")
+        assert (info.warning, engine.generate("Hello.", voice="mia", max_new_tokens=4).warning) == (None, None)
+
+    assert said == [warning] * 4
+    assert info.seconds == pytest.approx(1.3, abs=0.05)
+
+
 def test_a_restart_keeps_what_was_added_to_a_directory_and_nothing_else(
     tiny: Path, folder: Path, tone: np.ndarray
 ) -> None:

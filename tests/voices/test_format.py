@@ -43,12 +43,12 @@ VOICES["large integers"][1]["fine"] = torch.full((8, 3), 2**20)
 def test_a_voice_of_any_tensors_comes_back_from_its_file_and_from_the_cache(kind: str, tmp_path: Path) -> None:
     form, tensors, seconds = VOICES[kind]
     path = write_voice(tmp_path, "anna", Voice(tensors, "Hello."), encoder="an encoder")
-    ReferenceStore(tmp_path, form, 10**6).write("key", tensors)
+    ReferenceStore(tmp_path, form, 10**6).write("key", Voice(tensors, ""))
 
     read, cached = read_voice(path, form).voice.tensors, ReferenceStore(tmp_path, form, 10**6).read("key")
 
     assert cached is not None
-    for again in (read, cached):
+    for again in (read, cached.tensors):
         assert {name: tensor.dtype for name, tensor in again.items()} == {n: t.dtype for n, t in tensors.items()}
         assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
     assert read_summary(path, form).seconds == pytest.approx(seconds)

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from s1_mini.files import files
+from s1_mini.types import Voice
+from s1_mini.voices import reference_cache
 from s1_mini.voices.format import Tensors, fingerprint
 from s1_mini.voices.reference_cache import BLOCK_BYTES, ReferenceCache, ReferenceStore
 from voice_formats import voice_format
@@ -29,8 +31,12 @@ def key(number: int) -> str:
     return f"{number:032x}"
 
 
+def voice(number: int, warning: str = "") -> Voice:
+    return Voice({"codes": torch.arange(40).reshape(4, 10) + number}, "", warning)
+
+
 def codes(number: int) -> Tensors:
-    return {"codes": torch.arange(40).reshape(4, 10) + number}
+    return voice(number).tensors
 
 
 def path_of(folder: Path, number: int, encoder: str = "codec") -> Path:
@@ -51,12 +57,12 @@ def set_times(folder: Path, *numbers: int) -> None:
         os.utime(path_of(folder, number), ns=(time, time))
 
 
-def is_stored(tensors: Tensors | None, number: int) -> bool:
-    return tensors is not None and torch.equal(tensors["codes"], codes(number)["codes"])
+def is_stored(found: Voice | None, number: int) -> bool:
+    return found is not None and torch.equal(found.tensors["codes"], codes(number)["codes"])
 
 
 def test_entries_are_found_after_a_restart_and_by_their_encoder_only(tmp_path: Path) -> None:
-    store_of(tmp_path).write(key(1), codes(1))
+    store_of(tmp_path).write(key(1), voice(1))
 
     assert is_stored(store_of(tmp_path).read(key(1)), 1)
     assert store_of(tmp_path).read(key(2)) is None
@@ -64,15 +70,34 @@ def test_entries_are_found_after_a_restart_and_by_their_encoder_only(tmp_path: P
     assert load_file(path_of(tmp_path, 1))["codes"].dtype == torch.int16
 
 
+def test_an_entry_keeps_the_warning_about_its_recording(tmp_path: Path) -> None:
+    store_of(tmp_path).write(key(1), voice(1, warning="It is clipped."))
+
+    found = ReferenceCache(max_bytes=10_000, store=store_of(tmp_path)).find(key(1))
+
+    assert is_stored(found, 1)
+    assert found is not None
+    assert found.warning == "It is clipped."
+
+
+def test_an_encoding_of_another_version_of_the_conditioning_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ReferenceCache(max_bytes=0)
+    before = cache.key(b"recording")
+
+    monkeypatch.setattr(reference_cache, "CONDITIONING", b"another")
+
+    assert cache.key(b"recording") != before
+
+
 def test_the_folder_stays_within_its_limit_and_evicts_the_least_recently_used(tmp_path: Path) -> None:
     limit = 16 * BLOCK_BYTES
     store = store_of(tmp_path, limit)
     for number in range(8):
-        store.write(key(number), codes(number))
+        store.write(key(number), voice(number))
     set_times(tmp_path, *range(8))
     store.read(key(0))
     for number in range(8, 100):
-        store.write(key(number), codes(number))
+        store.write(key(number), voice(number))
         os.utime(path_of(tmp_path, number), ns=(number, number))
         assert disk_bytes(tmp_path) <= limit
 
@@ -83,7 +108,7 @@ def test_the_folder_stays_within_its_limit_and_evicts_the_least_recently_used(tm
 
 def test_a_memory_hit_counts_as_a_use_of_the_entry_on_disk(tmp_path: Path) -> None:
     cache = ReferenceCache(max_bytes=10_000, store=store_of(tmp_path))
-    cache.get(key(1), lambda: codes(1))
+    cache.get(key(1), lambda: voice(1))
     set_times(tmp_path, 1)
 
     cache.find(key(1))
@@ -93,13 +118,13 @@ def test_a_memory_hit_counts_as_a_use_of_the_entry_on_disk(tmp_path: Path) -> No
 
 def test_entries_of_former_encoders_and_unfinished_files_count_and_are_deleted_too(tmp_path: Path) -> None:
     for number in range(10):
-        store_of(tmp_path, encoder="former").write(key(number), codes(number))
+        store_of(tmp_path, encoder="former").write(key(number), voice(number))
     (tmp_path / "former" / f".{key(3)}-a1b2.tmp").write_bytes(bytes(8 * BLOCK_BYTES))
     for path in (tmp_path / "former").iterdir():
         os.utime(path, ns=(1, 1))
 
     store = store_of(tmp_path, 8 * BLOCK_BYTES)
-    store.write(key(77), codes(77))
+    store.write(key(77), voice(77))
 
     assert disk_bytes(tmp_path) <= 6 * BLOCK_BYTES
     assert is_stored(store.read(key(77)), 77)
@@ -113,7 +138,7 @@ def test_foreign_files_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
         other.write_bytes(bytes(20 * BLOCK_BYTES))
     store = store_of(tmp_path, 8 * BLOCK_BYTES)
     for number in range(20):
-        store.write(key(number), codes(number))
+        store.write(key(number), voice(number))
 
     assert all(other.exists() for other in others)
     assert is_stored(store.read(key(19)), 19)
@@ -148,12 +173,12 @@ if hasattr(os, "mkfifo"):
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_does_not_hold_its_recording_is_encoded_again(damage: str, tmp_path: Path) -> None:
     for number in (1, 2):
-        store_of(tmp_path).write(key(number), codes(number))
+        store_of(tmp_path).write(key(number), voice(number))
     DAMAGES[damage](path_of(tmp_path, 1))
     cache = ReferenceCache(max_bytes=10_000, store=store_of(tmp_path))
 
     assert cache.find(key(1)) is None
-    assert is_stored(cache.get(key(1), lambda: codes(1)), 1)
+    assert is_stored(cache.get(key(1), lambda: voice(1)), 1)
     if damage != "a folder":  # which a file cannot replace
         assert is_stored(store_of(tmp_path).read(key(1)), 1)
 
@@ -168,13 +193,13 @@ def test_a_store_that_cannot_be_written_warns_once_and_fails_no_request(
     cache = ReferenceCache(max_bytes=10_000, store=store_of(tmp_path))
 
     for number in range(3):
-        assert is_stored(cache.get(key(number), lambda number=number: codes(number)), number)
+        assert is_stored(cache.get(key(number), lambda number=number: voice(number)), number)
     assert caplog.text.count("No space left on device") == 1
     assert list((tmp_path / "codec").iterdir()) == []
 
 
 def test_an_entry_that_is_as_large_as_the_store_is_not_written(tmp_path: Path) -> None:
-    store_of(tmp_path, BLOCK_BYTES).write(key(1), codes(1))
+    store_of(tmp_path, BLOCK_BYTES).write(key(1), voice(1))
 
     assert kept(tmp_path) == []
 
@@ -186,7 +211,7 @@ def test_several_stores_share_a_folder_within_one_limit(tmp_path: Path) -> None:
     def work(first: int) -> None:
         store = store_of(tmp_path, limit)  # one for each process
         for number in range(first, first + 150):
-            store.write(key(number), codes(number))
+            store.write(key(number), voice(number))
             for near in (number, number - 5):
                 found = store.read(key(near))
                 if found is not None and not is_stored(found, near):
@@ -211,7 +236,7 @@ def test_an_entry_deleted_by_another_process_is_not_an_error(tmp_path: Path, mon
         remove(files, path)
 
     for number in range(16):
-        store_of(tmp_path).write(key(number), codes(number))
+        store_of(tmp_path).write(key(number), voice(number))
     monkeypatch.setattr(type(files), "remove", late)
 
     store_of(tmp_path, 16 * BLOCK_BYTES).trim()
@@ -221,7 +246,7 @@ def test_an_entry_deleted_by_another_process_is_not_an_error(tmp_path: Path, mon
 
 def test_warming_loads_the_entries_used_last_as_far_as_memory_goes_and_leaves_their_order(tmp_path: Path) -> None:
     for number in range(9):
-        store_of(tmp_path).write(key(number), codes(number))
+        store_of(tmp_path).write(key(number), voice(number))
     set_times(tmp_path, *range(9))
     size = codes(0)["codes"].nbytes
     cache = ReferenceCache(max_bytes=4 * size, store=store_of(tmp_path))
@@ -230,7 +255,7 @@ def test_warming_loads_the_entries_used_last_as_far_as_memory_goes_and_leaves_th
 
     assert cache.stats.entries == 4
     set_times(tmp_path, *range(9))
-    cache.get(key(99), lambda: codes(99))  # evicts the least recently used
+    cache.get(key(99), lambda: voice(99))  # evicts the least recently used
     for path in tmp_path.glob("*/*.safetensors"):
         path.unlink()
     assert [number for number in range(9) if cache.find(key(number)) is not None] == [6, 7, 8]
@@ -238,7 +263,7 @@ def test_warming_loads_the_entries_used_last_as_far_as_memory_goes_and_leaves_th
 
 def test_warming_deletes_entries_over_a_reduced_limit(tmp_path: Path) -> None:
     for number in range(20):
-        store_of(tmp_path).write(key(number), codes(number))
+        store_of(tmp_path).write(key(number), voice(number))
     set_times(tmp_path, *range(20))
     cache = ReferenceCache(max_bytes=10**6, max_entries=3, store=store_of(tmp_path, 8 * BLOCK_BYTES))
 
@@ -257,9 +282,9 @@ class Encoder:
     def __init__(self, codes: torch.Tensor) -> None:
         self.codes, self.calls = codes, 0
 
-    def __call__(self) -> dict[str, torch.Tensor]:
+    def __call__(self) -> Voice:
         self.calls += 1
-        return {"codes": self.codes}
+        return Voice({"codes": self.codes}, "")
 
 
 @pytest.fixture
@@ -272,7 +297,7 @@ def test_a_known_recording_is_not_encoded_again(encoder: Encoder) -> None:
     key = cache.key(b"recording")
 
     for _ in range(3):
-        assert torch.equal(cache.get(key, encoder)["codes"], encoder.codes)
+        assert torch.equal(cache.get(key, encoder).tensors["codes"], encoder.codes)
 
     assert encoder.calls == 1
     assert cache.stats.hits == 2
@@ -282,7 +307,7 @@ def test_a_recording_that_many_bring_at_once_is_encoded_once(encoder: Encoder) -
     cache = ReferenceCache(max_bytes=10_000)
     gate, heard = threading.Event(), []
 
-    def slow() -> dict[str, torch.Tensor]:
+    def slow() -> Voice:
         gate.wait()
         return encoder()
 
@@ -300,13 +325,13 @@ def test_a_recording_that_many_bring_at_once_is_encoded_once(encoder: Encoder) -
 def test_a_failed_encoding_fails_for_all_waiting_callers_and_can_be_retried(encoder: Encoder) -> None:
     cache = ReferenceCache(max_bytes=10_000)
 
-    def broken() -> dict[str, torch.Tensor]:
+    def broken() -> Voice:
         raise ValueError("no audio")
 
     with pytest.raises(ValueError, match="no audio"):
         cache.get("key", broken)
 
-    assert torch.equal(cache.get("key", encoder)["codes"], encoder.codes)
+    assert torch.equal(cache.get("key", encoder).tensors["codes"], encoder.codes)
 
 
 def test_different_recordings_have_different_keys() -> None:

@@ -96,7 +96,10 @@ def add_voice(
     from s1_mini.engine import ProductionTTSEngine
 
     with ProductionTTSEngine(config) as engine:
-        _print(engine.add_voice(voice, reference_audio, reference_text, description=description, replace=replace))
+        info = engine.add_voice(voice, reference_audio, reference_text, description=description, replace=replace)
+    _print(info)
+    if info.warning:
+        typer.echo(f"s1-mini: warning: {info.warning}", err=True)
 
 
 @app.command("delete", cls=Verb)

@@ -80,6 +80,9 @@ class Plan:
     spoken_text: str
     warning: str | None
 
+    def with_warning(self, warning: str) -> Plan:
+        return replace(self, warning=" ".join(filter(None, (self.warning, warning)))) if warning else self
+
 
 @dataclass(frozen=True)
 class Planner:

@@ -167,7 +167,7 @@ class Prepared:
         Raises `RequestTimeoutError`, and the errors of `ReferenceEncoder.encode`.
         """
         try:
-            return [_wait(each, deadline) for each in self.references]
+            return [wait(each, deadline) for each in self.references]
         finally:
             self.close()
 
@@ -196,7 +196,8 @@ async def in_thread(work: Callable[[], Result], close: Callable[[Result], object
         del running  # its exception refers to this frame
 
 
-def _wait(reference: Future[Voice], deadline: float) -> Voice:
+def wait(reference: Future[Voice], deadline: float) -> Voice:
+    """Wait for a reference until `deadline`. Raises the errors of `Prepared.voices`."""
     try:
         return reference.result(_left_s(deadline))
     except TimeoutError:

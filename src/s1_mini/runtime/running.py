@@ -123,8 +123,10 @@ class EngineRuntime:
         queue.effects = self._effects(request)
         if request.stream is None:
             transcripts = (reference.text for reference in request.references)
-            warnings = prepared.script.warning, description.voice.transcript_warning(transcripts)
-            queue.tell(spoken_text=prepared.script.text, warning=" ".join(filter(None, warnings)) or None)
+            warnings = [prepared.script.warning, description.voice.transcript_warning(transcripts)]
+            warnings += [voice.warning for voice in voices]
+            warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
+            queue.tell(spoken_text=prepared.script.text, warning=warning)
         return queue
 
     def _check_stream(self, request: TTSRequest) -> None:

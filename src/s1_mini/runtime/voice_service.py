@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections import deque
@@ -80,7 +81,8 @@ class VoiceService:
         description = check_description(description)
         self.registry.added.form.check_transcript(reference.text)
         with self.registry.adding(name, replace=replace):
-            voice = self._encoder.encode(reference, check)
+            encoded = self._encoder.encode(reference, check)
+            voice = dataclasses.replace(encoded, warning="")  # the warning is for the caller, not for the voice's users
             self._synthesizer.prompt(voice)  # raises for a voice that does not fit a slot, before it is stored
             with self._lock:
                 self.registry.add(name, voice, description=description, replace=replace)
@@ -88,7 +90,7 @@ class VoiceService:
                     self._release(name)
                     with suppress(CapacityError):  # the voice is stored anyway; its info says that it is not pinned
                         self._hold(name, voice)
-        return self.registry.info(name)
+        return dataclasses.replace(self.registry.info(name), warning=encoded.warning or None)
 
     def delete(self, name: str) -> None:
         """Delete an added voice and its cached prefix. Raises the errors of `VoiceRegistry.delete`."""
@@ -227,7 +229,9 @@ class Preloader:
     def _take_in(self, recording: Recording) -> None:
         """Add a recording in the voice directory as a voice. Raises `S1MiniError` or `OSError`."""
         reference = Reference(recording.audio, self._transcript(recording.transcript))
-        self._voices.add(recording.name, reference, replace=True, check=Check(self._encoding))
+        info = self._voices.add(recording.name, reference, replace=True, check=Check(self._encoding))
+        if info.warning:
+            logger.warning("the recording of the voice %r: %s", recording.name, info.warning)
 
     def _transcript(self, path: Path) -> str:
         """Read the transcript of a recording, which may be missing if the model needs none."""

@@ -8,7 +8,7 @@ import time
 import unicodedata
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from s1_mini.audio.reference import read_recording
@@ -18,6 +18,7 @@ from s1_mini.server.consents import Consent, Consents
 from s1_mini.server.errors import InvalidError, quoted, renamed
 from s1_mini.server.openapi import body_of, failures
 from s1_mini.server.routes import ready_engine, register_voice
+from s1_mini.server.speech import warning_header
 
 router = APIRouter(tags=["openai"])
 
@@ -104,7 +105,7 @@ class DeletedVoice(BaseModel):
     responses=failures(404, 409, 500, is_openai=True),
     openapi_extra=body_of(CustomVoiceForm, form_files=("audio_sample",), is_json=False),
 )
-async def create_voice(request: Request) -> CustomVoice:
+async def create_voice(request: Request, response: Response) -> CustomVoice:
     """Add a recording as a named voice, with the consent of its speaker."""
     form, recording = await read_recording_form(request, CustomVoiceForm, "audio_sample")
     consent = await asyncio.to_thread(_consents(request).get, form.consent)
@@ -113,6 +114,7 @@ async def create_voice(request: Request) -> CustomVoice:
         voice = await register_voice(request, _voice_id(form.name), recording, form.text, description)
     except RequestError as error:
         raise renamed(error, VOICE_FIELDS) from None
+    response.headers.update(warning_header(voice.warning))
     return CustomVoice(id=voice.name, created_at=int(time.time()), name=form.name)
 
 

@@ -41,7 +41,15 @@ from s1_mini.server.schemas import (
     VoicesAnswer,
     decode_base64,
 )
-from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak, speak_to_client, while_listened
+from s1_mini.server.speech import (
+    AudioResponse,
+    StreamedAnswer,
+    respond,
+    speak,
+    speak_to_client,
+    warning_header,
+    while_listened,
+)
 from s1_mini.server.voice_names import own_voice
 
 if TYPE_CHECKING:
@@ -238,13 +246,14 @@ async def describe_voice(request: Request, name: str) -> VoiceAnswer:
     responses=failures(409, 500),
     openapi_extra=body_of(VoiceForm, form_files=("audio",), is_json=False),
 )
-async def add_voice(request: Request) -> VoiceAnswer:
-    """Add a recording as a named voice."""
+async def add_voice(request: Request, response: Response) -> VoiceAnswer:
+    """Add a recording as a named voice. The header `X-Warning` names faults of the recording."""
     form, recording = await read_recording_form(request, VoiceForm, "audio")
     try:
         voice = await register_voice(request, form.name, recording, form.text, form.description, replace=form.replace)
     except RequestError as error:
         raise renamed(error, FORM_FIELDS) from None
+    response.headers.update(warning_header(voice.warning))
     return VoiceAnswer.of(voice)
 
 

@@ -72,7 +72,7 @@ class AudioResponse:
     body: AsyncIterator[bytes]
     holding: Holding  # resources charged to the client
     spoken_text: str | None
-    warning: str | None  # skipped characters, or a text in another language
+    warning: str | None  # skipped characters, a text in another language, or a bad reference
     content: bytes | None = None  # all bytes, if not streamed; `body` yields the same
     audio_seconds: float = 0.0  # duration; set for responses that are not streamed
     finish_reason: str = "stop"
@@ -216,11 +216,13 @@ def _response(first: AudioChunk, request: SpeechRequest, body: AsyncIterator[byt
     kind, rate = media_type(request.audio_format), rate_in(request.audio_format, first.sample_rate)
     if request.audio_format in RAW:
         kind += f";rate={rate};channels=1"
-    headers = {"X-Sample-Rate": str(rate)}
     warning = " ".join(filter(None, (request.warning, first.warning))) or None
-    if warning:
-        headers["X-Warning"] = quote(warning, safe=_HEADER_SAFE)
+    headers = {"X-Sample-Rate": str(rate), **warning_header(warning)}
     return AudioResponse(kind, headers, rate, body, holding, first.spoken_text, warning)
+
+
+def warning_header(warning: str | None) -> dict[str, str]:
+    return {"X-Warning": quote(warning, safe=_HEADER_SAFE)} if warning else {}
 
 
 async def _rest(

@@ -1,4 +1,4 @@
-"""Turn a reference recording into a voice: check it, resample it to the family's rate, and encode it once.
+"""Turn a reference recording into a voice: check it, resample it to the family's rate, condition and encode it once.
 
 Each recording is encoded alone, because padding in a batch changes the result (about 6 % of a codec's codes flip).
 Importing this module and checking a recording do not load torch.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from s1_mini.audio.conditioning import condition
 from s1_mini.audio.reference import load_reference, naming, read_recording
 from s1_mini.exceptions import ReferenceAudioError, TextError, VoiceUnsupportedError
 from s1_mini.text.tidy import tidied
@@ -104,8 +105,8 @@ class ReferenceEncoder(ReferenceReader):
 
     def find(self, reference: Reference) -> Voice | None:
         """Return the voice of a reference that was encoded before, or None. Raises the errors of `encode`."""
-        tensors = self.cache.find(self.cache.key(self._read(reference)))
-        return None if tensors is None else Voice(tensors, self._text(reference))
+        known = self.cache.find(self.cache.key(self._read(reference)))
+        return None if known is None else replace(known, text=self._text(reference))
 
     def encode(self, reference: Reference, check: Check | None = None) -> Voice:
         """Return the voice of a reference, from the cache or `encode_wave`, unless `check` cancels the work.
@@ -119,13 +120,14 @@ class ReferenceEncoder(ReferenceReader):
         if (tensors := self._voice_file(recording)) is not None:
             return Voice(tensors, text)
 
-        def encode_recording() -> Tensors:
+        def encode_recording() -> Voice:
             import torch
 
-            return self.encode_wave(torch.from_numpy(self._wave(recording, check)), check)
+            wave, warning = condition(self._wave(recording, check), self.form.sample_rate)
+            return Voice(self.encode_wave(torch.from_numpy(wave), check), "", warning)
 
         with naming(reference.audio):
-            return Voice(self.cache.get(self.cache.key(recording), encode_recording), text)
+            return replace(self.cache.get(self.cache.key(recording), encode_recording), text=text)
 
     def _text(self, reference: Reference) -> str:
         text = self._tidied(reference)

@@ -1,10 +1,11 @@
-"""Cache of encoded recordings: in memory up to a byte limit, and in a bounded store on disk that processes share.
+"""Cache of encoded recordings, as voices without text: in memory up to a byte limit, and in a bounded store on disk.
 
-The key is a hash of the recording, without its transcript. A recording that several requests use at once is encoded
-once. In the store, an entry is a safetensors file, `ENCODER/KEY.safetensors`, which is memory-mapped for reading, so a
-large store does not slow down the start. Entries are written to a temporary file and renamed; the least recently used
-ones are deleted when the store is full. A file's modification time is the time of its last use. No lock is needed,
-because all processes see the same times and delete the same entries.
+The key is a hash of the recording, without its transcript, and of the version of its conditioning. A recording that
+several requests use at once is encoded once. Processes share the store. In it, an entry is a safetensors file,
+`ENCODER/KEY.safetensors`, which is memory-mapped for reading, so a large store does not slow down the start. Entries
+are written to a temporary file and renamed; the least recently used ones are deleted when the store is full. A file's
+modification time is the time of its last use. No lock is needed, because all processes see the same times and delete
+the same entries.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
 
+from s1_mini.audio.conditioning import VERSION
 from s1_mini.byte_cache import ByteCache, CacheStats
 from s1_mini.exceptions import RequestTimeoutError
 from s1_mini.files import files
+from s1_mini.types import Voice
 from s1_mini.voices.format import Tensors, VoiceFormat, for_file, num_bytes
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
+CONDITIONING = VERSION.to_bytes(16, "little")  # the salt of the hash
 BLOCK_BYTES = 4096  # a file occupies whole blocks
 FULL, TRIMMED = 7 / 8, 3 / 4  # shares of the limit: above the first, entries are deleted down to the second
 SCAN_EVERY = 1 / 64  # scan after writing this share of the limit, so that eight processes stay within the limit
@@ -43,36 +47,36 @@ JOIN_S = 10.0  # timeout for the loading thread to end; reading one entry takes 
 
 
 class ReferenceCache:
-    """The tensors of voices by recording; safe to use from several threads."""
+    """Voices by recording, without text; safe to use from several threads."""
 
     def __init__(self, *, max_bytes: int, max_entries: int | None = None, store: ReferenceStore | None = None) -> None:
-        self._memory: ByteCache[Tensors] = ByteCache(max_bytes, max_entries)
+        self._memory: ByteCache[Voice] = ByteCache(max_bytes, max_entries)
         self._store = store
         self._warmer: threading.Thread | None = None
         self._is_closed = threading.Event()
-        self._under_way: dict[str, Future[Tensors]] = {}
+        self._under_way: dict[str, Future[Voice]] = {}
         self._lock = threading.Lock()
 
     def key(self, recording: bytes | np.ndarray) -> str:
         """Hash a recording: the bytes of a file, or a wave at the encoder's rate."""
         if isinstance(recording, np.ndarray):
             person = f"wave {recording.dtype}".encode()
-            return hashlib.blake2b(recording.tobytes(), digest_size=16, person=person).hexdigest()
-        return hashlib.blake2b(recording, digest_size=16, person=b"file").hexdigest()
+            return hashlib.blake2b(recording.tobytes(), digest_size=16, person=person, salt=CONDITIONING).hexdigest()
+        return hashlib.blake2b(recording, digest_size=16, person=b"file", salt=CONDITIONING).hexdigest()
 
-    def find(self, key: str) -> Tensors | None:
-        """Return the tensors of a recording from memory or disk, or None if it must be encoded."""
+    def find(self, key: str) -> Voice | None:
+        """Return the voice of a recording from memory or disk, or None if it must be encoded."""
         with self._lock:
             known = self._memory.get(key) if key in self._memory else None
         if self._store is not None:
             if known is not None:
                 self._store.mark_used(key)
             elif (known := self._store.read(key)) is not None:
-                self._memory.put(key, known, num_bytes(known))
+                self._memory.put(key, known, num_bytes(known.tensors))
         return known
 
-    def get(self, key: str, encode: Callable[[], Tensors]) -> Tensors:
-        """Return the tensors of a recording, from `encode` if they are not cached.
+    def get(self, key: str, encode: Callable[[], Voice]) -> Voice:
+        """Return the voice of a recording, from `encode` if they are not cached.
 
         Callers that wait for another caller's `encode` get its errors, but retry if it timed out or was cancelled.
         """
@@ -95,7 +99,7 @@ class ReferenceCache:
                 made = encode()
                 if self._store is not None:
                     self._store.write(key, made)
-            self._memory.put(key, made, num_bytes(made))
+            self._memory.put(key, made, num_bytes(made.tensors))
             under_way.set_result(made)
         except BaseException as error:
             under_way.set_exception(error)
@@ -124,18 +128,18 @@ class ReferenceCache:
         stats = self._memory.stats
         free_bytes = stats.max_bytes - stats.num_bytes
         free_entries = None if self._memory.max_entries is None else self._memory.max_entries - stats.entries
-        loaded: list[tuple[str, Tensors]] = []
+        loaded: list[tuple[str, Voice]] = []
         for key in self._store.newest():
             if self._is_closed.is_set() or len(loaded) == free_entries:
                 break
-            tensors = None if key in self._memory else self._store.read(key, is_use=False)
-            if tensors is not None:
-                free_bytes -= num_bytes(tensors)
+            voice = None if key in self._memory else self._store.read(key, is_use=False)
+            if voice is not None:
+                free_bytes -= num_bytes(voice.tensors)
                 if free_bytes < 0:
                     break
-                loaded.append((key, tensors))
-        for key, tensors in reversed(loaded):  # the most recently used entry is evicted last
-            self._memory.put(key, tensors, num_bytes(tensors))
+                loaded.append((key, voice))
+        for key, voice in reversed(loaded):  # the most recently used entry is evicted last
+            self._memory.put(key, voice, num_bytes(voice.tensors))
 
     @property
     def stats(self) -> CacheStats:
@@ -149,7 +153,7 @@ class _Entry(NamedTuple):
 
 
 class ReferenceStore:
-    """The tensors of recordings by key, on disk; safe to use from several threads and processes."""
+    """The voices of recordings by key, on disk, without text; safe to use from several threads and processes."""
 
     def __init__(self, folder: Path, form: VoiceFormat, max_bytes: int) -> None:
         self._root, self._form, self._max_bytes = folder, form, max_bytes
@@ -157,8 +161,8 @@ class ReferenceStore:
         self._warned: set[int | None] = set()
         self._lock = threading.Lock()
 
-    def read(self, key: str, *, is_use: bool = True) -> Tensors | None:
-        """Return the tensors of `key`, or None if they are missing, damaged, or of another key or encoder."""
+    def read(self, key: str, *, is_use: bool = True) -> Voice | None:
+        """Return the voice of `key`, or None if they are missing, damaged, or of another key or encoder."""
         path = self._path(key)
         try:
             tensors, metadata = self._form.read(path)
@@ -167,16 +171,17 @@ class ReferenceStore:
         except (SafetensorError, OSError, ValueError) as error:
             logger.warning("the cached reference %s cannot be read; encoding the recording again: %s", path, error)
             return None
-        if metadata != self._metadata(key, tensors):
+        voice = Voice(tensors, "", metadata.get("warning", ""))
+        if metadata != self._metadata(key, voice):
             logger.warning("the contents of %s do not match its name; encoding the recording again", path)
             return None
         if is_use:
             self.mark_used(key)
-        return tensors
+        return voice
 
-    def write(self, key: str, tensors: Tensors) -> None:
-        """Store tensors, then delete old entries if the store is full. Each kind of failure is logged once."""
-        content = save(for_file(tensors), metadata=self._metadata(key, tensors))
+    def write(self, key: str, voice: Voice) -> None:
+        """Store a voice, then delete old entries if the store is full. Each kind of failure is logged once."""
+        content = save(for_file(voice.tensors), metadata=self._metadata(key, voice))
         size = _on_disk(len(content))
         if size > self._max_bytes * TRIMMED:
             return
@@ -241,8 +246,9 @@ class ReferenceStore:
                         status = entry.stat(follow_symlinks=False)
                         yield _Entry(status.st_mtime_ns, Path(entry.path), _on_disk(status.st_size))
 
-    def _metadata(self, key: str, tensors: Tensors) -> dict[str, str]:
-        return {"key": key, "codec": self._form.encoder, "checksum": _checksum(tensors)}
+    def _metadata(self, key: str, voice: Voice) -> dict[str, str]:
+        checksum = _checksum(voice.tensors)
+        return {"key": key, "codec": self._form.encoder, "checksum": checksum, "warning": voice.warning}
 
     def _path(self, key: str) -> Path:
         return self._root / self._form.encoder / f"{key}{SUFFIX}"
