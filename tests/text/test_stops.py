@@ -121,6 +121,11 @@ def test_no_sentence_ends_at_an_abbreviation_within_one() -> None:
     [
         # Abbreviations whose letters are also words.
         ("Just a min. please", "Just a minute please"),
+        ("It costs a min. of 5 points.", "It costs a minimum of five points."),
+        (
+            "Dr. and Mrs. Lee left in 80 A.D. Visitors stayed.",
+            "Doctor and Missus Lee left in eighty A D. Visitors stayed.",
+        ),
         ("The min. wage and the max. speed", "The minimum wage and the maximum speed"),
         ("He is in the co. now.", "He is in the co. now."),
         ("Jane and Co. is here.", "Jane and Company is here."),

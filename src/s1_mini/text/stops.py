@@ -80,7 +80,8 @@ _INSTITUTIONS = frozenset(
 )
 _PLACES = frozenset(
     words(
-        "u.s u.k u.n e.u u.a.e u.s.a u.s.s.r d.c l.a n.y n.y.c n.j n.c s.c n.d s.d n.m n.h r.i w.v b.c p.r d.r s.f k.c"
+        "u.s u.k u.n e.u u.a.e u.s.a u.s.s.r d.c l.a n.y n.y.c n.j n.c s.c n.d s.d n.m n.h r.i w.v b.c a.d b.c.e c.e "
+        "p.r d.r s.f k.c"
     )
 )
 _ORGANISED = frozenset(

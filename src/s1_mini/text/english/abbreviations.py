@@ -74,7 +74,7 @@ _CITY_STATE = re.compile(rf"(?<=[a-z], )({_one_of(_CITY_STATES)})\.(?!\w)")
 _CITY = re.compile(
     r"(?<![\w'-])(?:in|from|near|of|to|at|for|around|outside) (?:[A-Z][\w.]{0,20} ){0,2}[A-Z]\w{0,20}, $"
 )
-_SAINT_OR_DOCTOR = re.compile(r"(?<![\w.'-])(St|Dr)\b(\.?)(?=\s+[A-Z])")
+_SAINT_OR_DOCTOR = re.compile(r"(?<![\w.'-])(St|Dr)\b(\.?)(?=\s+(?:[A-Z]|(?<=Dr. )and (?:Mr|Mrs|Ms|Dr)\b))")
 _STREET = re.compile(rf"(?<=[\w.] )({_one_of(_STREETS)})\b(\.?)(?!\w|'\w)")
 _TITLE = re.compile(
     rf"(?<![\w.'-])({_one_of(_TITLES)})"
@@ -107,7 +107,7 @@ _LOWER = re.compile(r"(?<![\w.'-])(?<!\d )(min|max)\.(?!\w)")
 _ONE_MINUTE = re.compile(r"\b(?:a|one|per|each|every|another|this|that|any|last|half)\s$", re.IGNORECASE)
 _MINUTES = re.compile(rf"\b(?:few|several|couple of|some|{'|'.join(SPELT_NUMBERS - {'one'})})\s$", re.IGNORECASE)
 _AFTER_MINUTE = re.compile(
-    r"\s?(?:$|\W)|\s(?:please|later|ago|and|or|to|before|after|longer|more|too|for|while|when|[A-Z])"
+    r"\s?(?:$|[^\w\s])|\s(?:please|later|ago|and|or|to|before|after|longer|more|too|for|while|when|[A-Z])"
 )
 _PAIRED = re.compile(r"\b(?:min|max)\w{0,5}\.?,? ?(?:and|or|/|&) ?$", re.IGNORECASE)
 _JAN_BEFORE = re.compile(
@@ -213,9 +213,9 @@ def _lower(found: re.Match[str]) -> str:
     before, after = text_before(found, 14), text_after(found, 10)
     if found[1] == "min" and _MINUTES.search(before):
         return "minutes" + _stop(found, "unit")
-    if found[1] == "min" and _ONE_MINUTE.search(before) and _AFTER_MINUTE.match(after):
-        return "minute" + _stop(found, "unit")
     is_end = before.endswith("to the ") or is_final(found.string, found.start(), found.end(), "unit")
+    if found[1] == "min" and _ONE_MINUTE.search(before) and (is_end or _AFTER_MINUTE.match(after)):
+        return "minute" + _stop(found, "unit")
     if is_end and not _PAIRED.search(before):
         return found.group()
     return f"{found[1]}imum" + _stop(found, "unit")
