@@ -16,6 +16,7 @@ import lzma
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from recipes.voice.shared import parser
 from recipes.voice.sizes import ALPHABET, LANGUAGE
@@ -25,6 +26,32 @@ from s1_mini.text.form import TextForm
 # hibari always reads A as the article. A is a letter next to a single letter, or as a capital inside a sentence.
 LETTER_A = re.compile(r"\bA\b(?= [A-Z]\b)|(?<=\b[A-Z] )A\b|(?<=[a-z,;:] )A\b")
 LIKE_THE_LETTER = "eh"  # hibari reads this like the letter
+# hibari takes a word with a full stop for an abbreviation: "He said no." ends with "number". The texts are
+# normalized, so a full stop after several letters ends a sentence. hibari removes the space after its abbreviations.
+FULL_STOP = re.compile(r"(?<=[A-Za-z]{2})\.(?=[\s\"')]|$)")
+# Words that are also abbreviations for hibari or for most readers.
+ENDINGS = (
+    *("no", "nos", "min", "max", "co", "fig", "sat", "sun", "mar", "jan", "art", "inc", "ill", "ore", "mass", "wash"),
+    *("gal", "in", "ed", "ch", "vol", "est", "col", "gen", "rev", "Sun", "Sat", "Mar", "Jan", "Miss", "Gen", "May"),
+)
+
+
+class Speller:
+    """Phonemes of normalized texts in one accent."""
+
+    def __init__(self, hibari: Any) -> None:
+        self._hibari = hibari
+        special = hibari.g2p.tokenizer.special  # text by text; an abbreviation in it keeps its full stop, which is lost
+        for text in [text for text in special if re.fullmatch(r"[A-Za-z]{2,}\.", text)]:
+            del special[text]
+        for word in ENDINGS:
+            ends, calls = (self(f"They say {word}{mark}") for mark in ".!")
+            if not ends.endswith(".") or ends[:-1] != calls[:-1]:
+                raise SystemExit(f"hibari reads {word!r} before a full stop as {ends!r}, but elsewhere as {calls!r}")
+
+    def __call__(self, text: str) -> str:
+        told = FULL_STOP.sub(" .", LETTER_A.sub(LIKE_THE_LETTER, text))
+        return " ".join(self._hibari.phonemize(told)).strip()
 
 
 def write(texts: Iterable[str], output: Path, *, num_british: int | None = None) -> int:
@@ -32,14 +59,12 @@ def write(texts: Iterable[str], output: Path, *, num_british: int | None = None)
     from hibari import Hibari
     from hibari.g2p import G2P
 
-    american, british = Hibari(threads=1), Hibari(threads=1, g2p=G2P(british=True))
+    american, british = Speller(Hibari(threads=1)), Speller(Hibari(threads=1, g2p=G2P(british=True)))
     form, lines = TextForm(LANGUAGE, frozenset(ALPHABET)), []
     for index, text in enumerate(texts):
         read = form.transcript(text)
-        told = LETTER_A.sub(LIKE_THE_LETTER, read)
-        first = " ".join(american.phonemize(told)).strip()
         is_british = num_british is None or index < num_british
-        lines.append((read, first, " ".join(british.phonemize(told)).strip() if is_british else first))
+        lines.append((read, american(read), british(read) if is_british else american(read)))
     output.write_bytes(lzma.compress(json.dumps(lines, ensure_ascii=False).encode()))
     return len(lines)
 
