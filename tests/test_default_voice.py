@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,17 @@ def test_the_weights_are_small() -> None:
 
 def test_it_has_voices_of_its_own(voice: ProductionTTSEngine) -> None:
     assert len(voice.voice_names()) >= 8
+
+
+def test_words_without_marks_keep_their_places_and_their_order_in_time(voice: ProductionTTSEngine) -> None:
+    text = "they asked me twice whether I would come and although I liked it the answer was no and it still is no"
+
+    response = voice.generate(text, word_times=True, seed=1)
+
+    assert [word.text for word in response.words] == text.split()
+    assert [text[word.start : word.stop] for word in response.words] == text.split()
+    assert all(one.end_s <= other.start_s for one, other in pairwise(response.words))
+    assert response.spoken_text == f"{text}."
 
 
 @pytest.mark.long

@@ -65,7 +65,7 @@ _MODEL: dict[str, Any] = {
     "max_seq_len": 2048,
     "tie_word_embeddings": False,
     "scale_codebook_embeddings": True,
-    "text": {"language": LANGUAGE, "alphabet": ALPHABET},
+    "text": {"language": LANGUAGE, "alphabet": ALPHABET, "piece_bytes": 100},
 }
 
 # The README.md of this folder has the cost of a frame on a CPU.

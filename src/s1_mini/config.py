@@ -203,7 +203,12 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
 
     # Limits for client input.
     max_text_length: int = Field(20_000, ge=1, description="maximum characters of one request")
-    chunk_length: int = Field(200, ge=50, le=1000, description="maximum UTF-8 bytes of one sentence piece")
+    chunk_length: int | None = Field(
+        None,
+        ge=50,
+        le=1000,
+        description="maximum UTF-8 bytes of one sentence piece; unset: what the checkpoint declares, otherwise 200",
+    )
     max_reference_s: float = Field(60.0, gt=0, le=190.0, description="maximum length of a recording")
     max_reference_bytes: int = Field(64 * 2**20, ge=1024, description="maximum size of a recording's file")
     max_waiting_references: int = Field(

@@ -43,6 +43,42 @@ def test_words_that_end_without_a_mark_end_as_a_sentence(text: str, read: str) -
     assert WORDS.script("Hi", 100, choice="off").text == TextForm("en").script("Hi", 100).text == "Hi"
 
 
+def test_a_piece_that_ends_within_a_sentence_gets_a_comma_unless_normalize_is_off() -> None:
+    assert WORDS.prompt("which he said", "auto") == "which he said,"
+    assert WORDS.prompt("It is so.", "auto") == "It is so."
+    assert WORDS.prompt("which he said", "off") == TextForm("en").prompt("which he said", "auto") == "which he said"
+
+
+@pytest.mark.parametrize(
+    ("piece", "prompt"),
+    [
+        ("The answer is no.", "The answer is know."),
+        ("No, no! He said no", "Know, know! He said know,"),
+        ('"NO" (no)?', '"KNOW" (know)?'),
+        ("There is no time, nobody knows, no-one.", "There is no time, nobody knows, no-one."),
+    ],
+)
+def test_a_word_that_the_voice_misreads_before_a_mark_is_respelled_there(piece: str, prompt: str) -> None:
+    declared = {"language": "en", "alphabet": ascii_letters + " '(),-.:;?!\"", "misread": {"no": "know"}}
+
+    assert TextForm.from_config({"text": declared}).prompt(piece, "auto") == prompt
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"piece_bytes": 49},
+        {"piece_bytes": 201},
+        {"piece_bytes": True},
+        {"misread": ["no"]},
+        {"misread": {"No": "know"}},
+    ],
+)
+def test_a_checkpoint_with_a_wrong_size_of_pieces_or_wrong_spellings_is_refused(declared: dict[str, object]) -> None:
+    with pytest.raises(CheckpointMismatchError, match=rf"config\.json: text\.{next(iter(declared))}=.* must be"):
+        TextForm.from_config({"text": declared})
+
+
 def test_an_error_says_which_language_the_voice_speaks_and_which_character_it_cannot_pronounce() -> None:
     with pytest.raises(TextError) as raised:
         WORDS.script("He has 3 of\tда 字.", 100)

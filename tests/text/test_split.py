@@ -98,21 +98,55 @@ SENTENCES = "One two. Three four. Five six. Seven eight."
         (SENTENCES, 200, [SENTENCES]),
         # A paragraph without a mark ends its part.
         ("Chapter One\n\nIt was a dark night.\n\nIt rained.", 200, ["Chapter One", "It was a dark night. It rained."]),
-        # A sentence that is too long is cut after its last clause that fits, or at a space, or between characters.
+        # A sentence that is too long is cut into similar parts: after clauses, or at spaces, or between characters.
         (
             "The first part is here, the second part comes here; the third part is the very last.",
             60,
             ["The first part is here, the second part comes here;", "the third part is the very last."],
         ),
-        (f"Look at {URL} and tell me what you think", 194, [f"Look at {URL} and", "tell me what you think"]),
+        (
+            "We waited until the evening, but nobody came to the door or called us, so we left.",
+            60,
+            ["We waited until the evening,", "but nobody came to the door or called us, so we left."],
+        ),
+        (f"Look at {URL} and tell me what you think", 194, [f"Look at {URL}", "and tell me what you think"]),
         ("word " * 4, 10, ["word word", "word word"]),
-        ("a" * 25, 10, ["a" * 10, "a" * 10, "a" * 5]),
+        ("a" * 25, 10, ["a" * 9, "a" * 8, "a" * 8]),
         ("", 200, []),
         (" \n\n ", 200, []),
     ],
 )
 def test_pieces_are_cut_at_clauses(text, max_bytes, pieces):
     assert split(text, max_bytes) == pieces
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        (
+            "he said that the old man had left the town before the winter came and that nobody knew where he was",
+            [
+                "he said that the old man had left the town",
+                "before the winter came",
+                "and that nobody knew where he was",
+            ],
+        ),
+        (
+            "the people who live in the house at the end of the road have a dog which barks at night",
+            ["the people who live in the house at the end", "of the road have a dog which barks at night"],
+        ),
+    ],
+)
+def test_words_without_marks_are_cut_before_conjunctions_and_relative_pronouns(text, pieces):
+    assert split(text, 50) == pieces
+
+
+def test_the_parts_of_a_long_sentence_are_similar_in_size():
+    numbers = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen " * 5
+
+    for number in range(101, 400):
+        sizes = [len(piece) for piece in split(numbers[:number], 100)]
+        assert max(sizes) - min(sizes) <= 40, number
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,17 @@ class WordTimes:
         read: Read,
         sample_rate: int,
         *,
+        prompts: Sequence[str],
         is_live: bool,
         speed: float = 1.0,
         shown: str | None = None,
     ) -> None:
-        """`pieces` are the texts of the utterances, and `read` returns the spoken form of parts of `text`.
+        """`pieces` are the spoken texts of the utterances, and `read` returns the spoken form of parts of `text`.
 
-        `shown` is `text` with tags replaced by white space and word joiners; its words are reported.
+        `prompts` are the same words as the model gets them: marks and spellings may differ. `shown` is `text` with tags
+        replaced by white space and word joiners; its words are reported.
         """
-        self._aligner, self._text, self._pieces, self._read = aligner, text, pieces, read
+        self._aligner, self._text, self._prompts, self._read = aligner, text, prompts, read
         self._sample_rate, self._is_live, self._speed = sample_rate, is_live, speed
         shown = text if shown is None else shown
         self._written = find_written(shown)
@@ -78,8 +80,8 @@ class WordTimes:
 
     def _begin(self, frames: AlignedFrames) -> None:
         self._utterance, self._start, self._num_frames, self._num_timed = frames.utterance, frames.start, 0, 0
-        piece = self._pieces[frames.utterance]
-        self._spans = find_spans(piece, self._aligner.token_ends(piece))
+        prompt = self._prompts[frames.utterance]
+        self._spans = find_spans(prompt, self._aligner.token_ends(prompt))
         self._scores, self._audio, self._live = [], [], None
         if self._is_live:
             self._live = LiveTimes(self._spans, frames.scores.shape[1], self._aligner.head, self._aligner.frame_s)

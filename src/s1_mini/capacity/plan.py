@@ -29,6 +29,7 @@ from s1_mini.capacity.sizes import (
 )
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError
+from s1_mini.text.split import PIECE_BYTES
 
 COPY_SHARE = 4.29 / 4.80  # measured share of the data sheet's bandwidth in a copy (H200, 2026-11)
 ROWS = (1, 16, 64, 128)
@@ -348,7 +349,7 @@ def _plan(measure: Callable[[Formats], Sizes], card: Gpu, wish: PlanOptions) -> 
     if wish.columns is not None:
         slots, columns = min(wish.max_slots, count_slots(rooms, wish.columns)), wish.columns
     else:
-        needed = sizes.needed_positions(_default("max_reference_s"), round(_default("chunk_length")))
+        needed = sizes.needed_positions(EngineConfig.model_fields["max_reference_s"].default, PIECE_BYTES)
         most = sizes.max_positions
         slots, columns = fit_slots(rooms, requested=wish.max_slots, positions=most, needed=needed)
         slots = slots if columns else 0
@@ -367,7 +368,3 @@ def _plan(measure: Callable[[Formats], Sizes], card: Gpu, wish: PlanOptions) -> 
         most=floors.streams(slots),
         likely=floors.streams(slots, wish.efficiency),
     )
-
-
-def _default(name: str) -> float:
-    return float(EngineConfig.model_fields[name].default)

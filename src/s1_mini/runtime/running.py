@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -99,7 +100,8 @@ class EngineRuntime:
         """
         description = self.speaker.description
         sampling, options = description.sampling_of(request), description.prompt_options(request)
-        words = self._words(request, prepared, is_live=streams) if request.word_times else None
+        prompts = self._prompts(request, prepared.pieces)
+        words = self._words(request, prepared.pieces, prompts, is_live=streams) if request.word_times else None
         if request.voice is not None:
             voices = [self.voices.registry.find(request.voice).voice]
         elif not voices and (default := self.speaker.voices.default):
@@ -107,7 +109,7 @@ class EngineRuntime:
         elif not voices:
             description.check_voice(sorted(self.voices.registry.names))
         queue = self.synthesizer.speak(
-            prepared.pieces,
+            prompts,
             voices,
             sampling,
             deadline=deadline,
@@ -141,7 +143,7 @@ class EngineRuntime:
     def has_word_times(self) -> bool:
         return self.speaker.description.word_times and self.synthesizer.aligner is not None
 
-    def _words(self, request: TTSRequest, prepared: Prepared, *, is_live: bool) -> WordTimes:
+    def _words(self, request: TTSRequest, pieces: Sequence[str], prompts: Sequence[str], *, is_live: bool) -> WordTimes:
         self.speaker.description.check_word_times()
         aligner, form = self.synthesizer.aligner, self.planner.form_in(request.language)
         if aligner is None:
@@ -150,9 +152,10 @@ class EngineRuntime:
         return WordTimes(
             aligner,
             request.text,
-            prepared.pieces,
+            pieces,
             form.part_reader(request.text) if reads else lambda text: text,
             self.speaker.description.sample_rate,
+            prompts=prompts,
             is_live=is_live,
             speed=request.speed,
             shown=blank_tags(request.text) if reads else None,
@@ -174,7 +177,7 @@ class EngineRuntime:
     def count_tokens(self, request: TTSRequest) -> int:
         config = self.config.model_copy(update={"max_text_length": sys.maxsize})
         pieces = self._pieces(replace(self.planner, config=config).script(request))
-        prompts = [self.speaker.loaded.prompt(piece, ()) for piece in pieces]
+        prompts = [self.speaker.loaded.prompt(text, ()) for text in self._prompts(request, pieces)]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
     def state(self) -> EngineState:
@@ -210,9 +213,13 @@ class EngineRuntime:
 
     def _pieces(self, script: NormalizedText) -> list[str]:
         description = self.speaker.description
-        most = min(self.config.chunk_length, description.max_piece_bytes)
+        most = min(self.config.chunk_length or self.speaker.text.piece_bytes, description.max_piece_bytes)
         pieces = split(script.text, most) if description.splits else [script.text.strip()]
         return [piece for piece in pieces if is_speakable(piece)]
+
+    def _prompts(self, request: TTSRequest, pieces: Sequence[str]) -> list[str]:
+        choice = request.normalize or self.config.normalize
+        return [self.speaker.text.prompt(piece, choice) for piece in pieces]
 
 
 def run(

@@ -17,6 +17,7 @@ from s1_mini.capacity.sizes import (
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.loader import LoadedCheckpoint, free_bytes_of, gpus_of
+from s1_mini.text.split import PIECE_BYTES
 
 CPU_KV_GB = 1.0  # default budget for keys and values on a CPU
 CPU_SLOTS = 4  # default number of slots on a CPU; on a GPU, as many as fit, up to `AUTO_SLOTS`
@@ -70,11 +71,12 @@ def slots_for(rooms: Sequence[DeviceMemory], sizes: Sizes, config: EngineConfig)
     `rooms` are the devices with stages. Raises `ConfigurationError` if a device has not enough memory for one slot.
     """
     most = min(sizes.max_positions, config.max_columns or sizes.max_positions)
+    piece_bytes = config.chunk_length or PIECE_BYTES
     slots, positions = fit_slots(
         rooms,
         requested=_requested_slots(config, AUTO_SLOTS),
         positions=most,
-        needed=most if config.max_columns else sizes.needed_positions(config.max_reference_s, config.chunk_length),
+        needed=most if config.max_columns else sizes.needed_positions(config.max_reference_s, piece_bytes),
     )
     tight = min(rooms, key=lambda room: room.count(SPAN))
     if len(rooms) > 1 and tight.count(SPAN) < 1:

@@ -3,6 +3,8 @@
 A checkpoint of any family declares both in its `config.json`:
 `"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, text is not normalized. The exception
 is a model with a choice of languages: each request has a language, and numbers whose reading is certain become words.
+The entry may also have `piece_bytes`, the largest piece of text that the checkpoint speaks well, and `misread`, words
+that it misreads before a mark, with spellings that it reads right: `{"no": "know"}`.
 """
 
 from __future__ import annotations
@@ -11,16 +13,20 @@ import re
 import reprlib
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, ParameterError, TextError
 from s1_mini.text.detection import LANGUAGES, detect, identify
 from s1_mini.text.reading import is_ornament, spoken, spoken_certain
+from s1_mini.text.split import PIECE_BYTES
 from s1_mini.text.tidy import is_speakable, tidied
 from s1_mini.types import Normalize, OnUnsupported
 
 MAX_ALPHABET = 100_000
+MIN_PIECE_BYTES = 50
+END_OF_PIECE = ","  # added to a piece that ends within a sentence
 MAX_NAMED = 10  # characters in a warning
 
 _LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # white space before punctuation whose word was skipped
@@ -44,6 +50,9 @@ class TextForm:
     language: str | None = None  # language of the normalization; None: not normalized
     alphabet: frozenset[str] | None = None  # None: all characters
     is_chosen: bool = False  # whether requests choose the language; if they name none, each sentence has its own
+    piece_bytes: int = PIECE_BYTES  # maximum size of a piece, unless the settings have another
+    # Words in lower case that the voice misreads before a mark, with spellings that it reads right.
+    misread: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TextForm:
@@ -53,6 +62,7 @@ class TextForm:
         if not isinstance(values, Mapping):
             raise CheckpointMismatchError(f"config.json: text={reprlib.repr(values)} must be an object")
         language, alphabet = values.get("language"), values.get("alphabet")
+        piece_bytes = values.get("piece_bytes", PIECE_BYTES)
         if language is not None:
             try:
                 spoken("1", language)  # load the rules now, not at the first request
@@ -63,7 +73,19 @@ class TextForm:
                 f"config.json: text.alphabet={reprlib.repr(alphabet)} must be a string of 1 to {MAX_ALPHABET} "
                 "characters"
             )
-        return cls(language, None if alphabet is None else frozenset(alphabet))
+        if type(piece_bytes) is not int or not MIN_PIECE_BYTES <= piece_bytes <= PIECE_BYTES:
+            raise CheckpointMismatchError(
+                f"config.json: text.piece_bytes={reprlib.repr(piece_bytes)} must be a whole number from "
+                f"{MIN_PIECE_BYTES} to {PIECE_BYTES}"
+            )
+        misread = values.get("misread", {})
+        if not isinstance(misread, Mapping) or not all(
+            isinstance(each, str) and each.isalpha() and each.islower() for pair in misread.items() for each in pair
+        ):
+            raise CheckpointMismatchError(
+                f"config.json: text.misread={reprlib.repr(misread)} must be an object with words in lower case"
+            )
+        return cls(language, None if alphabet is None else frozenset(alphabet), False, piece_bytes, misread)
 
     def script(
         self,
@@ -97,6 +119,15 @@ class TextForm:
         return NormalizedText(
             self._ended(fitting, "," if continues else ".") if is_read else fitting, " ".join(warnings) or None
         )
+
+    def prompt(self, piece: str, choice: Normalize) -> str:
+        """Return a piece of a spoken form as the model reads it.
+
+        A piece without a final mark gets one, because a voice trained on sentences repeats or skips words of a text
+        that does not end. Words that the voice misreads before a mark are respelled.
+        """
+        ended = piece if self.reader(choice) is None else self._ended(piece, END_OF_PIECE)
+        return self._misread.sub(self._respelled, ended) if self.misread else ended
 
     def reader(self, choice: Normalize) -> Callable[[str], str] | None:
         """Return the normalization of a tidy sentence; None if it stays as written."""
@@ -132,6 +163,15 @@ class TextForm:
         """Add a missing final mark, because a voice trained on sentences may stop before it says a bare "Hi"."""
         is_open = text[-1:].isalnum() and self.alphabet is not None and mark in self.alphabet
         return f"{text}{mark}" if is_open else text
+
+    @cached_property
+    def _misread(self) -> re.Pattern[str]:
+        return re.compile(rf"\b(?:{'|'.join(map(re.escape, self.misread))})(?=[.,;:!?)\"]|$)", re.IGNORECASE)
+
+    def _respelled(self, found: re.Match[str]) -> str:
+        word = found.group()
+        spelling = self.misread[word.lower()]
+        return spelling.upper() if word.isupper() else spelling.capitalize() if word[0].isupper() else spelling
 
     def _nothing(self, text: str, unsupported: str) -> str:
         shown = reprlib.repr(text)

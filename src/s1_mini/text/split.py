@@ -7,6 +7,7 @@ splits text that `tidied` has returned.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ def _num_flag_letters(text: str) -> int:
     return len(found.group()) if found else 0
 
 
+PIECE_BYTES = 200  # maximum size of a piece, unless the settings or the checkpoint have another
 MAX_REST = 1000  # characters of arriving text that may wait for the end of a sentence
 MIN_CLAUSE_BYTES = 12  # shortest clause that is spoken early: it lasts most of a second, enough to generate the next
 
@@ -88,13 +90,27 @@ _FULL_NAME = re.compile(r"[A-Z][\w.-]{0,20} [A-Z][\w-]{1,20},? $")
 _MEASURED = re.compile(rf"(?:\d[\d.,/]*)?(?:{UNITS})")
 
 
+# Words that begin a clause, and words that belong to the next word. Other languages are cut at marks and spaces.
+_JOINING = re.compile(
+    "and|but|or|nor|so|yet|because|although|though|while|when|where|which|who|whom|whose|that|if|unless|until|since|"
+    "before|after|as|than|whether|whenever|wherever|whereas"
+)
+_BINDING = re.compile(
+    "an?|the|of|to|in|on|at|by|for|from|with|into|my|your|his|her|its|our|their|this|these|those|no|not|very|"
+    "i|you|he|she|it|we|they|is|are|was|were|be|been|am|has|have|had|do|does|did|will|would|can|could|may|might|must|"
+    "should|don't|didn't"
+)
+MAX_JOINING = 10  # characters of a word that begins a clause
+JOINED, BETWEEN_WORDS, TEARING = 0.3, 0.6, 1.0  # costs of cuts; a distance of a whole piece from the best size costs 1
+
+
 def split(text: str, max_bytes: int) -> list[str]:
     """Cut `text` into pieces of at most `max_bytes` UTF-8 bytes each, in order, trimmed, none empty.
 
-    Pieces hold as many whole sentences as fit. A sentence too long for one piece is cut after the last clause
-    mark that fits, else at the last space, else between two characters, and where possible no part is shorter than a
-    quarter of `max_bytes`. A paragraph without an end mark (a heading) ends its piece. Only white space at the cuts
-    is lost; paragraph breaks within a piece become spaces.
+    Pieces hold as many whole sentences as fit. A sentence too long for one piece is cut into parts of similar size:
+    after clause marks, else before English conjunctions and relative pronouns, else at other spaces, else between two
+    characters. Where possible, no part is shorter than a quarter of `max_bytes`. A paragraph without an end mark (a
+    heading) ends its piece. Only white space at the cuts is lost; paragraph breaks within a piece become spaces.
 
     Raises `ParameterError` if `max_bytes` is below 4, the size of one character.
     """
@@ -262,32 +278,54 @@ def _kind(word: str, before: str, line: str, start: int) -> Kind | None:
 
 
 def _shorten(sentence: str, max_bytes: int) -> list[str]:
-    parts = []
-    while _num_bytes(sentence) > max_bytes:
-        cut = _cut_of(sentence, max_bytes)
+    parts, num_bytes = [], _num_bytes(sentence)
+    while num_bytes > max_bytes:
+        cut = _cut_of(sentence, num_bytes, max_bytes)
         parts.append(sentence[:cut])
+        num_bytes -= len(sentence[:cut].encode())
         sentence = sentence[cut:]
     return [*parts, sentence]
 
 
-def _cut_of(sentence: str, max_bytes: int) -> int:
-    crumb = max_bytes // 4
-    limit = _num_characters(sentence, max_bytes)
-    near = _num_characters(sentence, min(max_bytes, _num_bytes(sentence) - crumb))
-    for cut in (_after_clause(sentence, near), _after_space(sentence, near), _after_space(sentence, limit)):
-        if _num_bytes(sentence[:cut]) >= crumb:
-            return cut
-    return _after_space(sentence, limit) or _after_character(sentence, near)
+def _cut_of(sentence: str, num_bytes: int, max_bytes: int) -> int:
+    """Return where a sentence of `num_bytes` is cut: at a natural place near the end of the first of equal parts."""
+    target = num_bytes / math.ceil(num_bytes / (max_bytes - max_bytes // 12))  # words rarely fill a part
+    limit, crumb = _num_characters(sentence, max_bytes), max_bytes // 4
+    places: list[tuple[bool, float, int]] = []
+    for place, cost in _places(sentence, limit).items():
+        size = _num_bytes(sentence[:place])
+        if size >= crumb:
+            places.append((num_bytes - size < crumb, cost + abs(size - target) / max_bytes, place))
+    if places:
+        return min(places)[2]
+    near = _num_characters(sentence, math.ceil(target))
+    whole = _after_space(sentence, limit) or _after_character(sentence, near) or _after_character(sentence, limit)
+    return whole or limit  # a grapheme cluster longer than a piece is divided rather than refused
+
+
+def _places(sentence: str, limit: int) -> dict[int, float]:
+    """Return where a sentence can be cut within its first `limit` characters, and what a cut there costs."""
+    places, start = {}, 0
+    while place := sentence.find(" ", start, limit + 1) + 1:
+        before, after = (_bare(word) for word in (sentence[start:place], sentence[place : place + MAX_JOINING + 3]))
+        if _JOINING.fullmatch(before) or _BINDING.fullmatch(before):
+            places[place] = TEARING
+        else:
+            places[place] = JOINED if _JOINING.fullmatch(after) else BETWEEN_WORDS
+        start = place
+    for mark in _CLAUSE_END.finditer(sentence, 0, limit + 1):  # includes the space after a mark
+        if mark.end("mark") <= limit and not would_tear(sentence, mark.end()):
+            places[mark.end()] = 0.0
+    return places
+
+
+def _bare(text: str) -> str:
+    """Return the first word of a text in lower case, without marks."""
+    return text.lstrip(_OPENERS).partition(" ")[0].rstrip(_CLOSERS + ",").lower()
 
 
 def _num_characters(text: str, num_bytes: int) -> int:
     return len(text[:num_bytes].encode()[:num_bytes].decode(errors="ignore"))
-
-
-def _after_clause(sentence: str, limit: int) -> int:
-    found = _CLAUSE_END.finditer(sentence, 0, limit + 1)  # includes the space after a mark
-    ends = [mark.end() for mark in found if mark.end("mark") <= limit and not would_tear(sentence, mark.end())]
-    return ends[-1] if ends else 0
 
 
 def _after_space(sentence: str, limit: int) -> int:
@@ -298,4 +336,4 @@ def _after_character(sentence: str, limit: int) -> int:
     cut = limit
     while cut and would_tear(sentence, cut):
         cut -= 1
-    return cut or limit  # a grapheme cluster longer than a piece is divided rather than refused
+    return cut
