@@ -28,6 +28,7 @@ from s1_mini.exceptions import ReferenceAudioError as ReferenceAudioError
 from s1_mini.exceptions import RequestError as RequestError
 from s1_mini.exceptions import RequestTimeoutError as RequestTimeoutError
 from s1_mini.exceptions import S1MiniError as S1MiniError
+from s1_mini.exceptions import StorageError as StorageError
 from s1_mini.exceptions import TextError as TextError
 from s1_mini.exceptions import TextIdleError as TextIdleError
 from s1_mini.exceptions import TextTooLongError as TextTooLongError

@@ -143,6 +143,10 @@ class RequestTimeoutError(EngineError, code="request_timeout"):
     """The request exceeded its time limit."""
 
 
+class StorageError(EngineError, code="insufficient_storage"):
+    """A file cannot be written or deleted, for example because the disk is full."""
+
+
 class TextIdleError(EngineError, code="session_timeout"):
     """The rest of a text did not arrive in time while other requests waited for the slot of its utterance."""
 

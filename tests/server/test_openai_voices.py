@@ -12,10 +12,10 @@ import pytest
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.audio.container import encode
-from s1_mini.exceptions import CapacityError
+from s1_mini.exceptions import CapacityError, StorageError
 from s1_mini.server import consents
 from s1_mini.server.consents import Consents
-from s1_mini.server.errors import NotFoundError, StorageError
+from s1_mini.server.errors import NotFoundError
 
 SHORT = {"seed": 1, "max_new_tokens": 8}
 

@@ -202,5 +202,5 @@ def test_only_possible_errors_are_declared(told: dict[str, Any]) -> None:
     assert statuses("/v1/models", "get") == {"200", "401"}
     assert statuses("/v1/voices", "get") == {"200", "401", "503"}
     assert statuses("/v1/voices/{name}", "get") == {"200", "401", "404", "500", "503"}
-    assert statuses("/v1/voices/{name}", "delete") == {"204", "401", "404", "409", "503"}
+    assert statuses("/v1/voices/{name}", "delete") == {"204", "401", "404", "409", "503", "507"}
     assert "HTTPValidationError" not in json.dumps(told)

@@ -19,10 +19,10 @@ from door_room import listening
 from s1_mini import ProductionTTSEngine
 from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
-from s1_mini.exceptions import ParameterError
+from s1_mini.exceptions import ParameterError, StorageError
 from s1_mini.server import lexicons
 from s1_mini.server.app import create_app
-from s1_mini.server.errors import InvalidError, StorageError
+from s1_mini.server.errors import InvalidError
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.polly import describe_voices, speech_marks
 from s1_mini.server.settings import ServerSettings

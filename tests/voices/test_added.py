@@ -14,7 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from s1_mini.audio.reference import read_recording
-from s1_mini.exceptions import ConfigurationError, EngineError, ReferenceAudioError, VoiceExistsError, VoiceFileError
+from s1_mini.exceptions import (
+    ConfigurationError,
+    ReferenceAudioError,
+    StorageError,
+    VoiceExistsError,
+    VoiceFileError,
+)
 from s1_mini.voices import format as form
 from s1_mini.voices.library import CheckpointVoices, NamedVoice, write_voice
 from s1_mini.voices.registry import VoiceDirectory, VoiceRegistry
@@ -185,7 +191,7 @@ def test_a_write_that_fails_leaves_the_old_voice_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(EngineError, match="'mia' cannot be written: No space left"):
+    with pytest.raises(StorageError, match="'mia' cannot be written: No space left"):
         directory.put(NamedVoice("mia", make_voice(2)), replace=True)
 
     kept = VoiceDirectory(folder, voice_format("codec")).get("mia")

@@ -30,13 +30,13 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from s1_mini.exceptions import ConfigurationError, RequestTimeoutError, S1MiniError
+from s1_mini.exceptions import ConfigurationError, RequestTimeoutError, S1MiniError, StorageError
 from s1_mini.sagemaker import sessions
 from s1_mini.sagemaker.async_store import MAX_ASYNC_S, AsyncStore
 from s1_mini.sagemaker.invocations import ATTRIBUTES
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.accounts import Resource
-from s1_mini.server.errors import ClientGoneError, DrainingError, StorageError, code_of, error_response, message_of
+from s1_mini.server.errors import ClientGoneError, DrainingError, code_of, error_response, message_of
 from s1_mini.server.record import record_of
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from s1_mini.exceptions import StorageError
 from s1_mini.sagemaker import invocations
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.bodies import read_json
 from s1_mini.server.engine import SpeechEngine
-from s1_mini.server.errors import ConflictError, InvalidError, NotFoundError, StorageError
+from s1_mini.server.errors import ConflictError, InvalidError, NotFoundError
 from s1_mini.server.schemas import Strict
 from s1_mini.weights.directory import WORKING_SHARE, tensor_bytes
 

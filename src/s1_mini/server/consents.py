@@ -17,9 +17,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, ValidationError
 
-from s1_mini.exceptions import CapacityError
+from s1_mini.exceptions import CapacityError, StorageError
 from s1_mini.files import files, open_regular
-from s1_mini.server.errors import NotFoundError, StorageError, quoted
+from s1_mini.server.errors import NotFoundError, quoted
 
 FOLDER = "consents"  # in the directory of voices
 MAX_CONSENTS = 10_000

@@ -22,6 +22,7 @@ from s1_mini.exceptions import (
     RequestError,
     RequestTimeoutError,
     S1MiniError,
+    StorageError,
     TextIdleError,
     VoiceExistsError,
     VoiceFileError,
@@ -130,10 +131,6 @@ class DrainingError(ServerError, code="shutting_down", status=503, retry_after_s
     """The server is shutting down."""
 
 
-class StorageError(ServerError, code="insufficient_storage", status=507):
-    """A file cannot be written or deleted, or a model exceeds the memory budget."""
-
-
 class InvalidError(RequestError):
     """A field of the request is missing, unknown, of the wrong type or out of range."""
 
@@ -155,6 +152,7 @@ TABLE: Mapping[type[BaseException], ErrorKind] = {
     EngineNotReadyError: ErrorKind(503, 5),
     RequestTimeoutError: ErrorKind(504),
     TextIdleError: ErrorKind(408),
+    StorageError: ErrorKind(507),
 }
 
 

@@ -243,7 +243,7 @@ async def describe_voice(request: Request, name: str) -> VoiceAnswer:
     "/v1/voices",
     status_code=201,
     summary="Add a voice",
-    responses=failures(409, 500),
+    responses=failures(409, 500, 507),
     openapi_extra=body_of(VoiceForm, form_files=("audio",), is_json=False),
 )
 async def add_voice(request: Request, response: Response) -> VoiceAnswer:
@@ -273,7 +273,10 @@ async def register_voice(
 
 
 @voices_router.delete(
-    "/v1/voices/{name}", status_code=204, summary="Delete a voice", responses=failures(404, 409, 503, has_body=False)
+    "/v1/voices/{name}",
+    status_code=204,
+    summary="Delete a voice",
+    responses=failures(404, 409, 503, 507, has_body=False),
 )
 async def delete_voice(request: Request, name: str) -> Response:
     """Delete an added voice; a voice of the checkpoint cannot be deleted."""

@@ -24,6 +24,7 @@ from s1_mini.exceptions import (
     CheckpointFileError,
     ConfigurationError,
     EngineError,
+    StorageError,
     VoiceExistsError,
     VoiceFileError,
     VoiceNotFoundError,
@@ -118,7 +119,7 @@ class AddedVoices:
         return None if named is None else named.summary(self.form)
 
     def put(self, named: NamedVoice, *, replace: bool) -> None:
-        """Keep a voice. Raises `VoiceExistsError`, `CapacityError` or, if it cannot be written, `EngineError`."""
+        """Keep a voice. Raises `VoiceExistsError`, `CapacityError` or, if it cannot be written, `StorageError`."""
         with self._lock:
             if named.name in self._voices and not replace:
                 raise _exists(named.name)
@@ -127,7 +128,7 @@ class AddedVoices:
             self.num_changes += 1
 
     def remove(self, name: str) -> bool:
-        """Delete a voice; return whether it was there. Raises `EngineError`."""
+        """Delete a voice; return whether it was there. Raises `StorageError`."""
         with self._lock:
             self.num_changes += 1
             return self._voices.pop(name, None) is not None
@@ -192,13 +193,13 @@ class VoiceDirectory(AddedVoices):
         except FileExistsError:
             raise _exists(named.name) from None
         except OSError as error:
-            raise EngineError(f"the voice {named.name!r} cannot be written: {error.strerror}") from None
+            raise StorageError(f"the voice {named.name!r} cannot be written: {error.strerror}") from None
         self._note(named.name, is_there=True)
 
     def remove(self, name: str) -> bool:
         """Delete a voice with its recording, from which it would be made again; return whether either existed.
 
-        Raises `EngineError`.
+        Raises `StorageError`.
         """
         was_there = False
         for suffix in (SUFFIX, TRANSCRIPT, LEXICON, *RECORDINGS):
@@ -208,7 +209,7 @@ class VoiceDirectory(AddedVoices):
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise EngineError(f"the voice {name!r} cannot be deleted: {error.strerror}") from None
+                raise StorageError(f"the voice {name!r} cannot be deleted: {error.strerror}") from None
         self._note(name, is_there=False)
         return was_there
 
