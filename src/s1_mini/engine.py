@@ -28,6 +28,7 @@ from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
 from s1_mini.runtime.composition import Composition, Plan
 from s1_mini.runtime.loader import LoadedCheckpoint, load
+from s1_mini.runtime.process import claim_process, refuse_fork
 from s1_mini.runtime.recordings import in_thread, wait, wait_async
 from s1_mini.runtime.running import EngineRuntime, run, vram
 from s1_mini.runtime.synthesizer import Synthesizer
@@ -93,6 +94,7 @@ class _Lifecycle:
         Raises `CheckpointError`, `ConfigurationError`, `EngineError` if that text cannot be generated, and
         `torch.OutOfMemoryError`.
         """
+        claim_process()
         with self._lifecycle:
             if self._running is None:
                 self._running = self._load(self.config)
@@ -107,6 +109,7 @@ class _Lifecycle:
         `CapacityError` if both do not fit in memory. After `timeout_s`, the remaining requests of the old checkpoint
         end with `EngineNotReadyError`. Pins, and voices that were added in memory, are kept if the codec is the same.
         """
+        refuse_fork()
         with self._lifecycle:
             old = self._ready()
             config = self.config.model_copy(update={"checkpoint_path": checkpoint_path})
@@ -140,6 +143,7 @@ class _Lifecycle:
 
         Without `drain`, or after `timeout_s`, requests in progress end with `EngineNotReadyError`.
         """
+        refuse_fork()
         with self._lifecycle:
             running, self._running = self._running, None
             if running is not None:
@@ -191,21 +195,25 @@ class _Lifecycle:
     @property
     def num_slots(self) -> int:
         """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
+        refuse_fork()
         running = self._running
         return running.synthesizer.num_slots if running else self.config.max_batch_size or 1
 
     def state(self) -> EngineState:
         """Return whether the engine is ready, and how full its queue is. Cheap enough to call for every request."""
+        refuse_fork()
         running = self._running
         return EngineState("stopped") if running is None else running.state()
 
     def health_check(self) -> dict[str, Any]:
         """Return state, placement and memory; never waits for requests. Raises PyTorch's error if the GPU fails."""
+        refuse_fork()
         running = self._running
         return {"status": "stopped", "ready": False, "vram": vram(None)} if running is None else running.health()
 
     def families(self) -> list[MetricFamily]:
         """Return all current metrics (`metrics.py`). Raises PyTorch's error if the GPU fails."""
+        refuse_fork()
         running = self._running
         gigabytes = vram(None if running is None else running.speaker.device.value)
         memory = {name.removesuffix("_gb"): 1e9 * value for name, value in gigabytes.items()}
@@ -219,6 +227,7 @@ class _Lifecycle:
         return time.monotonic() + self.config.request_timeout_s
 
     def _ready(self) -> EngineRuntime:
+        refuse_fork()
         running = self._running
         if running is None:
             if self._was_stopped:
@@ -339,6 +348,7 @@ class ProductionTTSEngine(_Voices):
     default voice is used, if it has one.
 
     Methods and properties that need the loaded checkpoint raise `EngineNotReadyError` before `start` and after `stop`.
+    In a forked child of a process that has started an engine, all of them do.
     """
 
     def stream(self, text: str | TextStream, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
@@ -372,6 +382,7 @@ class ProductionTTSEngine(_Voices):
 
     def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
         """Stream a request as `stream_async` does; `streams` is that of `speak`."""
+        refuse_fork()
         return AudioStream(partial(self.begin_async, request, streams=streams))
 
     def generate(
@@ -444,6 +455,7 @@ class ProductionTTSEngine(_Voices):
         **options: Unpack[SharedOptions],
     ) -> BatchGenerationResponse:
         """Generate several texts as `generate_batch` does, without blocking the event loop."""
+        refuse_fork()
         begin = partial(self.generate_batch, return_bytes=return_bytes, audio_format=audio_format, **options)
         return await asyncio.to_thread(begin, texts, reference_audios, reference_texts)
 

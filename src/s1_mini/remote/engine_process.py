@@ -50,6 +50,7 @@ from s1_mini.remote.channel import (
     portable,
 )
 from s1_mini.remote.devices import sees_gpu
+from s1_mini.runtime.process import claim_process, refuse_fork
 from s1_mini.server.engine import SpeechEngine
 from s1_mini.types import Audio as Recording
 from s1_mini.types import AudioChunk, EngineState, Normalize, OnUnsupported, TTSRequest, VoiceInfo
@@ -317,12 +318,14 @@ class EngineProcess:
 
     def start(self) -> None:
         """Start the process and load the checkpoint; does nothing if it runs. Raises the errors of `EngineLink`."""
+        claim_process()
         with self._lifecycle:
             if self._link is None:
                 self._link = EngineLink(self.config, self._metrics)
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Stop the engine as `ProductionTTSEngine.stop` does, and end the process."""
+        refuse_fork()
         with self._lifecycle:
             link, self._link = self._link, None
             if link is not None:
@@ -343,12 +346,14 @@ class EngineProcess:
     @property
     def num_slots(self) -> int:
         """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
+        refuse_fork()
         link = self._link
         return link.facts.num_slots if link else self.config.max_batch_size or 1
 
     @property
     def process_id(self) -> int:
         """Id of the process; 0 before the start and after `stop`."""
+        refuse_fork()
         link = self._link
         return link.process_id if link else 0
 
@@ -357,6 +362,7 @@ class EngineProcess:
 
         It reports changes every `STATUS_S` seconds.
         """
+        refuse_fork()
         link = self._link
         if link is None:
             return EngineState("stopped")
@@ -369,6 +375,7 @@ class EngineProcess:
 
         Raises `RuntimeError` if the GPU fails.
         """
+        refuse_fork()
         link = self._link
         if link is None:
             return {"status": "stopped", "ready": False, "vram": {"used_gb": 0.0, "total_gb": 0.0}}
@@ -380,6 +387,7 @@ class EngineProcess:
 
         Raises `RuntimeError` if the GPU fails.
         """
+        refuse_fork()
         link = self._link
         if link is None:
             return list(self._metrics.families())
@@ -425,6 +433,7 @@ class EngineProcess:
 
     def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
         """Stream a request as `ProductionTTSEngine.speak_async` does."""
+        refuse_fork()
 
         async def begin() -> Output:
             return self._ready().begin(request, streams=streams)
@@ -446,6 +455,7 @@ class EngineProcess:
             raise EngineNotReadyError("the engine's process does not answer") from None
 
     def _ready(self) -> EngineLink:
+        refuse_fork()
         link = self._link
         if link is None:
             reason = "was stopped" if self._was_stopped else "is not started"

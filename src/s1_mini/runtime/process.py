@@ -13,6 +13,31 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from s1_mini.exceptions import EngineNotReadyError
+
+_owner: int | None = None  # id of the process that has started an engine
+
+
+def claim_process() -> None:
+    """Note that this process starts an engine. Raises the error of `refuse_fork`."""
+    global _owner  # noqa: PLW0603 - a property of the process
+    refuse_fork()
+    _owner = os.getpid()
+
+
+def refuse_fork() -> None:
+    """Raise `EngineNotReadyError` in a forked child of a process that has started an engine.
+
+    A fork copies locks, but not the threads that would release them and do the work, so that a call would never return.
+    """
+    if _owner not in (None, os.getpid()):
+        raise EngineNotReadyError(
+            "this process is a fork of one that has started an engine, and a fork cannot use an engine, because it has "
+            "none of its threads; start the process with spawn instead, for example with "
+            'multiprocessing.get_context("spawn"), and create the engine there'
+        )
+
+
 M_MMAP_THRESHOLD = -3  # number of this option in glibc's malloc.h
 LARGE_BYTES = 4 * 2**20  # more than a step of a small model allocates, but less than large bodies and recordings
 NEVER = 2**31 - 1  # as a threshold: more collections than a process ever makes
