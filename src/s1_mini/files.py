@@ -45,6 +45,15 @@ def foreign_encoding(start: bytes) -> str:
     return "UTF-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start[:2] else ""
 
 
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file. Raises `OSError` as `open_regular` does, and with `EFBIG` for more than `max_bytes`."""
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes", str(path))
+    return content
+
+
 def name_of_open(file: BinaryIO) -> str:
     """Return a path to an open file that stays valid if the file is renamed or replaced, on systems with /dev/fd."""
     name = f"/dev/fd/{file.fileno()}"

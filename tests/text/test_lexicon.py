@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.text import lexicon
 from s1_mini.text.lexicon import Lexicon, Lexicons, read_lexicon
 
 PLS = """<?xml version="1.0" encoding="UTF-8"?>
@@ -75,6 +78,19 @@ def test_a_broken_file_is_a_configuration_error(content: bytes, reason: str, tmp
         read_lexicon(tmp_path / "words")
 
     assert reason in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+def test_only_a_regular_file_of_limited_size_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicon, "MAX_FILE_BYTES", 10)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_text("word = 12345")
+
+    for place in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(ConfigurationError, match="a folder, a device or a pipe, not a regular file"):
+            read_lexicon(place)
+    with pytest.raises(ConfigurationError, match="it is larger than 10 bytes"):
+        read_lexicon(tmp_path / "large")
 
 
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import typer
 from s1_mini.cli.verb import Checkpoint, Device, VoicesPath, engine_config, named_checkpoint
 from s1_mini.exceptions import EngineError, ParameterError, S1MiniError
 from s1_mini.extras import require
+from s1_mini.files import read_regular
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+MAX_RECORDING_BYTES = 64 * 2**20
 TIMEOUT_S = 300.0  # timeout of a request to a server
 INSTRUCTIONS = (
     "Speaks text and returns the audio or writes it to a file. The voice is one that list_voices returns, or one that "
@@ -178,7 +180,7 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
         `recording` is the path of an audio file, `transcript` its exact words, which most models need. The
         speaker must have consented.
         """
-        content = await work(Path(recording).expanduser().read_bytes)
+        content = await work(read_regular, Path(recording).expanduser(), MAX_RECORDING_BYTES)
         await work(speaker.clone, name, content, transcript)
         return f"Added the voice {name!r}"
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from s1_mini.exceptions import MarkupError, ParameterError
-from s1_mini.files import files
-from s1_mini.server.errors import InvalidError, StorageError, quoted
+from s1_mini.exceptions import MarkupError, ParameterError, StorageError
+from s1_mini.files import files, read_regular
+from s1_mini.server.errors import InvalidError, quoted
 from s1_mini.text.lexicon import Pls
 from s1_mini.types import check_lexicon
 
@@ -67,7 +67,7 @@ class Lexicons:
         try:
             if self._folder is None or not NAME.fullmatch(name):
                 return self._in_memory[name]
-            return (self._folder / _FILE.format(name)).read_text("utf-8")
+            return read_regular(self._folder / _FILE.format(name), 4 * MAX_CHARACTERS).decode()
         except (KeyError, FileNotFoundError):
             raise self._not_found(name, field) from None
         except OSError as error:

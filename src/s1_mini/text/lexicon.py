@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from s1_mini.exceptions import ConfigurationError, MarkupError
+from s1_mini.files import read_regular
 from s1_mini.text.xml_reader import read_xml
 
 logger = logging.getLogger(__name__)
@@ -97,14 +98,11 @@ class Lexicons:
 def read_lexicon(path: Path) -> dict[str, str]:
     """Read a lexicon: a PLS document if it is XML, otherwise lines `word = respelling`. Raises `ConfigurationError`."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigurationError(
-                f"lexicon {path} is larger than {MAX_FILE_BYTES // 2**20} MiB; remove some entries"
-            )
-        source = path.read_text("utf-8-sig")
+        source = read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig")
         return Pls(source).entries if source.lstrip().startswith("<") else read_lines(source)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"lexicon {path} cannot be read: {error}") from None
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigurationError(f"lexicon {path} cannot be read: {reason}") from None
     except MarkupError as error:
         raise ConfigurationError(f"lexicon {path}: {error.reason}") from None
 
