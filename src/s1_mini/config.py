@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import family_settings
 from s1_mini.variables import ENGINE as PREFIX
-from s1_mini.variables import check_variables, variables_of
+from s1_mini.variables import check_variables, entries, variables_of
 
 Precision = Literal["auto", "float32", "float16", "bfloat16"]
 CompileSwitch = Literal["auto", "true", "false"]
@@ -46,12 +46,18 @@ def _placement(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     devices: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in value.split(","))):
+    for part in entries(value):
         stage, _, device = (word.strip() for word in part.partition("="))
         if not stage or stage in devices:
             raise ValueError(f"{part!r} is not stage=device, or names a stage twice")
         devices[stage] = device
     return devices
+
+
+def _list(value: str) -> str:
+    if value:
+        entries(value)
+    return value
 
 
 def _device(value: str) -> str:
@@ -62,6 +68,7 @@ def _device(value: str) -> str:
 
 Device = Annotated[str, AfterValidator(_device)]
 Placement = Annotated[dict[str, Device], BeforeValidator(_placement), NoDecode]
+NameList = Annotated[str, AfterValidator(_list)]
 Folder = Annotated[Path | None, BeforeValidator(_path)]
 
 
@@ -176,7 +183,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     voices_path: Folder = Field(
         None, description="folder that keeps added voices; unset: they are kept in memory until the engine stops"
     )
-    warm_voices: str = Field("", description="voices to load after the start: comma-separated names, or all")
+    warm_voices: NameList = Field("", description="voices to load after the start: comma-separated names, or all")
 
     # How text is read (text/form.py).
     normalize: Literal["auto", "off"] = Field(

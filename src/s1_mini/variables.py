@@ -55,6 +55,17 @@ def _describe(prefix: str, problem: Any) -> str:
     return f"{prefix}{name.upper()}{value}: {problem['msg'].removeprefix('Value error, ')}"
 
 
+def entries(value: str) -> list[str]:
+    """Return the entries of a comma-separated list. Raises `ValueError` if there are only commas and white space.
+
+    Such a value is a mistake, for example an unset variable of a script, and not the wish for the default.
+    """
+    found = [part.strip() for part in value.split(",") if part.strip()]
+    if not found:
+        raise ValueError("has no entry; list at least one, separated by commas, or leave the variable unset")
+    return found
+
+
 def variables_of(settings: Any, field: str) -> list[str]:
     """Return the variables that set a field of a settings class, the one with precedence first."""
     alias = settings.model_fields[field].validation_alias

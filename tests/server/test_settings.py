@@ -8,8 +8,10 @@ import pytest
 
 from s1_mini import EngineConfig
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.remote.ray_settings import ClusterSettings
 from s1_mini.sagemaker.environment import container_environment
 from s1_mini.server.settings import ServerSettings
+from s1_mini.variables import variables_of
 
 
 def test_server_variables_are_read_and_do_not_confuse_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +35,31 @@ def test_a_wrong_value_is_named_and_a_key_is_never_shown() -> None:
 
     assert "sesame" not in str(caught.value)
     assert "sesame" not in repr(ServerSettings(api_key="sesame"))
+
+
+@pytest.mark.parametrize("value", [",,", " ", ", ,"])
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        *[(ServerSettings, name) for name in ("api_key", "api_keys", "cors_origins", "allowed_hosts", "voice_names")],
+        *[(EngineConfig, name) for name in ("placement", "warm_voices", "vllm_stages")],
+        *[(ClusterSettings, name) for name in ("replicas", "gpus", "cpus")],
+    ],
+)
+def test_a_list_of_nothing_is_refused_by_name(
+    settings: type, field: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (variable, *_) = variables_of(settings, field)
+    monkeypatch.setenv(variable, value)
+
+    with pytest.raises(ConfigurationError, match=f"{variable}.*has no entry"):
+        settings()
+
+
+def test_a_comma_too_many_in_a_list_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_SERVER_API_KEYS", "one,, two,")
+
+    assert ServerSettings().keys == ["one", "two"]
 
 
 def test_the_deadline_is_below_the_platforms_minute_and_the_drain_below_its_half() -> None:

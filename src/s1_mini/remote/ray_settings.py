@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.variables import Settings
+from s1_mini.variables import Settings, entries
 
 ENV_PREFIX = "S1_MINI_CLUSTER_"
 INGRESS = "ingress"
@@ -34,7 +34,7 @@ def _by_stage(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     words: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in value.split(","))):
+    for part in entries(value):
         stage, _, word = (each.strip() for each in part.partition("="))
         if not stage or not word or stage in words:
             raise ValueError(f"{part!r} must be stage=number, with each stage only once")

@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from s1_mini.server.logs import LogFormat
-from s1_mini.variables import SERVER, Settings, check_variables
+from s1_mini.variables import SERVER, Settings, check_variables, entries
 
 
 class ServerSettings(Settings):
@@ -157,7 +157,7 @@ class ServerSettings(Settings):
         """All API keys; empty if the server is open."""
         single = [] if self.api_key is None else [self.api_key.get_secret_value()]
         several = "" if self.api_keys is None else self.api_keys.get_secret_value()
-        return single + [key.strip() for key in several.split(",") if key.strip()]
+        return single + (entries(several) if several else [])
 
     @field_validator("replicas", mode="before")
     @classmethod
@@ -171,7 +171,7 @@ class ServerSettings(Settings):
     def _pairs(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        pairs = [part.partition("=") for part in entries(value)]
         if not all(name.strip() and voice.strip() for name, _, voice in pairs):
             raise ValueError("is not a list such as alloy=clara,nova=anna")
         return {name.strip(): voice.strip() for name, _, voice in pairs}
@@ -179,4 +179,12 @@ class ServerSettings(Settings):
     @field_validator("cors_origins", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+        return tuple(entries(value)) if isinstance(value, str) else value
+
+    @field_validator("api_key", "api_keys")
+    @classmethod
+    def _has_key(cls, value: SecretStr | None) -> SecretStr | None:
+        """Refuse a value without a key, which would leave the server open or closed to everyone."""
+        if value is not None:
+            entries(value.get_secret_value())
+        return value

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
+from s1_mini.variables import entries
+
 STAGES = ("semantic", "coarse", "fine", "codec")
 VLLM_STAGES = STAGES[:2]  # the autoregressive stages, which are those that vLLM can run
 
 
 def _stages(value: Any) -> tuple[str, ...]:
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
+    names = entries(value) if isinstance(value, str) else list(value)
     unknown = [name for name in names if name and name not in VLLM_STAGES]
     if unknown:
         raise ValueError(
