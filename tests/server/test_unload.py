@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("wyoming")
+
+from wyoming.client import AsyncTcpClient
+from wyoming.info import Describe
+from wyoming.tts import Synthesize
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from tests.server.conftest import Clock, Door, serving
@@ -46,6 +56,26 @@ def test_a_list_of_voices_loads_an_unloaded_engine(tiny: Path, clock: Clock) -> 
 
         assert client.get("/v1/voices").status_code == 200
         assert engine.state().is_ready
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"), [(Describe(), "info"), (Synthesize("Hello."), "audio-start")], ids=["describe", "synthesize"]
+)
+def test_a_wyoming_client_loads_an_unloaded_engine(tiny: Path, clock: Clock, sent: Any, received: str) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=1))
+
+    async def exchange(port: int) -> str:
+        async with AsyncTcpClient("127.0.0.1", port) as client:
+            await client.write_event(sent.event())
+            event = await client.read_event()
+            assert event is not None
+            return event.type
+
+    with serving(engine, unload_after_s=600, wyoming_port=0) as door:
+        idle(door, clock, 601)
+        wait_until(lambda: engine.state().status == "stopped")
+
+        assert asyncio.run(exchange(door.app.state.wyoming.port)) == received
 
 
 def test_an_engine_that_cannot_be_loaded_again_is_an_error_of_the_request_until_it_can(

@@ -167,11 +167,11 @@ class AdmissionMiddleware:
         if delay_s:
             await asyncio.sleep(delay_s)
         refused = self._no_access(scope, headers, has_key=key is not None)
+        if refused is None and delay_s >= MAX_DELAY_S:
+            refused = TooManyRequestsError("Your requests take more CPU time than your share. Retry in one second.")
         if refused is None and not is_public(scope["path"]):
             refused = await self._unready(scope)
         refused = refused or self._no_room(scope, headers, record)
-        if delay_s >= MAX_DELAY_S:
-            refused = TooManyRequestsError("Your requests take more CPU time than your share. Retry in one second.")
         if refused is not None:
             await self._refuse(refused, scope, receive, send)
             return

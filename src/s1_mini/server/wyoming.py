@@ -201,7 +201,12 @@ class _Connection:
                 # Meanwhile, `_read` continues, because a client that is still sending may not read the error yet.
                 await asyncio.sleep(LINGER_S)
 
+    async def _wake(self) -> None:
+        """Load the engine if it was unloaded. Raises `EngineNotReadyError`."""
+        await asyncio.shield(self._state.gate.load(self._state.lifecycle))
+
     async def _describe(self) -> None:
+        await self._wake()
         if (refused := self._state.gate.refusal()) is not None:
             raise refused
         await self._send(info_of(await asyncio.to_thread(self._state.engine.voices)))
@@ -213,6 +218,7 @@ class _Connection:
         record.holding = self._holding.part()
         gate.enter()
         try:
+            await self._wake()
             self._admit(record)
             options = await self._options(event.data)
             cuts = "text_type" not in options and self._state.engine.description.splits
