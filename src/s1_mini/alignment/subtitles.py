@@ -18,7 +18,7 @@ MAX_CUE_S = 7.0
 PAUSE_S = 0.6  # a longer pause ends a cue
 SENTENCE_END = re.compile(r"[.!?…]")
 SUFFIXES = (".srt", ".vtt")
-MARKUP = {"ssml": re.compile(r"<[^>]*>"), "marked": re.compile(r"\[[^\]\n]*\]")}  # by `TTSRequest.text_type`
+MARKUP = {"ssml": re.compile(r"<[^<>]*>"), "marked": re.compile(r"\[[^\[\]\n]*\]")}  # by `TTSRequest.text_type`
 
 
 class Cue(NamedTuple):

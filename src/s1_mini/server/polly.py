@@ -24,7 +24,6 @@ from s1_mini.types import AudioFormat, VoiceInfo, Word
 
 PATH = "/v1/speech"
 _ENDING = re.compile(r"</?[ps](?:\s[^<>]*)?>")  # tags of SSML that end a sentence
-_CREDENTIAL = re.compile(r"AWS4-HMAC-SHA256 +(?:.*, *)?Credential=([^/, ]+)/[^/]+/[^/]+/polly/aws4_request", re.ASCII)
 
 
 class _Output(NamedTuple):
@@ -70,8 +69,12 @@ _FIELD_TYPES = {
 
 def access_key(headers: Headers) -> str | None:
     """Return the access key id of a request that is signed for Polly, None for others. Signatures are not verified."""
-    found = _CREDENTIAL.match(headers.get("authorization", ""))
-    return found and found[1]
+    scheme, _, parameters = headers.get("authorization", "").partition(" ")
+    if scheme != "AWS4-HMAC-SHA256":
+        return None
+    credential = next((each for each in map(str.strip, parameters.split(",")) if each.startswith("Credential=")), "")
+    key, *scope = credential.removeprefix("Credential=").split("/")
+    return key if key and scope[2:] == ["polly", "aws4_request"] else None
 
 
 def is_polly(path: str, headers: Headers) -> bool:

@@ -105,7 +105,7 @@ _ENGLISH = _TABLES["en"].union(
     )
 )
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
-_ACCENTED = re.compile("[a-z]*[ß-öø-žșțơưạ-ỹ]")  # in lower case, so not a name
+_ACCENTED = re.compile(r"\A[a-z]*+[ß-öø-žșțơưạ-ỹ]")  # in lower case, so not a name
 _ELIDED = re.compile(r"(?:[cdjlmnst]|qu)['’](?=[^\W\d_])")  # French and Italian: l'homme, c'est
 
 

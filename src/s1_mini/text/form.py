@@ -29,7 +29,7 @@ MIN_PIECE_BYTES = 50
 END_OF_PIECE = ","  # added to a piece that ends within a sentence
 MAX_NAMED = 10  # characters in a warning
 
-_LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # white space before punctuation whose word was skipped
+_LONELY = re.compile(r"(?<!\s)\s++(?=[,.;:!?](?:\s|$))")  # white space before punctuation whose word was skipped
 _PLAIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "ł": "l", "ı": "i", "ŋ": "ng"}
 _PLAIN |= {"ẞ": "SS", "Æ": "Ae", "Œ": "Oe", "Ø": "O", "Đ": "D", "Ð": "D", "Þ": "Th", "Ł": "L", "Ŋ": "Ng"}
 _PLAIN |= {"–": "-", "—": "-", "…": "...", "’": "'", "‘": "'", "“": '"', "”": '"', "„": '"', "[": "(", "]": ")"}

@@ -36,15 +36,13 @@ WITHOUT_EFFECT = ("phoneme", "emphasis", "amazon:")  # their text is spoken, wit
 _TIME = re.compile(r"\+?(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})\s?(ms|s)")
 _RATE = re.compile(r"([+-]?)(\d{1,6}(?:\.\d{0,6})?)(%?)")
 _VOLUME = re.compile(r"([+-]\d{1,6}(?:\.\d{0,6})?)dB", re.IGNORECASE)
-_SSML = re.compile(r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?<speak[\s>](?s:.*)</speak\s*>\s*")
 _SSML_STARTS = ("<speak", "<?xml")
 _DOCUMENT_END = re.compile(r"(?s:<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z))|(?P<end></speak\s*>)")
 _BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{0,63}))\](?!\()")
 _LINE_NAME = re.compile(r"^[^\S\n]*+\[([A-Za-z][A-Za-z0-9_-]{0,63})\](?!\()", re.MULTILINE)
 
-_LEFTOVER = re.compile(
-    r"\s*[.,;:!?)\]\"'”’]{1,8}(?=\s)"
-)  # punctuation of a sentence whose words are in the previous segment
+# Punctuation at the start of a segment that ends a sentence whose words are in the previous segment.
+_LEFTOVER = re.compile(r"\A\s*+[.,;:!?)\]\"'”’]{1,8}+(?=\s)")
 
 
 LexiconOf = Callable[[str | None], Lexicon]  # lexicon by the voice that the markup names; None: the request's voice
@@ -104,7 +102,14 @@ class _Run:
 
 def is_ssml(source: str) -> bool:
     """Return whether all of a text is one `<speak>` element."""
-    return _SSML.fullmatch(source) is not None
+    text = source.strip()
+    if text.startswith("<?xml"):
+        declaration, _, text = text.partition("?>")
+        if "<" in declaration[1:] or ">" in declaration:
+            return False
+        text = text.lstrip()
+    begins = text.startswith("<speak") and (text[6:7] == ">" or text[6:7].isspace())
+    return begins and text.endswith(">") and text[:-1].rstrip().endswith("</speak")
 
 
 def begins_ssml(text: str) -> bool:

@@ -99,8 +99,7 @@ def is_ornament(character: str) -> bool:
 
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)[^\n`]*$", re.MULTILINE)
 _RULE = re.compile(r"^[ \t]{0,3}([-*_=])[ \t]?(?:\1[ \t]?){2,80}$", re.MULTILINE)
-_TABLE_RULE = re.compile(r"^[ \t]*\|?[ \t]*:?-{2,}[-:| \t]*$", re.MULTILINE)
-_TABLE_EDGE = re.compile(r"^[ \t]*\|[ \t]*|[ \t]*\|[ \t]*$", re.MULTILINE)
+_TABLE_RULE = re.compile(r"^[ \t]*+\|?[ \t]*+:?--[-:| \t]*+$", re.MULTILINE)
 _HEADING = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+([^\n]*)$", re.MULTILINE)
 _QUOTE = re.compile(r"^[ \t]{0,3}(?:>(?!\d)[ \t]?){1,8}", re.MULTILINE)
 _BULLET = f"[{re.escape(_BULLETS)}]"
@@ -161,7 +160,7 @@ def read_markup(text: str) -> str:
     if "[" in text:
         text = _LINK.sub(r"\1", text)
     if "|" in text:
-        text = _TABLE_EDGE.sub("", _TABLE_RULE.sub("", text))
+        text = "\n".join(map(_without_edges, _TABLE_RULE.sub("", text).split("\n")))
     text = _RULE.sub("", text)
     text = _HEADING.sub(lambda found: _sentence(found[1].rstrip(" \t#"), "."), text)
     text = _QUOTE.sub("", text) if ">" in text else text
@@ -202,6 +201,14 @@ def _without_mark(found: re.Match[str]) -> str:
     is_between = before.isalnum() and (after.isalnum() or unicodedata.category(after or "a") == "Sc")
     is_joint = (before.isdecimal() and not after.isalpha()) or found.group() == "~~"
     return " " if is_between and is_joint else ""
+
+
+def _without_edges(line: str) -> str:
+    """Remove the lines at the left and the right of a table, with the space around them."""
+    bare = line.lstrip(" \t")
+    line = bare[1:].lstrip(" \t") if bare.startswith("|") else line
+    bare = line.rstrip(" \t")
+    return bare[:-1].rstrip(" \t") if bare.endswith("|") else line
 
 
 def _item(found: re.Match[str]) -> str:
@@ -270,7 +277,7 @@ _TIDY = (
     (re.compile(r"-{2,}"), " - "),
     (re.compile(r"\(\s*\)"), ""),
     (re.compile(r"[ \t]+"), " "),
-    (re.compile(r" +(?=[,.;!?](?:\s|$|[,.;!?]))"), ""),
+    (re.compile(r" (?=[,.;!?](?:\s|$|[,.;!?]))"), ""),
     (re.compile(r",(?=\s?[,.;:!?])"), ""),
     (re.compile(r"(?m)^ | $"), ""),
     (re.compile(r"(?m)^[,;] ?"), ""),

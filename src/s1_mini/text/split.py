@@ -21,7 +21,7 @@ from s1_mini.text.tidy import PARAGRAPH_BREAK
 # Grapheme clusters: the part of UAX 29 that keeps accented letters, emoji with a skin tone and flags in one piece.
 _ZERO_WIDTH_JOINER = "\u200d"
 _VIRAMA = 9  # canonical combining class: the mark that binds two Indic consonants into one
-_FLAG_LETTERS = re.compile("[\U0001f1e6-\U0001f1ff]+$")
+_FLAG_LETTERS = frozenset(map(chr, range(0x1F1E6, 0x1F200)))
 # Extend the preceding character although they are not marks: joiners, Thai and Lao am, halfwidth voicing, tones, tags.
 _EXTENDERS = re.compile("[\u200c\u200d\u0e33\u0eb3\uff9e\uff9f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]")
 
@@ -36,13 +36,16 @@ def would_tear(text: str, cut: int) -> bool:
         or _EXTENDERS.match(after) is not None
         or before == _ZERO_WIDTH_JOINER
         or unicodedata.combining(before) == _VIRAMA
-        or (_FLAG_LETTERS.match(after) is not None and _num_flag_letters(text[:cut]) % 2 == 1)
+        or (after in _FLAG_LETTERS and _num_flag_letters(text, cut) % 2 == 1)
     )
 
 
-def _num_flag_letters(text: str) -> int:
-    found = _FLAG_LETTERS.search(text)
-    return len(found.group()) if found else 0
+def _num_flag_letters(text: str, end: int) -> int:
+    """Return the number of letters of flags directly before `end`."""
+    start = end
+    while start and text[start - 1] in _FLAG_LETTERS:
+        start -= 1
+    return end - start
 
 
 PIECE_BYTES = 200  # maximum size of a piece, unless the settings or the checkpoint have another
@@ -204,12 +207,12 @@ def first_sentence(text: str) -> tuple[str, bool]:
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """Return start and stop of each sentence in `text`, which need not be tidy, without the white space around it."""
-    spans, position = [], 0
-    for sentence in _sentences_of(text):
-        found = re.compile(r"\s+".join(map(re.escape, sentence.split()))).search(text, position)
-        assert found is not None
-        position = found.end()
-        spans.append(found.span())
+    places = [place for place, character in enumerate(text) if not character.isspace()]
+    spans, first = [], 0
+    for sentence in _sentences_of(text):  # which differs from the text only in white space
+        after = first + sum(map(len, sentence.split()))
+        spans.append((places[first], places[after - 1] + 1))
+        first = after
     return spans
 
 

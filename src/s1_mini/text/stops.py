@@ -127,11 +127,11 @@ _AFTER = re.compile(
     r"(?P<word>[^\W\d_]++(?:['’][^\W\d_]++)?|\d[\d,.:/]*+)?"
 )
 _COUNT = re.compile(  # a number that counts something
-    r"\d[\d,]*+(?:\.\d++)?(?! (?:and|through|the|for|until|till|noon|hours|was|with|from|near|are|were|has|"
+    r"(?<![\d,])\d[\d,]*+(?:\.\d++)?(?! (?:and|through|the|for|until|till|noon|hours|was|with|from|near|are|were|has|"
     r"had|will|can)\b) [a-z]{3,}"
 )
 _PERSONS = re.compile(
-    r"\d[\d,]*+ (?:[a-z]{1,20} )?(?:people|persons|men|women|children|students|others|guests|years|days)\b"
+    r"(?<![\d,])\d[\d,]*+ (?:[a-z]{1,20} )?(?:people|persons|men|women|children|students|others|guests|years|days)\b"
 )
 _MEASURE = re.compile(
     rf"\d[\d,./]*+(?: \d{{1,3}}/\d{{1,3}})?[ -]?(?:{_MEASURES}|[%\"'″′])|\d[\d,./]*+\W*+$|\d[\d,./]*+\s?[,;:)]"

@@ -138,7 +138,7 @@ _UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e)(?![\w./])")
 _LETTERS = re.compile(r"(?<![\w.'-])((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
 _INITIAL_BEFORE = re.compile(
-    r"(?:^|[\n(\"'“,;:]|[.!?][\"')]?(?=\s)|\b(?:by|and|with|from|of|to|for|[A-Z][\w'-]{0,40}\.?))\s*$"
+    r"(?:^|[\n(\"'“,;:]|[.!?][\"')]?(?=\s)|\b(?:by|and|with|from|of|to|for|[A-Z][\w'-]{0,40}\.?))\s{0,45}$"
 )
 DIRECTIONS = table("N=North, S=South, E=East, W=West")
 _ANY_STREET = rf"(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b"
@@ -234,7 +234,7 @@ def _title(found: re.Match[str]) -> str:
 
 def _street(found: re.Match[str]) -> str:
     before = text_before(found, 40).split()
-    named = before and (before[-1][0].isupper() or re.fullmatch(r"\d+(?:st|nd|rd|th)", before[-1]))
+    named = before and (before[-1][0].isupper() or re.fullmatch(r"\d{1,40}(?:st|nd|rd|th)", before[-1]))
     after = text_after(found, 2)
     if not named or (after[:1] == " " and after[1:].isupper() and not found[2]):
         return found.group()

@@ -234,7 +234,7 @@ class _Formula:
     def _is_plain(self, skip: int = 0) -> bool:
         """Return whether the parenthesis that follows has only x or t, or a list."""
         inside = "".join(self._tokens[self._at + skip : self._at + skip + 6]).partition(")")
-        return bool(inside[1]) and re.fullmatch(r"[xt]|[^-+]*,[^-+]*", inside[0]) is not None
+        return bool(inside[1]) and re.fullmatch(r"\A(?:[xt]|[^-+,]*+,[^-+]*+)", inside[0]) is not None
 
     def _script(self, mark: str, before: Sequence[str]) -> list[str]:
         start = self._at
@@ -412,14 +412,14 @@ def _say(formula: str) -> str:
 
 
 _DELIMITER = re.compile(r"\\[\s\S]|\$\$?")
-_BRACKETED = re.compile(r"\\([(\[])((?:[^\\]|\\[^()\[\]])*+)\\[)\]]")
+_BRACKETED = re.compile(r"\\([(\[])((?:[^\\]|\\[^()\[\]]){0,500}+)\\[)\]]")
 _BLANK_LINE = re.compile(r"\n[ \t]*+\n")
 _SPECIAL = re.compile(r"[\\^_{}]")
 _LETTERS = re.compile(r"(?:[A-Za-z](?![A-Za-z])|\d++(?:\.\d++)?+|[(),.:;'! \[\]])++")
 _PLAIN = re.compile(r"(?:[A-Za-z]{1,3}(?![A-Za-z])|\d++(?:\.\d++)?+|[-+*/=<>()|!,.:;' \[\]])++")
 _OPERATOR = re.compile(r"[=<>+*/|-]")
 _NUMBER = re.compile(r"_?\d++")  # a plain number; the index of a chemical formula
-_PROSE = re.compile(r"[A-Za-z]{2,} [A-Za-z]{2}")
+_PROSE = re.compile(r"[A-Za-z]{2} [A-Za-z]{2}")
 _ENVIRONMENT = re.compile(
     r"\\begin\{((?:equation|align(?:ed|at)?|gather(?:ed)?|multline|split|cases|eqnarray|displaymath|math|[pbvBV]?matrix)\*?)\}"
 )

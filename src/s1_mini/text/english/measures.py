@@ -117,7 +117,7 @@ _OUT_OF = re.compile(
     r" (?:stars?|points?|on (?:the|my|his|her|a|our|their) (?:\w{1,20} )?(?:test|quiz|exam)|questions|correct)\b"
 )
 _LABELLED = re.compile(r"(?:^|\n|[:(]\s?|(?<![.!?] )\b[A-Z][a-z]+ |, [a-z]+ )$")
-_LABEL_ENDS = re.compile(r"\.?\s*$|\.?\n|[,;)]| [-–—]|\. [A-Z]| (?:would|must|highly|definitely|recommend)")
+_LABEL_ENDS = re.compile(r"(?<!\s)\.?\s*+$|\.?\n|[,;)]| [-–—]|\. [A-Z]| (?:would|must|highly|definitely|recommend)")
 _MAXIMA = (5, 6, 7, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 _METRE = re.compile(
     r" (?:time(?! (?:job|work|position|student|employee)s?\b)|beat|meter|metre|signature|rhythm|groove|waltz|blues|"
@@ -127,7 +127,7 @@ _METRE = re.compile(
 
 def _is_product(found: re.Match[str]) -> bool:
     after = text_after(found, 12)
-    is_last = "×" in found.group() and re.match(r"\d+(?:\.\d+)?\s*$", after)
+    is_last = "×" in found.group() and re.match(r"\d{1,12}(?:\.\d{1,12})?\s{0,12}$", after)
     return bool(is_last) or "^" in after or "=" in found.string[found.start() : found.end() + 40]
 
 

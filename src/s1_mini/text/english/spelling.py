@@ -102,7 +102,7 @@ _CUES = {
     for word, (before, after) in _LETTERED.items()
 }
 _CITY = re.compile(r"\b[A-Z][a-z]{2,20}, $")
-_ENDS = r"\s*+(?:[.,;:!?)]|$)"
+_ENDS = r"(?<!\s)\s*+(?:[.,;:!?)]|$)"
 # Initialisms that are words between these patterns, as in "Join US today", "Do IT now" and "Guess WHO came".
 _PRONOUNS = {
     "US": (
