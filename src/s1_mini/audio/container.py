@@ -10,7 +10,11 @@ from __future__ import annotations
 import io
 import os
 import secrets
+import shutil
 import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -151,6 +155,47 @@ def write(path: str | Path, wave: np.ndarray, sample_rate: int, audio_format: Au
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise ParameterError("path", f"cannot write {str(path)!r}: {reason}") from error
+
+
+@contextmanager
+def writing(path: str | Path, sample_rate: int, audio_format: AudioFormat) -> Iterator[Callable[[np.ndarray], None]]:
+    """Yield a function that adds a float wave [samples] at `sample_rate` Hz to the file `path`.
+
+    The file replaces an existing one when it is complete, and its header has the length. Raises `ParameterError` if it
+    cannot be written, and `GenerationError` if a sample is NaN or infinite.
+    """
+    target, encoding, rate = Path(os.path.realpath(path)), _ENCODINGS[audio_format], rate_in(audio_format, sample_rate)
+    resampler = None if rate == sample_rate else soxr.ResampleStream(sample_rate, rate, 1, dtype="float32")
+    is_device = target.is_char_device()  # such as /dev/null: written to, never replaced
+    folder = Path(tempfile.gettempdir()) if is_device else target.parent
+    temporary = folder / f".{secrets.token_hex(8)}.tmp"
+
+    def add(wave: np.ndarray, *, is_last: bool = False) -> None:
+        if resampler is not None:
+            wave = resampler.resample_chunk(wave.astype(np.float32), last=is_last)
+        samples = to_int16(wave)
+        for start in range(0, len(samples), _BLOCK):
+            sound.write(samples[start : start + _BLOCK])
+        if audio_format == "wav" and 2 * sound.frames > _UNKNOWN_LENGTH - 100:
+            raise ParameterError("path", "a wav file holds at most 4 GB of audio; use flac or mp3")
+
+    try:
+        coding, container = encoding.coding or "PCM_16", encoding.container or "RAW"
+        endian = "LITTLE" if audio_format == "pcm" else None
+        with soundfile.SoundFile(temporary, "w", rate, 1, coding, endian, container) as sound:
+            yield add
+            if resampler is not None:
+                add(np.zeros(0, np.float32), is_last=True)
+        if is_device:
+            with temporary.open("rb") as made, target.open("wb") as device:
+                shutil.copyfileobj(made, device)
+        else:
+            files.replace(temporary, target)
+    except (OSError, soundfile.SoundFileRuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ParameterError("path", f"cannot write {str(path)!r}: {reason}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: str | Path, *, is_windows: bool = os.name == "nt") -> None:

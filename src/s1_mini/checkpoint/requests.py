@@ -5,9 +5,13 @@ Torch is imported only to read a voice file.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from s1_mini.config import EngineConfig
+from s1_mini.exceptions import NothingToSpeakError
 from s1_mini.families.find import Checkpoint
 from s1_mini.runtime.composition import Planner
 from s1_mini.text.form import TextForm
@@ -24,23 +28,39 @@ def list_voices(checkpoint: Checkpoint, voices_path: Path | None) -> VoiceRegist
     return VoiceRegistry.open(CheckpointVoices.listed(checkpoint.directory, form), form, voices_path)
 
 
-def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpoint) -> None:
+def check_request(
+    request: TTSRequest, config: EngineConfig, checkpoint: Checkpoint, texts: Iterable[str] = ()
+) -> list[str]:
     """Check a request with the rules of an engine with these settings, as far as possible without weights.
 
-    Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
+    `texts` are further texts with the same options; those with something to speak are returned. Raises `RequestError`,
+    `CheckpointError` or `ConfigurationError`.
     """
     checkpoint.description.check(request)
     form = TextForm.from_config(read_json(checkpoint.directory / "config.json"))
     voices = list_voices(checkpoint, config.voices_path)
     planner = Planner(config, form, checkpoint.description, voices, voices.lexicons(config.lexicon_path))
-    if planner.plan(request) is not None:
-        return
-    planner.script(request)
-    planner.check_voice(request)
-    if request.voice is not None:
-        voices.info(request.voice)
-    for reference in request.references:
-        check_reference(reference, config, checkpoint)
+
+    def check_text(text: str) -> bool:
+        given = replace(request, text=text)
+        if planner.plan(given) is not None:
+            return True
+        planner.script(given)
+        return False
+
+    has_markup = check_text(request.text)
+    if not has_markup:
+        planner.check_voice(request)
+        if request.voice is not None:
+            voices.info(request.voice)
+        for reference in request.references:
+            check_reference(reference, config, checkpoint)
+    spoken = []
+    for text in texts:
+        with suppress(NothingToSpeakError):
+            check_text(text)
+            spoken.append(text)
+    return spoken
 
 
 def check_reference(reference: Reference, config: EngineConfig, checkpoint: Checkpoint) -> None:

@@ -6,7 +6,9 @@ import errno
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -26,18 +28,27 @@ from s1_mini.cli.verb import (
 )
 from s1_mini.exceptions import ConfigurationError, ParameterError, TextError
 from s1_mini.extras import require
+from s1_mini.files import foreign_encoding, open_regular
 from s1_mini.text.tidy import tidied
 from s1_mini.types import Normalize, OnUnsupported, SpeechOptions, TextType, TTSRequest
 
 if TYPE_CHECKING:
+    from s1_mini.cli.long_text import Block, Reading
     from s1_mini.config import EngineConfig
     from s1_mini.types import AudioChunk, AudioFormat, Word
 
+MAX_FILE_BYTES = 64 * 2**20  # of a text file
 ONE_PIECE_BYTES = 200  # a text of at most this size is not split
 
 
 def say(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to speak, in quotes; - reads stdin.")],
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Text to speak, in quotes; - reads stdin.", show_default=False)
+    ] = None,
+    text_file: Annotated[
+        Path | None,
+        typer.Option("--input", metavar="FILE", help="Text file of any length, such as a book, instead of TEXT."),
+    ] = None,
     path: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help="File to write; - is stdout. [out.wav; none with --play]"),
@@ -97,6 +108,10 @@ def say(
             autocompletion=completing("text", "ssml", "marked"),
         ),
     ] = "text",
+    lexicon_path: Annotated[
+        Path | None,
+        typer.Option("--lexicon", metavar="FILE", help="Lines `word = respelling`, or PLS. [S1_MINI_LEXICON_PATH]"),
+    ] = None,
     speed: Annotated[float, typer.Option(help="2 is twice as fast, 0.5 half as fast; the pitch is unchanged.")] = 1.0,
     gain_db: Annotated[
         float, typer.Option(help="Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.")
@@ -115,7 +130,7 @@ def say(
     precision: Precision = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print timings and the spoken text.")] = False,
 ) -> None:
-    """Speak a text.
+    """Speak a text, or with --input a text file of any length, whose audio is written as it is generated.
 
     Example: s1-mini say "Good morning." -o morning.wav --reference me.wav --reference-text "What I say there."
     """
@@ -146,46 +161,128 @@ def say(
     if subtitles is not None:
         _check_subtitles(subtitles)
     TTSRequest.of("", **options)
-    config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)
+    config = engine_config(
+        checkpoint_path=checkpoint_path,
+        voices_path=voices_path,
+        lexicon_path=lexicon_path,
+        device=device,
+        precision=precision,
+    )
     path = path or (None if play else "out.wav")
     format_ = _format(path, audio_format, stream)
     loudspeaker = find_loudspeaker() if play else None
-    text = _read_stdin() if text == PIPE else text
-    words = tidied(text, config.max_text_length)
-    request = TTSRequest.of(text, **options)
+    text, blocks, config = _read_blocks(text, text_file, text_type, config)
+    request = TTSRequest.of(blocks[0].text, **options)
     checkpoint = named_checkpoint(config.checkpoint_path)
-    check_request(request, config, checkpoint)
+    spoken = {*check_request(request, config, checkpoint, (block.text for block in blocks[1:]))}
+    blocks = [blocks[0], *(block for block in blocks[1:] if block.text in spoken)]
     config = config.model_copy(update={"checkpoint_path": checkpoint.directory})
 
-    from s1_mini.audio.container import write
+    from s1_mini.cli.long_text import Reading, with_voices
     from s1_mini.engine import ProductionTTSEngine
-    from s1_mini.responses import whole
 
     started = time.perf_counter()
-    with ProductionTTSEngine(_for_one(words, config)) as engine:
+    with ProductionTTSEngine(_for_one(text, config)) as engine:
         loaded_s = time.perf_counter() - started
         started = time.perf_counter()
         is_live = subtitles is None or stream or play  # word times from the whole audio are more accurate
-        spoken = engine.speak(request, streams=is_live)
-        chunks = _with_progress(_noted(spoken, verbose=verbose), engine.sample_rate)
+        if text_type == "marked":
+            blocks = with_voices(blocks, engine.voice_names())
+        reading, rate = Reading(engine, request, blocks), sample_rate or engine.sample_rate
+        chunks = _noted(reading.chunks(streams=is_live), verbose=verbose)
+        chunks = _with_progress(chunks, reading, len(text), rate)
         if loudspeaker is not None:
-            chunks = played(chunks, engine.sample_rate, loudspeaker)
-        if stream:
-            chunks = _sent(chunks, format_)
-        response = whole(chunks, started, format_, return_bytes=False)
-        if path == PIPE and not stream:
-            _write_stdout(response.audio_bytes)
-        elif path is not None and not stream:
-            write(path, response.audio, response.sample_rate, format_)
+            chunks = played(chunks, rate, loudspeaker)
+        summary = _Summary()
+        _deliver(summary.of(_sent(chunks, format_) if stream else chunks), None if stream else path, format_, rate)
         if subtitles is not None:
-            _write_subtitles(subtitles, text, text_type, response.words)
+            _write_subtitles(subtitles, text, text_type, summary.words)
         took_s = time.perf_counter() - started
-    if response.finish_reason == "length":
+    if summary.is_cut:
         typer.echo("s1-mini: warning: a sentence reached --max-new-tokens or the model's limit and was cut", err=True)
     if verbose or sys.stderr.isatty():
-        _report(path, response.audio_seconds, None if play else took_s, loaded_s)
+        _report(path, summary.seconds, None if play else took_s, loaded_s)
     elif path not in (None, PIPE):
         typer.echo(f"wrote {path}", err=True)
+
+
+@dataclass
+class _Summary:
+    """Figures of the audio that passes through `of`, and its words."""
+
+    seconds: float = 0.0
+    is_cut: bool = False
+    words: list[Word] = field(default_factory=list)
+
+    def of(self, chunks: Iterator[AudioChunk]) -> Iterator[AudioChunk]:
+        for chunk in chunks:
+            self.seconds += len(chunk.audio) / chunk.sample_rate
+            self.is_cut = self.is_cut or chunk.finish_reason == "length"
+            self.words += chunk.words
+            yield chunk
+
+
+def _deliver(chunks: Iterator[AudioChunk], path: str | None, format_: AudioFormat, rate: int) -> None:
+    """Write the audio to a file as it comes, or at the end to stdout (`PIPE`); without a path, only read the chunks."""
+    import numpy as np
+
+    from s1_mini.audio.container import encode, writing
+
+    if path == PIPE:
+        _write_stdout(encode(np.concatenate([chunk.audio for chunk in chunks]), rate, format_))
+    elif path is not None:
+        with writing(path, rate, format_) as add:
+            for chunk in chunks:
+                add(chunk.audio)
+    else:
+        deque(chunks, maxlen=0)
+
+
+def _read_blocks(
+    text: str | None, file: Path | None, text_type: str, config: EngineConfig
+) -> tuple[str, list[Block], EngineConfig]:
+    """Return the text, its blocks, and the settings with a limit that allows them; only a file has no limit.
+
+    Raises `RequestError` for a text that is missing, too long or not UTF-8, or that has nothing to speak.
+    """
+    from s1_mini.cli.long_text import BLOCK_LENGTH, Block, cut_blocks
+
+    if (text is None) == (file is None):
+        raise ParameterError("text", "give a text in quotes, or a file with --input, and not both")
+    if file is None:
+        text = _read_stdin() if text == PIPE else str(text)
+        tidied(text, config.max_text_length)
+        return text, [Block(text, 0)], config
+    text = _read_file(file)
+    if text_type == "ssml":  # one document, which cannot be cut
+        return text, [Block(text, 0)], config.model_copy(update={"max_text_length": max(len(text), 1)})
+    blocks = cut_blocks(text, min(BLOCK_LENGTH, config.max_text_length))
+    if not blocks:
+        raise ParameterError("text_file", f"{str(file)!r} contains nothing to speak")
+    return text, blocks, config
+
+
+def _read_file(path: Path) -> str:
+    """Read a text file, or stdin for `PIPE`. Raises `ParameterError`."""
+    if str(path) == PIPE:
+        return _read_stdin()
+    try:
+        with open_regular(path) as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ParameterError("text_file", f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise ParameterError("text_file", f"{str(path)!r} is larger than {MAX_FILE_BYTES // 2**20} MiB; divide it")
+    return _decoded(content, "text_file", repr(str(path)))
+
+
+def _decoded(content: bytes, field: str, name: str) -> str:
+    if encoding := foreign_encoding(content[:4]):
+        raise ParameterError(field, f"{name} is {encoding}; save it as UTF-8")
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ParameterError(field, f"{name} is not UTF-8 text: {error}") from None
 
 
 def _check_subtitles(path: Path) -> None:
@@ -238,9 +335,10 @@ def _read_stdin() -> str:
     if sys.stdin is None:  # in a program without a console, or after `<&-`
         raise TextError("text", "- reads stdin, but this process has no stdin; give the text as an argument")
     try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")
-    except (UnicodeDecodeError, OSError) as error:
-        raise TextError("text", f"stdin is not UTF-8 text: {error}") from None
+        content = sys.stdin.buffer.read()
+    except OSError as error:
+        raise TextError("text", f"stdin cannot be read: {error}") from None
+    return _decoded(content, "text", "stdin")
 
 
 def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
@@ -280,29 +378,39 @@ def is_gone(error: Exception, *, is_windows: bool = os.name == "nt") -> bool:
 
 
 def _noted(chunks: Iterator[AudioChunk], *, verbose: bool) -> Iterator[AudioChunk]:
-    """Print the warning about the text and, if `verbose`, the spoken text."""
+    """Print each warning about the text once and, if `verbose`, the spoken text."""
+    told: set[str] = set()
     for chunk in chunks:
-        if chunk.warning is not None:
+        if chunk.warning is not None and chunk.warning not in told:
+            told.add(chunk.warning)
             typer.echo(f"s1-mini: warning: {chunk.warning}", err=True)
         if verbose and chunk.spoken_text is not None:
             typer.echo(f"spoken: {chunk.spoken_text}", err=True)
         yield chunk
 
 
-def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChunk]:
-    """Show the duration of the audio so far, if stderr is a terminal."""
+def _with_progress(chunks: Iterator[AudioChunk], reading: Reading, total: int, rate: int) -> Iterator[AudioChunk]:
+    """Show how much of the text is spoken, the audio so far and the remaining time, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield from chunks
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (SpinnerColumn(), TextColumn("speaking"), BarColumn(), TextColumn("{task.fields[said]:.1f} s of audio"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
-        task, said = progress.add_task("speaking", total=None, said=0.0), 0.0
+    said = TextColumn("{task.fields[said]:.1f} s of audio")
+    columns = (TextColumn("speaking"), BarColumn(), TaskProgressColumn(), said, TimeElapsedColumn(), TextColumn("left"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        task, seconds = progress.add_task("speaking", total=total, said=0.0), 0.0
         for chunk in chunks:
-            said += len(chunk.audio) / rate
-            progress.update(task, said=said)
+            seconds += len(chunk.audio) / rate
+            progress.update(task, completed=reading.position, said=seconds)
             yield chunk
 
 
