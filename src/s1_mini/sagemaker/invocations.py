@@ -15,7 +15,6 @@ short one.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import re
@@ -45,7 +44,15 @@ from s1_mini.server.errors import (
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import Format, SpeechBody, SpeechRequest, Text
-from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak, speak_to_client, while_listened
+from s1_mini.server.speech import (
+    AudioResponse,
+    StreamedAnswer,
+    respond,
+    speak,
+    speak_to_client,
+    to_json,
+    while_listened,
+)
 from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
@@ -176,13 +183,15 @@ async def _speak(
     headers: dict[str, str],
 ) -> Response:
     audio_format, is_json = choose_form(request.headers.get("accept"), named)
+    if speech_request.speech.word_times and not is_json:
+        raise InvalidError("word_times", f"needs Accept: {JSON}, because the times are returned with the audio as JSON")
     streams = speech_request.streams and not is_json and request.app.state.streams
     speech_request = replace(speech_request, audio_format=audio_format, streams=streams)
     speech = await speak_to_client(request, engine, speech_request)
     attributes = f"sample_rate={speech.sample_rate},format={audio_format},channels=1"
     speech = replace(speech, headers=speech.headers | headers | {ATTRIBUTES: attributes})
     if is_json:
-        return Response(await _to_json(speech, speech_request), media_type=JSON, headers=speech.headers)
+        return Response(await to_json(speech, speech_request), media_type=JSON, headers=speech.headers)
     return respond(speech)
 
 
@@ -252,7 +261,7 @@ async def _answer_line(request: Request, engine: SpeechEngine, line: bytes) -> t
         speech = await _speak_patiently(request, engine, speech_request)
     except S1MiniError as error:
         return json.dumps(describe(error, record_of(request).id)).encode() + b"\n", None
-    return await _to_json(speech, speech_request) + b"\n", speech
+    return await to_json(speech, speech_request) + b"\n", speech
 
 
 async def _speak_patiently(request: Request, engine: SpeechEngine, speech_request: SpeechRequest) -> AudioResponse:
@@ -273,26 +282,6 @@ async def _speak_patiently(request: Request, engine: SpeechEngine, speech_reques
             record.hear(own.frames, own.audio_s, own.timing)
             return speech
     raise full
-
-
-async def _to_json(speech: AudioResponse, speech_request: SpeechRequest) -> bytes:
-    """Encode a complete response as JSON, with the spoken text if requested."""
-    content = speech.content
-    assert content is not None
-
-    def encode() -> bytes:
-        answer = {
-            "audio": base64.b64encode(content).decode(),
-            "format": speech_request.audio_format,
-            "sample_rate": speech.sample_rate,
-            "audio_seconds": speech.audio_seconds,
-            "finish_reason": speech.finish_reason,
-            **({"spoken_text": speech.spoken_text} if speech_request.return_spoken_text else {}),
-            **({"warning": speech.warning} if speech.warning else {}),
-        }
-        return json.dumps(answer).encode()
-
-    return await asyncio.to_thread(encode)
 
 
 def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> tuple[AudioFormat, bool]:

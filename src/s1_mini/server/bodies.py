@@ -31,6 +31,7 @@ Speech = TypeVar("Speech", bound=SpeechBody)
 Result = TypeVar("Result")
 
 JSON, FORM = "application/json", "multipart/form-data"
+LINES = "application/x-ndjson"  # JSON lines
 JSON_TYPES = frozenset({JSON, "text/json"})
 SMALL_BYTES = 64 * 1024  # larger bodies are parsed in a thread
 # Allowed charsets of forms. Other codecs may take minutes for a megabyte, and Python caches every unknown name.

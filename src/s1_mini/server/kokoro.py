@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from s1_mini.exceptions import RequestError
-from s1_mini.server.bodies import JSON, read_json
+from s1_mini.server.bodies import JSON, LINES, read_json
 from s1_mini.server.errors import InvalidError, renamed
 from s1_mini.server.openapi import body_of, failures, inlined
 from s1_mini.server.schemas import OpenAISpeechBody
@@ -23,7 +23,6 @@ from s1_mini.types import Word
 router = APIRouter(tags=["kokoro"])
 
 PCM_RATE = 24_000  # Hz, of Kokoro's audio
-LINES = "application/x-ndjson"
 
 
 class CaptionsBody(OpenAISpeechBody):

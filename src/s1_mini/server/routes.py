@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from s1_mini.exceptions import RequestError, S1MiniError
 from s1_mini.server.accounts import Resource
-from s1_mini.server.bodies import JSON, read_json, read_recording_form, read_speech
+from s1_mini.server.bodies import JSON, LINES, read_json, read_recording_form, read_speech
 from s1_mini.server.errors import InvalidError, NotFoundError, code_of, from_validation, message_of, quoted, renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import RequestLog, record_of
@@ -44,9 +44,11 @@ from s1_mini.server.schemas import (
 from s1_mini.server.speech import (
     AudioResponse,
     StreamedAnswer,
+    json_lines,
     respond,
     speak,
     speak_to_client,
+    to_json,
     warning_header,
     while_listened,
 )
@@ -68,13 +70,22 @@ FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "t
     "/v1/tts",
     response_class=Response,
     summary="Speak a text",
-    responses=SPEECH_ANSWER | failures(404, 500, 504),
+    responses=with_types(SPEECH_ANSWER, JSON, LINES) | failures(404, 500, 504),
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
 async def speak_text(request: Request) -> Response:
-    """Speak a text. The response is the whole audio, or with `stream` the audio as it is generated."""
+    """Speak a text. The response is the whole audio, or with `stream` the audio as it is generated.
+
+    With `word_times`, it is JSON that contains the audio.
+    """
     body, recording = await read_speech(request, SpeechBody)
-    return respond(await speak_to_client(request, request.app.state.engine, body.to_request(recording)))
+    speech_request = body.to_request(recording)
+    speech = await speak_to_client(request, request.app.state.engine, speech_request)
+    if not body.word_times:
+        return respond(speech)
+    if speech.content is None:
+        return StreamedAnswer(json_lines(speech, speech_request), LINES, speech.headers)
+    return Response(await to_json(speech, speech_request), media_type=JSON, headers=speech.headers)
 
 
 @speech_router.post(
@@ -127,11 +138,14 @@ async def _speak_item(request: Request, item: Any, body: BatchBody, record: Requ
     except S1MiniError as error:
         elapsed = round(time.perf_counter() - started, 3)
         return BatchResult(success=False, generation_time=elapsed, error=message_of(error), error_code=code_of(error))
+    times = speech.take_times() if body.word_times else None
     return BatchResult(
         success=True,
         audio_base64=audio,
         generation_time=round(time.perf_counter() - started, 3),
         spoken_text=speech.spoken_text if item_request.return_spoken_text else None,
+        words=times and times.words,
+        marks=times and times.marks,
         warning=speech.warning,
     )
 

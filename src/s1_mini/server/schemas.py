@@ -35,9 +35,11 @@ from s1_mini.types import (
     Normalize,
     OnUnsupported,
     SpeechOptions,
+    SpokenMark,
     TextType,
     TTSRequest,
     VoiceInfo,
+    Word,
 )
 
 if TYPE_CHECKING:
@@ -188,6 +190,13 @@ SKIP_BY_DEFAULT: Any = Field(
 )
 
 
+WORD_TIMES: Any = Field(
+    False,
+    description="Return JSON with the audio as base64, the times of its words, and those of <mark> elements. /v1/tts "
+    "sends one object or, with stream, one per line. Only for models that report word times; see /health.",
+)
+
+
 class SpeechBody(Sampling):
     """Body of `POST /v1/tts`."""
 
@@ -206,6 +215,7 @@ class SpeechBody(Sampling):
     reference_text: str | None = Field(None, description="Transcript of the recording, word for word.")
     format: Format = "wav"
     stream: bool = Field(False, description="Send audio while it is generated.")
+    word_times: bool = WORD_TIMES
     chunk_profile: ChunkProfile | None = Field(
         None, description="ttfa: earliest first audio; throughput: fewest, longest chunks; balanced: in between."
     )
@@ -241,6 +251,7 @@ class BatchBody(Sampling):
         None, description="Accepted for compatibility and ignored; the server's S1_MINI_CHUNK_LENGTH applies."
     )
     format: Format = "wav"
+    word_times: bool = WORD_TIMES
 
 
 class BatchResult(BaseModel):
@@ -252,13 +263,16 @@ class BatchResult(BaseModel):
     error: str | None = None
     error_code: str | None = None
     spoken_text: str | None = Field(None, description="Only with return_spoken_text.")
+    words: list[Word] | None = Field(None, description="Only with word_times.")
+    marks: list[SpokenMark] | None = Field(None, description="Only with word_times.")
     warning: str | None = Field(
         None, description="Skipped characters, or a text in another language. Absent if neither applies."
     )
 
     def content(self) -> bytes:
         """Return the result as JSON, without optional fields that are None."""
-        left_out = {name for name in ("spoken_text", "warning") if getattr(self, name) is None}
+        optional = ("spoken_text", "words", "marks", "warning")
+        left_out = {name for name in optional if getattr(self, name) is None}
         return self.model_dump_json(exclude=left_out).encode()
 
 

@@ -7,10 +7,12 @@ disconnects cancels its request, both during generation and while the response i
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, ExitStack, aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
@@ -264,6 +266,48 @@ def _encode_all(chunks: list[AudioChunk], request: SpeechRequest) -> bytes:
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:
     yield content
+
+
+async def to_json(speech: AudioResponse, request: SpeechRequest) -> bytes:
+    """Encode a complete response as JSON: the audio as base64 and, if requested, the spoken text and word times."""
+    content, times = speech.content, speech.take_times()
+    assert content is not None
+
+    def encode() -> bytes:
+        answer = {
+            "audio": base64.b64encode(content).decode(),
+            "format": request.audio_format,
+            "sample_rate": speech.sample_rate,
+            "audio_seconds": speech.audio_seconds,
+            "finish_reason": speech.finish_reason,
+            **({"spoken_text": speech.spoken_text} if request.return_spoken_text else {}),
+            **(asdict(times) if request.speech.word_times else {}),
+            **({"warning": speech.warning} if speech.warning else {}),
+        }
+        return json.dumps(answer).encode()
+
+    return await asyncio.to_thread(encode)
+
+
+async def json_lines(speech: AudioResponse, request: SpeechRequest) -> AsyncIterator[bytes]:
+    """Yield a stream as JSON lines: audio as base64, and the words and marks whose times became known with it.
+
+    The last line may have no audio. The first one also has the format, and the spoken text if requested.
+    """
+    head: dict[str, Any] = {"format": request.audio_format, "sample_rate": speech.sample_rate}
+    head |= {"spoken_text": speech.spoken_text} if request.return_spoken_text else {}
+    head |= {"warning": speech.warning} if speech.warning else {}
+
+    def line(piece: bytes, times: Times) -> bytes:
+        return json.dumps({"audio": base64.b64encode(piece).decode()} | asdict(times) | head).encode() + b"\n"
+
+    async with aclosing(speech.body) as body:  # type: ignore[type-var]
+        async for piece in body:
+            yield line(piece, speech.take_times())
+            head = {}
+    last = speech.take_times()
+    if last.words or last.marks:
+        yield line(b"", last)
 
 
 def respond(speech: AudioResponse) -> Response:
