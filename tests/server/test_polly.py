@@ -192,8 +192,13 @@ def test_sentences_are_found_in_text_with_any_white_space() -> None:
         ({"OutputFormat": "ogg_vorbis"}, ("ValidationException", 400, "ogg_vorbis is not supported; use ogg_opus")),
         ({"OutputFormat": "wav"}, ("ValidationException", 400, "OutputFormat: 'wav'")),
         ({"OutputFormat": "json"}, ("ValidationException", 400, "SpeechMarkTypes: is missing")),
-        ({"SpeechMarkTypes": ["word"]}, ("ValidationException", 400, "needs OutputFormat json")),
-        ({"OutputFormat": "json", "SpeechMarkTypes": ["ssml"]}, ("ValidationException", 400, "needs TextType ssml")),
+        ({"SpeechMarkTypes": ["word"]}, ("MarksNotSupportedForFormatException", 400, "needs OutputFormat json")),
+        (
+            {"OutputFormat": "json", "SpeechMarkTypes": ["ssml"]},
+            ("SsmlMarksNotSupportedForTextTypeException", 400, "needs TextType ssml"),
+        ),
+        ({"Text": "<speak>Hi", "TextType": "ssml"}, ("InvalidSsmlException", 400, "Text: line 1")),
+        ({"Text": "<speak><sing/></speak>", "TextType": "ssml"}, ("InvalidSsmlException", 400, "Text: line 1")),
         ({"OutputFormat": "json", "SpeechMarkTypes": ["viseme"]}, ("ValidationException", 400, "'viseme' is not")),
         (
             {"LexiconNames": ["w3c"]},

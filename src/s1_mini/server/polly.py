@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from s1_mini.alignment.subtitles import blank_markup
-from s1_mini.exceptions import ParameterError, RequestError, TextTooLongError
+from s1_mini.exceptions import MarkupError, ParameterError, RequestError, TextTooLongError
 from s1_mini.server.errors import InvalidError, describe, message_of, quoted, retry_header, row_of
 from s1_mini.server.lexicons import LEXICON_ERRORS, LexiconNotFoundError
 from s1_mini.server.speech import Times
@@ -67,6 +67,18 @@ _FIELD_TYPES = {
 }
 
 
+class MarksNotSupportedForFormatError(InvalidError):
+    """Speech marks are requested together with audio."""
+
+
+class SsmlMarksNotSupportedForTextTypeError(InvalidError):
+    """Speech marks of type ssml are requested for plain text."""
+
+
+# Classes whose names are those of Polly's errors, except for the ending.
+_NAMED = (*LEXICON_ERRORS, MarksNotSupportedForFormatError, SsmlMarksNotSupportedForTextTypeError)
+
+
 def access_key(headers: Headers) -> str | None:
     """Return the access key id of a request that is signed for Polly, None for others. Signatures are not verified."""
     scheme, _, parameters = headers.get("authorization", "").partition(" ")
@@ -88,8 +100,10 @@ def error_response(error: BaseException, request_id: str | None) -> JSONResponse
     kind = _STATUS_TYPES.get(status, "ValidationException" if status < 500 else "ServiceFailureException")
     if isinstance(error, TextTooLongError):
         kind = "TextLengthExceededException"
-    elif isinstance(error, LEXICON_ERRORS):
+    elif isinstance(error, _NAMED):
         kind = type(error).__name__.removesuffix("Error") + "Exception"
+    elif isinstance(error, MarkupError):
+        kind = "InvalidSsmlException"
     elif isinstance(error, RequestError):
         kind = _FIELD_TYPES.get(error.field, kind)
     status = {401: 403, 404: 400, 409: 400, 422: 400}.get(status, status)
@@ -107,7 +121,8 @@ def output_of(name: str, sample_rate: str | None, mark_types: Sequence[str]) -> 
     if name == "json" and not mark_types:
         raise InvalidError("SpeechMarkTypes", "is missing; OutputFormat json needs sentence, ssml or word")
     if name != "json" and mark_types:
-        raise InvalidError("SpeechMarkTypes", f"needs OutputFormat json, not {name}; request the audio separately")
+        reason = f"needs OutputFormat json, not {name}; request the audio separately"
+        raise MarksNotSupportedForFormatError("SpeechMarkTypes", reason)
     for kind in mark_types:
         if kind not in ("sentence", "ssml", "word"):
             raise InvalidError("SpeechMarkTypes", f"{kind!r} is not supported; use sentence, ssml or word")

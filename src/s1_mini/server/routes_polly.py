@@ -20,7 +20,7 @@ from starlette.types import Scope
 from s1_mini.exceptions import RequestError
 from s1_mini.server import polly
 from s1_mini.server.bodies import read_json
-from s1_mini.server.errors import InvalidError, renamed
+from s1_mini.server.errors import renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import record_of
 from s1_mini.server.routes import ready_engine
@@ -154,7 +154,8 @@ async def synthesize_speech(request: Request) -> Response:
 def _text_type(body: PollyBody) -> dict[str, Any]:
     """Return the options for `TextType`. Raises `InvalidError`."""
     if body.TextType == "text" and "ssml" in body.SpeechMarkTypes:
-        raise InvalidError("SpeechMarkTypes", "ssml needs TextType ssml; plain text has no <mark>")
+        reason = "ssml needs TextType ssml; plain text has no <mark>"
+        raise polly.SsmlMarksNotSupportedForTextTypeError("SpeechMarkTypes", reason)
     return {"text_type": body.TextType}
 
 
