@@ -75,7 +75,11 @@ def test_errors_are_of_the_clients_own_types(openai_client: openai.OpenAI) -> No
 
     with pytest.raises(openai.NotFoundError) as caught:
         openai_client.audio.speech.create(**asked | {"voice": "nobody"})
-    assert caught.value.code == "voice_not_found"
+    assert (caught.value.code, caught.value.type, caught.value.param) == (
+        "voice_not_found",
+        "invalid_request_error",
+        "voice",
+    )
     wrong = [
         {"speed": 5.0},
         {"response_format": "aac"},
@@ -87,6 +91,8 @@ def test_errors_are_of_the_clients_own_types(openai_client: openai.OpenAI) -> No
         with pytest.raises(openai.BadRequestError) as refused:
             openai_client.audio.speech.create(**asked | fields)
         assert refused.value.code in {"request_invalid", "text_invalid", "parameter_invalid"}
+        (name,) = fields.get("extra_body", fields)
+        assert (refused.value.type, refused.value.param) == ("invalid_request_error", name)
 
 
 @pytest.mark.parametrize("form", ["wav", "mp3"])

@@ -212,13 +212,16 @@ def error_response(error: BaseException, request_id: str | None, detail: str | N
         headers["Connection"] = "close"  # the rest of the body is not read
     content = describe(error, request_id)
     code, message = content["error"]["code"], content["error"]["message"]
+    kind = "invalid_request_error" if row.status < 500 else "server_error"
+    status = row.status
     if detail == "elevenlabs":
         content["detail"] = {"status": code, "message": message}
     elif detail == "kokoro":
-        kind = "invalid_request_error" if row.status < 500 else "server_error"
         content["detail"] = {"error": code, "message": message, "type": kind}
-    # OpenAI answers 400 to a wrong field, and programs for it catch `openai.BadRequestError`.
-    status = 400 if detail == "openai" and row.status == 422 else row.status
+    elif detail == "openai":
+        content["error"] |= {"type": kind, "param": content["error"]["field"]}
+        # OpenAI answers 400 to a wrong field, and programs for it catch `openai.BadRequestError`.
+        status = 400 if status == 422 else status
     return JSONResponse(content, status, headers)
 
 
