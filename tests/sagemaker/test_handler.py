@@ -7,7 +7,9 @@ import gc
 import inspect
 import io
 import json
+import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -289,3 +291,21 @@ def test_without_a_context_errors_are_raised(toolkit: Toolkit, tiny: Path) -> No
 def test_the_folder_named_like_the_sdk_is_not_a_package() -> None:
     """With an `__init__.py` it would shadow AWS's own `sagemaker` in a checkout."""
     assert not list(CODE.parent.rglob("__init__.py"))
+
+
+DIRECT = """
+import sys
+from s1_mini.sagemaker.handler import input_fn, model_fn, output_fn, predict_fn
+body = input_fn(b'{"text": "Hi.", "max_new_tokens": 2}', "application/json")
+audio, kind = output_fn(predict_fn(body, model_fn(sys.argv[1])), "audio/wav")
+assert (audio[:4], kind) == (b"RIFF", "audio/wav")
+"""
+
+
+def test_a_program_that_calls_the_functions_itself_ends_without_a_message(tiny: Path) -> None:
+    settings = {"S1_MINI_DEVICE": "cpu", "S1_MINI_COMPILE": "false"}
+    command = [sys.executable, "-c", DIRECT, str(tiny)]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

@@ -9,6 +9,7 @@ The audio format depends on `Accept`, which only `output_fn` receives. Therefore
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -121,6 +122,7 @@ class _Process:
                 engine = ProductionTTSEngine(EngineConfig(**named))
                 engine.start()
                 self._container, self._checkpoint = Container(engine), checkpoint
+                atexit.register(self.close)  # otherwise the portal's generator fails when Python ends
                 freeze_what_is_loaded()
             elif checkpoint != self._checkpoint:
                 raise ConfigurationError(
