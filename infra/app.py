@@ -13,4 +13,4 @@ try:
     compose(app, read_stage(os.environ.get("S1_MINI_STAGE") or "dev"))
 except ConfigurationError as error:
     sys.exit(f"infra: {error}")
-app.synth()
+sys.stderr.write(f"The templates are in {app.synth().directory}\n")

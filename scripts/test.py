@@ -5,7 +5,7 @@ Example: python scripts/test.py -k scheduler
 Needs only Python 3.11 or newer and this checkout. All checks run, even after a failure; the exit code is 0 only
 if all passed. With --gpu, pytest runs only the tests that need an NVIDIA GPU; the other checks run as usual. With
 --infra, only the tests of infra/ run, in `.venv-infra`: cdk synth and the tests of its templates, which also need
-Node 20 or newer. All other arguments are passed to pytest.
+Node 22 or newer. All other arguments are passed to pytest.
 """
 
 import argparse
@@ -44,7 +44,7 @@ with contextlib.suppress(Exception):
     with ProductionTTSEngine(EngineConfig(device="cpu", compile="true")):
         pass
 """
-MIN_NODE = 20
+MIN_NODE = 22
 
 
 class Result(NamedTuple):
@@ -82,6 +82,9 @@ def parse(arguments: "Sequence[str]") -> "tuple[str, list[str]]":
         "--infra", action="store_true", help="set up .venv-infra (650 MB) and run only the tests of infra/, there"
     )
     options, pytest_arguments = parser.parse_known_args(arguments)
+    for path in (argument.partition("::")[0] for argument in pytest_arguments):
+        if path.startswith("tests/") and not (ROOT / path).exists():
+            parser.error(f"{path} does not exist; the tests are in {ROOT / 'tests'}")
     return "gpu" if options.gpu else "infra" if options.infra else EVERYWHERE, pytest_arguments
 
 

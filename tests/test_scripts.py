@@ -411,6 +411,13 @@ def test_pytest_runs_last_and_runs_gpu_tests_only_on_request(check):
         assert checks[-1][1] == ["python", "-m", "pytest", "-m", marker, *together, "-k", "scheduler"]
 
 
+def test_a_mistyped_path_of_a_test_is_named(check, capsys):
+    assert check.parse(["tests/test_scripts.py::test_x", "-x"])[1] == ["tests/test_scripts.py::test_x", "-x"]
+    with pytest.raises(SystemExit):
+        check.parse(["tests/codecz"])
+    assert "tests/codecz does not exist" in capsys.readouterr().err
+
+
 def test_checks_run_in_parallel_and_each_shows_its_output_and_result(check, capfd, tmp_path):
     meets = "import pathlib, sys, time; me, other, code = sys.argv[1:]; pathlib.Path(me).touch()\n"
     meets += "while not pathlib.Path(other).exists(): time.sleep(0.01)\nprint('met', flush=True); sys.exit(int(code))"
@@ -427,7 +434,7 @@ def test_checks_run_in_parallel_and_each_shows_its_output_and_result(check, capf
 
 def test_infra_is_one_command_in_a_separate_environment(check, monkeypatch):
     made, ran = [], []
-    monkeypatch.setattr(check, "node_version", lambda: "v20.20.2\n")
+    monkeypatch.setattr(check, "node_version", lambda: "v22.20.2\n")
     monkeypatch.setattr(check.environment, "ensure", lambda _, recipe: made.append(recipe) or Path("python"))
     monkeypatch.setattr(check, "run_check", lambda name, command: ran.append(command) or check.Result(name, 1.0, True))
 
@@ -440,7 +447,7 @@ def test_infra_is_one_command_in_a_separate_environment(check, monkeypatch):
 def test_infra_without_node_fails_instead_of_skipping(check, monkeypatch):
     for version in "", "v18.20.4\n", "something else":
         monkeypatch.setattr(check, "node_version", lambda version=version: version)
-        with pytest.raises(environment.SetupError, match="Node 20 or newer"):
+        with pytest.raises(environment.SetupError, match="Node 22 or newer"):
             check.main(["--infra"])
 
 

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests that need the CDK where it is not installed."""
     reason = "" if HAS_CDK else "needs the CDK: python scripts/test.py --infra"
     if not HAS_NODE:
-        reason = "needs Node 20 or newer on the path, then: python scripts/test.py --infra"
+        reason = "needs Node 22 or newer on the path, then: python scripts/test.py --infra"
     for item in items:
         if item.get_closest_marker("infra") and reason:
             item.add_marker(pytest.mark.skip(reason=reason))
