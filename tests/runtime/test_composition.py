@@ -24,10 +24,10 @@ from s1_mini.exceptions import (
     VoiceNotFoundError,
 )
 from s1_mini.families.base import Description
-from s1_mini.runtime.composition import AHEAD, Composition, Plan, Planner
+from s1_mini.runtime.composition import AHEAD, Composition, Plan, Planner, _request_for
 from s1_mini.text.form import TextForm
 from s1_mini.text.lexicon import Lexicons
-from s1_mini.types import Timing, Word
+from s1_mini.types import SharedOptions, Timing, Word
 from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.registry import VoiceRegistry
 from waiting import wait_until
@@ -244,6 +244,42 @@ class _NoVoices(VoiceRegistry):
 
 NO_VOICES = _NoVoices()
 NO_FORM = VoiceFormat({}, "", RATE, lambda _: 0.0)
+
+
+# A value other than the default for each option of a request.
+OPTIONS_OF_A_PART = {
+    "max_new_tokens": 7,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 5,
+    "repetition_penalty": 1.5,
+    "seed": 3,
+    "voice": "high",
+    "language": "en",
+    "instructions": "Whisper.",
+    "chunk_profile": "ttfa",
+    "normalize": "off",
+    "on_unsupported": "skip",
+    "speed": 1.5,
+    "gain_db": -3.0,
+    "sample_rate": 8000,
+    "word_times": True,
+}
+OF_THE_WHOLE = {"text_type", "lexicon"}  # applied to the whole text before it is divided
+
+
+def test_each_part_of_a_marked_text_gets_each_option() -> None:
+    assert OPTIONS_OF_A_PART.keys() | OF_THE_WHOLE == SharedOptions.__annotations__.keys()
+    ssml = "<speak>One.<break/>One.</speak>"
+    given, expected = (TTSRequest.of(text, **OPTIONS_OF_A_PART) for text in (ssml, "One."))
+
+    parts = plan(TTSRequest.of(ssml, text_type="ssml")).parts
+    first, second = (_request_for(given, part.segment, number, RATE) for number, part in enumerate(parts))
+
+    for request in (first, second):
+        assert replace(request, sampling={}) == replace(expected, sampling={})
+        assert {**request.sampling, "seed": 3} == expected.sampling
+    assert first.sampling["seed"] != second.sampling["seed"]
 
 
 def submitted(texts: list[str], queues: list[OutputQueue], *, failing: int | None = None) -> Composition:
