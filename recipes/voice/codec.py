@@ -1,12 +1,15 @@
 """Train the codec in stages on speech, with learned codebooks; can be interrupted and resumed (`loop.py`).
 
 python -m recipes.voice.codec STAGE --work DIR [--size fast] [--seconds 540] [--total SECONDS] …
-    [--perceptual DIR] [--frames 24]
+    [--perceptual DIR] [--networks whisper/speaker] [--frames 24] [--shares 0.20/0.65/0.15] [--judges-rate 3]
 
 The stages are `spectral` (mel and commitment losses only), `adversarial` (with discriminators) and `decoder` (the same,
 but encoder and codebooks keep their weights). Reads the shards of `DIR/speech` (more may appear during the training).
 `--seconds` limits this run, `--total` is the duration of the stage. `--perceptual` adds the losses of `perceptual.py`,
-and names the output of `packages.py`; they need rows of 48 `--frames` (2.4 s) instead of the codec's window.
+and names the output of `packages.py`; they need rows of 36 to 48 `--frames` (1.8 to 2.4 s) instead of the codec's
+window. `--networks` selects some of its networks. `--shares` gives the losses fixed shares of the gradient at the
+decoder's output (mel, discriminators, frozen networks), instead of weights; only for the stage `decoder`.
+`--judges-rate` is the factor of the discriminators' learning rate.
 The result is `DIR/codec.safetensors`.
 """
 
@@ -22,12 +25,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recipes.voice.channels import ChannelsLast
 from recipes.voice.loop import Group, Schedule, TimedTraining
 from recipes.voice.losses import Adversary, MelLoss
-from recipes.voice.perceptual import WEIGHTS, Perceptual
+from recipes.voice.perceptual import NETWORKS, WEIGHTS, Perceptual
 from recipes.voice.shared import NewShards, fast_device, parser, wait_until
 from recipes.voice.sizes import CODECS
 from s1_mini.codecs.dac.config import DacConfig
@@ -46,6 +50,8 @@ class Stage:
     keeps_codes: bool = False
     breadth: int = 1  # of the discriminators
     patience: int = 0  # steps in which new discriminators learn before the codec does
+    shares: tuple[float, ...] = ()  # of the gradient: mel, discriminators, frozen networks; if empty, weights decide
+    judges_rate: float = 1.0  # the discriminators' learning rate, relative to the codec's
 
 
 STAGES = {
@@ -208,7 +214,7 @@ class CodecTraining(TimedTraining):
         *,
         group: Group | None = None,
         compiles: bool = True,
-        perceptual: Path | None = None,
+        perceptual: Perceptual | None = None,
         frames: int = 0,
     ) -> None:
         """`frames` is the length of a row, by default that of the codec's window."""
@@ -233,8 +239,10 @@ class CodecTraining(TimedTraining):
         if compiles:
             torch._dynamo.config.recompile_limit = 64
         self.mel = MelLoss(config.sample_rate, SCALES, FLOOR, compiles=compiles).to(device)
-        self.perceptual = Perceptual.load(perceptual, config.sample_rate, device) if perceptual else None
-        self._perceptual_weights = torch.tensor(list(WEIGHTS.values()), device=device)
+        self.perceptual = perceptual
+        named = perceptual.loss_names if perceptual else []
+        self._perceptual_weights = torch.tensor([WEIGHTS[name] for name in named], device=device)
+        self._norms = torch.zeros(3, device=device)  # running means, of the losses' gradients at the decoder's output
         self.pool = SpeechPool(
             work / "speech",
             max_samples=POOL_S * config.sample_rate,
@@ -243,7 +251,7 @@ class CodecTraining(TimedTraining):
             parts=self.group.size,
         )
         self._books = Books(self.codec.quantizer, device, compiles=compiles)
-        self._loss_names = ["mel", "commitment", "verdict", "features", "judges", *(WEIGHTS if perceptual else ())]
+        self._loss_names = ["mel", "commitment", "verdict", "features", "judges", *named]
         self._report = torch.zeros(len(self._loss_names), device=device)  # running means
         self._lenient = torch.ones((), device=device)  # 0 once every row is quantised with all books
         self._saved = self._published = 0.0  # seconds of the schedule
@@ -258,25 +266,38 @@ class CodecTraining(TimedTraining):
 
     def step(self) -> None:
         """Compute gradients of the distance of decoded speech to the original."""
-        wave, decoded, commitment = self.round_trip()
+        wave, output, commitment = self.round_trip()
+        decoded = output.detach().requires_grad_() if self.stage.shares else output
         mel = self.mel(wave, decoded)
-        loss = MEL * mel + commitment
         zero = mel.new_zeros(())
-        losses = [mel, commitment, zero, zero, zero]
+        parts, losses = [MEL * mel], [mel, commitment, zero, zero, zero]
         if self.stage.is_adversarial:
             real, false = self._cropped(torch.cat((wave, decoded), dim=1)).split(1, dim=1)
             judged, features = self.adversary.loss(real.detach(), false)
             self._judges_optimiser.zero_grad(set_to_none=True)
             judged.backward()
             verdict, distance = self._deceive(false, features)
-            loss = loss + VERDICT * verdict + FEATURES * distance
+            parts.append(VERDICT * verdict + FEATURES * distance)
             losses = [mel, commitment, verdict, distance, judged]
         if self.perceptual is not None:
             compared = self.perceptual(wave, decoded)
-            loss = loss + self._perceptual_weights @ compared
+            parts.append(self._perceptual_weights @ compared)
             losses += compared.unbind()
-        self.derive(loss)
+        if self.stage.shares:
+            self.optimiser.zero_grad(set_to_none=True)
+            output.backward(self._balanced(parts, decoded))
+        else:
+            self.derive(torch.stack(parts).sum() + commitment)
         self._report.lerp_(torch.stack([each.detach().float() for each in losses]), 0.02)
+
+    def _balanced(self, parts: list[Tensor], decoded: Tensor) -> Tensor:
+        """Return a gradient of `decoded` in which each loss has its share, whatever its size (Défossez et al. 2022)."""
+        gradients = [torch.autograd.grad(part, decoded)[0] for part in parts]
+        norms = self._norms[: len(parts)]
+        measured = torch.stack([gradient.norm() for gradient in gradients])
+        norms.copy_(torch.where(norms > 0, norms.lerp(measured, 0.02), measured))
+        shares = zip(self.stage.shares, gradients, norms.unbind(), strict=True)
+        return torch.stack([share * gradient / (norm + 1e-6) for share, gradient, norm in shares]).sum(0)
 
     @property
     def learners(self) -> list[Tensor]:
@@ -328,7 +349,7 @@ class CodecTraining(TimedTraining):
 
     def _set_rate(self) -> None:
         super()._set_rate()
-        self._judges_rate.copy_(self.rate)
+        self._judges_rate.copy_(self.rate * self.stage.judges_rate)
         if self._patience:
             self.rate.mul_(min(1.0, max(0.0, self.steps / self._patience - 1)))
 
@@ -357,7 +378,8 @@ class CodecTraining(TimedTraining):
         hours = self.pool.num_samples / self.codec.sample_rate / 3600
         time = f"{self.spent:.0f} of {self.schedule.total_s:.0f} s"
         speed = f"{steps_per_s:.1f} it/s, {time}, {hours:.1f} h, {self._books.num_used}"
-        print(f"{self.size} {self.name} {self.steps}: {losses}; {speed}", flush=True)
+        norms = f"; norms {[round(norm, 3) for norm in self._norms.tolist()]}" if self.stage.shares else ""
+        print(f"{self.size} {self.name} {self.steps}: {losses}; {speed}{norms}", flush=True)
 
     def state(self) -> dict[str, Any]:
         judges = {"adversary": self.adversary.state_dict(), "judges": self._judges_optimiser.state_dict()}
@@ -371,13 +393,24 @@ class CodecTraining(TimedTraining):
 
     def save(self) -> None:
         super().save()
-        torch.save(self.adversary.state_dict(), self._judges_path)
+        judges = {name: tensor.half().cpu().contiguous() for name, tensor in self.adversary.state_dict().items()}
+        for path, group in zip(self._judges_paths, self._halved(judges), strict=True):
+            save_file(group, path)
         self.publish()
 
     @property
-    def _judges_path(self) -> Path:
-        """Discriminators of this breadth, for a later stage or another machine."""
-        return self.work / f"adversary_{self.stage.breadth}.pt"
+    def _judges_paths(self) -> tuple[Path, Path]:
+        """Discriminators of this breadth, for a later stage or another machine: two files of about 11 MiB."""
+        first, second = (self.work / f"adversary_{self.stage.breadth}_{part}.safetensors" for part in (0, 1))
+        return first, second
+
+    @staticmethod
+    def _halved(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Divide tensors into two groups of similar size."""
+        groups: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+        for name in sorted(tensors, key=lambda name: -tensors[name].numel()):
+            min(groups, key=lambda group: sum(each.numel() for each in group.values()))[name] = tensors[name]
+        return groups
 
     @property
     def weights_path(self) -> Path:
@@ -391,8 +424,8 @@ class CodecTraining(TimedTraining):
     def resume(self) -> bool:
         """Continue from the stage's own state, otherwise from the codec and discriminators of the previous stage."""
         has_state = super().resume()
-        if not has_state and self.stage.is_adversarial and self._judges_path.exists():
-            self.adversary.load_state_dict(torch.load(self._judges_path, weights_only=True))
+        if not has_state and self.stage.is_adversarial and all(path.exists() for path in self._judges_paths):
+            self.adversary.load_state_dict({n: t for path in self._judges_paths for n, t in load_file(path).items()})
             self._patience = 0
         return has_state
 
@@ -410,6 +443,9 @@ def main() -> None:
         rows=0,
         frames=0,
         perceptual=Path | None,
+        networks="/".join(NETWORKS),
+        shares="",
+        judges_rate=1.0,
         no_compile=False,
     )
     options = command.parse_args()
@@ -419,7 +455,18 @@ def main() -> None:
     schedule = replace(
         stage.schedule, total_s=options.total or stage.schedule.total_s, rate=options.rate or stage.schedule.rate
     )
-    stage = replace(stage, schedule=schedule, rows=options.rows or stage.rows)
+    shares = tuple(float(share) for share in options.shares.split("/") if share)
+    if shares and (not stage.keeps_codes or len(shares) != (3 if options.perceptual else 2)):
+        raise SystemExit(
+            "--shares needs the stage decoder, and one share for each of mel, discriminators, --perceptual"
+        )
+    stage = replace(
+        stage, schedule=schedule, rows=options.rows or stage.rows, shares=shares, judges_rate=options.judges_rate
+    )
+    perceptual = None
+    if options.perceptual:
+        rate = CODECS[options.size]["sample_rate"]
+        perceptual = Perceptual.load(options.perceptual, rate, device, options.networks.split("/"))
     training = CodecTraining(
         options.verb,
         options.size,
@@ -428,7 +475,7 @@ def main() -> None:
         device,
         group=group,
         compiles=not options.no_compile,
-        perceptual=options.perceptual,
+        perceptual=perceptual,
         frames=options.frames,
     )
     training.train(options.seconds)

@@ -3,17 +3,17 @@
 python -m recipes.voice.perceptual --work DIR --packages DIR [--rows 24] [--frames 48] [--batches 4]
 
 A single network as a loss improves its own score alone (README.md), so that several are combined, and their features
-are compared with those of the original: DistillMOS, the encoder of Whisper base, DNSMOS P.808 and Resemblyzer. Among
-the judges, only DNSMOS P.835 is independent; Whisper's word error shares its encoder with a loss. `--packages` is the
-output of `packages.py`. The command prints the norm of each loss's gradient at the output of the codec of `--work`,
-relative to that of the mel loss; `WEIGHTS` is derived from it.
+are compared with those of the original. The networks are DistillMOS, the encoder of Whisper base, DNSMOS P.808 and
+Resemblyzer. Judges that are used as losses are not independent any more: with all four networks, only DNSMOS P.835 is.
+`--packages` is the output of `packages.py`. The command prints the norm of each loss's gradient at the output of the
+codec of `--work`, relative to that of the mel loss; `WEIGHTS` is derived from it.
 Shapes: B rows, T samples, L frames, C channels.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ WEIGHTS = {
     "p808_score": 0.8,
     "speaker": 100.0,
 }
+TRANSITION = 0.09  # the waves fade out from 7.3 to 8 kHz; DistillMOS rates waves that end abruptly there 0.25 lower
 DITHER = 2e-4  # amplitude of the noise added to both waves (-74 dB), so that inaudible differences do not count
 
 Features = list[Tensor]  # [B, C, …] each
@@ -56,6 +57,8 @@ Features = list[Tensor]  # [B, C, …] each
 
 class Network(nn.Module):
     """A frozen network that takes waves at 16 kHz."""
+
+    losses: tuple[str, ...]  # names of its losses, in the order of `compare`
 
     @abstractmethod
     def prepare(self, waves: Tensor) -> Tensor:
@@ -88,6 +91,7 @@ def distance(expected: Features, decoded: Features) -> Tensor:
 class DistillMos(Network):
     """DistillMOS (Stahl and Gamper, 2025): convolutions over the complex spectrum, and a transformer."""
 
+    losses = ("distillmos", "distillmos_score")
     WINDOW = 320
 
     def __init__(self) -> None:
@@ -131,6 +135,8 @@ class DistillMos(Network):
 class WhisperEncoder(Network):
     """The encoder of Whisper (Radford et al., 2022)."""
 
+    losses = ("whisper",)
+
     def __init__(self, encoder: Any) -> None:
         super().__init__()
         self._encoder = encoder
@@ -156,6 +162,7 @@ class WhisperEncoder(Network):
 class P808(Network):
     """DNSMOS P.808 (Reddy et al., 2020): convolutions over the log-mel spectrum, and their maximum over time."""
 
+    losses = ("p808", "p808_score")
     WINDOW, BANDS, DYNAMIC_RANGE_DB = 321, 120, 80.0
     POOLED = (0, 1, 3)  # convolutions that a pooling follows
 
@@ -221,8 +228,11 @@ def read_onnx(path: Path) -> dict[str, Tensor]:
 class SpeakerEncoder(Network):
     """Resemblyzer's encoder of the speaker, for waves of any length."""
 
+    losses = ("speaker",)
+
     def __init__(self, network: Resemblyzer) -> None:
         super().__init__()
+        network.lstm.train()  # cuDNN's LSTM has no backward pass in eval mode; there is no dropout
         self._network = network
 
     def prepare(self, waves: Tensor) -> Tensor:
@@ -242,28 +252,29 @@ class SpeakerEncoder(Network):
 
 
 class Perceptual(nn.Module):
-    """All networks; their losses have the order of `WEIGHTS`."""
+    """Several networks; `loss_names` are the names of their losses, in order."""
 
     def __init__(self, networks: Sequence[Network], rate: int) -> None:
         super().__init__()
         self._all = list(networks)
         self.networks = nn.ModuleList(networks)  # the same networks, so that they move with this module
+        self.loss_names = [name for network in networks for name in network.losses]
         self._factor = rate / EAR_RATE
         self.requires_grad_(False)
 
     @classmethod
-    def load(cls, packages: Path, rate: int, device: torch.device) -> Perceptual:
-        """Load the networks from installed packages and from the output of `packages.py`."""
-        networks = [
-            DistillMos(),
-            WhisperEncoder(open_whisper_encoder(whisper_folder(packages))),
-            P808(read_onnx(package_folder("speechmos") / "dnsmos_models" / "model_v8.onnx")),
-            SpeakerEncoder(Resemblyzer.read()),
-        ]
+    def load(cls, packages: Path, rate: int, device: torch.device, names: Sequence[str] = ()) -> Perceptual:
+        """Load the networks of `NETWORKS` that are named, by default all; `packages` is the output of `packages.py`.
+
+        Raises `SystemExit` for an unknown name.
+        """
+        if unknown := sorted(set(names) - set(NETWORKS)):
+            raise SystemExit(f"unknown network {', '.join(unknown)}: use some of {', '.join(NETWORKS)}")
+        networks = [NETWORKS[name](packages) for name in names or NETWORKS]
         return cls(networks, rate).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, expected: Tensor, decoded: Tensor) -> Tensor:
-        """Return the losses [6] of decoded waves [B, 1, T], compared with the original waves."""
+        """Return the losses [N] of decoded waves [B, 1, T], compared with the original waves."""
         noise = DITHER * torch.randn_like(expected)
         with torch.no_grad():
             real = self._at_16k(expected + noise)
@@ -276,13 +287,21 @@ class Perceptual(nn.Module):
         return torch.stack(losses)
 
     def _at_16k(self, waves: Tensor) -> Tensor:
-        return resampled(waves.squeeze(1), self._factor)
+        return resampled(waves.squeeze(1), self._factor, TRANSITION)
 
     @staticmethod
     def _outputs(network: Network, waves: Tensor) -> tuple[Features, Tensor | None]:
         prepared = network.prepare(waves)
         with torch.autocast(waves.device.type, torch.bfloat16, enabled=waves.is_cuda, cache_enabled=False):
             return network.outputs(prepared)
+
+
+NETWORKS: dict[str, Callable[[Path], Network]] = {
+    "distillmos": lambda _: DistillMos(),
+    "whisper": lambda packages: WhisperEncoder(open_whisper_encoder(whisper_folder(packages))),
+    "p808": lambda _: P808(read_onnx(package_folder("speechmos") / "dnsmos_models" / "model_v8.onnx")),
+    "speaker": lambda _: SpeakerEncoder(Resemblyzer.read()),
+}
 
 
 def gradients(work: Path, packages: Path, rows: int, frames: int, batches: int) -> dict[str, float]:
@@ -293,9 +312,9 @@ def gradients(work: Path, packages: Path, rows: int, frames: int, batches: int) 
     from recipes.voice.codec import MEL, STAGES, CodecTraining  # which imports this module
 
     stage = replace(STAGES["decoder"], rows=rows, breadth=1)
-    training = CodecTraining(
-        "decoder", "fast", work, stage, fast_device(), compiles=False, perceptual=packages, frames=frames
-    )
+    device = fast_device()
+    losses = Perceptual.load(packages, 24_000, device)
+    training = CodecTraining("decoder", "fast", work, stage, device, compiles=False, perceptual=losses, frames=frames)
     training.resume()
     training.pool.refill()
     assert training.perceptual is not None

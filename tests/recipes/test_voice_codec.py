@@ -17,7 +17,6 @@ import torch
 
 from recipes.voice import codec as codec_stage
 from recipes.voice.codec import MIN_POOL_S, STAGES, CodecTraining
-from recipes.voice.perceptual import WEIGHTS, Perceptual
 from recipes.voice.run import environments, share
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_utterances
@@ -165,6 +164,8 @@ def test_the_decoder_waits_until_new_discriminators_have_learnt(work: Path) -> N
 class Constant(torch.nn.Module):
     """Perceptual losses whose gradient at every sample has the given value."""
 
+    loss_names = ("whisper", "speaker")
+
     def __init__(self, gradient: float) -> None:
         super().__init__()
         self.gradient, self.shape = gradient, torch.Size()
@@ -172,19 +173,34 @@ class Constant(torch.nn.Module):
     def forward(self, expected: torch.Tensor, decoded: torch.Tensor) -> torch.Tensor:
         assert expected.shape == decoded.shape
         self.shape = decoded.shape
-        return (self.gradient * decoded.sum()).expand(len(WEIGHTS))
+        return (self.gradient * decoded.sum()).expand(len(self.loss_names))
 
 
-def test_perceptual_losses_move_the_decoder(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_perceptual_losses_move_the_decoder(work: Path) -> None:
     gradients = []
     for networks in (Constant(0.0), Constant(1.0)):
-        monkeypatch.setattr(Perceptual, "load", lambda *_, networks=networks: networks)
-        stage = training(work, "decoder", perceptual=Path("packages"), frames=96)
+        stage = training(work, "decoder", perceptual=networks, frames=96)
         stage.step()
         assert networks.shape == (2, 1, 96 * stage.codec.samples_per_frame)
         assert bool(stage._report[-1]) == bool(networks.gradient)
         gradients.append([p.grad for p in stage.parameters if p.grad is not None])
     assert not any(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
+
+
+def test_each_loss_has_its_share_of_the_gradient_whatever_its_size(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = training(work, "decoder", perceptual=Constant(1.0))
+    stage.stage = replace(stage.stage, shares=(0.2, 0.65, 0.15))
+    output = torch.zeros(2, 1, 100, requires_grad=True)
+    weights = [torch.randn_like(output) for _ in range(3)]
+    for sizes in ((1.0, 1.0, 1.0), (1e3, 1e-3, 10.0)):
+        stage._norms.zero_()
+        parts = [size * (weight * output).sum() for size, weight in zip(sizes, weights, strict=True)]
+        combined = stage._balanced(parts, output)
+        expected = sum(share * weight / weight.norm() for share, weight in zip((0.2, 0.65, 0.15), weights, strict=True))
+        torch.testing.assert_close(combined, expected, rtol=1e-2, atol=1e-3)
+    stage.step()
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in stage.parameters)
+    assert stage._norms.all()
 
 
 TOGETHER = """

@@ -14,7 +14,8 @@ from transformers import WhisperConfig, WhisperModel
 from transformers.audio_utils import mel_filter_bank
 
 from recipes.voice.networks import Resemblyzer, mel_bank, open_whisper_encoder, read_ctranslate2
-from recipes.voice.perceptual import DITHER, P808, WEIGHTS, Perceptual, SpeakerEncoder, WhisperEncoder, distance
+from recipes.voice.perceptual import DITHER, P808, TRANSITION, Perceptual, SpeakerEncoder, WhisperEncoder, distance
+from recipes.voice.speech import resampled
 
 RATE = 24_000
 WIDTH, POSITIONS = 16, 150
@@ -140,10 +141,10 @@ def speech(rows: int = 2, seconds: float = 1.2) -> Tensor:
 def test_equal_waves_have_no_loss_and_worse_waves_a_larger_one(perceptual: Perceptual) -> None:
     wave = speech()
     equal = perceptual(wave, wave)
-    assert len(equal) == len(WEIGHTS)
-    torch.testing.assert_close(equal, torch.zeros(len(WEIGHTS)), atol=1e-5, rtol=0)
+    assert len(equal) == len(perceptual.loss_names)
+    torch.testing.assert_close(equal, torch.zeros(len(perceptual.loss_names)), atol=1e-5, rtol=0)
     near, far = (perceptual(wave, wave + level * torch.randn_like(wave)) for level in (0.01, 0.2))
-    is_distance = torch.tensor([not name.endswith("score") for name in WEIGHTS])
+    is_distance = torch.tensor([not name.endswith("score") for name in perceptual.loss_names])
     assert (near[is_distance] > 0).all()
     assert (far[is_distance] > near[is_distance]).all()
 
@@ -160,7 +161,7 @@ def test_inaudible_differences_hardly_count(perceptual: Perceptual) -> None:
     silence = torch.zeros(2, 1, round(1.2 * RATE))
     below = perceptual(silence, 0.01 * DITHER * torch.randn_like(silence))
     above = perceptual(silence, 100 * DITHER * torch.randn_like(silence))
-    is_distance = torch.tensor([not name.endswith("score") for name in WEIGHTS])
+    is_distance = torch.tensor([not name.endswith("score") for name in perceptual.loss_names])
     assert (below[is_distance] < 0.1 * above[is_distance]).all()
 
 
@@ -172,3 +173,12 @@ def test_the_distance_counts_every_channel_alike() -> None:
     louder = torch.tensor([1.0, 10.0, 1.0]).view(1, 3, 1)
     plain, scaled = (distance([real * gain], [(real + shift) * gain]) for gain in (torch.ones(1), louder))
     assert float(scaled) == pytest.approx(float(plain), rel=0.4)
+
+
+def test_the_networks_hear_no_abrupt_end_of_the_band() -> None:
+    noise = torch.randn(1, 24_048)  # a length that is not padded
+    heard = resampled(noise, 1.5, TRANSITION)
+    spectrum = torch.fft.rfft(heard).abs().flatten()
+    original = torch.fft.rfft(noise).abs().flatten()
+    assert torch.allclose(spectrum[:7_200], original[:7_200] / 1.5, rtol=1e-3, atol=1e-2)
+    assert spectrum[7_970:].mean() < 0.01 * spectrum[:7_200].mean()
