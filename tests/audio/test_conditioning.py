@@ -59,14 +59,14 @@ def test_a_recording_without_faults_is_unchanged_to_the_bit(wave: np.ndarray) ->
 
 
 @pytest.mark.parametrize("seconds", [(5, 0), (0, 5), (5, 5), (25, 30)])
-@pytest.mark.parametrize("level", [0.0, 1e-3, 5e-3])
+@pytest.mark.parametrize("level", [0.0, 1e-3, 0.04])
 def test_silence_at_the_ends_is_left_out_with_a_warning(seconds: tuple[int, int], level: float) -> None:
     before, after = seconds
     quiet = noise(len(SPEECH) + (before + after) * RATE) * np.float32(level)
 
     wave, warning = condition(np.concatenate([silence(before), SPEECH, silence(after)]) + quiet, RATE)
 
-    assert 1.6 * RATE < len(wave) <= len(SPEECH) + 0.5 * RATE
+    assert 1.5 * RATE < len(wave) <= len(SPEECH) + 0.5 * RATE
     assert re.fullmatch(
         rf"Of the {2.68 + before + after:.1f} s of the reference, .* s of silence were left out.", warning
     )
@@ -116,7 +116,7 @@ def test_rumble_is_removed(hz: float, level: float) -> None:
 
 
 @pytest.mark.parametrize("mains_hz", [50.0, 60.0, 49.95, 60.04])
-@pytest.mark.parametrize("level", [0.004, 0.02])
+@pytest.mark.parametrize("level", [0.004, 0.05])
 def test_hum_of_the_mains_is_removed_with_its_harmonics(mains_hz: float, level: float) -> None:
     hum = sum(np.float32(0.7**k) * sine(mains_hz * (k + 1)) for k in range(6)) * np.float32(level)
 
