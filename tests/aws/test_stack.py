@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from deployments import PREFIX, deployment
+from deployments import IMAGE, PREFIX, REGION, deployment
 from s1_mini.aws.deployment import OWNER_TAG, Scaling
 from s1_mini.aws.stack import Stacks
-from s1_mini.exceptions import DeploymentError
+from s1_mini.exceptions import ConfigurationError, DeploymentError
 from tests.aws.conftest import CloudFormation
 
 Make = Callable[..., Stacks]
@@ -50,6 +50,19 @@ def test_create_shows_events_until_the_stack_is_complete(
     created = dict(cloudformation.calls)["create_stack"]
     assert created["OnFailure"] == "DELETE"
     assert {"Key": OWNER_TAG, "Value": "hello"} in created["Tags"]
+
+
+def test_an_image_of_another_region_is_refused_before_anything_is_created(
+    stacks: Make, cloudformation: CloudFormation
+) -> None:
+    elsewhere = deployment(image=IMAGE.replace(REGION, "us-east-1"))
+    here = stacks()
+
+    for act in (here.create, here.update):
+        with pytest.raises(ConfigurationError, match=f"is in us-east-1, the endpoint in {REGION}"):
+            act(elsewhere)
+
+    assert not {"create_stack", "create_change_set"} & {name for name, _ in cloudformation.calls}
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ class Stacks:
         """
         name = deployment.name
         preflight.check_instance_types(deployment)
-        deployment.check_region(self.clients.region)
         with self._explained(name, "create"):
             owner = preflight.account(self.clients)
+            deployment.check_region(self.clients.region)
             self._check_free(deployment)
             preflight.check_artifact(self.clients, deployment, owner)
             if deployment.form == "batch":
@@ -69,9 +69,9 @@ class Stacks:
         if deployment.form == "batch":
             raise ConfigurationError("form='batch': a batch cannot be updated; run `s1-mini endpoint create`")
         preflight.check_instance_types(deployment)
-        deployment.check_region(self.clients.region)
         with self._explained(deployment.name, "update"):
             owner = preflight.account(self.clients)
+            deployment.check_region(self.clients.region)
             stack, before = self._changeable(deployment.name)
             _check_change(before, deployment)
             preflight.check_artifact(self.clients, deployment, owner)
