@@ -34,6 +34,9 @@ from s1_mini.text.tags import blank_tags, without_tags
         ("un<b>believ</b>able", "unbelievable"),
         ('a <a href="x">link</a>, <i>it</i>', "a link, it"),
         ("super<wbr>man", "superman"),
+        # Links and buttons next to each other are words of their own.
+        ("<a href='x'>Home</a><a href='y'>About</a>", "Home About"),
+        ("<button>Buy</button><button>Sell</button>", "Buy Sell"),
         ("<my-tag>one</my-tag> <o:p>two</o:p> <foo>three</foo>", "one two three"),
         # Attributes may have any sign in quotation marks.
         ('<a title="a > b" href=\'c">d\'>link</a>', "link"),

@@ -28,6 +28,7 @@ _IS_HIDDEN = re.compile(
     r"\shidden(?![\w-])|\sstyle\s{0,9}=\s{0,9}[\"'][^\"']*?display\s{0,9}:\s{0,9}none", re.IGNORECASE
 )
 _NAMED = re.compile(r"<(/?)([A-Za-z][\w:-]*+)(?=[\s/>])[^<>]*+>?")
+_ADJACENT = re.compile(r"</(?:a|button|label|textarea)>(?=<(?:a|button|label|textarea|input|select)\b)", re.IGNORECASE)
 _EXPONENT = re.compile(r"(?:\d|\)|(?<![^\W\d_])[A-Za-zµ]{1,2})\Z")
 
 _BLOCKS = frozenset(
@@ -67,6 +68,7 @@ def without_tags(text: str) -> str:
     """
     if "<" not in text:
         return text
+    text = _ADJACENT.sub(r"\g<0> ", text)
     output = _Output()
     for _, stop, tag, shown in _parts(text):
         if tag:
