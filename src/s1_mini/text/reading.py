@@ -120,6 +120,8 @@ _DOUBLE_STAR = re.compile(r"\*++|\n")
 _POWER_BEFORE = re.compile(r"(?:\d|\b[A-Za-z]|[)\]])( ?)$")
 _CENSORED = re.compile(r"\b[cdfhpst]\*\*[a-z]\b")  # f**k
 _POWER_AFTER = re.compile(r"( ?)(?:[-+]?(?:\d++(?:\.\d++)?+|\.\d++)(?!\w)(?!\*\*[A-Za-z])|\(|[A-Za-z](?![A-Za-z*]))")
+_ESCAPED = re.compile(r"\\(?=[*_~`])")
+_TILDE = re.compile(r"(?<=\d)~(?=\d)")  # a range
 _GROUPED = re.compile(r"(?<=\d)_(?=\d{3}(?!\d))")  # 1_000_000
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
 
@@ -153,10 +155,11 @@ def read_html(text: str) -> str:
 def read_markup(text: str) -> str:
     """Remove Markdown marks. Headings and list items become sentences; a comma separates bulleted items."""
     text = _SMILEY.sub("", text) if ":" in text or ";" in text else text
+    text = _ESCAPED.sub("", text) if "\\" in text else text
     if "<" in text:
         text = _ANGLED.sub(r"\1", _HEART.sub("❤", text))
     if "`" in text or "~" in text:
-        text = _FENCE.sub("", text)
+        text = _TILDE.sub("-", _FENCE.sub("", text))
     if "[" in text:
         text = _LINK.sub(r"\1", text)
     if "|" in text:
@@ -262,7 +265,11 @@ MAX_PASSES = 4  # maximum number of passes; a pass that changes nothing is the l
 
 _LINE_ENDS = re.compile("\r\n?|[\v\f\x85\u2028]")
 _SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
-_MARKS = str.maketrans("’‘ʼ′“”„«»″−‐‑⁄∕＄％", "'" * 4 + '"' * 6 + "---//$%") | {ord("…"): "..."}
+_MARKS = str.maketrans("’‘ʼ′“”„«»″−‐‑⁄∕＄％", "'" * 4 + '"' * 6 + "---//$%") | {
+    ord("…"): "...",
+    ord("―"): "—",
+    ord("‒"): "–",
+}
 _FRACTIONS = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _OTHER_DIGITS = re.compile(r"[^\x00-\x7f]")
 _STYLED = re.compile("[ℂℍℕℙℚℝℤℓ\u2460-\u24ea\u3371-\u33df\uff01-\uff5e\U0001d400-\U0001d7ff]")  # ①, ㎏, Ａ, 𝐀

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from s1_mini.text.english.measures import UNITS, plural
+from s1_mini.text.english.measures import UNIT, UNITS, plural
 from s1_mini.text.english.numerals import cardinal, ordinal, part_of, parts_of, written
 from s1_mini.text.tables import signs, table, words
 
@@ -435,15 +435,23 @@ _BARE = re.compile(
     r"(?P<command>\\[A-Za-z]++)|(?P<sign>\\[,;:!{}|\\% ])|(?P<brace>[{}])|(?P<script>[\^_])|(?P<word>[A-Za-z]++)|"
     r"(?P<number>\d++(?:[.,]\d++)*+)|(?P<space>[ \t]++)|(?P<operator>[-+*/=<>()\[\]|!,'&])|(?P<other>[\s\S])"
 )
+_THIN_SPACE = re.compile(r"(?<=[\w%])\\[,;](?=\w)")
+_QUANTITY = re.compile(  # a formula that ends in a number before a unit
+    r"(\$(?=[^$\n]{0,80}[\\^])[^$\n]{1,100}+(?<=[\d}])\$ ?|\\(?:approx|sim|pm|leq?|geq?|times) ?\d[\d.,]*+ ?)"
+    rf"(?!in\b|pt\b|bar\b)({UNIT})(?![\w/²³^'·-])"
+)
 _LEADING = re.compile(r"(?:[ ,:=+*/!'&<>)\]]|-(?= ))*+")
 
 
 def read_latex(text: str) -> str:
     """Read formulas as words, and remove the commands of LaTeX texts. Other text stays as written."""
+    if "\\" in text or "^" in text:
+        text = _QUANTITY.sub(lambda found: found[1] + plural(UNITS[found[2]]), text)
     text = _read_dollars(text) if text.count("$") > 1 else text
     if "\\" in text:
         text = _BRACKETED.sub(_bracketed, _read_environments(text))
         text = _LISTED.sub("- ", _DROPPED.sub("", _TITLED.sub(r"\1.\n", _STYLED.sub(r"\1", text))))
+    text = _THIN_SPACE.sub(" ", text)
     return _read_bare(text) if "\\" in text or "^{" in text or "_{" in text else text
 
 
