@@ -36,8 +36,9 @@ _ANYWHERE = table(
     "blvd=Boulevard, hwy=Highway, pkwy=Parkway, dist=district, univ=university, assn=association, intl=international, "
     "natl=national, avg=average, temp=temperature, esq=Esquire, hosp=hospital, assoc=associate, asst=assistant, "
     "mgr=manager, incl=including, excl=excluding, qty=quantity, pkg=package, doz=dozen, attn=attention, hrs=hours, "
-    "mins=minutes, secs=seconds, wk=week, wks=weeks, yrs=years, std=standard, orig=original, alt=alternate, "
-    "mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, rm=room, bldg=building, eds=editors"
+    "mins=minutes, secs=seconds, wk=week, wks=weeks, yrs=years, mos=months, pts=points, std=standard, "
+    "orig=original, alt=alternate, mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, rm=room, "
+    "bldg=building, eds=editors"
 )
 _SLASHED = table(
     "w/o=without, w/=with, b/c=because, 24/7/365=twenty-four seven three sixty-five, c/o=care of, w/out=without, "
@@ -82,7 +83,7 @@ _TITLE = re.compile(
 )
 _DAY = re.compile(
     rf"(?<![\w.'-])({_one_of(_SHORT_DAYS)})"
-    rf"(?:\.(?!\w)|(?=,?\s(?:\d|(?:{'|'.join(_SHORT_MONTHS)}))))"
+    rf"(?:\.(?!\w)|(?=[,:]?\s(?:\d|(?:{'|'.join(_SHORT_MONTHS)}))))"
 )
 _DAY_BEFORE = re.compile(
     r"(?:\b(?:on|until|till|til|this|due|next|last|every|each|by|from|since|before|after|through|thru|open|closed|early|"
@@ -91,7 +92,7 @@ _DAY_BEFORE = re.compile(
 )
 _DAY_AFTER = re.compile(
     rf",? (?:\d|morning|afternoon|evening|night|noon|(?:at|from|to|through|thru|till|until|and|or|&) "
-    rf"(?:\d|noon|{'|'.join(DAYS)}|{_one_of(_SHORT_DAYS)})|{'|'.join(_SHORT_MONTHS)})|\s?[-–/]"
+    rf"(?:\d|noon|{'|'.join(DAYS)}|{_one_of(_SHORT_DAYS)})|{'|'.join(_SHORT_MONTHS)})|\s?[-–/]| [a-z]"
 )
 _SHORT = _SHORT_DAYS | _SHORT_MONTHS
 _SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?\s?[-–]\s?({_one_of(_SHORT)})\b\.?")
@@ -129,8 +130,12 @@ _DEGREE = re.compile(
 )
 _OFFICE = re.compile(r"\b(Sec|Dir)\.(?= (?:of|Gen)\b)")
 _DAY_PAIR = re.compile(r"(?<![\w.'-])(Sat|Sun)\.?(?= ?(?:&|and|/) (?:Sat|Sun|Mon|Fri))|(?<=[&/] )(Sat|Sun)\.(?!\w)")
+_VERSUS = re.compile(
+    r"(?<![\w.'-])((?:[A-Z][\w'&-]{1,30}|[A-Z]\.[A-Z])\.?) v\.? (?=(?:[A-Z][a-z]|[A-Z]\.[A-Z]|United)\w)"
+)
+_VERSION = re.compile(r"(?<![\w.])([vV])\.(?=\d)")
 _AT_START = re.compile(r"(?:^|(?<=[.!?] ))(Min|Max)\.(?= [a-z\d])", re.MULTILINE)
-_UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty)(:?) (?=#?\d)")
+_UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty|[Vv]er)(:?) (?=#?\d)")
 _SLASHED_DAYS = re.compile(rf"(?<![\w/])((?:{_one_of(_SHORT_DAYS)})(?:/(?:{_one_of(_SHORT_DAYS)})){{1,6}})(?![\w/])")
 _SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
@@ -162,7 +167,7 @@ _PARTS = frozenset(
         "dept govt dist univ assn intl natl avg hosp assoc asst misc mgr attn std orig alt temp mts bldg rm doz pkg eds"
     )
 )
-_UNITS = frozenset(words("hrs mins secs wk wks yrs"))
+_UNITS = frozenset(words("hrs mins secs wk wks yrs mos pts"))
 _DEGREES = frozenset(words("m.d b.a m.a b.s m.s j.d r.n d.d.s m.b.a r.i.p r.s.v.p e.t.a"))
 _NOTES = frozenset(("p.s", "n.b", "p.p.s"))  # begin a sentence
 # Abbreviations that are read only next to other words, because their letters are also words of their own.
@@ -282,6 +287,7 @@ def read_abbreviations(text: str) -> str:
     text = _UNDOTTED_NUMBERED.sub(
         lambda found: f"{_cased(_BEFORE_NUMBER[found[1].lower()], found[1])}{found[2]} ", text
     )
+    text = _VERSUS.sub(r"\1 versus ", _VERSION.sub(r"\1", text))
     text = _STATE.sub(lambda found: _STATES[found[1]], text)
     text = _DIRECTION.sub(lambda found: DIRECTIONS[found[1] or found[2]], text)
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)

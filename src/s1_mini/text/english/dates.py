@@ -80,6 +80,7 @@ _DASHED = re.compile(
     re.IGNORECASE,
 )
 _YEAR_MONTH = re.compile(r"(?<![\w/.,$£€-])((?:19|20)\d\d)([-/])(0[1-9]|1[0-2])(?![\w/%]|[.,]\d|-\d)")
+_BETWEEN_DATES = re.compile(r"(?<=\d-\d\d)(?:\s?[–—]\s?|\s-\s)(?=\d{4}-\d\d(?!\d))")
 _SAYS_MONTH = re.compile(
     r"\b(?:dated?|released?|published|updated|created|issued?|expires|month|version|as of|[12]\d{3}-(?:0[1-9]|1[0-2]) ?"
     r"(?:to|until|[-–]))(?::| in| on)? ?$",
@@ -104,7 +105,7 @@ _LASTS = re.compile(r"(?:\b(?:took|takes?|for|after|within|every|wait|waits|in|o
 _SHORT = re.compile(r"(?<![\w'])'(\d\d)(?![\w'])")
 _ERA = re.compile(r"(?<![\w.,])(\d{1,4})\s?(BCE?|AD|CE)\b")
 _ERA_BEFORE = re.compile(r"\bAD (\d{1,4})\b")
-_SPAN = re.compile(rf"(?<![\w.,/$£€-])({_YEAR})\s?([-–/]|to)\s?({_YEAR}|\d\d)(?![\w%]|[.,/-]\d)")
+_SPAN = re.compile(rf"(?<![\w.,/$£€-])({_YEAR})\s?([-–—/]|to)\s?({_YEAR}|\d\d)(?![\w%]|[.,/-]\d)")
 _ALONE = re.compile(r"(?<![\w.,:/$£€+-])(1[01]\d\d|1[2-9]\d\d|20\d\d)(?=('s)?)(?![\w%°]|[.,:/-]\d)")
 _SAYS_YEAR = re.compile(
     r"\b(?:in|since|until|till|year|of|from|by|before|after|summer|winter|spring|autumn|fall)\s$", re.IGNORECASE
@@ -165,7 +166,7 @@ def _year_month(found: re.Match[str]) -> str:
     may_span = int(month) > int(year[2:]) and not (mark == "/" and int(month) > int(year[2:]) + 1)
     is_season = _SEASON.match(found.string, found.end()) is not None
     if may_span and (is_season or not _SAYS_MONTH.search(text_before(found, 20))):
-        return f"{_year(year)} to {cardinal(int(month))}" if month[0] == "0" and mark == "-" else found.group()
+        return f"{_year(year)} to {_year(year[:2] + month)}" if month[0] == "0" and mark == "-" else found.group()
     return f"{MONTHS[int(month) - 1]} {_year(year)}"
 
 
@@ -197,6 +198,8 @@ def _seconds(found: re.Match[str]) -> str:
 def _span(found: re.Match[str]) -> str:
     first, last = found[1], found[3]
     if len(last) == 2:
+        if first.endswith("99") and last == "00" and found[2] != "to":
+            return f"{_year(first)} to {paired(int(first) + 1)}"
         if found[2] == "to" or int(last) <= int(first[2:]):
             return found.group()
         return f"{_year(first)} to {cardinal(int(last))}"
@@ -208,6 +211,7 @@ def _span(found: re.Match[str]) -> str:
 
 
 def read_dates(text: str) -> str:
+    text = _BETWEEN_DATES.sub(" to ", text) if "-" in text else text
     text = _SLASHED.sub(_slashed, _ISO.sub(_iso, text))
     text = _DASHED.sub(_dashed, _YEAR_MONTH.sub(_year_month, text))
     if "/" in text:

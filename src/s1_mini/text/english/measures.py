@@ -72,19 +72,22 @@ _INCHES = re.compile(rf"(?<![\w.,'])({NUMBER})(?:″|'')")
 _NOUN = re.compile(
     r" (?!(?:tall|wide|long|deep|high|thick|across|in|of|and|or|by|x|from|to|at|is|was|apart|away|off|on|up|down|above|"
     r"below|with|for|when|but|if|then|so|as|per|are|were|has|than|taller|shorter|longer|wider|higher|deeper|underwater|"
-    r"each|while|because|before|after|between|over|under|into|through|ago|behind|square|total|later|outside|inside)\b)[A-Za-z]"
+    r"each|more|less|while|because|before|after|between|over|under|into|through|ago|behind|square|total|later|outside|inside)\b)[A-Za-z]"
 )
 _QUOTED = re.compile(r"(?<!\w)'(?=[A-Za-z]|\d{1,9} [a-z])(?:[^'\n]|(?<=\w)'(?=\w))*+$")
 _OF_SIZE = re.compile(r"(\d)(?:\"|″|'')(?= by [\d/ -]{1,8}(?:″|''))|(\d)'(?= by \d{1,3}')")
 _KIND = re.compile(
     r" (?:race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
-    r"line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|beam|monitor|lens)\b"
+    r"line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|beam|monitor|lens|engine|motor|tank|V)\b"
 )
 _CROWD = re.compile(
     r"(?<=\d)m(?= (?:people|users|views|followers|copies|customers|subscribers|downloads|jobs|homes)\b)"
 )
 _BY = re.compile(r"(?<=[\d\"'″])( ?)[x×X] ?(?=\d)")
-_TIMES = re.compile(r"(?<![\w.,])(?<!= )(\d+(?:\.\d+)?|(?:\d+[ -])?\d/\d{1,2})[x×](?!\w|\s?[-+=*/⋅]| (?:minus|over)\b)")
+_TIMES = re.compile(
+    r"(?<![\w.,])(?<!= )(?<!minus )(?<!plus )(?<!\+ )"
+    r"(\d+(?:\.\d+)?|(?:\d+[ -])?\d/\d{1,2})[x×](?!\w|\s?[-+=*/⋅]| (?:minus|over)\b)"
+)
 _DAY = re.compile(
     r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through"
     r"|week of|as of|from \d{1,2}/\d{1,2} to)\s$",
@@ -104,6 +107,9 @@ _INCH_FRACTIONS = (2, 4, 8, 16, 32, 64)
 _AFTER_IN = re.compile(r" (?:the|a|an|this|that|my|his|her|our|their|all|class|total|favor|tests?|[A-Z0-9])\b")
 _MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d{1,2})/(?=(?:4|5|6|10|20|100)(?![\d/]|[.,]\d))")
 _COMPASS = re.compile(r"(?<=\d[°'″])\s?([NSEW])\b(?!\.\w)")
+_STONE = re.compile(r"(?<![\w.,])(\d{1,2}) ?st\.? (?=\d{1,2} ?lbs?\b)")
+_DEGREES = re.compile(r"(?<=\d) ?deg\.? ?(?=[CF]\b)")
+_PER_UNIT = re.compile(r"(?<=\bper )(lb|oz|gal|kg|km|mi|hr|yd|cm|mm|ml|mg|sec)\b(?!/)\.?")
 _PAIRS = {(24, 7), (20, 20), (7, 11), (7, 7), (11, 11)}
 # A number of points out of the highest: after words such as "rated", before "stars", after a label.
 _RATED = frozenset(
@@ -112,6 +118,8 @@ _RATED = frozenset(
         "marks give gives gave giving got get gets getting earned answered verdict overall solid deserves star stars"
     )
 )
+_PART_OF = re.compile(r"\b(?:page|slide|step|episode|question) $", re.IGNORECASE)
+_SCORE = re.compile(r"\b(?:score|result|grade|marks?|points|rating): ?$", re.IGNORECASE)
 _WORD = re.compile("[A-Za-z]++|[.!?\n]")
 _OUT_OF = re.compile(
     r" (?:stars?|points?|on (?:the|my|his|her|a|our|their) (?:\w{1,20} )?(?:test|quiz|exam)|questions|correct)\b"
@@ -157,6 +165,8 @@ def _fraction(found: re.Match[str]) -> str:
 def _score(found: re.Match[str], above: int, below: int) -> str | None:
     """Spell out notation that only looks like a fraction: 24/7, a date after a time word, a score out of 10 or 100."""
     before, after = text_before(found, 40), text_after(found, 24)
+    if _PART_OF.search(before):
+        return f"{cardinal(above)} of {cardinal(below)}"
     if (above, below) == (9, 11):
         return "nine eleven"
     if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(before):
@@ -165,6 +175,7 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
     is_rated = bool(_OUT_OF.match(after) or (is_maximum and _is_rated(before)))
     if below == 5 and above > 1 and _LABELLED.search(before) and _LABEL_ENDS.match(after):
         is_rated = True
+    is_rated |= _SCORE.search(before) is not None
     if above > below or after.startswith(" of "):
         is_rated = False
     is_metre = 1 < above <= 12 and below in (2, 4, 8, 16) and _METRE.match(after) is not None
@@ -257,6 +268,11 @@ def _is_length(found: re.Match[str]) -> bool:
     return found[6] == "in" and (before.endswith(("feet ", "foot ")) or is_followed)
 
 
+def _per_unit(found: re.Match[str]) -> str:
+    is_end = found.group().endswith(".") and is_final(found.string, found.start(), found.end(), "unit")
+    return UNITS[found[1]] + "." * is_end
+
+
 def _rate(found: re.Match[str]) -> str:
     name = UNITS[found[2]]
     per = UNITS.get(found[3], found[3])
@@ -271,7 +287,7 @@ def _percent(found: re.Match[str]) -> str:
 
 
 def _inches(found: re.Match[str]) -> str:
-    is_one = found[1] == "1" or _NOUN.match(text_after(found, 14))
+    is_one = found[1] == "1" or _is_attribute(text_after(found, 14))
     return f"{written(found[1])} {'inch' if is_one else 'inches'}"
 
 
@@ -280,8 +296,13 @@ def _feet_alone(found: re.Match[str]) -> str:
         return found.group()  # the mark closes a quotation
     if _is_angle(found):
         return f"{written(found[1])} {'minute' if found[1] == '1' else 'minutes'}"
-    is_one = found[1] == "1" or _NOUN.match(text_after(found, 14))
+    is_one = found[1] == "1" or _is_attribute(text_after(found, 14))
     return f"{written(found[1])} {'foot' if is_one else 'feet'}"
+
+
+def _is_attribute(after: str) -> bool:
+    """Return whether a length belongs to the noun or the adjective after it: a 6' pole, a 6'-tall fence."""
+    return _NOUN.match(after) is not None or re.match("-[a-z]", after) is not None
 
 
 def _is_angle(found: re.Match[str]) -> bool:
@@ -299,6 +320,7 @@ def read_measures(text: str) -> str:
         text = _PERCENT.sub(_percent, text)
     if "'" in text:
         text = _FEET_ALONE.sub(_feet_alone, _FEET.sub(_feet, text))
-    text = _CROWD.sub(" million", text)
+    text = _CROWD.sub(" million", _DEGREES.sub("°", _STONE.sub(r"\1 stone ", text)))
+    text = _PER_UNIT.sub(_per_unit, text)
     text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))
     return _INCHES.sub(_inches, text).replace("″", '"') if "″" in text or "''" in text else text

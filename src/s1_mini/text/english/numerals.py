@@ -258,10 +258,22 @@ _WORD_BETWEEN = re.compile(
     r"(\d{1,4})(s?)(?!\w|[.,]\d)"
 )
 
+_COUNTED_NUMBERS = re.compile(  # two 5s, size 10s
+    r"(\b(?:two|three|four|five|six|seven|eight|nine|ten|several|many|straight|sizes?|Glock|Mark|lucky|double|triple) )"
+    r"(\d{1,3})s(?:( and | or )(\d{1,3})s)?(?!\w)",
+    re.IGNORECASE,
+)
+
 
 def read_joined(text: str) -> str:
-    """Replace the hyphens around a word between two numbers by spaces."""
+    """Replace the hyphens around a word between two numbers by spaces, and spell out numbers that are counted."""
+    text = _COUNTED_NUMBERS.sub(_counted_numbers, text)
     return _WORD_BETWEEN.sub(_joined, text) if "-" in text else text
+
+
+def _counted_numbers(found: re.Match[str]) -> str:
+    last = f"{found[3]}{plural_number(paired(int(found[4])))}" if found[3] else ""
+    return f"{found[1]}{plural_number(paired(int(found[2])))}{last}"
 
 
 def _joined(found: re.Match[str]) -> str:

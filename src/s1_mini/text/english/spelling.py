@@ -243,6 +243,8 @@ def _version(found: re.Match[str]) -> str:
 
 _PLURAL_NUMBER = re.compile(r"(?<![\w.,'$£€/-])(7[0-8]7|911|501)s(?!\w)")  # 747s
 _PLURAL_AFTER = re.compile(r"\b(?:took|takes?|for|after|within|every|waits?|in|lasts?|lasted|than|about|by|to) $")
+_NUMBERED_ERS = re.compile(r"(?<![\w.,-])(\d\d)ers\b")  # 49ers
+_FOURS = re.compile(r"(?<![\w.,])(\d{1,2})[x×](\d{1,2})s(?!\w)")  # 4x4s
 _MODEL_PLURAL = re.compile(
     r"(?:(?<=[GR]TX )|(?<=Model )|(?<=PlayStation ))(\d{1,4})s(?!\w)|(?<=iPhone )(\d{1,2})s(?!\w)"
 )
@@ -277,6 +279,8 @@ def _plural_number(found: re.Match[str]) -> str:
 
 def _read_designations(text: str) -> str:
     """Spell out the names of aircraft, companies and clauses, and the plurals of numbers that are names."""
+    text = _NUMBERED_ERS.sub(lambda found: f"{cardinal(int(found[1])).removesuffix('e')}ers", text)
+    text = _FOURS.sub(lambda found: f"{cardinal(int(found[1]))} by {plural_number(cardinal(int(found[2])))}", text)
     text = _AIRLINER.sub(_airliner, text)
     text = _GRAPHICS.sub(lambda found: run(found[1]), text)
     text = _A_JET.sub(lambda found: run(found[1]), _JET.sub(lambda found: run(found[1]) + found[2].title(), text))
