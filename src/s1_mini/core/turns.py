@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
+from math import inf
 from typing import Generic, TypeVar
 
 Flow = TypeVar("Flow", bound=Hashable)
@@ -83,12 +84,17 @@ class SlotShares:
         self._count = count
         self._held: Counter[str] = Counter()  # slots by client
         self._open: Counter[str] = Counter()  # begun utterances by client, until their last audio
+        self._num_with_several = 0  # clients with more than one such utterance
         self._begun: dict[str, float] = {}  # when each recent client last began an utterance
+        self._checked = -inf  # when `_begun` was last reduced to recent clients
 
     def begin(self, client: str, now: float) -> None:
         self._held[client] += 1
         self._open[client] += 1
-        self._begun = {each: at for each, at in self._begun.items() if self._is_recent(each, at, now)} | {client: now}
+        self._num_with_several += self._open[client] == 2
+        self._begun[client] = now
+        if len(self._begun) > 4 * self._count:
+            self._num_recent(now)
 
     def leave(self, client: str) -> None:
         """Count an utterance that has left its slot."""
@@ -96,6 +102,7 @@ class SlotShares:
 
     def end(self, client: str) -> None:
         """Count an utterance that has all its audio, or that was cancelled."""
+        self._num_with_several -= self._open[client] == 2
         _decrease(self._open, client)
 
     def may_begin(self, client: str, num_free: int, now: float, *, is_behind: bool) -> bool:
@@ -104,12 +111,19 @@ class SlotShares:
         If the next stage is behind (`is_behind`) because of a client's many utterances, a client without any may.
         """
         if is_behind:
-            return not self._open[client] and max(self._open.values(), default=0) > 1
-        others = sum(each != client and self._is_recent(each, at, now) for each, at in self._begun.items())
-        return num_free > 1 or not others or self._held[client] < self._count / (1 + others)
+            return self._num_with_several > 0 and client not in self._open
+        if num_free > 1 or client not in self._held:
+            return True
+        num_others = self._num_recent(now) - 1  # it holds a slot, so it is recent
+        return not num_others or self._held[client] < self._count / (1 + num_others)
 
-    def _is_recent(self, client: str, begun: float, now: float) -> bool:
-        return self._held[client] > 0 or now - begun < RECENT_S
+    def _num_recent(self, now: float) -> int:
+        if now != self._checked:
+            self._checked = now
+            self._begun = {
+                each: begun for each, begun in self._begun.items() if each in self._held or now - begun < RECENT_S
+            }
+        return len(self._begun)
 
 
 def _decrease(counts: Counter[str], client: str) -> None:

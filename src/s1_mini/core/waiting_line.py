@@ -147,6 +147,8 @@ class WaitingLine:
         with self._lock:
             clients = {request.flow[0] for request in self._waiting}
             clients = {each for each in clients if self._may_begin(each, free, now, is_behind=is_behind)}
+            if not clients:
+                return None
             requests = [request for request in self._eligible() if request.flow[0] in clients]
             return self._delay(requests, free, now) if requests else None
 
