@@ -37,6 +37,7 @@ from s1_mini.text.tags import blank_tags, without_tags
         # Links and buttons next to each other are words of their own.
         ("<a href='x'>Home</a><a href='y'>About</a>", "Home About"),
         ("<button>Buy</button><button>Sell</button>", "Buy Sell"),
+        ("<svg><text>chart</text></svg>The <textarea>notes</textarea>end", "chart The notes end"),
         ("<my-tag>one</my-tag> <o:p>two</o:p> <foo>three</foo>", "one two three"),
         # Attributes may have any sign in quotation marks.
         ('<a title="a > b" href=\'c">d\'>link</a>', "link"),

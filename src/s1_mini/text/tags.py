@@ -28,7 +28,7 @@ _IS_HIDDEN = re.compile(
     r"\shidden(?![\w-])|\sstyle\s{0,9}=\s{0,9}[\"'][^\"']*?display\s{0,9}:\s{0,9}none", re.IGNORECASE
 )
 _NAMED = re.compile(r"<(/?)([A-Za-z][\w:-]*+)(?=[\s/>])[^<>]*+>?")
-_ADJACENT = re.compile(r"</(?:a|button|label|textarea)>(?=<(?:a|button|label|textarea|input|select)\b)", re.IGNORECASE)
+_ADJACENT = re.compile(r"</(?:a|label)>(?=<(?:a|label)\b)", re.IGNORECASE)
 _EXPONENT = re.compile(r"(?:\d|\)|(?<![^\W\d_])[A-Za-zµ]{1,2})\Z")
 
 _BLOCKS = frozenset(
@@ -52,9 +52,8 @@ _INLINE = frozenset(
 )
 _KNOWN = _BLOCKS | _HIDDEN | _VOID | _INLINE
 _MARKS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)} | {"li": "- "}
-_INLINE_IN_WORDS = (_INLINE | frozenset(("wbr",))) - frozenset(
-    ("td", "th", "img", "input", "button", "textarea", "svg")
-)
+_BOXES = frozenset(("img", "input", "button", "textarea", "svg"))  # divide words
+_INLINE_IN_WORDS = (_INLINE | frozenset(("wbr",))) - _BOXES - frozenset(("td", "th"))
 _OPENED = {"<!--": "-->", "<![CDATA[": "]]>"}
 FILLER = "\u2060"  # word joiner
 
@@ -235,5 +234,7 @@ def _lay_out(output: _Output, tag: str, following: str) -> None:
         output.break_line(2 if name in _PARAGRAPHS else 1, opened)
     elif tag in ("td", "th"):
         output.end_cell()
+    elif name in _BOXES and output.last()[-1:].isalnum() and following.isalnum():
+        output.add(" ")
     elif tag == "sup" and following.isdecimal() and _EXPONENT.search(output.last()):
         output.add("^")  # 10<sup>6</sup> is a power, not 106
