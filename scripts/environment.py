@@ -44,7 +44,7 @@ METADATA = (
     "requirements.txt",
     *(
         f"requirements-{extra}.txt"
-        for extra in ("server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp")
+        for extra in ("server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp", "sdk")
     ),
 )
 # --no-compile: Python compiles a module when it is first imported, and most modules never are.

@@ -13,6 +13,7 @@ import torch
 from hypothesis import settings
 
 from deployments import REGION
+from own_folder import python_with
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from voice_formats import BOOKS
@@ -106,6 +107,12 @@ def no_grad() -> Iterator[None]:
     """Run a test without gradients, as the engine runs models."""
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(scope="session")
+def sdk_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the extra `sdk`."""
+    return python_with(tmp_path_factory.mktemp("sdk"), "--requirement", "requirements-sdk.txt")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Literal
 
 from s1_mini.exceptions import ConfigurationError
 
-Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp"]
+Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp", "sdk"]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.txt has the versions
     "server": (
@@ -34,6 +34,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
     "vllm": ("vllm",),
     "wyoming": ("wyoming",),
     "mcp": ("httpx2", "mcp"),
+    "sdk": ("s3fs", "sagemaker"),
 }
 
 

@@ -11,8 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SDK_PINS = ["sagemaker==3.27.0", "aiobotocore>=2.20", "s3fs>=2025"]  # the last two keep pip from backtracking
 VOICES = len(list((ROOT / "src" / "s1_mini" / "default_model" / "voices").iterdir()))
 SOUNDS = {"01_first_sentence": 5 + VOICES, "02_batching_and_latency": 0, "03_deploy_to_sagemaker": 2}
 PICTURES = {"01_first_sentence": 3, "02_batching_and_latency": 3, "03_deploy_to_sagemaker": 1}
@@ -220,18 +217,10 @@ def test_the_network_fence_blocks_other_hosts(desk: Path, environment: dict[str,
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Proactor event loop")
 def test_the_sdks_cells_ask_the_endpoint_and_make_and_remove_a_config(
-    desk: Path, environment: dict[str, str], kernels: Path
+    desk: Path, environment: dict[str, str], kernels: Path, sdk_python: Path
 ) -> None:
-    """Runs in a separate environment: this one's packages, plus version 3 of AWS's `sagemaker`."""
-    venv.create(desk / "venv", with_pip=False)
-    base = {"base": str(desk / "venv"), "platbase": str(desk / "venv")}
-    python = Path(sysconfig.get_path("scripts", "venv", base), Path(sys.executable).name)
-    packages = Path(sysconfig.get_path("purelib", "venv", base))
-    (packages / "here.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-    subprocess.run([python, "-m", "pip", "install", "--no-input", "--quiet", *SDK_PINS], check=True, cwd=desk)
-
     book = read(ROOT / "notebooks" / "03_deploy_to_sagemaker.ipynb")
-    book = execute(book, desk, environment, str(python), kernels)
+    book = execute(book, desk, environment, str(sdk_python), kernels)
 
     check_sounds(book, SOUNDS["03_deploy_to_sagemaker"] + 1)
     assert "endpoint-config/captured s1-mini-demo-Model-" in streams(book, "stdout")

@@ -107,6 +107,42 @@ def test_a_body_may_begin_with_a_byte_order_mark(http: httpx2.Client) -> None:
     assert "UTF-16" in refused.text
 
 
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/octet-stream"}], ids=["none", "octet-stream"])
+@pytest.mark.parametrize("start", [b"", b"\r\n \t", b"\xef\xbb\xbf"], ids=["object", "space", "mark"])
+def test_a_json_object_needs_no_content_type(http: httpx2.Client, headers: dict[str, str], start: bytes) -> None:
+    content = start + json.dumps(SHORT).encode()
+
+    answer = http.post("/invocations", content=content, headers=headers)
+
+    assert answer.content == http.post("/invocations", json=SHORT).content
+
+
+def test_a_json_object_for_another_route_needs_no_content_type(http: httpx2.Client) -> None:
+    body = json.dumps({"model": "s1-mini", "input": "Good morning.", "response_format": "wav", "max_new_tokens": 8})
+
+    answer = http.post("/invocations", content=body.encode(), headers={ATTRIBUTES: "route=/v1/audio/speech"})
+
+    assert (answer.status_code, answer.content[:4]) == (200, b"RIFF")
+
+
+@pytest.mark.parametrize("headers", [{}, {ATTRIBUTES: "route=/v1/audio/speech"}], ids=["invocations", "route"])
+@pytest.mark.parametrize("content", [b"", b"RIFF", b"text={", b"[1]", b'"a"'])
+def test_other_bodies_without_a_content_type_are_refused(
+    http: httpx2.Client, headers: dict[str, str], content: bytes
+) -> None:
+    answer = http.post("/invocations", content=content, headers=headers)
+
+    assert error_of(answer) == (415, "content_type_unsupported")
+    assert "a body without Content-Type is not supported; send application/json" in answer.text
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "text/csv", "application/x-www-form-urlencoded", "application/x-npy"])
+def test_json_with_another_content_type_is_refused(http: httpx2.Client, kind: str) -> None:
+    answer = http.post("/invocations", content=json.dumps(SHORT).encode(), headers={"Content-Type": kind})
+
+    assert error_of(answer) == (415, "content_type_unsupported")
+
+
 def test_more_lines_than_allowed_are_refused_before_anything_is_spoken(http: httpx2.Client) -> None:
     body = (json.dumps(SHORT) + "\n") * 1001
 

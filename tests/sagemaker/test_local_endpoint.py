@@ -51,6 +51,15 @@ def test_invoke_endpoint_returns_the_containers_response(runtime: Any, http: htt
     assert answer["Body"].read() == direct.content
 
 
+def test_boto3_needs_no_content_type_for_json(runtime: Any) -> None:
+    untyped = {name: value for name, value in call().items() if name != "ContentType"}
+
+    whole = runtime.invoke_endpoint(**untyped, Accept="audio/pcm")["Body"].read()
+    parts = runtime.invoke_endpoint_with_response_stream(**untyped, Accept="audio/pcm")["Body"]
+
+    assert whole == b"".join(event["PayloadPart"]["Bytes"] for event in parts)
+
+
 def test_sessions_work_through_boto3(runtime: Any) -> None:
     begun = runtime.invoke_endpoint(
         EndpointName=ENDPOINT, Body=b"{}", SessionId="NEW_SESSION", ContentType="application/json"

@@ -1,8 +1,8 @@
 """`POST /invocations` and `GET /execution-parameters`.
 
-The body is JSON, JSON lines or a form; `Accept` selects the format of the response; the custom attributes may select
-another route. The header `X-Amzn-SageMaker-Session-Id` opens or names a session; closing one also needs
-`"requestType": "CLOSE"` in the body. `GET /ping` and the bidirectional stream are routes of the server.
+The body is JSON, which needs no Content-Type, JSON lines or a form; `Accept` selects the format of the response; the
+custom attributes may select another route. The header `X-Amzn-SageMaker-Session-Id` opens or names a session; closing
+one also needs `"requestType": "CLOSE"` in the body. `GET /ping` and the bidirectional stream are routes of the server.
 
 SageMaker passes on up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes`. The container uses
 comma-separated `name=value` pairs: `route=/v1/audio/speech` in a request, `sample_rate=44100,format=pcm` in a response.
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from s1_mini.exceptions import ParameterError, QueueFullError, S1MiniError
 from s1_mini.sagemaker import sessions
@@ -69,6 +69,9 @@ RETRY_S = 1.0
 JSON_LINES = "application/jsonlines"
 JSON_LINES_TYPES = frozenset({JSON_LINES, "application/x-jsonlines", "application/jsonl", "application/x-ndjson"})
 MAX_HEADER = 1024  # characters of a header
+# AWS's clients send no Content-Type unless the caller names one; the default serializer of the `sagemaker` SDK sends
+# this one.
+UNKNOWN_TYPES = frozenset({"", "application/octet-stream"})
 
 _ANY = {"*/*", "audio/*"}
 _JSON = {JSON, "application/*", *JSON_LINES_TYPES}
@@ -86,6 +89,7 @@ _AUDIO: dict[str, AudioFormat] = {
     "audio/pcm": "pcm",
 }
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*+\{")
 
 
 class InvocationBody(SpeechBody):
@@ -118,7 +122,7 @@ async def invoke(request: Request) -> Response:
     if route is not None and route != "/invocations":
         if target is not None:
             raise InvalidError(TARGET_HEADER, f"cannot be combined with route={route}, which has one model")
-        return Rerouted(request, route)
+        return Rerouted(await with_type(request), route)
     if target is not None:
         return await answer(request, request.app.state.hosted.find(target).engine)
     return await answer(request, request.app.state.engine)
@@ -140,10 +144,11 @@ class Rerouted(Response):
 
     def __init__(self, request: Request, route: str) -> None:
         super().__init__()
-        self._router, self._route = request.app.router, route
+        self._request, self._route = request, route
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._router({**scope, "path": self._route, "raw_path": self._route.encode()}, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the request has one
+        target = {"path": self._route, "raw_path": self._route.encode(), "headers": self._request.scope["headers"]}
+        await self._request.app.router({**scope, **target}, self._request.receive, send)
 
 
 def routes_of(request: Request) -> frozenset[str]:
@@ -153,8 +158,29 @@ def routes_of(request: Request) -> frozenset[str]:
     return frozenset({path for path in found if "{" not in path} | {"/invocations"})
 
 
+async def with_type(request: Request) -> Request:
+    """Return the request; a JSON object without a type, or with that of unknown bytes, gets the type of JSON.
+
+    Raises the errors of reading the body.
+    """
+    if content_type(request) not in UNKNOWN_TYPES:
+        return request
+    body = await request.body()
+    headers = request.scope["headers"]
+    if _JSON_OBJECT.match(body):
+        others = [pair for pair in headers if pair[0] != b"content-type"]
+        headers = [*others, (b"content-type", JSON.encode())]
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:  # the body again, then the client's disconnect
+        return messages.pop() if messages else await request.receive()
+
+    return Request({**request.scope, "headers": headers}, receive)
+
+
 async def answer(request: Request, engine: SpeechEngine) -> Response:
     read_attributes(request.headers.get(ATTRIBUTES))
+    request = await with_type(request)
     session_id, known = request.headers.get(sessions.ID_HEADER), request.app.state.sessions
     if content_type(request) in JSON_LINES_TYPES:
         if session_id is not None:
