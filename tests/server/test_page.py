@@ -61,6 +61,21 @@ AudioNode.prototype.connect = function (to, ...rest) {
 };
 """
 
+# Streams break after their first audio, while `broken` is true.
+BREAK = """
+const send = window.fetch;
+window.broken = true;
+window.fetch = async (...request) => {
+  const answer = await send(...request);
+  if (!window.broken || !String(request[0]).includes("/stream/")) return answer;
+  const transform = (bytes, stream) => {
+    if (document.getElementById("page").dataset.firstByteMs) stream.error(new TypeError("network error"));
+    else stream.enqueue(bytes);
+  };
+  return new Response(answer.body.pipeThrough(new TransformStream({ transform })), { headers: answer.headers });
+};
+"""
+
 Open = Callable[..., Page]
 WITHIN_MS = 1000 * EVENTUALLY_S
 expect.set_options(timeout=WITHIN_MS)
@@ -201,8 +216,25 @@ def test_stop_cancels_the_request_in_the_engine(
     expect(page.get_by_role("button", name="Speak")).to_be_focused()
     expect(page.get_by_role("button", name="Download", exact=True)).to_be_visible()
     assert "generatedMs" not in data(page)
+    expect(page.locator("#history-list .about")).to_contain_text("stopped early")
     more.set()
     wait_until(lambda: voiced.health_check()["requests"] == 0)
+
+
+@needs_browser
+def test_audio_whose_stream_broke_is_marked_in_the_history(visit: Open, more: threading.Event) -> None:
+    """Audio that arrived whole has no mark."""
+    page = visit(script=BREAK)
+    speak(page, LONG)
+    expect(page.locator("main")).to_have_attribute("data-first-byte-ms", re.compile(r"\d"))
+    more.set()
+
+    expect(page.get_by_role("alert")).to_contain_text("The connection was lost. The audio broke off after")
+    expect(page.locator("#history-list .about")).to_contain_text(re.compile(r"clara · \d+\.\d s · broke off · seed"))
+    page.evaluate("window.broken = false")
+    speak(page, "Hello there.")
+    expect(page.locator("main")).to_have_attribute("data-state", "done")
+    expect(page.locator("#history-list .about").first).to_contain_text(re.compile(r"clara · \d+\.\d s · seed"))
 
 
 @needs_browser
@@ -247,7 +279,9 @@ def test_an_invalid_value_is_explained_at_its_field(visit: Open) -> None:
 
     text.fill("a" * 30_000)
     page.keyboard.press("Control+Enter")
-    expect(alert).to_have_text("text: has 30000 characters; the limit is 20000. Split the text.", use_inner_text=True)
+    expect(alert).to_have_text(
+        "The text has 30000 characters; the limit is 20000. Split the text.", use_inner_text=True
+    )
     assert page.evaluate("document.getElementById('text').offsetHeight <= innerHeight / 2")
 
 
@@ -321,7 +355,7 @@ def test_a_short_recording_can_be_a_voice_and_a_deleted_voice_refreshes_the_list
     with shown.client() as client:
         assert client.delete("/v1/voices/aaron").status_code == 204
     speak(page, "Hello.", voice="aaron")
-    expect(page.get_by_role("alert")).to_contain_text("unknown voice 'aaron'")
+    expect(page.get_by_role("alert")).to_contain_text("Unknown voice 'aaron'")
     expect(page.get_by_role("alert")).to_contain_text("list of voices has been refreshed; choose another")
     expect(page.get_by_role("radio", name="aaron")).to_have_count(0)
 
@@ -359,7 +393,7 @@ def test_an_existing_voice_can_be_replaced_where_the_error_allows_it(visit: Open
         if page.get_by_role("radio", name="hum").count() == 0:
             expect(page.get_by_role("radio", name="hum")).to_be_checked()
 
-    expect(page.locator("#add-error")).to_contain_text("replace")
+    expect(page.locator("#add-error")).to_contain_text("or tick “Replace an added voice")
     page.get_by_role("checkbox", name="Replace").check()
     page.get_by_role("button", name="Add voice").click()
     expect(page.get_by_text("hum was added.")).to_be_visible()
@@ -521,6 +555,55 @@ def test_while_recording_the_whole_script_and_the_stop_button_are_in_sight(
     expect(script).to_be_in_viewport(ratio=1)
     expect(page.get_by_role("button", name="Stop recording")).to_be_in_viewport(ratio=1)
     assert script.evaluate("(e) => e.scrollHeight - e.clientHeight") <= 0
+
+
+@needs_browser
+def test_an_error_in_a_dialog_is_in_the_page_s_words_and_leaves_its_buttons_in_sight(visit: Open) -> None:
+    """Also with the player of the recording and a long transcript, on a laptop."""
+    page = adding(visit(viewport={"width": 1280, "height": 720}))
+    page.get_by_role("textbox", name="Name").fill("Süd")
+    upload(page, wav_of(5.0))
+    expect(page.locator("#add-audio")).to_be_visible()
+    page.get_by_label("Transcript").fill("Hm. " * 200)
+    page.get_by_role("button", name="Add voice").click()
+
+    alert = page.locator("#add-error")
+    expect(alert).to_contain_text("'süd' is not a valid name; use 1 to 64 of a-z")
+    expect(page.get_by_role("textbox", name="Name")).to_be_focused()
+    for part in (alert, *(page.get_by_role("button", name=name) for name in ("Add voice", "Cancel"))):
+        expect(part).to_be_in_viewport(ratio=1)
+    page.get_by_role("textbox", name="Name").fill("clara")
+    page.get_by_role("button", name="Add voice").click()
+    expect(alert).to_have_text("'clara' is a voice of the checkpoint; choose a different name.")
+
+
+@needs_browser
+def test_messages_of_the_server_name_what_the_page_shows_and_no_field_of_the_api(visit: Open) -> None:
+    said = visit().evaluate(
+        """async () => {
+          const { inWords } = await import("/static/errors.js");
+          const say = (field, reason, isNewVoice) => inWords({ field, message: `${field}: ${reason}` }, isNewVoice);
+          return [
+            say("voice_settings.speed", "9: input should be less than or equal to 4"),
+            say("text", "line 1, column 7: <a> is not closed"),
+            say("top_p", "is not supported by this model, which does not sample; omit it"),
+            say("text", "is empty; provide the exact words of the recording", true),
+            say("name", "'hum' already exists; choose a different name, or set replace", true),
+            inWords({ field: null, message: "the error was logged with this request_id", request_id: "r1" }),
+            inWords({ field: null, message: "the file is 9 bytes; compress it or raise S1_MINI_MAX_REFERENCE_BYTES" }),
+          ];
+        }"""
+    )
+
+    assert said == [
+        "The speed should be less than or equal to 4, not 9.",
+        "Line 1, column 7: <a> is not closed.",
+        "Top-p is not supported by this model, which does not sample; omit it.",
+        "The transcript is empty; provide the exact words of the recording.",
+        "'hum' already exists; choose a different name, or tick “Replace an added voice of this name”.",
+        "The error was logged as r1.",
+        "The file is 9 bytes; compress it.",
+    ]
 
 
 @needs_browser

@@ -134,7 +134,7 @@ def test_a_failed_download_shows_the_message_of_the_server(visit: Open, voiced: 
 
     page.get_by_role("button", name="Download", exact=True).click()
 
-    expect(page.get_by_role("alert")).to_contain_text("unknown voice 'guest'")
+    expect(page.get_by_role("alert")).to_contain_text("Unknown voice 'guest'")
     page.get_by_label("Download as").select_option("wav")
     with page.expect_download():
         page.get_by_role("button", name="Download", exact=True).click()
@@ -296,7 +296,7 @@ def test_the_message_for_an_error_in_markup_is_shown(visit: Open) -> None:
     page.get_by_label("Markup").select_option("SSML")
     speak(page, "<speak>One.</spoken>")
 
-    expect(page.get_by_role("alert")).to_contain_text("text: line 1, column")
+    expect(page.get_by_role("alert")).to_contain_text("Line 1, column")
     expect(page.get_by_role("textbox", name="Text")).to_be_focused()
     expect(page.get_by_role("textbox", name="Text")).to_have_attribute("aria-invalid", "true")
 

@@ -1,11 +1,11 @@
 // The page's requests to the server, and their error messages. URLs are relative, so that a path prefix works.
 
+import { inWords } from "./errors.js";
 import { keep, recall } from "./kept.js";
 
 const KEY = "s1_mini.key";
 const DEFAULT_RATE = 24000; // Hz, until the server reports the rate of its model
 let modelRate = null; // Hz
-const FOR_ITS_OWNER = / or raise S1_MINI_\w+| \((S1_MINI_\w+(, )?)+\)/g; // advice about settings, which only the server's operator can change
 
 export class ApiError extends Error {
   constructor(message, { status = 0, code = "", field = null, retryAfter = null } = {}) {
@@ -39,6 +39,7 @@ async function* readPieces(body) {
   let rest = "";
   for (const reader = body.pipeThrough(new TextDecoderStream()).getReader(); ; ) {
     const { done, value } = await reader.read();
+    if (done && rest) throw new ApiError("The connection was lost.");
     if (done) return;
     const lines = (rest + value).split("\n");
     rest = lines.pop();
@@ -94,17 +95,15 @@ async function send(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server cannot be reached.");
   }
-  if (!response.ok) throw await readError(response);
+  if (!response.ok) throw await readError(response, options.body instanceof FormData);
   return response;
 }
 
-async function readError(response) {
+async function readError(response, isNewVoice) {
   const { error = {} } = await response.json().catch(() => ({}));
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
-  const asks = recall("sessionStorage", KEY) ? "The server does not accept this API key" : "This server requires an API key";
-  let message = response.status === 401 ? asks : error.message || `The server answered ${response.status} ${response.statusText}`.trim();
-  message = message.replace(FOR_ITS_OWNER, "");
-  if (!/[.!?]$/.test(message)) message += ".";
+  const asks = recall("sessionStorage", KEY) ? "The server does not accept this API key." : "This server requires an API key.";
+  let message = response.status === 401 ? asks : error.message ? inWords(error, isNewVoice) : `The server answered ${response.status} ${response.statusText}`.trim() + ".";
   if (retryAfter && !/again/i.test(message)) message += ` Try again in ${retryAfter} s.`;
   return new ApiError(message, { status: response.status, code: error.code, field: error.field, retryAfter });
 }

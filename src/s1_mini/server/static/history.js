@@ -6,7 +6,7 @@ import { showWord } from "./words.js";
 const MAX_ITEMS = 20;
 const MAX_SAMPLES = 32 * 2 ** 20; // of all items, 64 MiB; 23 minutes at 24 kHz
 
-/** Fires `play` and `save` with an item: {body, clip, words}. */
+/** Fires `play` and `save` with an item: {body, clip, words, cut}; `cut` says why the end of the audio is missing, or is "". */
 export class History extends EventTarget {
   rows = new Map(); // by item, newest first
 
@@ -37,11 +37,11 @@ export class History extends EventTarget {
   }
 
   row(speech) {
-    const { body, clip } = speech;
+    const { body, clip, cut } = speech;
     const row = element("history-row").content.firstElementChild.cloneNode(true);
     const beginning = body.text.trim().slice(0, 40);
     row.querySelector(".said").textContent = body.text;
-    row.querySelector(".about").textContent = [body.voice, `${clip.seconds.toFixed(1)} s`, body.speed !== 1 && `${body.speed}×`, `seed ${body.seed}`].filter(Boolean).join(" · ");
+    row.querySelector(".about").textContent = [body.voice, `${clip.seconds.toFixed(1)} s`, cut, body.speed !== 1 && `${body.speed}×`, `seed ${body.seed}`].filter(Boolean).join(" · ");
     for (const [name, verb] of [["play", "Play"], ["save", "Download"]]) {
       const button = row.querySelector(`.${name}`);
       button.setAttribute("aria-label", `${verb}: ${beginning}`);

@@ -28,7 +28,7 @@ const wave = new Wave(element("wave"));
 const voices = new Voices();
 const adding = new Adding();
 const history = new History();
-let current = null; // {body, clip, words, warning}: the audio that is being generated, or was played last
+let current = null; // {body, clip, words, warning, cut}: the audio that is being generated, or was played last
 let word = null; // the highlighted word of the current text
 let abort = null; // AbortController of the speech request
 let saving = null; // AbortController of a download
@@ -50,6 +50,7 @@ async function start() {
     if (!speech.clip.length) throw new ApiError("The server sent no audio.");
     enter("playing", "Speaking…");
   } catch (error) {
+    speech.cut = signal.aborted ? "stopped early" : "broke off";
     if (signal.aborted) return;
     player.pause();
     const { clip } = speech;
@@ -65,7 +66,7 @@ function begin(body) {
   abort = new AbortController();
   asked = performance.now();
   highlight(null);
-  current = { body, clip: null, words: new Words(body.text, body.text_type), warning: "" };
+  current = { body, clip: null, words: new Words(body.text, body.text_type), warning: "", cut: "" };
   for (const name of Object.keys(page.dataset)) delete page.dataset[name];
   const expected = 0.5 + body.text.length / CHARACTERS_PER_S / body.speed;
   Object.assign(wave, { clip: null, position: 0, expected });
@@ -143,7 +144,7 @@ function replay(speech) {
     offer();
     element("progress").classList.add("unseen");
     showFigures();
-    enter("done", `From the history: ${speech.clip.seconds.toFixed(1)} s.`);
+    enter("done", `From the history: ${speech.clip.seconds.toFixed(1)} s${speech.cut && `, ${speech.cut}`}.`);
     settle();
   }
   player.play();
