@@ -482,7 +482,12 @@ class ProductionTTSEngine(_Voices):
         if (plan := running.planner.plan(request)) is None:
             return self._submit(request, deadline=deadline, streams=streams)
         for reference in request.references:  # encode each once; all parts then find it in the cache
-            plan = plan.with_warning(wait(running.encode(reference), deadline).warning)
+            encoding = running.encode(reference)
+            try:
+                plan = plan.with_warning(wait(encoding, deadline).warning)
+            except BaseException:
+                encoding.cancel()
+                raise
         return Composition(plan, partial(self._submit, deadline=deadline, streams=streams), deadline).begin()
 
     def _submit(self, request: TTSRequest, *, deadline: float, streams: bool) -> OutputQueue:

@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from s1_mini.audio.conditioning import MAX_END_S, MAX_PAUSE_S, condition
+from s1_mini.exceptions import ReferenceAudioError
 
 RATE = 24_000
 SPEECH, _ = soundfile.read(Path(__file__).parents[2] / "docs" / "voice" / "reference.wav", dtype="float32")
@@ -147,3 +148,11 @@ def test_any_sound_remains_a_recording(wave: np.ndarray) -> None:
     assert len(conditioned) >= RATE // 2
     assert conditioned.dtype == np.float32
     assert np.isfinite(conditioned).all()
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4], ids=str)
+def test_a_muted_microphone_with_an_offset_is_silent(noise: float) -> None:
+    wave = (0.3 + noise * np.random.default_rng(0).standard_normal(5 * 24_000)).astype(np.float32)
+
+    with pytest.raises(ReferenceAudioError, match="the recording is silent"):
+        condition(wave, 24_000)

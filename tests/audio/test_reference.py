@@ -348,3 +348,10 @@ def test_the_messages_of_libmpg123_are_silenced_only_on_request():
     assert any("mpg123" in line or "Note:" in line for line in loud)
     assert quiet[-1] == "and so does stderr"
     assert set(quiet[:-1]) == {"the log goes on"}
+
+
+def test_a_wav_of_countless_chunks_is_copied_at_most_once() -> None:
+    chunks = (b"ds64" + struct.pack("<I", 16) + bytes(16)) * 3000
+
+    for head in (b"RIFF", b"RF64"):
+        assert_refused(head + bytes(4) + b"WAVE" + chunks + bytes(2**20), "not audio")

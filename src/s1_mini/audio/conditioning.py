@@ -14,6 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import soxr
 
+from s1_mini.audio.reference import SILENCE
+from s1_mini.exceptions import ReferenceAudioError
+
 VERSION = 1  # part of the key of cached encodings; increase it with every change of the results
 
 # Silence. Levels are measured in frames.
@@ -39,6 +42,7 @@ STEADY = 0.5  # a line of hum has this share of its median amplitude nearly alwa
 NEARLY_ALWAYS = 85  # per cent of the time
 
 MIN_LEVEL, MAX_LEVEL, LEVEL = 0.02, 0.4, 0.1  # RMS of speech; a level outside the first two is set to the third
+MAX_GAIN = 100.0  # 40 dB; more would only raise noise
 
 NEAR_PEAK, MAX_NEAR_PEAK = 0.85, 0.03  # clipped speech has more than this share of its samples near the peak
 WARN_REMOVED_S, WARN_REMOVED = 1.0, 0.2  # seconds and share of the recording
@@ -52,7 +56,10 @@ class Conditioned(NamedTuple):
 
 
 def condition(wave: np.ndarray, sample_rate: int) -> Conditioned:
-    """Condition a float32 wave [samples] of at least half a second of speech, at `sample_rate` in Hz."""
+    """Condition a float32 wave [samples] of at least half a second of speech, at `sample_rate` in Hz.
+
+    Raises `ReferenceAudioError` if only an offset or rumble was recorded.
+    """
     warnings = []
     sizes = np.abs(_speech(wave - wave.mean(), sample_rate))
     if np.mean(sizes > NEAR_PEAK * sizes.max()) > MAX_NEAR_PEAK:
@@ -68,8 +75,13 @@ def condition(wave: np.ndarray, sample_rate: int) -> Conditioned:
     total_s, kept_s = len(wave) / sample_rate, len(kept) / sample_rate
     if total_s - kept_s >= max(WARN_REMOVED_S, WARN_REMOVED * total_s):
         warnings.append(f"Of the {total_s:.1f} s of the reference, {total_s - kept_s:.1f} s of silence were left out.")
+    if np.abs(kept).max(initial=0.0) < SILENCE:
+        raise ReferenceAudioError(
+            "reference_audio",
+            "the recording is silent: its peak without offset and rumble lies below -60 dBFS; check the microphone",
+        )
     if not MIN_LEVEL <= level <= MAX_LEVEL:
-        kept = kept * np.float32(LEVEL / level)
+        kept = kept * np.float32(min(LEVEL / level, MAX_GAIN))
     return Conditioned(kept, " ".join(warnings))
 
 

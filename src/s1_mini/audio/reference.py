@@ -45,6 +45,7 @@ _UNREADABLE = {
 # The only containers passed to libsndfile. Its decoders of rarer containers are less tested and print to stdout.
 _CONTAINER = re.compile(rb"RIFF....WAVE|RF64....WAVE|FORM....AIF[FC]|fLaC|OggS|\xff[\xe0-\xff]", re.DOTALL)
 _FIRST_CHUNK = 12  # place of the first chunk of a wav file
+_MAX_CHUNKS = 1000
 _ID3_BYTES = 10  # header of an ID3v2 tag, which libsndfile skips before it looks for a container
 _MAX_TAGS = 8
 
@@ -200,26 +201,38 @@ def _with_length(data: bytes) -> bytes:
     """Return a wav file whose data size is 0, because it was written as a stream, with an unknown size instead."""
     if data[:4] not in (b"RIFF", b"RF64"):
         return data
-    place = _FIRST_CHUNK
-    while place + 8 <= len(data):
-        kind, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
-        if kind == b"ds64" and data[place + 16 : place + 24] in (bytes(8), b"\xff" * 8):  # the data size of RF64
-            return _with_length(b"RIFF" + data[4:place] + b"JUNK" + data[place + 4 :])
+    changed: bytearray | None = None
+    for place, kind, size in _chunks(data, _FIRST_CHUNK):
+        has_no_size = data[place + 16 : place + 24] in (bytes(8), b"\xff" * 8)  # of the data, in RF64
+        if kind == b"ds64" and has_no_size and changed is None:
+            changed = bytearray(data)
+            changed[:4], changed[place : place + 4] = b"RIFF", b"JUNK"
         if kind == b"data":
-            is_stream = size == 0 and not _are_chunks(data, place + 8)
-            return data[: place + 4] + _UNKNOWN_BYTES + data[place + 8 :] if is_stream else data
+            if size == 0 and not _are_chunks(data, place + 8):
+                changed = changed or bytearray(data)
+                changed[place + 4 : place + 8] = _UNKNOWN_BYTES
+            break
+    return data if changed is None else bytes(changed)
+
+
+def _chunks(data: bytes, place: int) -> Iterator[tuple[int, bytes, int]]:
+    """Yield place, name and size of each chunk from `place`, at most `_MAX_CHUNKS`, which files of audio never have."""
+    for _ in range(_MAX_CHUNKS):
+        if place + 8 > len(data):
+            return
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        yield place, data[place : place + 4], size
         place += 8 + size + size % 2
-    return data
 
 
 def _are_chunks(data: bytes, place: int) -> bool:
     """Return whether only chunks with names and plausible sizes follow."""
-    while place + 8 <= len(data):
-        if not data[place : place + 4].isascii() or not data[place : place + 4].decode("ascii").isprintable():
+    end = place
+    for start, kind, size in _chunks(data, place):
+        if not kind.isascii() or not kind.decode("ascii").isprintable():
             return False
-        size = int.from_bytes(data[place + 4 : place + 8], "little")
-        place += 8 + size + size % 2
-    return place - len(data) in (0, 1)
+        end = start + 8 + size + size % 2
+    return end - len(data) in (0, 1)
 
 
 def _check_container(data: bytes) -> None:

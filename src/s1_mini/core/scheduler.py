@@ -34,6 +34,7 @@ NONE = -1  # takes the place of a stage's index for the thread without stages
 POLL_S = 0.1  # how often an idle thread checks deadlines and cancellations, in seconds
 BACKLOG = 64  # units of a stage that wait; the largest calls have up to 64
 LOOK_S = 0.01  # minimum time between two checks of all deadlines, in seconds
+MAX_PASSED_S = 1.0  # of one step that counts as waiting for text; a longer step was no client's fault
 TEXT_WAIT_S = 5.0  # how long an utterance keeps its slot without text while other requests wait for a slot
 
 
@@ -86,13 +87,13 @@ class Pipeline:
         `passed_s` are the seconds since the last call. Speech makes up for earlier waiting, so that a text which
         arrives word by word keeps its slot only if its words arrive almost as fast as they are spoken.
         """
-        queue = self.stages[0]
-        if self._line.is_empty or queue.slots.num_free:
+        queue, most = self.stages[0], len(self._line)
+        if not most or queue.slots.num_free:
             return
         waiting = [each.utterance for each in queue.running if each.waits_for_text]
         for utterance in waiting:
-            utterance.waited_s += passed_s
-        for utterance in sorted(waiting, key=lambda each: -each.waited_s)[: len(self._line)]:
+            utterance.waited_s += min(passed_s, MAX_PASSED_S)
+        for utterance in sorted(waiting, key=lambda each: -each.waited_s)[:most]:
             if utterance.waited_s > TEXT_WAIT_S:
                 reason = f"no text arrived for {TEXT_WAIT_S:g} s while other requests waited; send the text faster"
                 self.end(utterance.request, TextIdleError(reason))
@@ -169,7 +170,7 @@ class Pipeline:
         sequence.num_steps += 1
         if count:
             sequence.produced += count
-            if sequence.utterance.waited_s and (rate := queue.policy.output.rate):
+            if sequence.utterance.waited_s and sequence.stage == 0 and (rate := queue.policy.output.rate):
                 sequence.utterance.waited_s = max(0.0, sequence.utterance.waited_s - count / rate)
             if (scores := result.scores.get(sequence.slot)) is not None:
                 sequence.add_scores(scores, count)

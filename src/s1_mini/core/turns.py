@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from math import inf
 from typing import Generic, TypeVar
 
 Flow = TypeVar("Flow", bound=Hashable)
@@ -85,20 +84,22 @@ class SlotShares:
         self._held: Counter[str] = Counter()  # slots by client
         self._open: Counter[str] = Counter()  # begun utterances by client, until their last audio
         self._num_with_several = 0  # clients with more than one such utterance
-        self._begun: dict[str, float] = {}  # when each recent client last began an utterance
-        self._checked = -inf  # when `_begun` was last reduced to recent clients
+        self._begun: dict[str, float] = {}  # clients by when they last began an utterance, at most `RECENT_S` ago
+        self._num_older = 0  # clients that hold slots and are not in `_begun`
 
     def begin(self, client: str, now: float) -> None:
+        self._num_older -= client in self._held and client not in self._begun
         self._held[client] += 1
         self._open[client] += 1
         self._num_with_several += self._open[client] == 2
+        self._begun.pop(client, None)
         self._begun[client] = now
-        if len(self._begun) > 4 * self._count:
-            self._num_recent(now)
+        self._expire(now)
 
     def leave(self, client: str) -> None:
         """Count an utterance that has left its slot."""
         _decrease(self._held, client)
+        self._num_older -= client not in self._held and client not in self._begun
 
     def end(self, client: str) -> None:
         """Count an utterance that has all its audio, or that was cancelled."""
@@ -118,12 +119,16 @@ class SlotShares:
         return not num_others or self._held[client] < self._count / (1 + num_others)
 
     def _num_recent(self, now: float) -> int:
-        if now != self._checked:
-            self._checked = now
-            self._begun = {
-                each: begun for each, begun in self._begun.items() if each in self._held or now - begun < RECENT_S
-            }
-        return len(self._begun)
+        self._expire(now)
+        return len(self._begun) + self._num_older
+
+    def _expire(self, now: float) -> None:
+        while self._begun:
+            client, begun = next(iter(self._begun.items()))
+            if now - begun < RECENT_S:
+                break
+            del self._begun[client]
+            self._num_older += client in self._held
 
 
 def _decrease(counts: Counter[str], client: str) -> None:

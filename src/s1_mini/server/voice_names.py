@@ -98,7 +98,7 @@ async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[st
     if name is None:
         return name
     plain = name.strip()
-    if plain.lower() in {own.lower() for own in state.engine.voice_names()}:
+    if plain.lower() in state.engine.voice_names():
         return plain
     if (mapped := _named(state.settings.voice_names, plain)) is not None:
         return str(state.settings.voice_names[mapped])

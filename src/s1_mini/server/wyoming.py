@@ -202,7 +202,10 @@ class _Connection:
                 await asyncio.sleep(LINGER_S)
 
     async def _wake(self) -> None:
-        """Load the engine if it was unloaded. Raises `EngineNotReadyError`."""
+        """Load the engine if it was unloaded. Raises `EngineNotReadyError` or `DrainingError`."""
+        gate = self._state.gate
+        if gate.is_draining and (refused := gate.refusal()) is not None:
+            raise refused
         await asyncio.shield(self._state.gate.load(self._state.lifecycle))
 
     async def _describe(self) -> None:
