@@ -136,6 +136,16 @@ def test_seven_sentences_by_as_many_voices_are_intelligible_and_stop_in_time(voi
     assert max(ratios) < 1.5
 
 
+def test_the_structure_of_a_text_is_audible(voice: ProductionTTSEngine) -> None:
+    text = "# The garden\n\nIt rained all night. The path was wet.\n\nNobody came.\n\n***\n\nThen the sun rose."
+    settings = {"sentence": 0.4, "paragraph": 0.7}
+    audio = voice.generate(text, seed=1, pauses=settings).audio
+
+    levels = np.sqrt(np.square(audio[: len(audio) // 240 * 240].reshape(-1, 240)).mean(1))  # of 10 ms
+    gaps = np.diff(np.flatnonzero(levels > levels.max() / 80)) / 100
+    assert gaps[gaps > 0.3] == pytest.approx([0.8, 0.4, 0.7, 1.2], abs=0.05)
+
+
 def test_each_named_voice_speaks(voice: ProductionTTSEngine) -> None:
     names = voice.voice_names()
     with ThreadPoolExecutor(len(names)) as askers:

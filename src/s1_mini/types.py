@@ -38,6 +38,9 @@ OnUnsupported = Literal["error", "skip"]
 # The format of a text: plain, SSML, or text with marks in brackets such as [pause 0.5s] (`text/markup.py`).
 TextType = Literal["text", "ssml", "marked"]
 
+# How a part of a text is divided from the part before it (`text/structure.py`), the weakest division first.
+Division = Literal["clause", "sentence", "item", "paragraph", "heading", "scene"]
+
 # Where a voice comes from.
 VoiceSource = Literal["checkpoint", "added"]
 
@@ -54,7 +57,10 @@ MIN_SPEED, MAX_SPEED = 0.25, 4.0  # OpenAI's bounds
 MIN_GAIN_DB, MAX_GAIN_DB = -40.0, 20.0
 MIN_RATE, MAX_RATE = 8_000, 48_000  # Hz
 
-JOINT_S = 0.12  # pause between the sentences of a text, and between parts of markup without a pause of their own
+JOINT_S = 0.12  # pause between the parts of a sentence, and everywhere if `pauses` is "off"
+MAX_PAUSE_S = 10.0
+# Silence at the end of a request whose audio goes on in that of another request: within a sentence, and after one.
+JOINED_SENTENCE_S, JOINED_END_S = 0.05, 0.1
 
 MAX_LANGUAGE_LENGTH = 64  # characters
 MAX_INSTRUCTIONS_LENGTH = 4_000  # characters
@@ -86,6 +92,67 @@ class SamplingParams:
         check_integer(self, "max_new_tokens", 1, 2**20)
         if self.seed is not None:
             check_integer(self, "seed", 0, MAX_SEED)
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Seconds of silence in a text of several parts, measured from the end of speech to the next speech."""
+
+    sentence: float = 0.25
+    item: float = 0.35  # before and after list items and table rows
+    paragraph: float = 0.6
+    heading: float = 0.8  # before and after headings
+    scene: float = 1.2  # at scene breaks such as ***
+
+    def __post_init__(self) -> None:
+        for name in PAUSE_NAMES:
+            try:
+                check_range(self, name, 0.0, MAX_PAUSE_S)
+            except ParameterError as error:
+                raise ParameterError(f"pauses.{name}", error.reason) from None
+
+    @classmethod
+    def of(cls, given: PausesOption | None) -> Pauses | None:
+        """Return the pauses that a request asks for; None if they are off. Raises `ParameterError`."""
+        if given == "off":
+            return None
+        values = _pairs(given) if isinstance(given, str) else {} if given is None else given
+        if not isinstance(values, Mapping):
+            raise ParameterError("pauses", f"is a {type(given).__name__}; {PAUSES_HELP}")
+        if unknown := [name for name in values if name not in PAUSE_NAMES]:
+            raise ParameterError("pauses", f"{unknown[0]!r:.40} is not one of {', '.join(PAUSE_NAMES)}; {PAUSES_HELP}")
+        return cls(**values)
+
+    def before(self, division: Division) -> float:
+        """Return the pause at a division of a text."""
+        return JOINT_S if division == "clause" else float(getattr(self, division))
+
+
+PausesOption: TypeAlias = "Mapping[str, float] | str"  # seconds by name, also as text "item=0.2, scene=1"; or "off"
+PAUSE_NAMES = tuple(each.name for each in fields(Pauses))
+PAUSES_HELP = 'give seconds by name, such as {"paragraph": 0.6, "heading": 0.8}, or "off"'
+
+
+def _pairs(text: str) -> dict[str, float]:
+    """Parse `paragraph=0.6, heading=0.8`, as in a form, a query or a command. Raises `ParameterError`."""
+    values = {}
+    for pair in filter(str.strip, text.split(",")):
+        name, _, seconds = (part.strip() for part in pair.partition("="))
+        try:
+            values[name] = float(seconds)
+        except ValueError:
+            reason = f"{pair.strip()!r:.40} is not of the form name=seconds; {PAUSES_HELP}"
+            raise ParameterError("pauses", reason) from None
+    return values
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How the audio of a request continues that of another one: the request's text is a part of a longer text."""
+
+    division: Division | None = None  # how its text is divided from the text before; None: it is the first
+    continues: bool = False  # the sentence goes on in the next request, so no full stop is added
+    is_last: bool = False  # no text follows, so that the silence at the end is kept
 
 
 @dataclass(frozen=True)
@@ -168,6 +235,7 @@ class SharedOptions(SamplingOptions, total=False):
     word_times: bool
     text_type: TextType
     lexicon: Mapping[str, str]
+    pauses: PausesOption | None
 
 
 class SpeechOptions(SharedOptions, total=False):
@@ -196,10 +264,13 @@ class TTSRequest:
     word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
     text_type: TextType = "text"  # how `text` is read: as it is, as SSML, or with marks
     lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words, at most 256
+    # Silence between sentences, list items, paragraphs, headings and scenes; `Pauses` has the names and the defaults.
+    # "off": the parts of a text are joined as they are generated.
+    pauses: PausesOption | None = field(default=None, hash=False)
     # Further voice names that the markup may use, in lower case; None stands for the voice of the request.
     voice_names: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     stream: TextStream | None = None  # the text, instead of `text`, if it is still being written
-    continues: bool = False  # the sentence goes on in the next request, so no full stop is added
+    joined: Joined | None = None  # for a part of a longer text, whose other parts are other requests
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
     flow: tuple[str, str] = ("", "")
@@ -220,8 +291,21 @@ class TTSRequest:
             check_integer(self, "sample_rate", MIN_RATE, MAX_RATE)
         check_choice("text_type", self.text_type, TextType)
         check_lexicon(self.lexicon)
+        Pauses.of(self.pauses)
         if self.voice is not None and self.references:
             raise ParameterError("voice", "cannot be combined with reference_audio; give one of them")
+
+    @property
+    def outer_pauses(self) -> tuple[float | None, float | None]:
+        """The silence before the first and after the last sound, in seconds; None: as it was generated."""
+        joined, pauses = self.joined, Pauses.of(self.pauses)
+        if joined is None:
+            return None, None
+        after = None if joined.is_last or (pauses is None and not joined.continues) else _ending_s(joined.continues)
+        if pauses is None or joined.division is None:
+            return None, after
+        before = _ending_s(joined.division == "clause")  # silence at the end of the request before
+        return max(0.0, pauses.before(joined.division) - before), after
 
     @classmethod
     def of(cls, text: str | TextStream, **options: Unpack[SpeechOptions]) -> Self:
@@ -234,6 +318,10 @@ class TTSRequest:
         if isinstance(text, TextStream):
             return cls("", references, sampling=sampling, stream=text, **given)
         return cls(text, references, sampling=sampling, **given)
+
+
+def _ending_s(continues: bool) -> float:
+    return JOINED_SENTENCE_S if continues else JOINED_END_S
 
 
 def references_of(audio: Audio | None, text: str | None) -> tuple[Reference, ...]:

@@ -6,6 +6,7 @@ import pytest
 
 from s1_mini.alignment.subtitles import LINE_LENGTH, blank_markup, find_cues, format_subtitles
 from s1_mini.alignment.written import find_written
+from s1_mini.text.structure import find_breaks
 from s1_mini.types import Word
 
 
@@ -19,12 +20,12 @@ def spoken_at(text: str, *, word_s: float = 0.3, pause_s: float = 0.2) -> list[W
 
 
 def test_each_sentence_has_a_cue_with_its_punctuation() -> None:
-    text = 'Good morning!  "How are\nyou?" Fine.'
+    text = 'Good morning!  "How are\nyou?" I am.'
 
     assert find_cues(text, spoken_at(text)) == [
         ("Good morning!", 0.0, 0.6),
         ('"How are you?"', pytest.approx(0.8), pytest.approx(1.7)),
-        ("Fine.", pytest.approx(1.9), pytest.approx(2.2)),
+        ("I am.", pytest.approx(1.9), pytest.approx(2.5)),
     ]
 
 
@@ -39,10 +40,25 @@ def test_long_sentences_are_divided_into_two_lines_each_and_lose_nothing() -> No
     assert max(len(line) for each in lines for line in each) <= LINE_LENGTH
 
 
+def test_no_cue_crosses_a_paragraph_or_a_heading() -> None:
+    text = "# One\nTwo three\n\nFour five six"
+
+    cues = find_cues(text, spoken_at(text, pause_s=0), find_breaks(text))
+
+    assert [cue.text for cue in cues] == ["# One", "Two three", "Four five six"]
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("Five words are in here. Yes.", [6]), ("word " * 14 + "end.", [8, 7])])
+def test_the_last_cue_of_a_paragraph_has_more_than_one_word_if_possible(text: str, sizes: list[int]) -> None:
+    cues = find_cues(text, spoken_at(text, word_s=0.49, pause_s=0.1))
+
+    assert [len(cue.text.split()) for cue in cues] == sizes
+
+
 def test_a_long_pause_and_a_long_time_end_a_cue() -> None:
     text = "one two three"
 
-    assert len(find_cues(text, spoken_at(text, word_s=4.0))) == 3
+    assert len(find_cues(text, spoken_at(text, word_s=8.0))) == 3
     words = [Word("one", 0, 3, 0.0, 0.5), Word("two", 4, 7, 2.0, 2.5), Word("three", 8, 13, 2.5, 3.0)]
     assert [cue.text for cue in find_cues(text, words)] == ["one", "two three"]
 

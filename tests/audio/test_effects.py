@@ -80,24 +80,3 @@ def test_a_gain_never_exceeds_the_true_peak_limit(gain_db: float) -> None:
 def effects(*, speed: float = 1.0, gain_db: float = 0.0, output_rate: float | None = None) -> Effects:
     rate = None if output_rate is None else int(output_rate)
     return Effects(RATE, speed=speed, gain_db=gain_db, output_rate=rate)
-
-
-@pytest.mark.parametrize("size", [1, 7, 480, 100_000])
-def test_a_wave_that_continues_ends_with_little_silence_and_keeps_the_rest(size: int) -> None:
-    speech, pause = 0.3 * np.sin(np.arange(RATE // 2) / 20).astype(np.float32), np.zeros(RATE // 5, np.float32)
-    wave = np.concatenate((pause, speech, pause, speech, 1e-4 * np.ones(RATE // 3, np.float32)))
-    effects = Effects(RATE, speed=1, gain_db=0, output_rate=None, continues=True)
-
-    parts = [effects.feed(wave[start : start + size]) for start in range(0, len(wave), size)]
-    output = np.concatenate([*parts, effects.feed(wave[:0], is_last=True)])
-
-    num_kept = 2 * len(pause) + 2 * len(speech)
-    assert abs(len(output) - num_kept - 0.05 * RATE) <= 0.01 * RATE
-    np.testing.assert_array_equal(output[:num_kept], wave[:num_kept])
-    assert output[-1] == 0
-
-
-def test_silence_that_continues_is_short() -> None:
-    effects = Effects(RATE, speed=1, gain_db=0, output_rate=None, continues=True)
-
-    assert len(effects.feed(np.zeros(RATE, np.float32), is_last=True)) == round(0.05 * RATE)

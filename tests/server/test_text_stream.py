@@ -54,8 +54,8 @@ def qwen(engine: ProductionTTSEngine) -> Iterator[Door]:
 
 @pytest.fixture(scope="module")
 def expected(engine: ProductionTTSEngine) -> bytes:
-    """The audio of the whole text."""
-    chunks = engine.stream(TEXT, voice="ryan", chunk_profile="ttfa", **OPTIONS)
+    """The audio of the whole text in one utterance."""
+    chunks = engine.stream(TEXT, voice="ryan", chunk_profile="ttfa", pauses="off", **OPTIONS)
     wave = np.concatenate([chunk.audio for chunk in chunks])
     return pcm(wave)
 

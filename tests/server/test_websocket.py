@@ -119,7 +119,7 @@ def test_a_session_clones_its_reference_with_a_transcript(
     wave = encode(tone, 44_100, "wav")
     reference = {"reference_audio": base64.b64encode(wave).decode(), "reference_text": "Hi."}
     with session(door) as socket:
-        say(socket, **CONFIG, **reference)
+        say(socket, **CONFIG, **reference, pauses="off")
         say(socket, type="input.text", text="Good morning. Good night.")
         say(socket, type="input.done")
         messages, sound, code = hear(socket)
@@ -199,6 +199,19 @@ def test_a_text_of_one_letter_a_message_is_cut_at_its_sentences(door: Door) -> N
 
     texts = [message["text"] for message in messages if message["type"] == "audio.start"]
     assert " ".join(text.strip() for text in texts) == "Dr. Smith is in. He waits."
+
+
+def test_text_in_pieces_has_the_pauses_of_the_whole_text(door: Door, small_engine: ProductionTTSEngine) -> None:
+    text = "# One\n\nTwo. Three.\n\n***\n\nFour."
+    with session(door) as socket:
+        say(socket, **CONFIG | {"max_new_tokens": 4, "pauses": {"sentence": 0.5}})
+        for letter in text:
+            say(socket, type="input.text", text=letter)
+        say(socket, type="input.done")
+        _, sound, _ = hear(socket)
+
+    whole = small_engine.generate(text, seed=1, max_new_tokens=4, pauses={"sentence": 0.5})
+    assert len(sound) / 2 == pytest.approx(len(whole.audio), abs=4 * 441)
 
 
 @pytest.mark.parametrize("limit", ["websocket_idle_s", "max_websocket_s"])

@@ -96,8 +96,12 @@ SENTENCES = "One two. Three four. Five six. Seven eight."
         # Sentences share a part while they fit.
         (SENTENCES, 20, ["One two. Three four.", "Five six.", "Seven eight."]),
         (SENTENCES, 200, [SENTENCES]),
-        # A paragraph without a mark ends its part.
-        ("Chapter One\n\nIt was a dark night.\n\nIt rained.", 200, ["Chapter One", "It was a dark night. It rained."]),
+        # A paragraph ends its part.
+        (
+            "Chapter One\n\nIt was a dark night.\n\nIt rained.",
+            200,
+            ["Chapter One", "It was a dark night.", "It rained."],
+        ),
         # A sentence that is too long is cut into similar parts: after clauses, or at spaces, or between characters.
         (
             "The first part is here, the second part comes here; the third part is the very last.",
@@ -203,11 +207,16 @@ def test_twenty_thousand_characters_take_at_most_half_a_second_of_cpu_time(unit)
         ("", ("", "")),
         ("Hel", ("", "Hel")),
         ("Hello. ", ("", "Hello. ")),
-        ("Hello. How", ("Hello.", "How")),
-        ("One. Two. Thr", ("One. Two.", "Thr")),
+        ("Hello. How", ("Hello. ", "How")),
+        ("One. Two. Thr", ("One. Two. ", "Thr")),
+        ("# One\n\nTwo", ("# One\n\n", "Two")),
+        ("One\n- Two\n- Thr", ("One\n- Two\n", "- Thr")),
+        ("One\n***", ("", "One\n***")),
+        ("One.\n\n***\n\nTwo", ("One.\n\n***\n\n", "Two")),
         ("He met Dr. Smith", ("", "He met Dr. Smith")),
         ("It costs 3.14 now and", ("", "It costs 3.14 now and")),
         ("Hello ", ("", "Hello ")),
+        ("1. O", ("", "1. O")),
     ],
 )
 def test_of_text_that_is_still_arriving_only_complete_sentences_are_returned(text: str, parts: tuple[str, str]) -> None:
@@ -220,7 +229,7 @@ def test_text_that_arrives_letter_by_letter_loses_nothing() -> None:
         whole, rest = split_arriving(rest + letter)
         said += [whole] if whole else []
 
-    assert " ".join([*said, rest]) == text
+    assert "".join([*said, rest]) == text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from s1_mini.text.tags import blank_tags, without_tags
         ("One<hr>two", "One\n\n***\n\ntwo"),
         ("<ul>\n  <li>Milk</li>\n  <li>Eggs</li>\n</ul>\nDone", "- Milk\n- Eggs\nDone"),
         ("<li><p>Milk</p></li><li></li>", "- Milk"),
-        ("<tr><th>Name</th><th>Age</th></tr><tr><td>Tom</td><td>5</td></tr>", "Name, Age\nTom, 5"),
+        ("<tr><th>Name</th><th>Age</th></tr><tr><td>Tom</td><td>5</td></tr>", "\x1f\nName, Age\n\x1f\nTom, 5"),
         ("<dl><dt>Cat<dd>An animal.</dl>", "Cat\nAn animal."),
         ("<select><option>One<option>Two</select>", "One\nTwo"),
         # Other elements do not divide words.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,11 +24,13 @@ class AlignmentHead:
 
 
 class AlignedFrames(NamedTuple):
-    """Attention scores of the next frames of an utterance, sent with their audio."""
+    """Attention scores of the next frames of an utterance, and the audio that was made from these frames."""
 
     # logarithms [frames, tokens], up to a constant for each frame; for a calibration [frames, heads, tokens]
-    scores: np.ndarray
+    scores: Sequence[np.ndarray]
+    waves: Sequence[np.ndarray]  # [samples], one for each of `scores`; parts of it may be cut off
     utterance: int
-    start: int  # first sample of the utterance in the request's audio
+    start: int  # place of the utterance's first sample in the request's audio, even if that sample is cut off
+    stop: int = 0  # if the utterance is complete: its sample from which on silence is cut off
     is_last: bool = False  # the utterance is complete
     was_cut: bool = False  # the utterance reached its step limit before its end

@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import re
 import textwrap
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,22 +42,34 @@ def blank_markup(text: str, text_type: str, words: Sequence[Word]) -> str:
 
     def blank(found: re.Match[str]) -> str:
         is_read = any(found.start() < word.stop and word.start < found.end() for word in words)
-        return found.group() if is_read else " " * len(found.group())
+        is_paragraph = text_type == "ssml" and found.group().strip("</> ") == "p"
+        return found.group() if is_read else ("\n\n" if is_paragraph else "").ljust(len(found.group()))
 
     return MARKUP[text_type].sub(blank, text) if text_type in MARKUP else text
 
 
-def find_cues(text: str, words: Sequence[Word]) -> list[Cue]:
-    """Divide a text into cues: after sentences, at pauses, and where a cue would exceed two lines or seven seconds."""
-    cues: list[Cue] = []
-    first = 0
+def find_cues(text: str, words: Sequence[Word], breaks: Sequence[int] = ()) -> list[Cue]:
+    """Divide a text into cues: after sentences, at pauses, and where a cue would exceed two lines or seven seconds.
+
+    No cue crosses one of the `breaks`, positions where paragraphs and headings begin. The last word before a break is
+    no cue of its own if it fits with the words before it.
+    """
+    firsts: list[int] = []  # numbers of the first words of the cues
     for number, word in enumerate(words):
-        following = words[number + 1] if number + 1 < len(words) else None
-        if following is None or _ends(text, words[first], word, following):
-            start = _with_signs_before(text, words[first].start)
-            stop = len(text) if following is None else _with_signs_before(text, following.start)
-            cues.append(Cue(" ".join(text[start:stop].replace(JOINER, "").split()), words[first].start_s, word.end_s))
-            first = number + 1
+        last = words[number - 1]
+        if not number or _breaks(last, word, breaks):
+            _join_last_word(text, words[:number], firsts, breaks)
+            firsts.append(number)
+        elif _ends(text, words[firsts[-1]], last, word):
+            firsts.append(number)
+    _join_last_word(text, words, firsts, breaks)
+    cues = []
+    for first, stop in pairwise([*firsts, len(words)]):
+        start = _with_signs_before(text, words[first].start)
+        end = len(text) if stop == len(words) else _with_signs_before(text, words[stop].start)
+        cues.append(
+            Cue(" ".join(text[start:end].replace(JOINER, "").split()), words[first].start_s, words[stop - 1].end_s)
+        )
     return cues
 
 
@@ -70,13 +84,32 @@ def format_subtitles(cues: Iterable[Cue], suffix: str) -> str:
     return "\n".join(blocks)
 
 
+def _breaks(word: Word, following: Word, breaks: Sequence[int]) -> bool:
+    is_divided = bisect_right(breaks, word.start) < bisect_right(breaks, following.start)
+    return is_divided or following.start_s - word.end_s > PAUSE_S
+
+
 def _ends(text: str, first: Word, word: Word, following: Word) -> bool:
-    if following.start_s - word.end_s > PAUSE_S or following.end_s - first.start_s > MAX_CUE_S:
-        return True
     if SENTENCE_END.search(text[word.stop : following.start]) and following.start_s > word.end_s:
         return True
-    longer = " ".join(text[first.start : following.stop].split())
-    return len(textwrap.wrap(longer, LINE_LENGTH)) > MAX_LINES
+    return not _fits(text, first, following)
+
+
+def _fits(text: str, first: Word, last: Word) -> bool:
+    """Return whether the words from `first` to `last` fit into one cue."""
+    lines = textwrap.wrap(" ".join(text[first.start : last.stop].split()), LINE_LENGTH)
+    return len(lines) <= MAX_LINES and last.end_s - first.start_s <= MAX_CUE_S
+
+
+def _join_last_word(text: str, words: Sequence[Word], firsts: list[int], breaks: Sequence[int]) -> None:
+    """If the last cue of `words` has one word, join it with the cue before, or move words of that cue to it."""
+    if len(firsts) < 2 or firsts[-1] != len(words) - 1 or _breaks(words[-2], words[-1], breaks):
+        return
+    before = firsts[-2]
+    if _fits(text, words[before], words[-1]):
+        firsts.pop()
+    elif not SENTENCE_END.search(text[words[-2].stop : words[-1].start]):
+        firsts[-1] = before + (len(words) - before + 1) // 2
 
 
 def _with_signs_before(text: str, start: int) -> int:

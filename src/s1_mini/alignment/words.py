@@ -10,11 +10,10 @@ import numpy as np
 
 from s1_mini.alignment.head import AlignedFrames, AlignmentHead
 from s1_mini.alignment.times import Interval, LiveTimes, after_silences, find_sounds, find_spans, whole_times
-from s1_mini.alignment.written import Group, Read, divide, find_groups, find_written, keys
+from s1_mini.alignment.written import Group, Read, divide, find_groups, find_written, keys, without_signs
 from s1_mini.types import Word
 
 WINDOW_S = 4.0  # duration of the latest audio that is searched for silences
-HELD_S = 0.01  # ignored at the end of the audio so far, because 5 ms are held back to join utterances
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class WordTimes:
         self._firsts = np.concatenate(([0], np.cumsum([len(piece) for piece in each]))).tolist()
         self._groups = deque(find_groups(shown, self._written, self._spoken))
         self._times: dict[int, Interval] = {}  # of spoken words, in seconds of the request
-        self._num_received = 0  # samples
         self._utterance = -1
         self._start = 0  # first sample of the utterance
         self._num_frames = self._num_timed = 0  # frames and words of the utterance so far
@@ -68,14 +66,12 @@ class WordTimes:
         self._scores: list[np.ndarray] = []
         self._audio: list[np.ndarray] = []
 
-    def feed(self, audio: np.ndarray, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:
-        """Add a chunk of the request's audio [samples]; return the words whose times are now known."""
+    def feed(self, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:
+        """Add the frames of a chunk; return the words whose times are now known."""
         if frames is not None:
-            if frames.utterance != self._utterance and len(frames.scores):
+            if frames.utterance != self._utterance and frames.scores:
                 self._begin(frames)
-            if frames.utterance == self._utterance:
-                self._add(audio, frames)
-        self._num_received += len(audio)
+            self._add(frames)
         return tuple(self._known(is_last=is_last))
 
     def _begin(self, frames: AlignedFrames) -> None:
@@ -84,19 +80,19 @@ class WordTimes:
         self._spans = find_spans(prompt, self._aligner.token_ends(prompt))
         self._scores, self._audio, self._live = [], [], None
         if self._is_live:
-            self._live = LiveTimes(self._spans, frames.scores.shape[1], self._aligner.head, self._aligner.frame_s)
+            self._live = LiveTimes(self._spans, frames.scores[0].shape[1], self._aligner.head, self._aligner.frame_s)
 
-    def _add(self, audio: np.ndarray, frames: AlignedFrames) -> None:
-        self._audio.append(audio[max(0, self._start - self._num_received) :])
+    def _add(self, frames: AlignedFrames) -> None:
+        self._audio += frames.waves
         if self._live is not None:
-            for scores in frames.scores:
+            for scores in (each for several in frames.scores for each in several):
                 self._num_frames += 1
                 self._note(self._after_silences(self._live.push(scores)))
             if frames.is_last:
-                duration_s = self._num_frames * self._aligner.frame_s
+                duration_s = min(self._num_frames * self._aligner.frame_s, frames.stop / self._sample_rate)
                 self._note(self._after_silences(self._live.finish(duration_s, was_cut=frames.was_cut)))
             return
-        self._scores.append(frames.scores)
+        self._scores += frames.scores
         if frames.is_last:
             intervals = whole_times(
                 np.concatenate(self._scores),
@@ -114,7 +110,7 @@ class WordTimes:
         if not intervals:
             return []
         self._audio = [np.concatenate(self._audio)]
-        stop = max(0, round((self._num_frames * self._aligner.frame_s - HELD_S) * self._sample_rate))
+        stop = round(self._num_frames * self._aligner.frame_s * self._sample_rate)
         start = max(0, stop - round(WINDOW_S * self._sample_rate))
         offset_s = start / self._sample_rate
         sounds = [
@@ -157,6 +153,7 @@ class WordTimes:
         numbers = [each for each in range(group.first_spoken, group.stop_spoken) if each in self._times]
         if not numbers:
             return None
+        group = without_signs(group, self._text, self._written)
         start, stop = self._written[group.first].start, self._written[group.stop - 1].stop
         start_s, end_s = self._times[numbers[0]].start_s, self._times[numbers[-1]].end_s
         start_s, end_s = round(start_s / self._speed, 3), round(end_s / self._speed, 3)

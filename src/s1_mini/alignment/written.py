@@ -20,6 +20,8 @@ WRITTEN_WORD = re.compile(r"\S+")
 JOINER = "\u2060"  # word joiner, which is invisible; `text.tags` puts it in the place of a tag within a word
 OPENING, CLOSING = f"\"'“”‘’«»([{{<*_~`{JOINER}", f"\"'“”‘’«»)]}}>*_~`,.;:!?…{JOINER}"
 
+SIGNS = frozenset("*•·|>…‣◦▪■●○_~^")  # like dashes, they are not read where they stand alone
+
 Read = Callable[[str], str]  # returns the spoken form of a text
 
 
@@ -79,6 +81,16 @@ def find_groups(text: str, words: Sequence[WrittenWord], spoken: Sequence[str]) 
     if pairs and said < len(spoken):
         pairs.append((len(written), len(written), said, len(spoken)))
     return _joined(pairs, owners)
+
+
+def without_signs(group: Group, text: str, words: Sequence[WrittenWord]) -> Group:
+    """Return a group without dashes and other signs that stand alone at its ends, unless it has only such signs."""
+    spoken = [number for number in range(group.first, group.stop) if not _is_sign(text[slice(*words[number])])]
+    return group._replace(first=spoken[0], stop=spoken[-1] + 1) if spoken else group
+
+
+def _is_sign(word: str) -> bool:
+    return all(character in SIGNS or unicodedata.category(character) == "Pd" for character in word)
 
 
 def divide(group: Group, text: str, words: Sequence[WrittenWord], spoken: Sequence[str], read: Read) -> list[Group]:

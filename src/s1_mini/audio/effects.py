@@ -12,22 +12,15 @@ MAX_PEAK = 10 ** (-1 / 20)  # -1 dBTP, the limit of EBU R 128
 BLOCK_S = 0.005  # look-ahead of the limiter
 RELEASE = 10 ** (0.25 / 20)  # per block: 50 dB per second
 OVERSAMPLING, TAPS = 4, 12  # true-peak meter: 4 × oversampling as in ITU-R BS.1770-4; filter samples on each side
-ENDING_S = 0.05  # silence kept at the end of a wave that continues; voices begin the next wave with about as much
-WINDOW_S, QUIET = 0.01, 10 ** (-38 / 20)  # windows this much below the loudest one so far are silence
 NOTHING = np.zeros(0, np.float32)
 
 
 class Effects:
-    """Changes the speed, then the gain, then the rate of a float wave [samples] at `sample_rate` in Hz.
+    """Changes the speed, then the gain, then the rate of a float wave [samples] at `sample_rate` in Hz."""
 
-    If the wave `continues` in another one, the silence at its end is shortened first.
-    """
-
-    def __init__(
-        self, sample_rate: int, *, speed: float, gain_db: float, output_rate: int | None, continues: bool = False
-    ) -> None:
+    def __init__(self, sample_rate: int, *, speed: float, gain_db: float, output_rate: int | None) -> None:
         self.sample_rate = output_rate or sample_rate
-        self._steps: list[Ending | Stretch | Limiter | Resampler] = [Ending(sample_rate)] if continues else []
+        self._steps: list[Stretch | Limiter | Resampler] = []
         if speed != 1:
             self._steps.append(Stretch(sample_rate, speed))
         if gain_db:
@@ -40,28 +33,6 @@ class Effects:
         for step in self._steps:
             wave = step.feed(wave, is_last=is_last)
         return wave
-
-
-class Ending:
-    """Shortens the silence at the end of a wave to `ENDING_S`, and holds back silence that may be the end."""
-
-    def __init__(self, sample_rate: int) -> None:
-        self._block, self._kept = round(sample_rate * WINDOW_S), round(sample_rate * ENDING_S)
-        self._held, self._loudest = NOTHING, 0.0
-
-    def feed(self, wave: np.ndarray, *, is_last: bool) -> np.ndarray:
-        self._held = np.concatenate((self._held, wave))
-        blocks = self._held[: len(self._held) // self._block * self._block].reshape(-1, self._block)
-        levels = np.sqrt(np.mean(np.square(blocks, dtype=np.float64), axis=1))
-        loudest = np.maximum.accumulate(np.concatenate(([self._loudest], levels)))
-        loud = np.flatnonzero(levels > loudest[1:] * QUIET)
-        self._loudest = float(loudest[-1])
-        stop = self._block * (int(loud[-1]) + 1) if len(loud) else 0
-        ready, self._held = self._held[:stop], self._held[stop:]
-        if not is_last:
-            return ready
-        tail = self._held[: self._kept]
-        return np.concatenate((ready, tail * np.linspace(1, 0, len(tail), dtype=np.float32)))
 
 
 class Resampler:

@@ -129,9 +129,10 @@ class Recorder:
         self.audio: list[np.ndarray] = []
         self.frames: list[AlignedFrames] = []
 
-    def feed(self, audio: np.ndarray, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:  # noqa: ARG002
-        self.audio.append(audio)
-        self.frames += [] if frames is None else [frames]
+    def feed(self, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:  # noqa: ARG002
+        if frames is not None:
+            self.audio += frames.waves
+            self.frames.append(frames)
         return ()
 
 
@@ -197,7 +198,7 @@ def calibrate(
             audio, frames = np.concatenate(recorder.audio), recorder.frames
             progress(number + 1, len(audio) / rate)
             ends = aligner.token_ends(text)
-            spans, scores = find_spans(text, ends), np.concatenate([each.scores for each in frames])
+            spans, scores = find_spans(text, ends), np.concatenate([part for each in frames for part in each.scores])
             if not spans:
                 raise ParameterError("text", f"has no words: {written!r}")
             measured.append(measure(scores, spans, aligner.frame_s, was_cut=frames[-1].was_cut))

@@ -116,6 +116,13 @@ def say(
     gain_db: Annotated[
         float, typer.Option(help="Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.")
     ] = 0.0,
+    pauses: Annotated[
+        str | None,
+        typer.Option(
+            help="Seconds of silence, such as paragraph=1,scene=2; off: as generated. [sentence=0.25,item=0.35,"
+            "paragraph=0.6,heading=0.8,scene=1.2]"
+        ),
+    ] = None,
     sample_rate: Annotated[int | None, typer.Option(help="Sample rate in Hz. [the model's own]")] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send audio while it is generated (wav or pcm).")
@@ -155,6 +162,7 @@ def say(
         "text_type": cast("TextType", text_type),
         "speed": speed,
         "gain_db": gain_db,
+        "pauses": pauses,
         "sample_rate": sample_rate,
         "word_times": subtitles is not None,
     }
@@ -295,10 +303,11 @@ def _check_subtitles(path: Path) -> None:
 
 def _write_subtitles(path: Path, text: str, text_type: str, words: Sequence[Word]) -> None:
     from s1_mini.alignment.subtitles import blank_markup, find_cues, format_subtitles
+    from s1_mini.text.structure import find_breaks
     from s1_mini.text.tags import blank_tags
 
-    shown = blank_tags(blank_markup(text, text_type, words))
-    content = format_subtitles(find_cues(shown, words), path.suffix)
+    marked = blank_markup(text, text_type, words)
+    content = format_subtitles(find_cues(blank_tags(marked), words, find_breaks(marked)), path.suffix)
     try:
         path.write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:

@@ -16,18 +16,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
 from s1_mini.alignment.head import AlignedFrames
 from s1_mini.audio.effects import Effects
 from s1_mini.types import AudioChunk, Word
 
 
 class WordSource(Protocol):
-    """Computes word times from the audio of a request and its attention scores; see `alignment/words.py`."""
+    """Computes word times from the attention scores of a request; see `alignment/words.py`."""
 
-    def feed(self, audio: np.ndarray, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:
-        """Add a chunk of audio [samples]; return the words whose times are now known."""
+    def feed(self, frames: AlignedFrames | None, *, is_last: bool) -> tuple[Word, ...]:
+        """Add the frames of a chunk; return the words whose times are now known."""
 
 
 class Output(Protocol):
@@ -153,7 +151,7 @@ class OutputQueue:
             return chunk
         is_last = chunk.finish_reason is not None
         if self.words is not None:
-            chunk = replace(chunk, words=self.words.feed(chunk.audio, frames, is_last=is_last))
+            chunk = replace(chunk, words=self.words.feed(frames, is_last=is_last))
         if self.effects is None:
             return chunk
         audio = self.effects.feed(chunk.audio, is_last=is_last)

@@ -17,7 +17,7 @@ NUMBERS = (
     *("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens"),
     *("speed", "gain_db", "sample_rate"),
 )
-PARAMETERS = (*NUMBERS, "normalize", "on_unsupported", "lexicon", "language", "instructions")
+PARAMETERS = (*NUMBERS, "normalize", "on_unsupported", "lexicon", "language", "instructions", "pauses")
 MAX_ID_LENGTH = 500
 
 

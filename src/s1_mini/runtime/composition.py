@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -21,11 +21,13 @@ import numpy as np
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputIterator, OutputQueue
+from s1_mini.core.speech import Joiner
 from s1_mini.exceptions import NothingToSpeakError, ParameterError, QueueFullError, RequestTimeoutError, TextError
 from s1_mini.families.base import Description
 from s1_mini.text.form import NormalizedText, TextForm
 from s1_mini.text.lexicon import Lexicon, Lexicons
 from s1_mini.text.markup import Mark, Markup, Segment, is_ssml, read_marked, read_ssml, read_text
+from s1_mini.text.structure import stronger
 from s1_mini.text.tidy import tidied
 from s1_mini.text.xml_reader import error_at
 from s1_mini.types import (
@@ -35,7 +37,9 @@ from s1_mini.types import (
     MIN_GAIN_DB,
     MIN_SPEED,
     AudioChunk,
+    Division,
     FinishReason,
+    Pauses,
     SpokenMark,
     Timing,
     TTSRequest,
@@ -45,18 +49,18 @@ from s1_mini.voices.registry import VoiceRegistry
 
 AHEAD = 2  # number of parts that are submitted in addition to the current part
 RETRY_S = 0.05  # poll interval while the engine's queue is full
-SILENCE_S = 1.0  # maximum length of a chunk of silence
+MAX_CHUNK_S = 1.0  # longer chunks, with pauses in them, are divided
 NOTHING = np.zeros(0, np.float32)
 _groups = itertools.count()
 
 
 @dataclass(frozen=True)
 class Part:
-    """One request to the engine, and the pause before it."""
+    """One request to the engine, and the pause before it; None: the silence stays as it is generated."""
 
     request: TTSRequest
     segment: Segment
-    pause_s: float
+    pause_s: float | None
 
     def place(self, word: Word, origin_s: float) -> Word:
         """Return a word of this part with its position in the request's text and its times in the request's audio."""
@@ -74,7 +78,7 @@ class Plan:
     """The checked parts of a request with markup, and the pause after them."""
 
     parts: tuple[Part, ...]
-    end_pause_s: float
+    end_pause_s: float | None
     end_marks: tuple[Mark, ...]
     sample_rate: int
     spoken_text: str
@@ -111,7 +115,7 @@ class Planner:
             config.max_text_length,
             choice=request.normalize or config.normalize,
             on_unsupported=request.on_unsupported or config.on_unsupported,
-            continues=request.continues,
+            continues=request.joined is not None and request.joined.continues,
         )
 
     def check_voice(self, request: TTSRequest) -> None:
@@ -147,19 +151,22 @@ class Planner:
         grouped = replace(request, flow=(request.flow[0], group))
         parts: list[Part] = []
         no_transcript = description.voice.transcript_warning(reference.text for reference in request.references)
-        spoken, warnings, pause_s = [], [ignored, no_transcript], 0.0
+        spoken, warnings, pause_s = [], [ignored, no_transcript], None
+        division: Division = "clause"
         marks: list[Mark] = []  # marks of segments that are only pauses
         for segment in segments:
-            pause_s += segment.pause_before_s
-            marks = [mark._replace(position=0, pause_s=mark.pause_s + segment.pause_before_s) for mark in marks]
+            division, pause_s = stronger(division, segment.division), _sum(pause_s, segment.pause_before_s)
+            more_s = segment.pause_before_s or 0.0
+            marks = [mark._replace(position=0, pause_s=mark.pause_s + more_s) for mark in marks]
             marks += segment.marks
             script = self._script_of(segment, request)
             warnings.append(script.warning)
             if script.text:
                 part_request = _request_for(grouped, segment, len(parts), sample_rate)
-                parts.append(Part(part_request, replace(segment, marks=tuple(marks)), pause_s))
+                before_s = _pause_before(request, pause_s, division, is_first=not parts)
+                parts.append(Part(part_request, replace(segment, marks=tuple(marks)), before_s))
                 spoken.append(script.text)
-                pause_s, marks = 0.0, []
+                pause_s, division, marks = None, "clause", []
         for part in parts:
             self.check_voice(part.request)
         if len(parts) > 1 and not description.splits:
@@ -170,7 +177,8 @@ class Planner:
             raise NothingToSpeakError("text", "contains nothing to speak; send at least one letter, number or symbol")
         warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
         end_marks = tuple(marks) if request.word_times else ()
-        return Plan(tuple(parts), pause_s, end_marks, request.sample_rate or sample_rate, " ".join(spoken), warning)
+        end_s = _pause_after(request, pause_s)
+        return Plan(tuple(parts), end_s, end_marks, request.sample_rate or sample_rate, " ".join(spoken), warning)
 
     def _script_of(self, segment: Segment, request: TTSRequest) -> NormalizedText:
         """Return the spoken form of a segment; empty if it is only a pause. Raises `TextError`."""
@@ -215,6 +223,24 @@ class Planner:
         return request.voice and self.voices.spelling(request.voice)
 
 
+def _sum(one: float | None, other: float | None) -> float | None:
+    return one if other is None else (one or 0.0) + other
+
+
+def _pause_before(request: TTSRequest, marked_s: float | None, division: Division, *, is_first: bool) -> float | None:
+    """Return the pause before a part: what the markup asks for, or else what is usual."""
+    if marked_s is not None:
+        return marked_s
+    if is_first:
+        return request.outer_pauses[0]
+    pauses = Pauses.of(request.pauses)
+    return None if pauses is None else pauses.before(division)
+
+
+def _pause_after(request: TTSRequest, marked_s: float | None) -> float | None:
+    return request.outer_pauses[1] if marked_s is None else marked_s
+
+
 def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate: int) -> TTSRequest:
     """Return the request for a segment. The first segment has the request's own seed, like a text without markup."""
     speed, gain_db = request.speed * segment.speed, request.gain_db + segment.gain_db
@@ -234,6 +260,7 @@ def _request_for(request: TTSRequest, segment: Segment, number: int, sample_rate
         sampling=sampling,
         speed=speed,
         gain_db=gain_db,
+        joined=None if request.joined is None else replace(request.joined, division=None, is_last=True),
         sample_rate=request.sample_rate or sample_rate,  # explicit, because `reload` may load a model with another rate
         voice=segment.voice or request.voice,
         references=() if segment.voice else request.references,
@@ -252,9 +279,14 @@ class Composition:
         self._whole: bool | None = None  # `whole` for all parts; None: each part keeps its own value
         self._ready: deque[AudioChunk] = deque()
         self._details: dict[str, Any] = {"spoken_text": plan.spoken_text, "warning": plan.warning}
+        self._joiner = Joiner(
+            sample_rate=plan.sample_rate,
+            pauses=[*([part.pause_s for part in plan.parts] or [None]), plan.end_pause_s],
+            fades_cuts_only=True,
+        )
         self._num_samples = 0  # number of samples so far
-        self._origin: int | None = None  # first sample of the current part's audio; None before its first chunk
-        self._marks: deque[Mark] = deque()  # marks of the current part that are not reached yet
+        self._marks: deque[Mark] | None = None  # marks of the current part that are not reached yet
+        self._words: list[Word] = []  # words of the current part whose place is not known yet
         self._end_s = 0.0  # end of the current part's last word
         self._timing: Timing | None = None  # timing of the first part
         self._is_cut = self._is_over = False
@@ -359,18 +391,25 @@ class Composition:
         if chunk.finish_reason == "cancelled":
             self._finish("cancelled")
             return
-        part, rate = self._submitted[0][0], self._plan.sample_rate
-        if self._origin is None:
-            self._add_silence(part.pause_s)
-            self._origin = self._num_samples
+        part, is_over = self._submitted[0][0], chunk.finish_reason is not None
+        if self._marks is None:
             self._marks, self._end_s = deque(part.segment.marks if part.request.word_times else ()), 0.0
-        words = tuple(part.place(word, self._origin / rate) for word in chunk.words)
-        marks = tuple(self._reached(chunk, self._origin / rate))
+        audio = self._joiner.push(chunk.audio)
+        if is_over:
+            follows = self._left or len(self._submitted) > 1
+            audio = np.concatenate((audio, self._joiner.end_piece() if follows else self._joiner.finish()))
+        self._words += chunk.words
+        words: tuple[Word, ...] = ()
+        marks: tuple[SpokenMark, ...] = ()
+        if is_over or self._joiner.is_placed:
+            origin_s, new = self._joiner.place / self._plan.sample_rate, self._words
+            marks, self._words = tuple(self._reached(new, origin_s, is_over=is_over)), []
+            words = tuple(part.place(word, origin_s) for word in new)
         plain = replace(chunk, finish_reason=None, timing=None, spoken_text=None, warning=None)
-        self._put(replace(plain, words=words, marks=marks))
-        if chunk.finish_reason is None:
+        self._put(replace(plain, audio=audio, words=words, marks=marks))
+        if not is_over:
             return
-        self._origin = None
+        self._marks = None
         self._timing = self._timing or chunk.timing
         self._is_cut |= chunk.finish_reason == "length"
         with self._lock:
@@ -378,34 +417,37 @@ class Composition:
         if not self._submitted and not self._left:
             self._finish("stop")
 
-    def _reached(self, chunk: AudioChunk, origin_s: float) -> Iterator[SpokenMark]:
-        """Yield the marks that the words of a chunk have reached; after the part's last chunk, all its other marks."""
-        for word in chunk.words:
+    def _reached(self, words: Sequence[Word], origin_s: float, *, is_over: bool) -> Iterator[SpokenMark]:
+        """Yield the marks that words of the current part have reached; at the end of the part, all its other marks."""
+        for word in words:
             while self._marks and self._marks[0].position <= word.start:
                 yield _spoken(self._marks.popleft(), origin_s, word.start_s)
             self._end_s = word.end_s
-        while self._marks and chunk.finish_reason is not None:
+        while self._marks and is_over:
             yield _spoken(self._marks.popleft(), origin_s, self._end_s)
 
-    def _add_silence(self, seconds: float) -> None:
-        left, most = round(seconds * self._plan.sample_rate), round(SILENCE_S * self._plan.sample_rate)
-        while left > 0:
-            self._put(AudioChunk(np.zeros(min(left, most), np.float32), self._plan.sample_rate, 0))
-            left -= most
-
     def _put(self, chunk: AudioChunk) -> None:
+        """Add a chunk; the beginning of a long one, such as one with a pause, becomes chunks of their own."""
+        most = round(MAX_CHUNK_S * self._plan.sample_rate)
+        for start in range(0, len(chunk.audio) - most, most):
+            self._append(AudioChunk(chunk.audio[start : start + most], self._plan.sample_rate, 0))
+        rest = len(chunk.audio) - max(0, len(chunk.audio) - 1) // most * most
+        self._append(replace(chunk, audio=chunk.audio[len(chunk.audio) - rest :]))
+
+    def _append(self, chunk: AudioChunk) -> None:
         self._num_samples += len(chunk.audio)
         self._ready.append(replace(chunk, **self._details) if self._details else chunk)
         self._details = {}
 
     def _finish(self, reason: FinishReason) -> None:
         """Add the last chunk, and cancel all parts that have not ended."""
+        audio = NOTHING
         if reason == "stop":
-            self._add_silence(self._plan.end_pause_s)
+            audio = NOTHING if self._plan.parts else self._joiner.finish()
             reason = "length" if self._is_cut else "stop"
-        timing, end_s = self._timing or Timing(), self._num_samples / self._plan.sample_rate
+        timing, end_s = self._timing or Timing(), (self._num_samples + len(audio)) / self._plan.sample_rate
         marks = tuple(_spoken(mark, end_s, 0.0) for mark in self._plan.end_marks)
-        self._put(AudioChunk(NOTHING, self._plan.sample_rate, 0, reason, timing, marks=marks))
+        self._put(AudioChunk(audio, self._plan.sample_rate, 0, reason, timing, marks=marks))
         self._is_over = True
         self.close()
 

@@ -22,6 +22,7 @@ from s1_mini.core.turns import Turns, client_share
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError, RequestTimeoutError
 from s1_mini.runtime.tasks import Durations
 from s1_mini.text.form import NormalizedText
+from s1_mini.text.split import Piece
 from s1_mini.types import Voice
 from s1_mini.voices.reference import Check
 
@@ -154,7 +155,7 @@ class Prepared:
     """The text of a request in pieces, and futures with the voices of its references."""
 
     script: NormalizedText
-    pieces: list[str]
+    pieces: list[Piece]
     references: list[Future[Voice]]
 
     def close(self) -> None:

@@ -25,10 +25,11 @@ from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
 from s1_mini.text.form import NormalizedText
 from s1_mini.text.reading import spoken_certain
-from s1_mini.text.split import split
+from s1_mini.text.split import Piece, split_pieces
+from s1_mini.text.structure import DIVISIONS, stronger
 from s1_mini.text.tags import blank_tags
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import EngineState, Reference, TTSRequest, Voice
+from s1_mini.types import EngineState, Pauses, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
 from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.directory import DEFAULT_MODEL
@@ -73,7 +74,7 @@ class EngineRuntime:
             prepared = Prepared(NormalizedText(""), [], [])
         else:
             script = self.planner.script(request)
-            prepared = Prepared(script, self._pieces(script), [])
+            prepared = Prepared(script, self._pieces(script, request), [])
         with ExitStack() as cleanup:
             cleanup.callback(prepared.close)
             for reference in request.references:
@@ -120,6 +121,7 @@ class EngineRuntime:
             options=options,
             stream=request.stream,
             read=self.planner.form_in(request.language).reader(request.normalize or self.config.normalize),
+            pauses=_pauses(request, prepared.pieces),
         )
         queue.words = words
         queue.effects = self._effects(request)
@@ -143,7 +145,9 @@ class EngineRuntime:
     def has_word_times(self) -> bool:
         return self.speaker.description.word_times and self.synthesizer.aligner is not None
 
-    def _words(self, request: TTSRequest, pieces: Sequence[str], prompts: Sequence[str], *, is_live: bool) -> WordTimes:
+    def _words(
+        self, request: TTSRequest, pieces: Sequence[Piece], prompts: Sequence[str], *, is_live: bool
+    ) -> WordTimes:
         self.speaker.description.check_word_times()
         aligner, form = self.synthesizer.aligner, self.planner.form_in(request.language)
         if aligner is None:
@@ -152,7 +156,7 @@ class EngineRuntime:
         return WordTimes(
             aligner,
             request.text,
-            pieces,
+            [piece.text for piece in pieces],
             form.part_reader(request.text) if reads else lambda text: text,
             self.speaker.description.sample_rate,
             prompts=prompts,
@@ -163,7 +167,7 @@ class EngineRuntime:
 
     def _effects(self, request: TTSRequest) -> Effects | None:
         rate = self.speaker.description.sample_rate
-        is_plain = request.speed == 1 and not request.gain_db and not request.continues
+        is_plain = request.speed == 1 and not request.gain_db
         if is_plain and request.sample_rate in (None, rate):
             return None
         return Effects(
@@ -171,12 +175,11 @@ class EngineRuntime:
             speed=request.speed,
             gain_db=request.gain_db,
             output_rate=request.sample_rate,
-            continues=request.continues,
         )
 
     def count_tokens(self, request: TTSRequest) -> int:
         config = self.config.model_copy(update={"max_text_length": sys.maxsize})
-        pieces = self._pieces(replace(self.planner, config=config).script(request))
+        pieces = self._pieces(replace(self.planner, config=config).script(request), request)
         prompts = [self.speaker.loaded.prompt(text, ()) for text in self._prompts(request, pieces)]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
@@ -211,15 +214,24 @@ class EngineRuntime:
             "vram": vram(speaker.device.value),
         }
 
-    def _pieces(self, script: NormalizedText) -> list[str]:
+    def _pieces(self, script: NormalizedText, request: TTSRequest) -> list[Piece]:
         description = self.speaker.description
+        if not description.splits:
+            return [Piece(script.text, "clause")]
         most = min(self.config.chunk_length or self.speaker.text.piece_bytes, description.max_piece_bytes)
-        pieces = split(script.text, most) if description.splits else [script.text.strip()]
-        return [piece for piece in pieces if is_speakable(piece)]
+        joins_sentences = Pauses.of(request.pauses) is None
+        pieces: list[Piece] = []
+        division = DIVISIONS[0]
+        for piece in split_pieces(script.structured, most, joins_sentences=joins_sentences):
+            division = stronger(division, piece.division)
+            if is_speakable(piece.text):
+                pieces.append(piece._replace(division=division))
+                division = DIVISIONS[0]
+        return pieces
 
-    def _prompts(self, request: TTSRequest, pieces: Sequence[str]) -> list[str]:
+    def _prompts(self, request: TTSRequest, pieces: Sequence[Piece]) -> list[str]:
         choice = request.normalize or self.config.normalize
-        return [self.speaker.text.prompt(piece, choice) for piece in pieces]
+        return [self.speaker.text.prompt(piece.text, choice) for piece in pieces]
 
 
 def run(
@@ -248,6 +260,13 @@ def run(
         cleanup.pop_all()
     recordings = Recordings(max_waiting=config.max_waiting_references)
     return EngineRuntime(config, speaker, synthesizer, voices, recordings, references, planner)
+
+
+def _pauses(request: TTSRequest, pieces: Sequence[Piece]) -> list[float | None]:
+    """Return the pauses before each piece and at the end of a request's audio, as `Joiner` takes them."""
+    pauses, (before, after) = Pauses.of(request.pauses), request.outer_pauses
+    between = [None if pauses is None else pauses.before(piece.division) for piece in pieces[1:]]
+    return [before, *between, after]
 
 
 def vram(device: str | None) -> dict[str, float]:

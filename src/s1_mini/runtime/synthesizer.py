@@ -165,12 +165,14 @@ class Synthesizer:
         options: PromptOptions = PLAIN,
         stream: TextStream | None = None,
         read: Callable[[str], str] | None = None,
+        pauses: Sequence[float | None] = (),
     ) -> OutputQueue:
         """Submit a request whose utterances are `pieces`; the last chunk of the returned queue has the finish reason.
 
         A `stream`, instead of `pieces`, is the text of one utterance that is still being written; `read` normalizes a
-        sentence of it. `deadline` is a time of `time.monotonic`. `flow` has the client and the group, for fair turns in
-        the queue. The prompts of later utterances are built shortly before their turn.
+        sentence of it. `pauses` are those of `Joiner`, one for each utterance, and one for the end. `deadline` is a
+        time of `time.monotonic`. `flow` has the client and the group, for fair turns in the queue. The prompts of later
+        utterances are built shortly before their turn.
 
         Raises `RequestError` or `CapacityError` for a prompt that cannot be built, and the errors of `Core.submit`. The
         returned queue may raise `EngineError`, such as `GenerationError` or `RequestTimeoutError`, and `RequestError`
@@ -180,7 +182,9 @@ class Synthesizer:
         arrived = time.monotonic()
         request = Request(
             number=next(self._numbers),
-            speech=AudioOutput(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams),
+            speech=AudioOutput(
+                queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams, pauses=pauses
+            ),
             sampling=sampling,
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
             arrived=arrived,

@@ -19,7 +19,7 @@ from s1_mini.server.lexicons import LEXICON_ERRORS, LexiconNotFoundError
 from s1_mini.server.speech import Times
 from s1_mini.server.voice_names import POLLY_VOICES
 from s1_mini.text.split import sentence_spans
-from s1_mini.text.tidy import PARAGRAPH_BREAK
+from s1_mini.text.structure import PARAGRAPH_BREAK
 from s1_mini.types import AudioFormat, VoiceInfo, Word
 
 PATH = "/v1/speech"

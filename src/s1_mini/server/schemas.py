@@ -150,6 +150,11 @@ class Sampling(Strict):
     instructions: str | None = Field(
         None, description="How to speak, such as 'Whisper.' Only for models that take instructions; see /health."
     )
+    pauses: dict[str, float] | str | None = Field(
+        None,
+        description="Seconds of silence at sentence (default 0.25), item (0.35), paragraph (0.6), heading (0.8) and "
+        "scene (1.2), such as {paragraph: 1}, in a form or a query paragraph=1,scene=2; off: as generated.",
+    )
 
     seed: Seed | None = Field(
         None, description="The same seed gives the same audio on the same setup; on a GPU only with batch invariance."

@@ -38,7 +38,7 @@ from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
 from s1_mini.server.voice_names import names_in_markup, own_voice
 from s1_mini.text.markup import begins_ssml, cut_documents, last_voice, may_begin_ssml
-from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
+from s1_mini.text.split import EarlyStart, Stretches, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
 from s1_mini.text_stream import BackgroundTextStream
 from s1_mini.types import AudioFormat
@@ -247,7 +247,7 @@ class Session:
         else:
             pieces, track.rest = await in_turn(self.state, cut, text)
         for piece in pieces:
-            self._put(track, piece)
+            self._put(track, piece, is_alone=is_ssml)
         self._arriving, self._last_text = track, time.monotonic()
         self._has_moved.set()
 
@@ -327,22 +327,38 @@ class Session:
         """Speak the unfinished sentence too. `is_last`: the text is complete, and is refused if it says nothing."""
         self.end_stream(track)
         text, track.rest = track.rest, ""
-        self._put(track, text, is_last=is_last)
+        is_alone = self._is_ssml(track, text) or not self._splits
+        self._put(track, text, is_last=is_last, is_flushed=True, is_alone=is_alone)
 
-    def _put(self, track: Track, text: str, *, is_last: bool = False, continues: bool = False) -> None:
+    def _put(
+        self,
+        track: Track,
+        text: str,
+        *,
+        is_last: bool = False,
+        is_flushed: bool = False,
+        is_alone: bool = False,
+        continues: bool = False,
+    ) -> None:
+        """Speak a stretch of text, which continues the audio before and, unless it is flushed, goes on in the next one.
+
+        A stretch that `is_alone` does neither.
+        """
         if is_speakable(text):
             track.says = True
         elif not is_last or track.says is not False:
+            track.stretches.skip(text)
             return  # only a complete text without anything to speak goes to the engine, which refuses it
+        joined = None if is_alone else track.stretches.join(text, continues=continues, is_last=is_flushed)
         if track.config.text_type == "marked":
             voices, text = names_in_markup(self.state), track.voice + text
             track.voice = "" if (voice := last_voice(text, voices)) is None else f"[{voice}] "
-        self.queue.add(track, text, self.protocol.options, continues=continues)
+        self.queue.add(track, text.strip(), self.protocol.options, joined=joined)
         self.state.websockets.mark_busy(self)
 
     async def clear(self, track: Track) -> None:
         """Drop the text of the track that is not spoken yet, and stop its audio at once."""
-        track.stream, track.rest, track.voice = None, "", ""
+        track.stream, track.rest, track.voice, track.stretches = None, "", "", Stretches()
         await self.queue.clear(track)
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -19,7 +19,9 @@ from s1_mini.server.accounts import Metered, Resource
 from s1_mini.server.record import RequestLog
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
 from s1_mini.server.speech import AudioResponse, Times, speak
+from s1_mini.text.split import Stretches
 from s1_mini.text_stream import TextStream
+from s1_mini.types import Joined
 
 
 def _text_of(request: SpeechRequest) -> str:
@@ -35,6 +37,7 @@ class Track:
     config: SessionConfig
     rest: str = ""  # beginning of a sentence or SSML document whose end has not arrived
     voice: str = ""  # mark of the current voice, such as [clara], in a text with marks
+    stretches: Stretches = field(default_factory=Stretches)  # what was spoken last
     says: bool | None = None  # whether the text so far has anything to speak; None before any text
     sent_s: float = 0.0  # seconds of audio that were sent
     stream: TextStream | None = None  # the text that is being spoken while it arrives
@@ -137,16 +140,16 @@ class SpeechQueue:
         text: str,
         options: dict[str, Any],
         *,
-        continues: bool = False,
+        joined: Joined | None = None,
         stream: TextStream | None = None,
     ) -> None:
-        """Add a stretch of text, or a `stream` instead; `continues`: the stretch ends within a sentence.
+        """Add a stretch of text, or a `stream` instead; `joined`: the stretch is a part of a longer text.
 
         Raises `ParameterError`.
         """
         config = track.config
         request = config.build(text, config.response_format, streams=True, reference_audio=self.recording, **options)
-        request = replace(request, speech=replace(request.speech, continues=continues, stream=stream))
+        request = replace(request, speech=replace(request.speech, joined=joined, stream=stream))
         self.num_waiting += len(_text_of(request))
         self._append(_Item(track, partial(self._say, track, request), request))
 

@@ -35,9 +35,9 @@ from s1_mini.server.schemas import SpeechRequest, StartOptions
 from s1_mini.server.speech import speak
 from s1_mini.server.voice_names import own_voice
 from s1_mini.text.markup import begins_ssml
-from s1_mini.text.split import EarlyStart, cut_arriving, ends_sentence
+from s1_mini.text.split import EarlyStart, Stretches, cut_arriving, ends_sentence
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import TTSRequest, VoiceInfo
+from s1_mini.types import Joined, TTSRequest, VoiceInfo
 from s1_mini.version import __version__
 
 access_logger = logging.getLogger("s1_mini.server.access")
@@ -251,17 +251,16 @@ class _Connection:
         if (refused := self._state.gate.admission(record)) is not None:
             raise refused
 
-    async def _say(self, texts: AsyncIterator[tuple[str, bool]], options: dict[str, Any], record: RequestLog) -> None:
-        """Speak texts; each has a flag whether its last sentence continues in the next text.
-
-        Raises `TextError` if none has anything to speak.
-        """
+    async def _say(
+        self, texts: AsyncIterator[tuple[str, Joined | None]], options: dict[str, Any], record: RequestLog
+    ) -> None:
+        """Speak texts, which may be parts of one text. Raises `TextError` if none has anything to speak."""
         state, rate = self._state, 0
         refused = NothingToSpeakError("text", "is empty; send at least one letter, number or symbol")
-        async for text, continues in texts:
+        async for text, joined in texts:
             if not is_speakable(text):
                 continue
-            tts_request = replace(TTSRequest.of(text, on_unsupported="skip", **options), continues=continues)
+            tts_request = replace(TTSRequest.of(text, on_unsupported="skip", **options), joined=joined)
             request = SpeechRequest(tts_request, "pcm", streams=True)
             try:
                 speech = await speak(state.engine, request, settings=state.settings, record=record)
@@ -278,14 +277,15 @@ class _Connection:
             raise refused
         await self._send(AudioStop())
 
-    async def _texts(self, *, cuts: bool) -> AsyncIterator[tuple[str, bool]]:
-        """Yield whole sentences as text arrives, each with the flag that `_say` expects.
+    async def _texts(self, *, cuts: bool) -> AsyncIterator[tuple[str, Joined | None]]:
+        """Yield whole sentences as text arrives.
 
         SSML is yielded at the end as a whole, and so is any text if `cuts` is False.
 
         With the settings for an early start, the first text may be only the beginning of a sentence.
         """
         rest, pause_s, start = "", 0.0, StartOptions().early_start(self._state.settings)
+        stretches = Stretches()
         while True:
             event = await self._next(pause_s)
             if event is not None and SynthesizeStop.is_type(event.type):
@@ -309,8 +309,13 @@ class _Connection:
             if whole or beginning:
                 start = EarlyStart()
             pause_s = start.pause_s if event is not None else 0.0
-            yield whole or beginning, bool(beginning) and not ends_sentence(beginning)
-        yield rest, False
+            text = whole or beginning
+            if not is_speakable(text):
+                stretches.skip(text)
+            else:
+                yield text.strip(), stretches.join(text, continues=bool(beginning) and not ends_sentence(beginning))
+        is_alone = not cuts or (self._state.engine.config.accept_ssml and begins_ssml(rest))
+        yield rest, None if is_alone else stretches.join(rest, is_last=True)
 
     async def _options(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a request: its voice and the format of its text. Raises `InvalidError`."""
@@ -374,5 +379,5 @@ def _text_of(event: Event) -> str:
     return text
 
 
-async def _single(text: str) -> AsyncIterator[tuple[str, bool]]:
-    yield text, False
+async def _single(text: str) -> AsyncIterator[tuple[str, None]]:
+    yield text, None

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from s1_mini.exceptions import NothingToSpeakError, TextTooLongError
 from s1_mini.text.split import MAX_REST, first_sentence, is_abbreviation
-from s1_mini.text.tidy import PARAGRAPH_BREAK, composed, is_speakable, tidied
+from s1_mini.text.structure import PARAGRAPH_BREAK
+from s1_mini.text.tidy import composed, is_speakable, tidied
 
 _WORD = re.compile(r"([^\s,，、]+)[\s,，、]*")
 _STRETCHED = re.compile(r"(\w)\1\1")

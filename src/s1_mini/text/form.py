@@ -21,7 +21,8 @@ from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, Par
 from s1_mini.text.detection import LANGUAGES, detect, identify
 from s1_mini.text.reading import is_ornament, spoken, spoken_certain
 from s1_mini.text.split import PIECE_BYTES
-from s1_mini.text.tidy import is_speakable, tidied
+from s1_mini.text.structure import in_paragraphs, structured, without_separators
+from s1_mini.text.tidy import is_speakable, spaced, tidied
 from s1_mini.types import Normalize, OnUnsupported
 
 MAX_ALPHABET = 100_000
@@ -39,8 +40,13 @@ _PLAIN |= {"–": "-", "—": "-", "…": "...", "’": "'", "‘": "'", "“": 
 class NormalizedText:
     """The text that is spoken for a request's text, and a warning for the client."""
 
-    text: str
+    structured: str  # tidy, with the separators of `structure`
     warning: str | None = None  # skipped characters, or a text in another language
+
+    @property
+    def text(self) -> str:
+        """The text in paragraphs, without separators."""
+        return in_paragraphs(self.structured)
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class TextForm:
         """
         tidy = tidied(text, max_length)
         is_read = choice != "off" and (self.language is not None or self.is_chosen)
-        said = self._said(text, max_length) if is_read else tidy
+        said = self._said(text, max_length) if is_read else spaced(structured(text)).strip()
         fitting, unsupported = self._fit(said)
         if unsupported and on_unsupported == "error":
             raise TextError("text", self._unsupported(fitting, unsupported, text, choice))
@@ -112,7 +118,7 @@ class TextForm:
             skipped = _skipped(unsupported) if unsupported else None
             raise NothingToSpeakError("text", self._nothing(text, unsupported), skipped)
         if fitting != said:
-            fitting = tidied(_LONELY.sub("", fitting), len(fitting))
+            fitting = spaced(_LONELY.sub("", fitting)).strip()
         warnings = [_skipped(unsupported)] if unsupported else []
         if (other := self._other_language(tidy)) is not None:
             warnings.append(other)
@@ -144,20 +150,20 @@ class TextForm:
 
     def _read(self, text: str) -> str:
         if self.is_chosen:
-            return spoken_certain(text, self.language)
-        return text if self.language is None else spoken(text, self.language)
+            return spoken_certain(text, self.language, keeps_structure=True)
+        return text if self.language is None else spoken(text, self.language, keeps_structure=True)
 
     def _said(self, text: str, max_length: int) -> str:
         said = self._read(text)
-        if len(said) > max_length:
+        if (length := len(without_separators(said))) > max_length:
             raise TextError(
                 "text",
-                f"has {len(said)} characters after normalization ({len(text)} as sent); the limit is {max_length}. "
+                f"has {length} characters after normalization ({len(text)} as sent); the limit is {max_length}. "
                 "Split the text or raise S1_MINI_MAX_TEXT_LENGTH.",
             )
         if not is_speakable(said):
             raise NothingToSpeakError("text", self._nothing(text, ""))
-        return tidied(said, max_length)
+        return spaced(said).strip()
 
     def _ended(self, text: str, mark: str) -> str:
         """Add a missing final mark, because a voice trained on sentences may stop before it says a bare "Hi"."""
@@ -208,7 +214,7 @@ class TextForm:
         outside: dict[str, None] = {}
         parts = []
         for character in text:
-            if character in self.alphabet or character in " \n":
+            if character in self.alphabet or character.isspace():
                 parts.append(character)
                 continue
             nearest = self._nearest(character)

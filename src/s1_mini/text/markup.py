@@ -14,16 +14,18 @@ from typing import NamedTuple
 from s1_mini.exceptions import MarkupError
 from s1_mini.text.lexicon import Lexicon
 from s1_mini.text.say_as import say_as
-from s1_mini.text.tidy import PARAGRAPH_BREAK, is_speakable
+from s1_mini.text.split import ends_sentence
+from s1_mini.text.structure import LINE_SEPARATOR, division_between, stronger
+from s1_mini.text.tidy import is_speakable
 from s1_mini.text.xml_reader import error_at, read_xml
-from s1_mini.types import JOINT_S, MIN_GAIN_DB
+from s1_mini.types import MAX_PAUSE_S, MIN_GAIN_DB, Division
 
-MAX_PAUSE_S = 10.0  # Polly's limit
+MAX_WORD = 100  # characters at the end of a segment that show whether a sentence ends
 MAX_TOTAL_PAUSE_S = 300.0  # per request, because silence also takes memory
 MAX_NAMED = 3  # names in a warning
 MAX_SEGMENTS = 500  # also the maximum number of marks
 
-STRENGTHS = {"none": 0.0, "x-weak": 0.0, "weak": 0.1, "medium": 0.25, "strong": 0.5, "x-strong": 0.8}
+STRENGTHS = {"none": None, "x-weak": None, "weak": 0.1, "medium": 0.25, "strong": 0.5, "x-strong": 0.8}
 RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.5}
 VOLUMES = {"x-soft": -12.0, "soft": -6.0, "medium": 0.0, "default": 0.0, "loud": 6.0, "x-loud": 12.0}
 VOLUMES["silent"] = MIN_GAIN_DB
@@ -60,13 +62,14 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """Text with one voice, and the pause before it. Character i stands for starts[i] … stops[i] of the source."""
+    """Text with one voice, and what is before it. Character i stands for starts[i] … stops[i] of the source."""
 
     text: str
     voice: str | None = None  # None: the voice of the request
     speed: float = 1.0
     gain_db: float = 0.0
-    pause_before_s: float = 0.0
+    pause_before_s: float | None = None  # None: as usual at this division of a text
+    division: Division = "clause"
     marks: tuple[Mark, ...] = ()
     starts: tuple[int, ...] = ()
     stops: tuple[int, ...] = ()
@@ -193,7 +196,7 @@ class _Builder:
         self._runs: list[_Run | Mark] = []
         self._run_style = self.style
         self._pause_s: float | None = None  # explicit pause before the next text
-        self._gap_s = 0.0  # pause of a paragraph, only between two texts
+        self._begins_paragraph = False
         self._total_s, self._num_marks = 0.0, 0
 
     def add(self, text: str, start: int, stop: int | None = None, *, is_fixed: bool = False) -> None:
@@ -229,13 +232,13 @@ class _Builder:
 
     def paragraph(self) -> None:
         self._flush()
-        self._gap_s = STRENGTHS["x-strong"]
+        self._begins_paragraph = True
 
     def finish(self, ignored: Iterable[str] = ()) -> Markup:
         self._flush()
         marks = tuple(self._placed(each, 0) for each in self._runs if isinstance(each, Mark))
         if self._pause_s or marks or not self._segments:
-            self._segments.append(Segment("", pause_before_s=self._pause_s or 0.0, marks=marks))
+            self._segments.append(Segment("", pause_before_s=self._pause_s, marks=marks))
         warning = f"Ignored markup that this engine does not support: {', '.join(ignored)}." if ignored else None
         return Markup(tuple(self._segments), warning)
 
@@ -265,16 +268,21 @@ class _Builder:
             return
         leftover = _LEFTOVER.match(text) if self._segments else None
         begin = leftover.end() if leftover else 0
-        pause_s = (self._pause_s or 0.0) + (self._gap_s if self._segments else 0.0)
-        if self._segments and self._pause_s is None and not self._gap_s:
-            pause_s = JOINT_S
+        division = self._division(text) if self._segments else "clause"
         placed = tuple(self._placed(mark, max(0, mark.position - begin)) for mark in marks)
         places = tuple(spelt.starts[begin:]), tuple(spelt.stops[begin:])
-        segment = Segment(text[begin:], *self._run_style, pause_s, placed, *places)
+        segment = Segment(text[begin:], *self._run_style, self._pause_s, division, placed, *places)
         if len(self._segments) == MAX_SEGMENTS:
             raise error_at(self._source, segment.starts[0], f"more than {MAX_SEGMENTS} parts; send several requests")
         self._segments.append(segment)
-        self._pause_s, self._gap_s = None, 0.0
+        self._pause_s, self._begins_paragraph = None, False
+
+    def _division(self, text: str) -> Division:
+        """Return how `text` is divided from the segment before it."""
+        before, leftover = self._segments[-1].text, _LEFTOVER.match(text)
+        is_sentence = ends_sentence(f"{before[-MAX_WORD:]}{leftover.group() if leftover else ''}")
+        division = stronger(division_between(before, text), "sentence" if is_sentence else "clause")
+        return stronger(division, "paragraph") if self._begins_paragraph else division
 
 
 @dataclass
@@ -318,7 +326,7 @@ class _SsmlReader:
             case "p":
                 self.builder.paragraph()
             case "s":
-                self.builder.add(PARAGRAPH_BREAK, offset, offset, is_fixed=True)
+                self.builder.add(LINE_SEPARATOR, offset, offset, is_fixed=True)
             case "prosody":
                 self._prosody(element)
             case "voice":
@@ -347,7 +355,7 @@ class _SsmlReader:
             form = element.attributes.get("format", "").strip().lower()
             self.builder.add(say_as(element.content, kind, form, self._language), start, stop, is_fixed=True)
         elif name == "s":
-            self.builder.add(PARAGRAPH_BREAK, offset, offset, is_fixed=True)
+            self.builder.add(LINE_SEPARATOR, offset, offset, is_fixed=True)
         elif name == "p":
             self.builder.paragraph()
         elif name == "mark":
@@ -362,7 +370,8 @@ class _SsmlReader:
             reason = f"<break strength={strength[:20]!r}>: must be one of {', '.join(STRENGTHS)}"
             raise self._error(element.offset, reason)
         seconds = STRENGTHS[strength] if time is None else _seconds(time, self._source, element.offset)
-        self.builder.pause(seconds, element.offset)
+        if seconds is not None:
+            self.builder.pause(seconds, element.offset)
 
     def _prosody(self, element: _Element) -> None:
         voice, speed, gain_db = self.builder.style

@@ -16,6 +16,14 @@ from s1_mini.exceptions import ParameterError
 from s1_mini.text.detection import cut_by_language
 from s1_mini.text.multilingual import MINUS, MULTILINGUAL, PERCENT, POINT, read_certain
 from s1_mini.text.numbers import MAX_DIGITS, find_rules, languages, spell
+from s1_mini.text.structure import (
+    BULLETS,
+    ITEM_BREAK,
+    is_scene_break,
+    mark_structure,
+    unified_lines,
+    without_separators,
+)
 from s1_mini.text.tables import table, words
 from s1_mini.text.tags import unescaped, without_tags
 
@@ -67,7 +75,6 @@ _BMP_EMOJI = (
     "\u2721\u2728\u2733\u2734\u2744\u2747\u274c\u274e\u2753-\u2755\u2757\u2763\u2764\u2795-\u2797\u27a1\u27b0\u27bf"
     "\u2b1b\u2b1c\u2b50\u2b55"
 )
-_BULLETS = "-*+•‣◦⁃∙▪▫■□▶►▸▹●○◆◇◉★☆➤➜➔❖✦✧※"
 _ORNAMENT = re.compile(
     "[\u2190-\u21ff\u2500-\u25ff\u2800-\u297f\u2b00-\u2bff\u3030\u303b\u303d\u3012\u3013\ue000-\uf8ff"
     "\U0001f536-\U0001f539\U0001f650-\U0001f67f\U0001f780-\U0001f8ff\U0001fb00-\U0001fbff"
@@ -98,13 +105,12 @@ def is_ornament(character: str) -> bool:
 
 
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)[^\n`]*$", re.MULTILINE)
-_RULE = re.compile(r"^[ \t]{0,3}([-*_=])[ \t]?(?:\1[ \t]?){2,80}$", re.MULTILINE)
-_TABLE_RULE = re.compile(r"^[ \t]*+\|?[ \t]*+:?--[-:| \t]*+$", re.MULTILINE)
+_TABLE_RULE = re.compile(r"^[ \t]*+\|?[ \t]*+:?--[-:| \t]*+$\n?", re.MULTILINE)
 _HEADING = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+([^\n]*)$", re.MULTILINE)
 _QUOTE = re.compile(r"^[ \t]{0,3}(?:>(?!\d)[ \t]?){1,8}", re.MULTILINE)
-_BULLET = f"[{re.escape(_BULLETS)}]"
+_BULLET = f"[{re.escape(BULLETS)}]"
 _ITEM = re.compile(rf"^[ \t]{{0,12}}{_BULLET}[ \t]+(?:\[[ xX]\][ \t]+)?(?=\S)([^\n]*)$", re.MULTILINE)
-_ITEM_BEGINS = re.compile(rf"\n[ \t]{{0,12}}{_BULLET}[ \t]")
+_ITEM_BEGINS = re.compile(rf"\n(?:{ITEM_BREAK}\n)?[ \t]{{0,12}}{_BULLET}[ \t]")
 _COUNTED = re.compile(r"^([ \t]{0,12}\d{1,3})[.)][ \t]+(?=\S)([^\n]*)$", re.MULTILINE)
 _LINK = re.compile(
     r"!?\[([^\[\]\n]{0,300})\]"
@@ -153,18 +159,22 @@ def read_html(text: str) -> str:
 
 
 def read_markup(text: str) -> str:
-    """Remove Markdown marks. Headings and list items become sentences; a comma separates bulleted items."""
+    """Replace Markdown marks by the separators of `structure`.
+
+    Headings and list items become sentences; a comma separates bulleted items.
+    """
     text = _SMILEY.sub("", text) if ":" in text or ";" in text else text
     text = _ESCAPED.sub("", text) if "\\" in text else text
     if "<" in text:
         text = _ANGLED.sub(r"\1", _HEART.sub("❤", text))
+    text = mark_structure(text)
     if "`" in text or "~" in text:
         text = _TILDE.sub("-", _FENCE.sub("", text))
     if "[" in text:
         text = _LINK.sub(r"\1", text)
     if "|" in text:
         text = "\n".join(map(_without_edges, _TABLE_RULE.sub("", text).split("\n")))
-    text = _RULE.sub("", text)
+    text = "\n".join("" if is_scene_break(line) else line for line in text.split("\n"))
     text = _HEADING.sub(lambda found: _sentence(found[1].rstrip(" \t#"), "."), text)
     text = _QUOTE.sub("", text) if ">" in text else text
     text = _ITEM.sub(_item, text)
@@ -263,7 +273,6 @@ def _unicode_name(letter: str) -> str:
 
 MAX_PASSES = 4  # maximum number of passes; a pass that changes nothing is the last, so the result is stable
 
-_LINE_ENDS = re.compile("\r\n?|[\v\f\x85\u2028]")
 _SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 _MARKS = str.maketrans("’‘ʼ′“”„«»″−‐‑⁄∕＄％", "'" * 4 + '"' * 6 + "---//$%") | {
     ord("…"): "...",
@@ -291,12 +300,13 @@ _TIDY = (
 )
 
 
-def spoken(text: str, language: str = "en") -> str:
+def spoken(text: str, language: str = "en", *, keeps_structure: bool = False) -> str:
     """Return `text` as it is spoken: numbers, dates, money and abbreviations as words, without markup.
 
     Normalizing the result again changes nothing. `language` is a tag such as en, en-GB or de; in languages other than
     English, only numbers, markup, emoji and elongated letters are normalized, and in those of `multilingual` also
-    dates, times or money. Raises `ParameterError` for an unsupported language, or a text that is not a str.
+    dates, times or money. With `keeps_structure`, the result has the separators of `structure` on lines of their own.
+    Raises `ParameterError` for an unsupported language, or a text that is not a str.
     """
     if not isinstance(text, str):
         raise ParameterError("text", f"must be a str, not {type(text).__name__}")
@@ -305,22 +315,27 @@ def spoken(text: str, language: str = "en") -> str:
         before, text = text, read(text)
         if text == before:
             break
-    return text
+    return text if keeps_structure else without_separators(text)
 
 
-def spoken_certain(text: str, language: str | None) -> str:
+def spoken_certain(text: str, language: str | None, *, keeps_structure: bool = False) -> str:
     """Return `text` for a model that reads digits itself: only unambiguous text is rewritten, except in English.
 
     `language` is a tag; with None, the language of each sentence is identified. English is read as `spoken` reads it.
     In the languages of `multilingual`, numbers with one reading become words, and markup is removed. Text in other
-    languages stays as written.
+    languages stays as written. `keeps_structure` is that of `spoken`.
     """
+    said = _certain(mark_structure(unified_lines(text)) if keeps_structure else text, language)
+    return said if keeps_structure else without_separators(said)
+
+
+def _certain(text: str, language: str | None) -> str:
     if language is None:
-        return "".join(spoken_certain(run, tag or "") for run, tag in cut_by_language(text))
+        return "".join(_certain(run, tag or "") for run, tag in cut_by_language(text))
     tag = re.split("[-_]", language)[0].lower()
     if tag == "en":
-        return text[: len(text) - len(text.lstrip())] + spoken(text, language)
-    return read_certain(read_markup(read_html(_LINE_ENDS.sub("\n", text))), tag) if tag in MULTILINGUAL else text
+        return text[: len(text) - len(text.lstrip())] + spoken(text, language, keeps_structure=True)
+    return read_certain(read_markup(read_html(unified_lines(text))), tag) if tag in MULTILINGUAL else text
 
 
 def _known_language(language: str) -> str:
@@ -347,7 +362,7 @@ def _read_english(text: str) -> str:
 
 def _prepare(text: str) -> str:
     """Remove markup, and unify the forms of digits, spaces, quotation marks and fractions."""
-    text = unicodedata.normalize("NFC", read_html(_LINE_ENDS.sub("\n", text).replace("\u2029", "\n\n")))
+    text = unicodedata.normalize("NFC", read_html(unified_lines(text)))
     if not text.isascii():
         text = _SPACES.sub(" ", text).translate(_MARKS)
         text = _FRACTIONS.sub(_fraction, text)

@@ -12,11 +12,13 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from s1_mini.exceptions import ParameterError
 from s1_mini.text.stops import UNITS, Kind, is_final, is_numbered, is_spelled, is_street
+from s1_mini.text.structure import division_between, split_divisions, stronger, structured
 from s1_mini.text.tables import words
-from s1_mini.text.tidy import PARAGRAPH_BREAK
+from s1_mini.types import Division, Joined
 
 # Grapheme clusters: the part of UAX 29 that keeps accented letters, emoji with a skin tone and flags in one piece.
 _ZERO_WIDTH_JOINER = "\u200d"
@@ -108,26 +110,41 @@ JOINED, BETWEEN_WORDS, TEARING = 0.3, 0.6, 1.0  # costs of cuts; a distance of a
 
 
 def split(text: str, max_bytes: int) -> list[str]:
+    """Return the texts of `split_pieces`."""
+    return [piece.text for piece in split_pieces(text, max_bytes)]
+
+
+class Piece(NamedTuple):
+    """A text for one generation, and how it is divided from the piece before it."""
+
+    text: str
+    division: Division
+
+
+def split_pieces(text: str, max_bytes: int, *, joins_sentences: bool = True) -> list[Piece]:
     """Cut `text` into pieces of at most `max_bytes` UTF-8 bytes each, in order, trimmed, none empty.
 
-    Pieces hold as many whole sentences as fit. A sentence too long for one piece is cut into parts of similar size:
-    after clause marks, else before English conjunctions and relative pronouns, else at other spaces, else between two
-    characters. Where possible, no part is shorter than a quarter of `max_bytes`. A paragraph without an end mark (a
-    heading) ends its piece. Only white space at the cuts is lost; paragraph breaks within a piece become spaces.
+    Pieces hold as many whole sentences as fit; with `joins_sentences=False`, one. Each list item, heading and paragraph
+    ends its piece. A sentence too long for one piece is cut into parts of similar size: after clause marks, else before
+    English conjunctions and relative pronouns, else at other spaces, else between two characters. Where possible, no
+    part is shorter than a quarter of `max_bytes`. Only white space at the cuts is lost.
 
     Raises `ParameterError` if `max_bytes` is below 4, the size of one character.
     """
     if max_bytes < 4:
         raise ParameterError("max_bytes", f"must be at least 4, the size of one UTF-8 character, not {max_bytes}")
-    pieces = [""]
-    for sentence in _sentences_of(text):
+    pieces: list[Piece] = []
+    for sentence, before in _divided(text):
+        division = before
         for part in _shorten(sentence, max_bytes):
-            joined = pieces[-1] + part
-            if _num_bytes(joined) <= max_bytes and not pieces[-1].endswith("\n"):
-                pieces[-1] = joined
+            joined = f"{pieces[-1].text}{part}" if pieces else ""
+            may_join = division == "clause" or (division == "sentence" and joins_sentences)
+            if joined and may_join and _num_bytes(joined) <= max_bytes:
+                pieces[-1] = pieces[-1]._replace(text=joined)
             else:
-                pieces.append(part)
-    return [piece.strip() for piece in pieces if piece]
+                pieces.append(Piece(part, division))
+            division = "clause"
+    return [Piece(piece.text.strip(), piece.division) for piece in pieces]
 
 
 def cut_arriving(text: str) -> tuple[str, str]:
@@ -135,20 +152,49 @@ def cut_arriving(text: str) -> tuple[str, str]:
     whole, rest = split_arriving(text)
     while len(rest) > MAX_REST:
         cut = rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
-        whole, rest = f"{whole} {rest[:cut]}", rest[cut:]
+        whole, rest = whole + rest[:cut], rest[cut:]
     return whole, rest
 
 
 def split_arriving(text: str) -> tuple[str, str]:
     """Cut text that is still arriving into the sentences that are certainly complete, and the rest.
 
-    A sentence is certainly complete once text follows it. Either part may be empty.
+    A sentence, a heading or a list item is certainly complete once text follows it. Either part may be empty; together
+    they are the text.
     """
-    sentences = _sentences_of(text)
-    if not sentences:
-        return "", ""
-    *whole, rest = sentences
-    return "".join(whole).strip(), rest.rstrip() + (" " if text[-1:].isspace() else "")
+    begins, newline, last = text.rpartition("\n")
+    if not any(map(str.isalnum, last)):  # the last line may become a scene break, a heading or a list item
+        whole, rest = _cut_last(begins + newline)
+        return whole, rest + last
+    return _cut_last(text)
+
+
+def _cut_last(text: str) -> tuple[str, str]:
+    """Cut a text before its last sentence."""
+    *whole, _ = [""] if not text.strip() else _sentences_of(structured(text))
+    num_signs = sum(len("".join(sentence.split())) for sentence in whole)
+    cut = 0 if not num_signs else [place for place, sign in enumerate(text) if not sign.isspace()][num_signs]
+    return text[:cut], text[cut:]
+
+
+@dataclass
+class Stretches:
+    """The stretches of a text that arrives in pieces, each of which is spoken by a request of its own."""
+
+    before: str = ""  # the stretch that was spoken last, and text without anything to speak after it
+
+    def skip(self, text: str) -> None:
+        """Note a stretch that is not spoken."""
+        self.before = f"{self.before}{text}"[-MAX_REST:] if self.before else ""
+
+    def join(self, text: str, *, continues: bool = False, is_last: bool = False) -> Joined:
+        """Note a stretch that is spoken. `continues`: its last sentence goes on in the next stretch."""
+        before, self.before = self.before, "" if is_last else text
+        if not before:
+            return Joined(None, continues, is_last)
+        is_sentence = ends_sentence(before[-MAX_REST:])
+        division = stronger(division_between(before, text), "sentence" if is_sentence else "clause")
+        return Joined(division, continues, is_last)
 
 
 @dataclass(frozen=True)
@@ -221,14 +267,25 @@ def _num_bytes(text: str) -> int:
 
 
 def _sentences_of(text: str) -> list[str]:
-    """Return all sentences, each followed by a space, or by a newline where the piece must end."""
-    sentences = []
-    for paragraph in text.split(PARAGRAPH_BREAK):
-        line = " ".join(paragraph.split())
+    """Return all sentences, each followed by a space."""
+    return [sentence for sentence, _ in _divided(text)]
+
+
+def _divided(text: str) -> list[tuple[str, Division]]:
+    """Return all sentences, each followed by a space, with the division before them."""
+    sentences: list[tuple[str, Division]] = []
+    division: Division = "clause"
+    for before, part in split_divisions(text):
+        division = stronger(division, before)
+        line = " ".join(part.split())
         if line:
-            line += " " if line.rstrip(_CLOSERS + _EITHER + " ")[-1:] in _ENDS else "\n"
+            line += " "
             ends = [found.end() for found in _SENTENCE_END.finditer(line) if _is_sentence_end(line, found)]
-            sentences += [line[start:end] for start, end in pairwise([0, *ends, len(line)]) if start < end]
+            for start, end in pairwise([0, *ends, len(line)]):
+                if start < end:
+                    sentences.append((line[start:end], division))
+                    division = "sentence"
+            division = "clause"
     return sentences
 
 
@@ -247,7 +304,7 @@ def _is_abbreviated(line: str, dot: int, following: str) -> bool:
     """Return whether a full stop only belongs to an abbreviation."""
     start = line.rfind(" ", 0, dot) + 1
     word = line[start:dot].lstrip(_OPENERS)
-    before, start = line[start - 2 : start - 1], dot - len(word)
+    before, start = line[max(0, start - 2) : max(0, start - 1)], dot - len(word)
     low = word.lower()
     if low.isdecimal() and len(low) <= 2:  # the number of a list item
         return not before or before in _ENDS

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from s1_mini.text.structure import ITEM_BREAK
 from s1_mini.text.tables import words
 
 _TOKEN = re.compile(
@@ -51,7 +52,7 @@ _INLINE = frozenset(
     )
 )
 _KNOWN = _BLOCKS | _HIDDEN | _VOID | _INLINE
-_MARKS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)} | {"li": "- "}
+_MARKS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)} | {"li": "- ", "tr": f"{ITEM_BREAK}\n"}
 _BOXES = frozenset(("img", "input", "button", "textarea", "svg"))  # divide words
 _INLINE_IN_WORDS = (_INLINE | frozenset(("wbr",))) - _BOXES - frozenset(("td", "th"))
 _OPENED = {"<!--": "-->", "<![CDATA[": "]]>"}

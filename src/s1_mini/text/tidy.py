@@ -10,22 +10,21 @@ import re
 import unicodedata
 
 from s1_mini.exceptions import TextError, TextTooLongError
+from s1_mini.text.structure import separator_of
 
 MAX_MARKS = 30  # on one letter, as in Unicode's stream-safe text (UAX #15); sorting many more marks takes seconds
-PARAGRAPH_BREAK = "\n\n"
 
 _REFUSED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls except \t \n \v \f \r; surrogates
 _INVISIBLE = "\ufeff\u2060"  # byte order mark (zero-width no-break space); word joiner, which replaces it
 _OTHER_MARKS = "\u0f73\u0f75\u0f81"  # combining class 0, but NFC decomposes them to combining marks
 _WHITE_SPACE = re.compile(r"\s+")
-_LINE_BREAK = re.compile(r"\r\n|[\n\v\r\u2028]")
 _UNSPOKEN = ("P", "Z", "M", "Cc", "Cf")  # punctuation, separators, lone marks, controls, format characters
 
 
 def tidied(text: str, max_length: int) -> str:
     r"""Return `text` composed (NFC) and trimmed, with a single space for every run of white space.
 
-    A blank line or a paragraph separator becomes `PARAGRAPH_BREAK`, so that `split` sees the sentence end there.
+    A blank line or a paragraph separator becomes `PARAGRAPH_BREAK`, so that `split` sees the paragraph end there.
     Byte order marks are removed. Tidying the result again changes nothing.
 
     `max_length` counts characters as they were sent. Positions in messages count from 1. Raises `TextTooLongError`,
@@ -46,19 +45,18 @@ def composed(text: str) -> str:
     """Return a part of a text as `tidied` does, but keep white space at its ends. Raises `TextError`."""
     _check_characters(text)
     _check_marks(text)
+    return spaced(text)
+
+
+def spaced(text: str) -> str:
+    """Return `text`, which may have the separators of `structure`, as `composed` does; raises nothing."""
     visible = text.translate(dict.fromkeys(map(ord, _INVISIBLE)))
-    return _WHITE_SPACE.sub(_one_space, unicodedata.normalize("NFC", visible))
+    return _WHITE_SPACE.sub(lambda run: separator_of(run.group()), unicodedata.normalize("NFC", visible))
 
 
 def is_speakable(text: str) -> bool:
     """Return whether `text` has a letter, number, symbol, private-use or unassigned character."""
     return not all(unicodedata.category(character).startswith(_UNSPOKEN) for character in text)
-
-
-def _one_space(run: re.Match[str]) -> str:
-    white = run.group()
-    is_break = "\u2029" in white or len(_LINE_BREAK.findall(white)) > 1
-    return PARAGRAPH_BREAK if is_break else " "
 
 
 def _check_characters(text: str) -> None:
