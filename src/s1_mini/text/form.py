@@ -4,7 +4,7 @@ A checkpoint of any family declares both in its `config.json`:
 `"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. Without this entry, text is not normalized. The exception
 is a model with a choice of languages: each request has a language, and numbers whose reading is certain become words.
 The entry may also have `piece_bytes`, the largest piece of text that the checkpoint speaks well, and `misread`, words
-that it misreads before a mark, with spellings that it reads right: `{"no": "know"}`.
+that it misreads before a mark, with spellings that it reads right: `{"no": "knoe"}`.
 """
 
 from __future__ import annotations
