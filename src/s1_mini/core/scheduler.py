@@ -34,7 +34,7 @@ NONE = -1  # takes the place of a stage's index for the thread without stages
 POLL_S = 0.1  # how often an idle thread checks deadlines and cancellations, in seconds
 BACKLOG = 64  # units of a stage that wait; the largest calls have up to 64
 LOOK_S = 0.01  # minimum time between two checks of all deadlines, in seconds
-MAX_PASSED_S = 1.0  # of one step that counts as waiting for text; a longer step was no client's fault
+MAX_PASSED_S = 1.0  # of one step that counts as waiting for text; a longer step is not caused by a client
 TEXT_WAIT_S = 5.0  # how long an utterance keeps its slot without text while other requests wait for a slot
 
 

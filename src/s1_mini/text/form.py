@@ -176,7 +176,7 @@ class TextForm:
 
     def _respelled(self, found: re.Match[str]) -> str:
         word = found.group()
-        spelling = self.misread.get(word.lower(), word)  # "ſ" matches s, but is no lower case of it
+        spelling = self.misread.get(word.lower(), word)  # "ſ" matches s, but lower() keeps it
         return spelling.upper() if word.isupper() else spelling.capitalize() if word[0].isupper() else spelling
 
     def _nothing(self, text: str, unsupported: str) -> str:
