@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +27,9 @@ from s1_mini.exceptions import (
     TextError,
 )
 from s1_mini.families.s1.network import S1Network
-from s1_mini.runtime.running import EngineRuntime, vram
+from s1_mini.runtime.running import SHORT_TEXT, EngineRuntime, vram
+from s1_mini.text.form import NormalizedText, TextForm
+from s1_mini.types import TTSRequest
 from waiting import EVENTUALLY_S, wait_until
 
 
@@ -352,6 +356,46 @@ def test_a_consumer_cancelled_during_submission_leaves_nothing_behind(
     asyncio.run(asyncio.wait_for(leave(), EVENTUALLY_S))
 
     assert begun[0].has_ended
+
+
+def test_clients_take_turns_in_having_long_texts_read_and_reading_ends_when_a_client_leaves(
+    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    finish = threading.Event()
+
+    def script(self: TextForm, text: str, *_: object, check: Callable[[], None], **__: object) -> NormalizedText:
+        begun.append(text[0])
+        while not finish.wait(0.01):
+            check()
+        return NormalizedText(text)
+
+    async def read() -> list[object]:
+        running = engine._running
+        assert running is not None
+        reading: list[asyncio.Future[Any]] = []
+
+        def submit(client: str) -> None:
+            request = TTSRequest(client * 2 * SHORT_TEXT, flow=(client, ""))
+            reading.append(asyncio.ensure_future(running.read_async(request)))
+
+        for client in "aa":
+            submit(client)
+        await asyncio.to_thread(wait_until, lambda: len(begun) == 2)
+        for client in "aab":
+            submit(client)
+        await asyncio.sleep(0)  # all of them wait now
+        for left in reading[:2]:
+            left.cancel()
+        await asyncio.to_thread(wait_until, lambda: len(begun) == 4)
+        finish.set()
+        return await asyncio.gather(*reading, return_exceptions=True)
+
+    monkeypatch.setattr(TextForm, "script", script)
+    results = asyncio.run(read())
+
+    assert [begun[:2], sorted(begun[2:4]), begun[4:]] == [["a", "a"], ["a", "b"], ["a"]]  # two are read at a time
+    assert [isinstance(result, BaseException) for result in results] == [True, True, False, False, False]
 
 
 def test_every_path_may_be_text(tiny: Path, tone: np.ndarray, tmp_path: Path) -> None:

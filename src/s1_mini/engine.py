@@ -494,7 +494,7 @@ class ProductionTTSEngine(_Voices):
         while True:
             running = self._ready()
             try:
-                prepared = running.prepare(request)
+                prepared = running.prepare(request, running.script(request))
                 return running.begin(request, prepared, prepared.voices(deadline), deadline, streams=streams)
             except EngineNotReadyError:
                 if self._running is running:  # otherwise `reload` has replaced `running`, so try again
@@ -506,15 +506,13 @@ class ProductionTTSEngine(_Voices):
         No thread waits for its references; cancelling the task cancels their encoding.
         """
         deadline = self._deadline()
-        running = self._ready()
-        if not running.planner.is_plain(request):
-            plan = await asyncio.to_thread(running.planner.plan, request)
-            if plan is not None:
-                return await self._compose_async(request, plan, deadline, streams=streams)
         while True:
             running = self._ready()
             try:
-                begin = partial(running.begin_if_encoded, request, deadline, streams=streams)
+                script = await running.read_async(request)
+                if isinstance(script, Plan):
+                    break
+                begin = partial(running.begin_if_encoded, request, script, deadline, streams=streams)
                 begun = await in_thread(begin, lambda begun: begun.close())
                 if isinstance(begun, OutputQueue):
                     return begun
@@ -524,6 +522,7 @@ class ProductionTTSEngine(_Voices):
             except EngineNotReadyError:
                 if self._running is running:
                     raise
+        return await self._compose_async(request, script, deadline, streams=streams)
 
     async def _compose_async(self, request: TTSRequest, plan: Plan, deadline: float, *, streams: bool) -> Output:
         client = request.flow[0] or request.flow[1]

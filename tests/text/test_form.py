@@ -12,6 +12,7 @@ import pytest
 from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, TextError
 from s1_mini.text.detection import LANGUAGES, MAX_CHARACTERS, detect
 from s1_mini.text.form import NormalizedText, TextForm
+from s1_mini.text.reading import spoken
 from s1_mini.types import Normalize
 from s1_mini.weights.directory import DEFAULT_MODEL
 
@@ -152,6 +153,32 @@ def test_markup_alone_is_an_empty_text(text: str) -> None:
 def test_the_length_limit_applies_to_the_normalized_text() -> None:
     with pytest.raises(TextError, match=r"has 159 characters after normalization \(40 as sent\); the limit is 100"):
         WORDS.script("1" * 40, 100)
+
+
+def test_reading_ends_once_the_spoken_form_is_too_long() -> None:
+    parts: list[None] = []
+
+    with pytest.raises(TextError, match=r"has more than 20000 characters after normalization \(20000 as sent\)"):
+        WORDS.script("√2" * 10_000, 20_000, check=lambda: parts.append(None))
+
+    assert len(parts) < 5
+
+
+def test_reading_of_a_long_text_can_be_ended_between_its_parts() -> None:
+    class LeftError(Exception):
+        pass
+
+    def check() -> None:
+        raise LeftError
+
+    with pytest.raises(LeftError):
+        WORDS.script("He came at 5. " * 200, 20_000, check=check)
+
+
+def test_a_long_text_is_read_like_its_sentences() -> None:
+    sentences = [f"Dr. Smith paid ${number}.50 on May {number}, 2024." for number in range(1, 31)] * 4
+
+    assert spoken(" ".join(sentences)) == " ".join(map(spoken, sentences))
 
 
 @pytest.mark.parametrize("text", [5, {"language": "tlh"}, {"alphabet": ""}, {"alphabet": ["a"]}])

@@ -12,7 +12,9 @@ import itertools
 import random
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -21,8 +23,18 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
 import s1_mini
+from s1_mini.alignment.subtitles import blank_markup
+from s1_mini.exceptions import TextError
+from s1_mini.server.polly import access_key
+from s1_mini.text.arriving import ArrivingText
+from s1_mini.text.form import TextForm
+from s1_mini.text.lexicon import Lexicon
+from s1_mini.text.markup import read_marked
+from s1_mini.text.reading import spoken
+from s1_mini.text.split import EarlyStart, cut_arriving, sentence_spans, split
 
 SOURCES = Path(s1_mini.__file__).parent
 PACKAGES = ("text", "alignment", "server", "core", "runtime", "voices", "audio", "sagemaker")  # see client text
@@ -194,8 +206,8 @@ def attacks(pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:
     letters = chance.sample(letters, min(16, len(letters)))
     pairs = list(itertools.permutations(letters, 2))
     found = [("", letter, after) for letter in letters for after in ("", "\x00")]
-    found += [("", "".join(pair), "") for pair in chance.sample(pairs, min(24, len(pairs)))]
-    for _ in range(16):
+    found += [("", "".join(pair), "") for pair in chance.sample(pairs, min(16, len(pairs)))]
+    for _ in range(10):
         repeated: list[tuple[str, str]] = []
         text = _sample(tree, chance, repeated)
         for before, part in chance.sample(repeated, min(4, len(repeated))):
@@ -226,7 +238,94 @@ def test_the_time_of_every_pattern_grows_with_the_length_of_the_text() -> None:
     assert not weak
 
 
-@pytest.mark.parametrize("written", [r"\s+$", r"\d+(?=x)", r"(?:a|aa)+$", r"<[^>]*>", r"\s*,?\s*;", r"(?:\w+,?)+;"])
+@pytest.mark.parametrize("written", [r"\s+$", r"\d+(?=x)", r"(?:a|aa)+$", r"<[^>]*>", r"\s*,?\s*;"])
 def test_a_pattern_that_backtracks_is_found(written: str) -> None:
     pattern = re.compile(written)
     assert weakness(pattern, partial(_search, pattern))
+
+
+HONEST = "On May 5, 2024, Dr. Smith paid $5.50 for 3 kg of apples, and the old man from the sea said nothing at all. "
+WORDS = TextForm("en")
+MANY = TextForm(is_chosen=True)
+
+
+def _arriving(text: str) -> None:
+    arriving = ArrivingText(len(text), read=WORDS.reader("auto"))
+    for start in range(0, len(text), 100):
+        arriving.add(text[start : start + 100], is_last=False)
+    arriving.add("", is_last=True)
+
+
+def _session(text: str) -> None:
+    rest = ""
+    for start in range(0, min(len(text), 1000), 20):
+        _, rest = cut_arriving(rest + text[start : start + 20])
+        EarlyStart(at_clause=True, num_words=50).cut(rest)
+
+
+def _respelled(text: str) -> None:
+    deque(Lexicon({f"the {word}": "it" for word in "abcdefghijklmnopqrstuvw"}).find(text), maxlen=0)
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "english": lambda text: WORDS.script(text, len(text)),
+    "many languages": lambda text: MANY.script(text, len(text)),
+    "german": lambda text: spoken(text, "de"),
+    "split": lambda text: split(text, 200),
+    "sentences": sentence_spans,
+    "arriving": _arriving,
+    "session": _session,
+    "marks": lambda text: read_marked(text, lambda _: Lexicon({}), ()),
+    "lexicon": _respelled,
+    "subtitles": lambda text: blank_markup(text, "ssml", ()),
+    "polly's header": lambda text: access_key(Headers(raw=[(b"authorization", b"AWS4-HMAC-SHA256 " + text.encode())])),
+}
+# Found by measuring some thousand random combinations of marks, words and numbers.
+UNITS = (
+    *("√2", "^2", "∞", "#1", "@<", "<a ", "[a](", "|\t", "- a\n", " - ", " :)", " ； ", "& ", "{", "\\frac{", "\\["),
+    *(
+        "🇦",
+        "。🇦",
+        "！가",
+        "，?",
+        "👍🏽",
+        "a\u0301",
+        "\u200d",
+        "漢 ",
+        "$5",
+        "1/2 Sun. ",
+        "e.g. 10:30",
+        "№555-10:30",
+        "a.",
+        "I ",
+    ),
+    *("1,", ", ", "the ", " ", "\t", "a", "!a", "<", "[", "Credential=,"),
+)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_time_to_read_a_text_grows_with_its_length(reader: str) -> None:
+    def read(text: str) -> None:
+        with suppress(TextError):
+            READERS[reader](text)
+
+    def build(unit: str, length: int) -> str:
+        return "x" + (unit * length)[: length - 1]
+
+    slow = [
+        unit
+        for unit in UNITS
+        if cpu_s(read, build(unit, 1200)) > MAX_RATIO * max(SHORT_S, cpu_s(read, build(unit, 300)))
+        and grows_too_fast(read, partial(build, unit), 600)
+    ]
+    assert not slow
+
+
+def test_no_text_takes_far_longer_than_an_honest_one() -> None:
+    def read(text: str) -> None:
+        with suppress(TextError):
+            WORDS.script(text, 4000)
+
+    honest_s = cpu_s(read, (HONEST * 40)[:4000], 2)
+    slow = [unit for unit in UNITS if cpu_s(read, (unit * 4000)[:4000]) > 6 * honest_s]
+    assert not slow

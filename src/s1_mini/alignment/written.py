@@ -15,6 +15,7 @@ from typing import NamedTuple
 from s1_mini.alignment.times import WORD
 
 MAX_WRITTEN, MAX_SPOKEN = 12, 60  # maximum number of words of a run that is read differently
+MAX_DIVIDED = 40  # maximum number of words of a run that is divided
 NUM_AROUND = 2  # context: words on each side of a run that are read together with it
 WRITTEN_WORD = re.compile(r"\S+")
 JOINER = "\u2060"  # word joiner, which is invisible; `text.tags` puts it in the place of a tag within a word
@@ -75,7 +76,8 @@ def find_groups(text: str, words: Sequence[WrittenWord], spoken: Sequence[str]) 
             pairs.append((at, at + 1, said, said + 1))
             at, said = at + 1, said + 1
             continue
-        num_written, num_spoken = _find_same(written[at:], spoken[said:])
+        found = _find_same(written[at : at + MAX_WRITTEN + 2], spoken[said : said + MAX_SPOKEN + 2])
+        num_written, num_spoken = found or (len(written) - at, len(spoken) - said)
         pairs.append((at, at + num_written, said, said + num_spoken))
         at, said = at + num_written, said + num_spoken
     if pairs and said < len(spoken):
@@ -95,7 +97,7 @@ def _is_sign(word: str) -> bool:
 
 def divide(group: Group, text: str, words: Sequence[WrittenWord], spoken: Sequence[str], read: Read) -> list[Group]:
     """Divide a group of several written words where both sides, read separately, give the words of the whole."""
-    if group.stop - group.first < 2:
+    if not 2 <= group.stop - group.first <= MAX_DIVIDED:  # each cut reads the whole run
         return [group]
     low, high = max(0, group.first - NUM_AROUND), min(len(words), group.stop + NUM_AROUND)
 
@@ -119,10 +121,10 @@ def divide(group: Group, text: str, words: Sequence[WrittenWord], spoken: Sequen
     return [*divided, Group(first, group.stop, first_spoken, group.stop_spoken)]
 
 
-def _find_same(written: Sequence[str], spoken: Sequence[str]) -> tuple[int, int]:
+def _find_same(written: Sequence[str], spoken: Sequence[str]) -> tuple[int, int] | None:
     """Return how many written and spoken words to skip until the next two (or the last one) are the same in both.
 
-    Returns all words if that never happens.
+    Returns None if that never happens.
     """
     for total in range(1, MAX_WRITTEN + MAX_SPOKEN):
         for num_written in range(min(total, MAX_WRITTEN) + 1):
@@ -130,7 +132,7 @@ def _find_same(written: Sequence[str], spoken: Sequence[str]) -> tuple[int, int]
             rest, said = written[num_written : num_written + 2], spoken[num_spoken : num_spoken + 2]
             if num_spoken <= min(MAX_SPOKEN, len(spoken)) and num_written <= len(written) and list(rest) == list(said):
                 return num_written, num_spoken
-    return len(written), len(spoken)
+    return None
 
 
 def _joined(pairs: Sequence[tuple[int, int, int, int]], owners: Sequence[int]) -> list[Group]:

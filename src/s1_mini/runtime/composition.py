@@ -24,7 +24,7 @@ from s1_mini.core.output_queue import OutputIterator, OutputQueue
 from s1_mini.core.speech import Joiner
 from s1_mini.exceptions import NothingToSpeakError, ParameterError, QueueFullError, RequestTimeoutError, TextError
 from s1_mini.families.base import Description
-from s1_mini.text.form import NormalizedText, TextForm
+from s1_mini.text.form import NormalizedText, TextForm, unchecked
 from s1_mini.text.lexicon import Lexicon, Lexicons
 from s1_mini.text.markup import Mark, Markup, Segment, is_ssml, read_marked, read_ssml, read_text
 from s1_mini.text.structure import stronger
@@ -107,8 +107,8 @@ class Planner:
         """Return the form of a request's text. Raises `ParameterError` for an unknown language."""
         return self.description.text_form(self.form, language)
 
-    def script(self, request: TTSRequest) -> NormalizedText:
-        """Return the spoken form of a text without markup. Raises the errors of `TextForm.script`."""
+    def script(self, request: TTSRequest, check: Callable[[], None] = unchecked) -> NormalizedText:
+        """Return the spoken form of a text without markup; `check` and errors are those of `TextForm.script`."""
         config = self.config
         return self.form_in(request.language).script(
             request.text,
@@ -116,6 +116,7 @@ class Planner:
             choice=request.normalize or config.normalize,
             on_unsupported=request.on_unsupported or config.on_unsupported,
             continues=request.joined is not None and request.joined.continues,
+            check=check,
         )
 
     def check_voice(self, request: TTSRequest) -> None:
@@ -124,18 +125,18 @@ class Planner:
         if self.description.needs_voice and is_without and not self.voices.library.default:
             self.description.check_voice(self.voices.names)
 
-    def plan(self, request: TTSRequest) -> Plan | None:
+    def plan(self, request: TTSRequest, check: Callable[[], None] = unchecked) -> Plan | None:
         """Check the texts and voices of a request and return its parts; None if it has no markup.
 
-        Raises `RequestError`.
+        `check` is that of `script`. Raises `RequestError`.
         """
         if self.is_plain(request):
             return None
         if request.stream is not None:
             raise ParameterError("text", "is a TextStream, which cannot have markup or a lexicon; give a str")
-        return self._plan(request)
+        return self._plan(request, check)
 
-    def _plan(self, request: TTSRequest) -> Plan | None:
+    def _plan(self, request: TTSRequest, check: Callable[[], None]) -> Plan | None:
         max_length, description = self.config.max_text_length, self.description
         tidied(request.text, max_length)  # refuses a text that is too long before parsing it
         segments, ignored = self._read(request, self.form_in(request.language).language)
@@ -159,7 +160,7 @@ class Planner:
             more_s = segment.pause_before_s or 0.0
             marks = [mark._replace(position=0, pause_s=mark.pause_s + more_s) for mark in marks]
             marks += segment.marks
-            script = self._script_of(segment, request)
+            script = self._script_of(segment, request, check)
             warnings.append(script.warning)
             if script.text:
                 part_request = _request_for(grouped, segment, len(parts), sample_rate)
@@ -180,12 +181,13 @@ class Planner:
         end_s = _pause_after(request, pause_s)
         return Plan(tuple(parts), end_s, end_marks, request.sample_rate or sample_rate, " ".join(spoken), warning)
 
-    def _script_of(self, segment: Segment, request: TTSRequest) -> NormalizedText:
+    def _script_of(self, segment: Segment, request: TTSRequest, check: Callable[[], None]) -> NormalizedText:
         """Return the spoken form of a segment; empty if it is only a pause. Raises `TextError`."""
         if not segment.text:
             return NormalizedText("")
         try:
-            return self.script(replace(request, text=segment.text, lexicon={}))  # already applied to the segment
+            # The lexicon was already applied to the segment.
+            return self.script(replace(request, text=segment.text, lexicon={}), check)
         except NothingToSpeakError as error:
             return NormalizedText("", error.warning)
         except TextError as error:

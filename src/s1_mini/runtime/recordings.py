@@ -43,8 +43,9 @@ class _Waiting(NamedTuple):
 class Recordings:
     """Runs work in a few threads, which are started when needed. Clients take turns; a client's work runs in order."""
 
-    def __init__(self, *, max_waiting: int, threads: int | None = None) -> None:
-        self.max_waiting = max_waiting
+    def __init__(self, *, max_waiting: int, threads: int | None = None, what: str = "recordings") -> None:
+        """`what` names the work in errors."""
+        self.max_waiting, self._what = max_waiting, what
         self._num_threads = threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
         self._waiting: deque[_Waiting] = deque()
         self._turns: Turns[str] = Turns()
@@ -71,13 +72,13 @@ class Recordings:
                     len(self._waiting),
                     self.max_waiting,
                     self._durations.retry_after_s(len(self._waiting), self._num_threads),
-                    "recordings",
+                    self._what,
                 )
             self._waiting.append(_Waiting(future, work, client))
             if client not in self._turns:
                 self._turns.join(client)
             if len(self._threads) < self._num_threads:
-                self._threads.append(threading.Thread(target=self._run, name="s1_mini recordings", daemon=True))
+                self._threads.append(threading.Thread(target=self._run, name=f"s1_mini {self._what}", daemon=True))
                 self._threads[-1].start()
             self._changed.notify()
         future.add_done_callback(self._forget)
@@ -97,7 +98,7 @@ class Recordings:
             self._changed.notify_all()
         for future in unfinished:
             with suppress(InvalidStateError):
-                future.set_exception(EngineNotReadyError("the engine was stopped while it was encoding a recording"))
+                future.set_exception(EngineNotReadyError(f"the engine was stopped while it was preparing {self._what}"))
         ends = time.monotonic() + ENDING_S
         for thread in self._threads:
             thread.join(max(0.0, ends - time.monotonic()))
@@ -148,6 +149,13 @@ class Recordings:
         self._waiting.remove(waiting)
         if not any(each.client == waiting.client for each in self._waiting):
             self._turns.leave(waiting.client)
+
+
+class Script(NamedTuple):
+    """The spoken form of a request's text, whole and in pieces."""
+
+    text: NormalizedText
+    pieces: list[Piece]
 
 
 @dataclass(frozen=True)

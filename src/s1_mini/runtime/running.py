@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +19,12 @@ from s1_mini.audio.effects import Effects
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import ParameterError
-from s1_mini.runtime.composition import Planner
+from s1_mini.runtime.composition import Plan, Planner
 from s1_mini.runtime.loader import LoadedCheckpoint
-from s1_mini.runtime.recordings import Prepared, Recordings
+from s1_mini.runtime.recordings import Prepared, Recordings, Script
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
-from s1_mini.text.form import NormalizedText
+from s1_mini.text.form import NormalizedText, unchecked
 from s1_mini.text.reading import spoken_certain
 from s1_mini.text.split import Piece, split_pieces
 from s1_mini.text.structure import DIVISIONS, stronger
@@ -33,6 +34,9 @@ from s1_mini.types import EngineState, Pauses, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
 from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.directory import DEFAULT_MODEL
+
+SHORT_TEXT = 500  # characters; reading them takes some ms
+TEXT_THREADS = 2  # so that one slow text does not block the others; more would only share the interpreter's lock
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,12 @@ class EngineRuntime:
     recordings: Recordings
     references: ReferenceEncoder
     planner: Planner
+    texts: Recordings  # long texts are read here, in turns of the clients
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
         started = time.monotonic()
         self.voices.preloader.stop()
+        self.texts.close(drains=drains, timeout_s=timeout_s)
         self.recordings.close(drains=drains, timeout_s=timeout_s)
         left_s = None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
         self.synthesizer.close(drains=drains, timeout_s=left_s)
@@ -67,14 +73,31 @@ class EngineRuntime:
         done.set_result(known)
         return done
 
-    def prepare(self, request: TTSRequest) -> Prepared:
-        """Check the text of a request, then begin to encode its references. Raises `RequestError` or `EngineError`."""
+    async def read_async(self, request: TTSRequest) -> Plan | Script:
+        """Read the text of a request in a thread; cancelling the task ends the work. Raises `RequestError`.
+
+        Long texts of several clients are read in turns, and never wait in the threads that other work shares.
+        """
+        if not isinstance(request.text, str) or len(request.text) <= SHORT_TEXT:
+            return await asyncio.to_thread(self.read, request)
+        reading = self.texts.submit(partial(self.read, request), request.flow[0] or request.flow[1])
+        return await asyncio.wrap_future(reading)
+
+    def read(self, request: TTSRequest, check: Callable[[], None] = unchecked) -> Plan | Script:
+        """Return the parts of a text with markup, or the spoken form of another text. Raises `RequestError`."""
+        return self.planner.plan(request, check) or self.script(request, check)
+
+    def script(self, request: TTSRequest, check: Callable[[], None] = unchecked) -> Script:
+        """Return the spoken form of a text without markup, in pieces. Raises `RequestError`."""
         if request.stream is not None:
             self._check_stream(request)
-            prepared = Prepared(NormalizedText(""), [], [])
-        else:
-            script = self.planner.script(request)
-            prepared = Prepared(script, self._pieces(script, request), [])
+            return Script(NormalizedText(""), [])
+        text = self.planner.script(request, check)
+        return Script(text, self._pieces(text, request))
+
+    def prepare(self, request: TTSRequest, script: Script) -> Prepared:
+        """Begin to encode the references of a request. Raises `RequestError` or `EngineError`."""
+        prepared = Prepared(*script, [])
         with ExitStack() as cleanup:
             cleanup.callback(prepared.close)
             for reference in request.references:
@@ -82,12 +105,14 @@ class EngineRuntime:
             cleanup.pop_all()
         return prepared
 
-    def begin_if_encoded(self, request: TTSRequest, deadline: float, *, streams: bool) -> OutputQueue | Prepared:
+    def begin_if_encoded(
+        self, request: TTSRequest, script: Script, deadline: float, *, streams: bool
+    ) -> OutputQueue | Prepared:
         """Prepare a request, and submit it unless one of its references is still being encoded.
 
         Raises the errors of `prepare`, `begin` and `Prepared.voices`.
         """
-        prepared = self.prepare(request)
+        prepared = self.prepare(request, script)
         if not all(reference.done() for reference in prepared.references):
             return prepared
         return self.begin(request, prepared, prepared.voices(deadline), deadline, streams=streams)
@@ -259,7 +284,8 @@ def run(
             voices.take_over(before)
         cleanup.pop_all()
     recordings = Recordings(max_waiting=config.max_waiting_references)
-    return EngineRuntime(config, speaker, synthesizer, voices, recordings, references, planner)
+    texts = Recordings(max_waiting=sys.maxsize, threads=TEXT_THREADS, what="texts")  # the server limits requests
+    return EngineRuntime(config, speaker, synthesizer, voices, recordings, references, planner, texts)
 
 
 def _pauses(request: TTSRequest, pieces: Sequence[Piece]) -> list[float | None]:

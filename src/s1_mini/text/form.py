@@ -19,7 +19,7 @@ from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, ParameterError, TextError
 from s1_mini.text.detection import LANGUAGES, detect, identify
-from s1_mini.text.reading import is_ornament, spoken, spoken_certain
+from s1_mini.text.reading import Watch, is_ornament, spoken, spoken_certain, unwatched
 from s1_mini.text.split import PIECE_BYTES
 from s1_mini.text.structure import in_paragraphs, structured, without_separators
 from s1_mini.text.tidy import is_speakable, spaced, tidied
@@ -47,6 +47,10 @@ class NormalizedText:
     def text(self) -> str:
         """The text in paragraphs, without separators."""
         return in_paragraphs(self.structured)
+
+
+def unchecked() -> None:
+    """Check nothing."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +105,18 @@ class TextForm:
         choice: Normalize = "auto",
         on_unsupported: OnUnsupported = "error",
         continues: bool = False,
+        check: Callable[[], None] = unchecked,
     ) -> NormalizedText:
         """Return the spoken form of a request's `text`. With `continues`, `text` is the beginning of a sentence.
 
-        `max_length` bounds the characters of the text and of its spoken form. Raises the errors of `tidied`,
+        `max_length` bounds the characters of the text and of its spoken form. `check` is called between the parts of
+        a long text, and may raise an error to end the work. Raises the errors of `tidied`,
         `TextError` for a spoken form that is too long and, with `on_unsupported="error"`, for an unsupported character,
         and `NothingToSpeakError` if nothing is left to speak.
         """
         tidy = tidied(text, max_length)
         is_read = choice != "off" and (self.language is not None or self.is_chosen)
-        said = self._said(text, max_length) if is_read else spaced(structured(text)).strip()
+        said = self._said(text, max_length, check) if is_read else spaced(structured(text)).strip()
         fitting, unsupported = self._fit(said)
         if unsupported and on_unsupported == "error":
             raise TextError("text", self._unsupported(fitting, unsupported, text, choice))
@@ -148,19 +154,27 @@ class TextForm:
         """Normalize the transcript of a reference, which was validated before; raises nothing."""
         return " ".join(self._fit(self._read(text))[0].split())
 
-    def _read(self, text: str) -> str:
+    def _read(self, text: str, watch: Watch = unwatched) -> str:
         if self.is_chosen:
-            return spoken_certain(text, self.language, keeps_structure=True)
-        return text if self.language is None else spoken(text, self.language, keeps_structure=True)
+            return spoken_certain(text, self.language, watch, keeps_structure=True)
+        return text if self.language is None else spoken(text, self.language, watch, keeps_structure=True)
 
-    def _said(self, text: str, max_length: int) -> str:
-        said = self._read(text)
-        if (length := len(without_separators(said))) > max_length:
-            raise TextError(
+    def _said(self, text: str, max_length: int, check: Callable[[], None]) -> str:
+        def too_long(length: str) -> TextError:
+            return TextError(
                 "text",
                 f"has {length} characters after normalization ({len(text)} as sent); the limit is {max_length}. "
                 "Split the text or raise S1_MINI_MAX_TEXT_LENGTH.",
             )
+
+        def watch(num_added: int) -> None:
+            check()
+            if num_added > max_length:
+                raise too_long(f"more than {max_length}")
+
+        said = self._read(text, watch)
+        if (length := len(without_separators(said))) > max_length:
+            raise too_long(str(length))
         if not is_speakable(said):
             raise NothingToSpeakError("text", self._nothing(text, ""))
         return spaced(said).strip()

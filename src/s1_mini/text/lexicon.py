@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_right
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -36,15 +37,7 @@ class Lexicon:
         """`below` has further entries of lower precedence; it is neither copied nor changed."""
         own = {word.strip(): respelling for word, respelling in entries.items() if word.strip()}
         self._entries: ChainMap[str, str] = ChainMap(own, *(below._entries.maps if below else ()))
-        # Lengths of the entries by their first token, longest first.
-        self._lengths: ChainMap[str, list[int]] = ChainMap({}, *(below._lengths.maps if below else ()))
-        for word in own:
-            first = _TOKEN.match(word)
-            assert first is not None
-            token = first.group().lower()
-            lengths = self._lengths.get(token, [])
-            if len(word) not in lengths:
-                self._lengths[token] = sorted((*lengths, len(word)), reverse=True)
+        self._layers: list[_Words] = [_Words(own), *(below._layers if below else ())]
 
     def __bool__(self) -> bool:
         """Return whether it has entries."""
@@ -56,18 +49,49 @@ class Lexicon:
 
     def find(self, text: str) -> Iterator[Match]:
         """Yield the matches in a text in order; if several begin at one place, the longest."""
-        position = 0
+        position, folded = 0, _folded(text)
         while (token := _TOKEN.search(text, position)) is not None:
-            position = token.end()
-            for length in self._lengths.get(token.group().lower(), ()):
-                stop = token.start() + length
-                word = text[token.start() : stop]
+            start, position = token.span()
+            lengths = {length for layer in self._layers for length in layer.lengths_at(folded, start, position)}
+            for stop in sorted((start + length for length in lengths), reverse=True):
+                word = text[start:stop]
                 goes_on = word[-1].isalnum() and text[stop : stop + 1].isalnum()
                 respelling = self._entries.get(word, self._entries.get(word.lower()))
                 if respelling is not None and not goes_on:
-                    yield Match(token.start(), stop, respelling)
+                    yield Match(start, stop, respelling)
                     position = stop
                     break
+
+
+class _Words:
+    """Words in order, to find those that a text begins with in a time that hardly depends on their number."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._words = sorted({_folded(word) for word in words})
+        self._firsts = {found.group() for word in self._words if (found := _TOKEN.match(word))}
+        self._longest = max(map(len, self._words), default=0)
+        self._shorter: list[int] = []  # for each word, the number of the longest other word that it begins with, or -1
+        for number, word in enumerate(self._words):
+            shorter = number - 1
+            while shorter >= 0 and not word.startswith(self._words[shorter]):
+                shorter = self._shorter[shorter]
+            self._shorter.append(shorter)
+
+    def lengths_at(self, text: str, start: int, stop: int) -> Iterator[int]:
+        """Yield the lengths of the words at `start` of a folded text, whose first token ends at `stop`."""
+        if text[start:stop] not in self._firsts:
+            return
+        number = bisect_right(self._words, text[start : start + self._longest]) - 1
+        while number >= 0:
+            if text.startswith(self._words[number], start):
+                yield len(self._words[number])
+            number = self._shorter[number]
+
+
+def _folded(text: str) -> str:
+    """Return a text in lower case, without the few changes that would move later characters."""
+    low = text.lower()
+    return low if len(low) == len(text) else "".join(each if len(each.lower()) != 1 else each.lower() for each in text)
 
 
 class Lexicons:

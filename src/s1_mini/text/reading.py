@@ -16,6 +16,7 @@ from s1_mini.exceptions import ParameterError
 from s1_mini.text.detection import cut_by_language
 from s1_mini.text.multilingual import MINUS, MULTILINGUAL, PERCENT, POINT, read_certain
 from s1_mini.text.numbers import MAX_DIGITS, find_rules, languages, spell
+from s1_mini.text.split import sentence_spans
 from s1_mini.text.structure import (
     BULLETS,
     ITEM_BREAK,
@@ -300,7 +301,15 @@ _TIDY = (
 )
 
 
-def spoken(text: str, language: str = "en", *, keeps_structure: bool = False) -> str:
+PART = 2000  # characters that are read at once, so that long work can be watched
+Watch = Callable[[int], None]  # called between parts with the number of characters that were added; may raise
+
+
+def unwatched(num_added: int) -> None:
+    """Watch nothing."""
+
+
+def spoken(text: str, language: str = "en", watch: Watch = unwatched, *, keeps_structure: bool = False) -> str:
     """Return `text` as it is spoken: numbers, dates, money and abbreviations as words, without markup.
 
     Normalizing the result again changes nothing. `language` is a tag such as en, en-GB or de; in languages other than
@@ -312,29 +321,35 @@ def spoken(text: str, language: str = "en", *, keeps_structure: bool = False) ->
         raise ParameterError("text", f"must be a str, not {type(text).__name__}")
     read = _reader(language)
     for _ in range(MAX_PASSES):
-        before, text = text, read(text)
+        before, text = text, read(text, watch)
         if text == before:
             break
     return text if keeps_structure else without_separators(text)
 
 
-def spoken_certain(text: str, language: str | None, *, keeps_structure: bool = False) -> str:
+def spoken_certain(text: str, language: str | None, watch: Watch = unwatched, *, keeps_structure: bool = False) -> str:
     """Return `text` for a model that reads digits itself: only unambiguous text is rewritten, except in English.
 
     `language` is a tag; with None, the language of each sentence is identified. English is read as `spoken` reads it.
     In the languages of `multilingual`, numbers with one reading become words, and markup is removed. Text in other
     languages stays as written. `keeps_structure` is that of `spoken`.
     """
-    said = _certain(mark_structure(unified_lines(text)) if keeps_structure else text, language)
+    said = _certain(mark_structure(unified_lines(text)) if keeps_structure else text, language, watch)
     return said if keeps_structure else without_separators(said)
 
 
-def _certain(text: str, language: str | None) -> str:
+def _certain(text: str, language: str | None, watch: Watch) -> str:
     if language is None:
-        return "".join(_certain(run, tag or "") for run, tag in cut_by_language(text))
+        said, num_read = "", 0
+        for run, tag in cut_by_language(text):
+            num_before = len(said) - num_read
+            said += _certain(run, tag or "", lambda num_added: watch(num_before + num_added))  # noqa: B023
+            num_read += len(run)
+            watch(len(said) - num_read)
+        return said
     tag = re.split("[-_]", language)[0].lower()
     if tag == "en":
-        return text[: len(text) - len(text.lstrip())] + spoken(text, language, keeps_structure=True)
+        return text[: len(text) - len(text.lstrip())] + spoken(text, language, watch, keeps_structure=True)
     return read_certain(read_markup(read_html(unified_lines(text))), tag) if tag in MULTILINGUAL else text
 
 
@@ -346,18 +361,44 @@ def _known_language(language: str) -> str:
     raise ParameterError("language", f"must be one of {', '.join(sorted(languages()))}, not {str(language)[:20]!r}")
 
 
-def _reader(language: str) -> Callable[[str], str]:
+def _reader(language: str) -> Callable[[str, Watch], str]:
     tag = _known_language(language)
     if tag.partition("_")[0] == "en":
         return _read_english
-    return lambda text: _tidy(_read_numbers(read_certain(_prepare(text), tag), tag))
+    return lambda text, watch: _tidy(
+        _by_parts(lambda part: _read_numbers(read_certain(part, tag), tag), _prepare(text), watch)
+    )
 
 
-def _read_english(text: str) -> str:
+def _read_english(text: str, watch: Watch) -> str:
     from s1_mini.text.english import read
     from s1_mini.text.english.latex import read_latex
 
-    return _tidy(read(_prepare(read_latex(text))))
+    return _tidy(_by_parts(read, _prepare(read_latex(text)), watch))
+
+
+def _by_parts(read: Callable[[str], str], text: str, watch: Watch) -> str:
+    """Read a text without markup in parts of at most `PART` characters: whole sentences, if they are not longer."""
+    said: list[str] = []
+    start = num_added = 0
+    while start < len(text):
+        end = _end_of_part(text, start)
+        said.append(read(text[start:end]))
+        num_added += len(said[-1]) - (end - start)
+        if end < len(text):
+            watch(num_added)
+            is_within_word = text[end - 1].isalnum() and text[end].isalnum()
+            said.append(" " if said[-1][-1:].isalnum() and not is_within_word else "")
+        start = end
+    return "".join(said)
+
+
+def _end_of_part(text: str, start: int) -> int:
+    if len(text) - start <= PART:
+        return len(text)
+    window = text[start : start + PART]
+    ends = [begin for begin, _ in sentence_spans(window)[1:-1]]  # the last sentence may go on after the window
+    return start + (max(ends, default=0) or window.rfind(" ") + 1 or PART)
 
 
 def _prepare(text: str) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 from s1_mini.exceptions import ParameterError
@@ -52,6 +53,7 @@ def _num_flag_letters(text: str, end: int) -> int:
 
 PIECE_BYTES = 200  # maximum size of a piece, unless the settings or the checkpoint have another
 MAX_REST = 1000  # characters of arriving text that may wait for the end of a sentence
+MAX_MARKS = 16  # characters of marks and space between two words where an unfinished sentence is cut
 MIN_CLAUSE_BYTES = 12  # shortest clause that is spoken early: it lasts most of a second, enough to generate the next
 
 _WIDE_ENDS = "。！？｡"  # end a sentence without a space after them
@@ -234,8 +236,9 @@ def ends_sentence(text: str) -> bool:
 
 def _may_cut(text: str, cut: int) -> bool:
     """Return whether an unfinished sentence may be cut at `cut`: after a word or a clause mark, not at a number."""
-    word, following = text[:cut].rstrip(_CLAUSE_MARKS + _CLOSERS + " "), text[cut:].lstrip()
-    is_known = bool(following) or text[cut:].isspace()  # a mark at the very end may go on
+    word = text[max(0, cut - MAX_MARKS) : cut].rstrip(_CLAUSE_MARKS + _CLOSERS + " ")
+    following = text[cut : cut + MAX_MARKS].lstrip()
+    is_known = cut < len(text)  # a mark at the very end may go on
     return is_known and word[-1:].isalpha() and not following[:1].isdigit() and not would_tear(text, cut)
 
 
@@ -247,8 +250,8 @@ def is_abbreviation(word: str) -> bool:
 
 def first_sentence(text: str) -> tuple[str, bool]:
     """Return the first sentence of a tidy text, without the space around it, and whether another sentence follows."""
-    sentences = _sentences_of(text)
-    return sentences[0].strip() if sentences else "", len(sentences) > 1
+    sentences = [sentence.strip() for sentence, _ in islice(_divided(text), 2)]
+    return sentences[0] if sentences else "", len(sentences) > 1
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
@@ -271,22 +274,20 @@ def _sentences_of(text: str) -> list[str]:
     return [sentence for sentence, _ in _divided(text)]
 
 
-def _divided(text: str) -> list[tuple[str, Division]]:
-    """Return all sentences, each followed by a space, with the division before them."""
-    sentences: list[tuple[str, Division]] = []
+def _divided(text: str) -> Iterator[tuple[str, Division]]:
+    """Yield all sentences, each followed by a space, with the division before them."""
     division: Division = "clause"
     for before, part in split_divisions(text):
         division = stronger(division, before)
         line = " ".join(part.split())
         if line:
             line += " "
-            ends = [found.end() for found in _SENTENCE_END.finditer(line) if _is_sentence_end(line, found)]
-            for start, end in pairwise([0, *ends, len(line)]):
+            ends = (found.end() for found in _SENTENCE_END.finditer(line) if _is_sentence_end(line, found))
+            for start, end in pairwise(chain([0], ends, [len(line)])):
                 if start < end:
-                    sentences.append((line[start:end], division))
+                    yield line[start:end], division
                     division = "sentence"
             division = "clause"
-    return sentences
 
 
 def _is_sentence_end(line: str, found: re.Match[str]) -> bool:
