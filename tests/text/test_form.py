@@ -44,10 +44,12 @@ def test_words_that_end_without_a_mark_end_as_a_sentence(text: str, read: str) -
     assert WORDS.script("Hi", 100, choice="off").text == TextForm("en").script("Hi", 100).text == "Hi"
 
 
-def test_a_piece_that_ends_within_a_sentence_gets_a_comma_unless_normalize_is_off() -> None:
-    assert WORDS.prompt("which he said", "auto") == "which he said,"
-    assert WORDS.prompt("It is so.", "auto") == "It is so."
-    assert WORDS.prompt("which he said", "off") == TextForm("en").prompt("which he said", "auto") == "which he said"
+def test_a_piece_without_a_mark_gets_a_comma_or_a_full_stop_unless_normalize_is_off() -> None:
+    assert WORDS.prompt("which he said", "auto", continues=True) == "which he said,"
+    assert WORDS.prompt("Chapter One", "auto", continues=False) == "Chapter One."
+    assert WORDS.prompt("It is so.", "auto", continues=True) == "It is so."
+    for form, choice in ((WORDS, "off"), (TextForm("en"), "auto")):
+        assert form.prompt("which he said", choice, continues=True) == "which he said"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_a_piece_that_ends_within_a_sentence_gets_a_comma_unless_normalize_is_of
 def test_a_word_that_the_voice_misreads_before_a_mark_is_respelled_there(piece: str, prompt: str) -> None:
     declared = {"language": "en", "alphabet": ascii_letters + " '(),-.:;?!\"", "misread": {"no": "know"}}
 
-    assert TextForm.from_config({"text": declared}).prompt(piece, "auto") == prompt
+    assert TextForm.from_config({"text": declared}).prompt(piece, "auto", continues=True) == prompt
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,9 @@ class EngineRuntime:
 
     def _prompts(self, request: TTSRequest, pieces: Sequence[Piece]) -> list[str]:
         choice = request.normalize or self.config.normalize
-        return [self.speaker.text.prompt(piece.text, choice) for piece in pieces]
+        continues = [*(piece.division == "clause" for piece in pieces[1:]), False]
+        both = zip(pieces, continues, strict=True)
+        return [self.speaker.text.prompt(piece.text, choice, continues=goes_on) for piece, goes_on in both]
 
 
 def run(

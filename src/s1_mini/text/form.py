@@ -27,7 +27,6 @@ from s1_mini.types import Normalize, OnUnsupported
 
 MAX_ALPHABET = 100_000
 MIN_PIECE_BYTES = 50
-END_OF_PIECE = ","  # added to a piece that ends within a sentence
 MAX_NAMED = 10  # characters in a warning
 
 _LONELY = re.compile(r"(?<!\s)\s++(?=[,.;:!?](?:\s|$))")  # white space before punctuation whose word was skipped
@@ -132,13 +131,13 @@ class TextForm:
             self._ended(fitting, "," if continues else ".") if is_read else fitting, " ".join(warnings) or None
         )
 
-    def prompt(self, piece: str, choice: Normalize) -> str:
-        """Return a piece of a spoken form as the model reads it.
+    def prompt(self, piece: str, choice: Normalize, *, continues: bool) -> str:
+        """Return a piece of a spoken form as the model reads it. With `continues`, the sentence goes on after it.
 
         A piece without a final mark gets one, because a voice trained on sentences repeats or skips words of a text
         that does not end. Words that the voice misreads before a mark are respelled.
         """
-        ended = piece if self.reader(choice) is None else self._ended(piece, END_OF_PIECE)
+        ended = piece if self.reader(choice) is None else self._ended(piece, "," if continues else ".")
         return self._misread.sub(self._respelled, ended) if self.misread else ended
 
     def reader(self, choice: Normalize) -> Callable[[str], str] | None:
