@@ -56,12 +56,13 @@ def _describe(prefix: str, problem: Any) -> str:
 
 
 def entries(value: str) -> list[str]:
-    """Return the entries of a comma-separated list. Raises `ValueError` if there are only commas and white space.
+    """Return the entries of a comma-separated list; none for an empty string.
 
-    Such a value is a mistake, for example an unset variable of a script, and not the wish for the default.
+    Raises `ValueError` if there are only commas and white space: a mistake, for example of a script whose own variable
+    is unset.
     """
     found = [part.strip() for part in value.split(",") if part.strip()]
-    if not found:
+    if value and not found:
         raise ValueError("has no entry; list at least one, separated by commas, or leave the variable unset")
     return found
 
