@@ -68,14 +68,14 @@ def test_the_seed_determines_prenet_dropout(engine: ProductionTTSEngine) -> None
 
 @pytest.mark.parametrize(("text", "pieces"), [("A", 1), ("I.", 1), (LONG, 5)])
 def test_very_short_and_very_long_texts_are_spoken(endless: ProductionTTSEngine, text: str, pieces: int) -> None:
-    assert endless.generate(text, seed=1, max_new_tokens=10).frames == pieces * 2 * 10
+    assert endless.generate(text, seed=1, max_new_tokens=10, pauses="off").frames == pieces * 2 * 10
 
 
 def test_a_text_over_six_hundred_characters_is_split_at_sentences(checkpoint: Path) -> None:
     config = EngineConfig(checkpoint_path=checkpoint, device="cpu", chunk_length=1000, stop_threshold=9.0)
     with ProductionTTSEngine(config) as engine:
         assert len(LONG) > 700
-        assert engine.generate(LONG, seed=1, max_new_tokens=10).frames == 2 * 2 * 10
+        assert engine.generate(LONG, seed=1, max_new_tokens=10, pauses="off").frames == 2 * 2 * 10
         with pytest.raises(CapacityError, match="the model's limit is 600"):
             engine.generate("\u33c2" * 180)  # one character that is read as four, a.m.
         assert engine.generate("Still here.", seed=1, max_new_tokens=5).frames == 10

@@ -54,7 +54,7 @@ def test_a_changed_artifact_is_refused_and_not_started(
         ([], "--output"),
         (["-o", "a.tar.gz", "--artifact", "b.tar.gz"], "use only one"),
         (["--artifact", "b.tar.gz"], "s3://bucket/prefix"),
-        (["-o", "a.tar.gz", "--upload", "bucket/prefix"], "use s3://bucket/prefix"),
+        (["-o", "a.tar.gz", "--upload", "bucket/prefix"], "'bucket/prefix' is not a valid S3 location"),
         (["-o", "a.tar.gz", "--voices", "nowhere"], "nowhere is not a folder"),
         (["-o", "a.tar.gz", "--checkpoint", "nowhere"], "not a directory"),
         (["-o", "model"], "--output model does not end in .tar.gz; for a folder, add --layout prefix"),
