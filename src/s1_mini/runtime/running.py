@@ -256,9 +256,9 @@ class EngineRuntime:
 
     def _prompts(self, request: TTSRequest, pieces: Sequence[Piece]) -> list[str]:
         choice = request.normalize or self.config.normalize
-        continues = [*(piece.division == "clause" for piece in pieces[1:]), False]
-        both = zip(pieces, continues, strict=True)
-        return [self.speaker.text.prompt(piece.text, choice, continues=goes_on) for piece, goes_on in both]
+        following = [*(piece.division for piece in pieces[1:]), None]  # a text stream has no pieces yet
+        both = zip(pieces, following, strict=False)
+        return [self.speaker.text.prompt(piece.text, choice, continues=after == "clause") for piece, after in both]
 
 
 def run(
