@@ -220,7 +220,9 @@ def test_all_heads_together_have_the_scores_of_each_alone(
             queue.words = recorder = Recorder()
             assert list(queue)
             synthesizer.close(drains=False)
-            (together if several else alone).append(np.concatenate([each.scores for each in recorder.frames]))
+            (together if several else alone).append(
+                np.concatenate([scores for each in recorder.frames for scores in each.scores])
+            )
 
     scores = together[0] / (1 if family == "s1" else 2)
     assert scores.shape[1] == len(alone)
