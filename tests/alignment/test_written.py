@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from s1_mini.alignment.written import divide, find_groups, find_written, keys
+from s1_mini.alignment.written import divide, find_groups, find_written, keys, without_signs
 from s1_mini.text import spoken
 
 
@@ -82,3 +82,23 @@ def test_offsets_are_those_of_the_text_as_written() -> None:
     text = " 'Cause  “naïve”\n(two)…"
 
     assert [text[word.start : word.stop] for word in find_written(text)] == ["Cause", "naïve", "two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("I paused — 5 times — and left.", ["I", "paused", "5", "times", "and", "left"]),
+        ("— 5 cats", ["5", "cats"]),
+        ("Go – 5", ["Go", "5"]),
+        ("- 3 eggs\n- 5 kg milk", ["3", "eggs", "5 kg", "milk"]),
+        ("• 3 eggs", ["3", "eggs"]),
+        ("See * 5 * now", ["See", "5", "now"]),
+        ("5 - 3 is 2.", ["5 - 3", "is", "2"]),
+    ],
+)
+def test_a_dash_that_stands_alone_is_no_part_of_a_word(text: str, expected: list[str]) -> None:
+    words, said = find_written(text), keys(spoken(text))
+    groups = [part for group in find_groups(text, words, said) for part in divide(group, text, words, said, spoken)]
+
+    bare = [without_signs(group, text, words) for group in groups if group.first_spoken < group.stop_spoken]
+    assert [text[words[group.first].start : words[group.stop - 1].stop] for group in bare] == expected
