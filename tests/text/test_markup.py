@@ -42,7 +42,7 @@ def words(body: str, language: str | None = "en") -> str:
             'One.<break time="1.5s"/><break strength="strong"/>Two.',
             [("One.", {}), ("Two.", {"pause_before_s": 2.0, "division": "sentence"})],
         ),
-        ('One.<break strength="none"/>Two.', [("One.Two.", {})]),
+        ('One.<break strength="none"/>Two.', [("One. Two.", {})]),
         ('One.<break time="0s"/>Two.', [("One.", {}), ("Two.", {"pause_before_s": 0.0, "division": "sentence"})]),
         ('<break time="1s"/>One.', [("One.", {"pause_before_s": 1.0})]),
         ('One.<break time="1s"/>', [("One.", {}), ("", {"pause_before_s": 1.0})]),

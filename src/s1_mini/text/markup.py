@@ -370,7 +370,9 @@ class _SsmlReader:
             reason = f"<break strength={strength[:20]!r}>: must be one of {', '.join(STRENGTHS)}"
             raise self._error(element.offset, reason)
         seconds = STRENGTHS[strength] if time is None else _seconds(time, self._source, element.offset)
-        if seconds is not None:
+        if seconds is None:
+            self.builder.add(" ", element.offset, element.offset)  # still between two words
+        else:
             self.builder.pause(seconds, element.offset)
 
     def _prosody(self, element: _Element) -> None:
