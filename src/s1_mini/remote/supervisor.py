@@ -394,7 +394,7 @@ class AdminRoutes:
 
 
 class Shared(Generic[Result]):
-    """What is collected from the replicas for everyone who asks: once at a time, and kept for `SHARED_S`."""
+    """A result collected from the replicas for all requests: one collection at a time, reused for `SHARED_S`."""
 
     def __init__(self, collect: Callable[[], Coroutine[Any, Any, Result]]) -> None:
         self._collect = collect
@@ -402,10 +402,10 @@ class Shared(Generic[Result]):
         self._is_old_at = 0.0
 
     async def get(self) -> Result:
-        """Return what was collected last, or else collect. Raises the errors of `collect`."""
+        """Return the last result, or collect a new one if it is old. Raises the errors of `collect`."""
         if self._collecting is None or (self._collecting.done() and time.monotonic() > self._is_old_at):
             self._collecting = asyncio.create_task(self._run())
-        return await asyncio.shield(self._collecting)  # someone who stops waiting does not stop the others
+        return await asyncio.shield(self._collecting)  # a cancelled request does not cancel the others
 
     async def _run(self) -> Result:
         result = await self._collect()

@@ -76,7 +76,7 @@ class ReferenceCache:
         return known
 
     def get(self, key: str, encode: Callable[[], Voice]) -> Voice:
-        """Return the voice of a recording, from `encode` if they are not cached.
+        """Return the voice of a recording, from `encode` if it is not cached.
 
         Callers that wait for another caller's `encode` get its errors, but retry if it timed out or was cancelled.
         """
@@ -162,7 +162,7 @@ class ReferenceStore:
         self._lock = threading.Lock()
 
     def read(self, key: str, *, is_use: bool = True) -> Voice | None:
-        """Return the voice of `key`, or None if they are missing, damaged, or of another key or encoder."""
+        """Return the voice of `key`, or None if it is missing, damaged, or of another key or encoder."""
         path = self._path(key)
         try:
             tensors, metadata = self._form.read(path)
