@@ -100,6 +100,7 @@ class Replica(Supervised):
         The system measures this time, in a thread that only waits, so that the time by which this process and its event
         loop are late does not count as the replica's silence.
         """
+        assert sys.platform != "win32"  # `--replicas` is refused there
         try:
             with socket.socket(socket.AF_UNIX) as plug:
                 plug.settimeout(SILENT_S)
