@@ -11,9 +11,9 @@ import pytest
 import soundfile
 
 from s1_mini.audio.container import FORMATS, encode, writing
-from s1_mini.cli.long_text import PARAGRAPH_S, Block, Reading, cut_blocks, with_voices
+from s1_mini.cli.long_text import Block, Reading, cut_blocks, with_voices
 from s1_mini.exceptions import GenerationError, ParameterError
-from s1_mini.types import JOINT_S, AudioChunk, TTSRequest, Word
+from s1_mini.types import AudioChunk, Joined, Pauses, TTSRequest, Word
 from tests.cli.conftest import Call
 
 RATE = 1000
@@ -37,6 +37,8 @@ def test_a_text_is_cut_between_paragraphs_or_sentences(text: str, texts: list[st
     assert [block.text.strip() for block in blocks] == [each.strip() for each in texts]
     assert all(text.startswith(block.text, block.start) for block in blocks)
     assert all(len(block.text) <= 60 for block in blocks)
+    is_torn = "." not in text
+    assert [block.continues for block in blocks] == [is_torn and block != blocks[-1] for block in blocks]
 
 
 def test_a_block_of_marked_text_begins_with_the_voice_that_spoke_last() -> None:
@@ -98,9 +100,14 @@ def test_blocks_are_joined_with_the_places_of_their_words_and_two_requests_at_on
 
     times = [word.start_s for chunk in chunks for word in chunk.words]
     assert [text[word.start : word.stop] for chunk in chunks for word in chunk.words] == ["One", "Two", "Six"]
-    assert np.allclose(times, [0.25, 1.25 + PARAGRAPH_S, 2.25 + PARAGRAPH_S + JOINT_S])
-    assert sum(len(chunk.audio) for chunk in chunks) == round(RATE * (3 + PARAGRAPH_S + JOINT_S))
-    assert [chunk.finish_reason for chunk in chunks] == [None] * 7 + ["stop"]
+    assert np.allclose(times, [0.25, 1.25, 2.25])
+    assert sum(len(chunk.audio) for chunk in chunks) == 3 * RATE
+    assert [request.joined for request in engine.requests] == [
+        Joined(),
+        Joined("paragraph"),
+        Joined("sentence", is_last=True),
+    ]
+    assert [chunk.finish_reason for chunk in chunks] == [None] * 5 + ["stop"]
     assert [request.sampling["seed"] for request in engine.requests] == [5, 6, 7]
     assert (engine.most_open, engine.num_open) == (2, 0)
     assert positions == sorted(positions)
@@ -148,8 +155,16 @@ def test_a_file_is_kept_unless_the_new_one_is_complete(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="cannot write"):
         write(tmp_path / "no" / "a.wav", 0.5)
 
+    with pytest.raises(OSError, match="no loudspeaker"), writing(tmp_path / "a.wav", RATE, "wav"):
+        raise OSError("no loudspeaker")
+
     assert (tmp_path / "a.wav").read_bytes() == b"earlier audio"
     assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
+
+
+def longest_silence_s(wave: np.ndarray, rate: int) -> float:
+    sounds = np.flatnonzero(np.r_[1.0, wave, 1.0])
+    return (float(np.diff(sounds).max()) - 1) / rate
 
 
 def test_a_file_over_the_limit_of_a_request_is_spoken_with_its_lexicon(
@@ -180,8 +195,7 @@ def test_a_file_over_the_limit_of_a_request_is_spoken_with_its_lexicon(
     ]
     wave, part = (soundfile.read(tmp_path / name)[0] for name in ("a.wav", "b.wav"))
     assert np.allclose(wave[: len(part)], part, atol=1e-3)
-    assert len(wave) > len(part) + round(44_100 * PARAGRAPH_S)
-    assert not wave[len(part) : len(part) + round(44_100 * PARAGRAPH_S)].any()
+    assert longest_silence_s(wave, 44_100) == pytest.approx(Pauses().paragraph, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ Torch is imported only to read a voice file.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,33 +32,33 @@ def check_request(
 ) -> list[str]:
     """Check a request with the rules of an engine with these settings, as far as possible without weights.
 
-    `texts` are further texts with the same options; those with something to speak are returned. Raises `RequestError`,
-    `CheckpointError` or `ConfigurationError`.
+    `texts` are further texts with the same options. Returns all texts with something to speak. Raises
+    `NothingToSpeakError` if there are none, another `RequestError`, `CheckpointError` or `ConfigurationError`.
     """
     checkpoint.description.check(request)
     form = TextForm.from_config(read_json(checkpoint.directory / "config.json"))
     voices = list_voices(checkpoint, config.voices_path)
     planner = Planner(config, form, checkpoint.description, voices, voices.lexicons(config.lexicon_path))
-
-    def check_text(text: str) -> bool:
+    spoken: list[str] = []
+    silent: list[NothingToSpeakError] = []
+    is_plain = False
+    for text in (request.text, *texts):
         given = replace(request, text=text)
-        if planner.plan(given) is not None:
-            return True
-        planner.script(given)
-        return False
-
-    has_markup = check_text(request.text)
-    if not has_markup:
+        try:
+            if planner.plan(given) is None:
+                planner.script(given)
+                is_plain = True
+            spoken.append(text)
+        except NothingToSpeakError as error:
+            silent.append(error)
+    if not spoken:
+        raise silent[0]
+    if is_plain:
         planner.check_voice(request)
         if request.voice is not None:
             voices.info(request.voice)
         for reference in request.references:
             check_reference(reference, config, checkpoint)
-    spoken = []
-    for text in texts:
-        with suppress(NothingToSpeakError):
-            check_text(text)
-            spoken.append(text)
     return spoken
 
 

@@ -6,27 +6,25 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from s1_mini.text.markup import last_voice
-from s1_mini.text.split import sentence_spans
+from s1_mini.text.split import Stretches, sentence_spans
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import JOINT_S, MAX_SEED, AudioChunk, TTSRequest
+from s1_mini.types import MAX_SEED, AudioChunk, Joined, TTSRequest
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
 
 BLOCK_LENGTH = 4_000  # characters of a request: a few minutes of audio
 PARAGRAPH = "\n\n"
-PARAGRAPH_S = 0.6  # pause between requests that are different paragraphs
 LETTERS_A_SECOND = 15.0  # estimate until the first request is complete
 
 
 class Block(NamedTuple):
-    """A part of a text, and the position of its first character."""
+    """A part of a text, the position of its first character, and whether it ends within a sentence."""
 
     text: str
     start: int
+    continues: bool = False
 
 
 def cut_blocks(text: str, max_length: int) -> list[Block]:
@@ -36,23 +34,24 @@ def cut_blocks(text: str, max_length: int) -> list[Block]:
     """
     blocks, start = [], 0
     while start < len(text):
-        stop = _end_of_block(text, start, max_length)
+        stop, continues = _end_of_block(text, start, max_length)
         if is_speakable(text[start:stop]):
-            blocks.append(Block(text[start:stop], start))
+            blocks.append(Block(text[start:stop], start, continues))
         start = stop
     return blocks
 
 
-def _end_of_block(text: str, start: int, max_length: int) -> int:
+def _end_of_block(text: str, start: int, max_length: int) -> tuple[int, bool]:
+    """Return where a block ends, and whether it ends within a sentence."""
     limit = start + max_length
     if limit >= len(text):
-        return len(text)
+        return len(text), False
     if (found := text.rfind(PARAGRAPH, start + 1, limit)) >= 0:
-        return found + len(PARAGRAPH)
+        return found + len(PARAGRAPH), False
     if len(spans := sentence_spans(text[start:limit])) > 1:
-        return start + spans[-2][1]
+        return start + spans[-2][1], False
     space = text.rfind(" ", start + 1, limit)
-    return limit if space < 0 else space + 1
+    return limit if space < 0 else space + 1, True
 
 
 def with_voices(blocks: Sequence[Block], voices: Container[str]) -> list[Block]:
@@ -60,7 +59,7 @@ def with_voices(blocks: Sequence[Block], voices: Container[str]) -> list[Block]:
     voice, begun = None, []
     for block in blocks:
         mark = "" if voice is None else f"[{voice}] "
-        begun.append(Block(mark + block.text, block.start - len(mark)))
+        begun.append(block._replace(text=mark + block.text, start=block.start - len(mark)))
         voice = last_voice(block.text, voices) or voice
     return begun
 
@@ -72,6 +71,7 @@ class Reading:
         """`request` has the options of all blocks."""
         self.position = 0.0
         self._engine, self._request, self._blocks = engine, request, blocks
+        self._stretches = Stretches()
         self._num_done = 0  # characters of the complete blocks
         self._origin_s = self._block_s = 0.0  # audio of the complete blocks, and of the current one
 
@@ -91,11 +91,6 @@ class Reading:
                     yield self._placed(chunk, block, is_last=is_last)
                 self._origin_s, self._block_s = self._origin_s + self._block_s, 0.0
                 self.position = self._num_done = block.start + len(block.text)
-                if not is_last:
-                    pause_s = PARAGRAPH_S if block.text.endswith(PARAGRAPH) else JOINT_S
-                    silence = np.zeros(round(pause_s * chunk.sample_rate), np.float32)
-                    self._origin_s += pause_s
-                    yield AudioChunk(silence, chunk.sample_rate, 0)
         finally:
             for output in (current, following):
                 if output is not None:
@@ -103,11 +98,17 @@ class Reading:
 
     def _begin(self, number: int, *, streams: bool) -> Any:
         """Begin a block. The first one has the request's own seed, so that a short text is spoken as without blocks."""
-        sampling = self._request.sampling
+        sampling, block = self._request.sampling, self._blocks[number]
         if (seed := sampling.get("seed")) is not None:
             sampling = {**sampling, "seed": (seed + number) % (MAX_SEED + 1)}
-        request = replace(self._request, text=self._blocks[number].text, sampling=sampling)
+        request = replace(self._request, text=block.text, sampling=sampling, joined=self._joined(number))
         return self._engine.speak(request, streams=streams)
+
+    def _joined(self, number: int) -> Joined | None:
+        block, is_last = self._blocks[number], number + 1 == len(self._blocks)
+        if is_last and number == 0:
+            return None
+        return self._stretches.join(block.text, continues=block.continues, is_last=is_last)
 
     def _placed(self, chunk: AudioChunk, block: Block, *, is_last: bool) -> AudioChunk:
         """Return a chunk of a block with the positions and times of its words in the whole text and audio."""

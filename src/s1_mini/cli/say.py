@@ -183,7 +183,7 @@ def say(
     request = TTSRequest.of(blocks[0].text, **options)
     checkpoint = named_checkpoint(config.checkpoint_path)
     spoken = {*check_request(request, config, checkpoint, (block.text for block in blocks[1:]))}
-    blocks = [blocks[0], *(block for block in blocks[1:] if block.text in spoken)]
+    blocks = [block for block in blocks if block.text in spoken]
     config = config.model_copy(update={"checkpoint_path": checkpoint.directory})
 
     from s1_mini.cli.long_text import Reading, with_voices
