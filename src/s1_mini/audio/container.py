@@ -150,9 +150,16 @@ def write(path: str | Path, wave: np.ndarray, sample_rate: int, audio_format: Au
     Raises the errors of `encode`, and `ParameterError` if the file cannot be written.
     """
     content = encode(wave, sample_rate, audio_format)
-    try:
+    with _naming(path):
         _replace(Path(os.path.realpath(path)), content)  # keep a symbolic link, replace its target
-    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+
+
+@contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """Raise `ParameterError` with the path for an error in writing it."""
+    try:
+        yield
+    except (OSError, ValueError, soundfile.SoundFileRuntimeError) as error:  # a path with a NUL is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise ParameterError("path", f"cannot write {str(path)!r}: {reason}") from error
 
@@ -166,36 +173,41 @@ def writing(path: str | Path, sample_rate: int, audio_format: AudioFormat) -> It
     """
     target, encoding, rate = Path(os.path.realpath(path)), _ENCODINGS[audio_format], rate_in(audio_format, sample_rate)
     resampler = None if rate == sample_rate else soxr.ResampleStream(sample_rate, rate, 1, dtype="float32")
-    is_device = target.is_char_device()  # such as /dev/null: written to, never replaced
-    folder = Path(tempfile.gettempdir()) if is_device else target.parent
+    folder = Path(tempfile.gettempdir()) if target.is_char_device() else target.parent
     temporary = folder / f".{secrets.token_hex(8)}.tmp"
 
     def add(wave: np.ndarray, *, is_last: bool = False) -> None:
         if resampler is not None:
             wave = resampler.resample_chunk(wave.astype(np.float32), last=is_last)
         samples = to_int16(wave)
-        for start in range(0, len(samples), _BLOCK):
-            sound.write(samples[start : start + _BLOCK])
+        with _naming(path):
+            for start in range(0, len(samples), _BLOCK):
+                sound.write(samples[start : start + _BLOCK])
         if audio_format == "wav" and 2 * sound.frames > _UNKNOWN_LENGTH - 100:
             raise ParameterError("path", "a wav file holds at most 4 GB of audio; use flac or mp3")
 
     try:
         coding, container = encoding.coding or "PCM_16", encoding.container or "RAW"
         endian = "LITTLE" if audio_format == "pcm" else None
-        with soundfile.SoundFile(temporary, "w", rate, 1, coding, endian, container) as sound:
+        with _naming(path):
+            sound = soundfile.SoundFile(temporary, "w", rate, 1, coding, endian, container)
+        with sound:
             yield add
             if resampler is not None:
                 add(np.zeros(0, np.float32), is_last=True)
-        if is_device:
-            with temporary.open("rb") as made, target.open("wb") as device:
-                shutil.copyfileobj(made, device)
-        else:
-            files.replace(temporary, target)
-    except (OSError, soundfile.SoundFileRuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ParameterError("path", f"cannot write {str(path)!r}: {reason}") from error
+            with _naming(path):
+                sound.close()
+                _deliver(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _deliver(temporary: Path, target: Path) -> None:
+    if not target.is_char_device():
+        files.replace(temporary, target)
+        return
+    with temporary.open("rb") as made, target.open("wb") as device:  # such as /dev/null: written to, never replaced
+        shutil.copyfileobj(made, device)
 
 
 def check_writable(path: str | Path, *, is_windows: bool = os.name == "nt") -> None:
