@@ -365,3 +365,17 @@ def test_a_prompt_is_built_again_only_if_a_word_has_been_completed(
 
     assert len(listener.audio())
     assert built in (["A", "A bccccccccc"], ["A bccccccccc"])  # the second if all was written before
+
+
+def test_a_warning_about_the_recording_reaches_the_listener(tmp_path: Path) -> None:
+    tone = 0.3 * np.sin(np.arange(24_000) / 20).astype(np.float32)
+    paused = np.concatenate((tone, np.zeros(5 * 24_000, np.float32), tone))
+
+    with ProductionTTSEngine(config(written(tmp_path / "base", "base", seed=5), **STEP)) as engine:
+        text = TextStream()
+        listener = Listener(engine, text, reference_audio=paused, reference_text="Hi.")
+        text.write("Hi.")
+        text.close()
+        listener.audio()
+
+    assert "silence" in str(listener.chunks[0].warning)

@@ -150,12 +150,11 @@ class EngineRuntime:
         )
         queue.words = words
         queue.effects = self._effects(request)
-        if request.stream is None:
-            transcripts = (reference.text for reference in request.references)
-            warnings = [prepared.script.warning, description.voice.transcript_warning(transcripts)]
-            warnings += [voice.warning for voice in voices]
-            warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
-            queue.tell(spoken_text=prepared.script.text, warning=warning)
+        transcripts = (reference.text for reference in request.references)
+        warnings = [prepared.script.warning, description.voice.transcript_warning(transcripts)]
+        warnings += [voice.warning for voice in voices]
+        warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
+        queue.tell(spoken_text=prepared.script.text if request.stream is None else None, warning=warning)
         return queue
 
     def _check_stream(self, request: TTSRequest) -> None:

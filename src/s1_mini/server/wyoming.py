@@ -209,10 +209,15 @@ class _Connection:
         await asyncio.shield(self._state.gate.load(self._state.lifecycle))
 
     async def _describe(self) -> None:
-        await self._wake()
-        if (refused := self._state.gate.refusal()) is not None:
-            raise refused
-        await self._send(info_of(await asyncio.to_thread(self._state.engine.voices)))
+        gate = self._state.gate
+        gate.enter()
+        try:
+            await self._wake()
+            if (refused := gate.refusal()) is not None:
+                raise refused
+            await self._send(info_of(await asyncio.to_thread(self._state.engine.voices)))
+        finally:
+            gate.leave()
 
     async def _speak(self, event: Event, record: RequestLog) -> None:
         """Speak one text or a stream of text as one stream of audio; log and count it as one request."""
