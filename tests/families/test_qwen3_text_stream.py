@@ -24,7 +24,8 @@ from tests.families.qwen3_room import clone, config, opened, scheduler_of, waiti
 from waiting import wait_until
 
 TEXT = "It's 3.1 — go!  你好，世 ok"
-ASKED: dict[str, Any] = {"seed": 3, "max_new_tokens": 44, "normalize": "off"}
+# A stream is one utterance, as a whole text without `pauses`.
+ASKED: dict[str, Any] = {"seed": 3, "max_new_tokens": 44, "normalize": "off", "pauses": "off"}
 STEP = {"device": "cpu", "text_layout": "step", "chunk_length": 1000}
 
 

@@ -119,7 +119,7 @@ def spoken(directory: Path, layout: str, text: str, frames: int) -> np.ndarray:
     queue.words = recorder = Recorder()
     assert list(queue)
     synthesizer.close(drains=False)
-    return np.concatenate([each.scores for each in recorder.frames])
+    return np.concatenate([scores for each in recorder.frames for scores in each.scores])
 
 
 def expected_attention(loaded: LoadedQwen3, directory: Path, text: str, frames: int) -> torch.Tensor:

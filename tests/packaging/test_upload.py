@@ -199,7 +199,16 @@ def test_a_failure_names_the_cause_and_the_next_command(
     assert "s1-mini package --artifact" in said
 
 
-@pytest.mark.parametrize("text", ["bucket/prefix", "s3://", "s3://UPPER/x", "s3://bucket//x", "https://bucket/x"])
-def test_an_invalid_s3_location_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="use s3://bucket/prefix"):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("bucket/prefix", "must have the form s3://bucket/key"),
+        ("s3://", "'' cannot be the name of a bucket"),
+        ("s3://UPPER/x", "'UPPER' cannot be the name of a bucket"),
+        ("s3://bucket//x", "the key has an empty part"),
+        ("https://bucket/x", "must have the form s3://bucket/key"),
+    ],
+)
+def test_an_invalid_s3_location_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
         S3Place.parse(text)

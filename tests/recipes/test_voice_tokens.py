@@ -172,17 +172,18 @@ def test_the_model_reads_what_the_engine_gives_it_and_the_teacher_says_the_lette
     class Speaks:
         """A teacher that returns the given audio."""
 
-        def __init__(self, **_: object) -> None: ...
+        def __init__(self, **_: object) -> None:
+            self.g2p = types.SimpleNamespace(tokenizer=types.SimpleNamespace(special={}))
 
         def phonemize(self, text: str) -> list[str]:
-            return [text]
+            return [text.replace(" .", ".")]  # a mark is a token of its own
 
     hibari: Any = types.ModuleType("hibari")
     hibari.g2p = types.ModuleType("hibari.g2p")
     hibari.Hibari, hibari.g2p.G2P = Speaks, lambda british: british
     monkeypatch.setitem(sys.modules, "hibari", hibari)
     monkeypatch.setitem(sys.modules, "hibari.g2p", hibari.g2p)
-    texts = ["He paid $42.10 at 5 am. A café — na?", "Ask the BBA or plan A, then A1.", "A B, a U.S. A"]
+    texts = ["He paid $42.10 at 5 am. A café — na?", "Ask the BBA or plan A, then A1.", "A B, a USB A"]
     phonemes.write(texts, tmp_path / "phonemes.xz")
 
     lines = json.loads(lzma.decompress((tmp_path / "phonemes.xz").read_bytes()))
@@ -190,12 +191,12 @@ def test_the_model_reads_what_the_engine_gives_it_and_the_teacher_says_the_lette
     assert [read for read, _, _ in lines] == [
         "He paid forty-two dollars and ten cents at five A M. A cafe, na?",
         "Ask the B B A or plan A, then A one.",
-        "A B, a U S A",
+        "A B, a U S B A",
     ]
     assert [american for _, american, _ in lines] == [
         "He paid forty-two dollars and ten cents at five eh M. A cafe, na?",
         "Ask the B B eh or plan eh, then eh one.",
-        "eh B, a U S eh",
+        "eh B, a U S B eh",
     ]
     assert {tokens.written(f"Room {one}twenty-one is free.") for one in ("", "number ")} == {
         "Room twenty-one is free.",

@@ -113,7 +113,7 @@ def test_a_later_prompt_that_fails_ends_its_request_alone(
 def test_an_unread_stream_pauses_and_resumes_unchanged(
     speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", WINDOW_S)
+    monkeypatch.setattr("s1_mini.core.speech.UNREAD_S", WINDOW_S)
     synthesizer = start(speaker, max_batch_size=2)
     expected = sound(ask(synthesizer, *PIECES, voices=[VOICE], streams=False))
 
@@ -135,7 +135,7 @@ def test_an_unread_stream_pauses_and_resumes_unchanged(
 
 def paused_stream(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> tuple[Synthesizer, OutputQueue]:
     """Start a stream that nothing reads, and wait until it is paused."""
-    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
+    monkeypatch.setattr("s1_mini.core.speech.UNREAD_S", 0.1)
     synthesizer = start(speaker)
     queue = ask(synthesizer, *PIECES, voices=[VOICE])
     wait_until(lambda: queue.unread_bytes > 0 and is_idle(synthesizer))
@@ -145,7 +145,7 @@ def paused_stream(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_whole_response_does_not_pause_and_counts_its_unread_audio(
     synthesizer: Synthesizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
+    monkeypatch.setattr("s1_mini.core.speech.UNREAD_S", 0.1)
     queue = ask(synthesizer, *PIECES, voices=[VOICE], streams=False)
     wait_until(lambda: queue.has_ended)
 

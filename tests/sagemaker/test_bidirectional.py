@@ -69,17 +69,20 @@ def test_the_command_reads_lines_from_stdin(command: Any, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--voice", "nobody"], "voice_not_found"),
-        (["--format", "mp3"], "use one of wav, pcm"),
-        (["--component", "hello"], "does not support --target-model, --component or --prefix-id; use --mode stream"),
+        (["a.wav", "--voice", "nobody"], "voice_not_found"),
+        (["a.mp3"], "use one of wav, pcm"),
+        (
+            ["a.wav", "--component", "a"],
+            "does not support --target-model, --component or --prefix-id; use --mode stream",
+        ),
     ],
 )
 def test_a_failed_conversation_leaves_no_file(
     command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
 ) -> None:
-    path = tmp_path / "a.wav"
+    path = tmp_path / options[0]
 
-    assert command("One.", "-o", str(path), *options) != 0
+    assert command("One.", "-o", str(path), *options[1:]) != 0
     assert sentence in capsys.readouterr().err
     assert not path.exists()
 

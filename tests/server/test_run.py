@@ -155,7 +155,7 @@ def test_sigterm_under_load_finishes_accepted_requests_and_refuses_new_ones(tiny
     """Loaded objects are frozen, so that the garbage collector does not scan them."""
     with held(tiny, tmp_path, "-c", FROZEN) as (running, file):
         wait_until(lambda: any("frozen" in line for line in running.lines))
-        threads, results = speak_many(running, 6, max_new_tokens=30)
+        threads, results = speak_many(running, 6, max_new_tokens=8)
         wait_until(lambda: inside(running) == 6)
 
         running.process.send_signal(ENDING.signal)

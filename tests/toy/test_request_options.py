@@ -164,7 +164,7 @@ def test_openai_clients_get_audio_and_a_warning_header(limited: ProductionTTSEng
 def test_openai_clients_get_an_error_for_an_unknown_language(engine: ProductionTTSEngine, tmp_path: Path) -> None:
     with running(engine, tmp_path) as door:
         client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
-        with pytest.raises(openai.UnprocessableEntityError) as refusal:
+        with pytest.raises(openai.BadRequestError) as refusal:
             client.audio.speech.create(
                 model="tts-1", input="Hello.", voice="alloy", instructions="Whisper.", extra_body={"language": "french"}
             )
