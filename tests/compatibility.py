@@ -174,7 +174,7 @@ ROUTES = (
         "Kokoro-FastAPI: `POST /v1/audio/speech`",
         (
             *_KOKORO,
-            Field("stream", ignored=(False,), note="the response is always a stream"),
+            Field("stream", ignored=(False,), note="the same audio; the response then has its length"),
             Field("download_format", ignored=("wav",)),
             Field("return_timing", ignored=(True,)),
         ),

@@ -450,6 +450,21 @@ def test_our_own_page_and_allowed_pages_may_send_requests(door: Door, small_engi
     assert (own.status_code, named.status_code) == (200, 200)
 
 
+def test_a_page_of_an_allowed_site_may_use_a_library_that_adds_headers_of_its_own(strict: Door) -> None:
+    names = "authorization, content-type, x-stainless-retry-count, x-fern-language, amz-sdk-request"
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
+    with strict.client() as client:
+        allowed, other = (
+            client.options("/v1/audio/speech", headers={"Origin": origin, **asked})
+            for origin in ("https://a.example", "https://b.example")
+        )
+
+    assert allowed.status_code == 200
+    assert set(names.split(", ")) <= set(allowed.headers["access-control-allow-headers"].lower().split(", "))
+    assert other.status_code == 400
+    assert "access-control-allow-origin" not in other.headers
+
+
 def test_a_path_with_an_extra_slash_is_an_error_and_not_a_redirect(http: httpx2.Client) -> None:
     answer = http.post("/v1/tts/", json=BODY)
 

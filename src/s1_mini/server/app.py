@@ -50,7 +50,6 @@ from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
 from s1_mini.server.consents import Consents
 from s1_mini.server.errors import (
-    ELEVENLABS_KEY,
     BodyError,
     ClientGoneError,
     code_of,
@@ -152,8 +151,15 @@ def create_app(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id", ELEVENLABS_KEY],
-            expose_headers=["X-Request-Id", "X-Sample-Rate", "X-Audio-Seconds", "X-Generation-Seconds", "X-Warning"],
+            allow_headers=["*"],  # the libraries of OpenAI, ElevenLabs and AWS add headers of their own
+            expose_headers=[
+                "X-Request-Id",
+                "X-Sample-Rate",
+                "X-Audio-Seconds",
+                "X-Generation-Seconds",
+                "X-Warning",
+                "Retry-After",
+            ],
         )
     return app
 

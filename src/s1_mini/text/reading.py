@@ -409,8 +409,23 @@ def _prepare(text: str) -> str:
         text = _FRACTIONS.sub(_fraction, text)
         text = _RAISED.sub(lambda found: "^" + found.group().translate(_RAISED_DIGITS), text).translate(_SUPERSCRIPTS)
         text = _unified(_OTHER_DIGITS.sub(_plain, text))
-    text = read_emoji(read_markup(text))
+    text = _GLUED.sub(_separate, read_emoji(read_markup(text)))
     return text if text.isascii() else _without_ornaments(text)
+
+
+# The end of a sentence without a space before the next one, as language models write after a tool call.
+_GLUED = re.compile(r"(?<=[a-zß-öø-ÿ]{2})[.!?](?=[A-ZÀ-ÖØ-Þ][a-zß-öø-ÿ']*+(?:[\s.,;:!?]|$))")
+_MAX_WORD = 40  # characters of a word before such an end
+
+
+def _separate(found: re.Match[str]) -> str:
+    """Put a space after the end of a sentence, but not into a name such as System.Text or README.Then."""
+    before = found.string[max(0, found.start() - _MAX_WORD) : found.start()].split()[-1]
+    is_plain = found.group() != "." or (before.islower() and not _IN_NAMES.intersection(before))
+    return f"{found.group()} " if is_plain else found.group()
+
+
+_IN_NAMES = frozenset("._/\\@:#0123456789")
 
 
 def _fraction(found: re.Match[str]) -> str:
