@@ -144,6 +144,22 @@ def test_punctuation_and_numbers_of_other_languages_are_normalized_exactly(
     assert spoken(written, language) == said
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("He left the house.Then she came.", "He left the house. Then she came."),
+        ("Sentence one.Sentence two.Third one.", "Sentence one. Sentence two. Third one."),
+        ("Hello!How are you?I am fine.", "Hello! How are you? I am fine."),
+        ("We don't.They do.", "We don't. They do."),
+        ("We met at 5 p.m.Then he left.", "We met at five P M. Then he left."),
+        ("Use System.Text here.", "Use System.Text here."),
+        ("See example.com/foo?Bar now.", "See example dot com slash foo question mark Bar now."),
+    ],
+)
+def test_sentences_without_a_space_between_them_are_separated(written: str, said: str) -> None:
+    assert spoken(written) == said
+
+
 def test_an_unknown_language_is_named() -> None:
     with pytest.raises(ParameterError, match=r"language: must be one of af, .*, not 'tlh'"):
         spoken("Qapla' 5", "tlh")

@@ -414,18 +414,16 @@ def _prepare(text: str) -> str:
 
 
 # The end of a sentence without a space before the next one, as language models write after a tool call.
-_GLUED = re.compile(r"(?<=[a-zß-öø-ÿ]{2})[.!?](?=[A-ZÀ-ÖØ-Þ][a-zß-öø-ÿ']*+(?:[\s.,;:!?]|$))")
+_GLUED = re.compile(r"(?:(?<=[a-zß-öø-ÿ'][a-zß-öø-ÿ])|(?<=[ap]\.m))[.!?](?=[A-ZÀ-ÖØ-Þ][a-zß-öø-ÿ']*+(?:[\s.,;:!?]|$))")
+_IN_NAMES = frozenset("._/\\@:#0123456789")
 _MAX_WORD = 40  # characters of a word before such an end
 
 
 def _separate(found: re.Match[str]) -> str:
-    """Put a space after the end of a sentence, but not into a name such as System.Text or README.Then."""
+    """Put a space after the end of a sentence, but not into an address or a name such as System.Text."""
     before = found.string[max(0, found.start() - _MAX_WORD) : found.start()].split()[-1]
-    is_plain = found.group() != "." or (before.islower() and not _IN_NAMES.intersection(before))
-    return f"{found.group()} " if is_plain else found.group()
-
-
-_IN_NAMES = frozenset("._/\\@:#0123456789")
+    is_name = not _IN_NAMES.isdisjoint(before) or (found.group() == "." and not before.islower())
+    return found.group() if is_name and before not in ("a.m", "p.m") else f"{found.group()} "
 
 
 def _fraction(found: re.Match[str]) -> str:
