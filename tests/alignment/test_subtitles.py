@@ -48,6 +48,15 @@ def test_no_cue_crosses_a_paragraph_or_a_heading() -> None:
     assert [cue.text for cue in cues] == ["# One", "Two three", "Four five six"]
 
 
+def test_marks_of_the_structure_are_no_part_of_a_cue() -> None:
+    text = "The end.\n\n***\n\n# Chapter Two\n\n- milk\n- eggs\n\n#\n\nIt rained.\n\n---\n"
+    words = [word for word in spoken_at(text) if word.text.isalpha()]
+
+    cues = find_cues(text, words, find_breaks(text))
+
+    assert [cue.text for cue in cues] == ["The end.", "Chapter Two", "milk eggs", "It rained."]
+
+
 @pytest.mark.parametrize(("text", "sizes"), [("Five words are in here. Yes.", [6]), ("word " * 14 + "end.", [8, 7])])
 def test_the_last_cue_of_a_paragraph_has_more_than_one_word_if_possible(text: str, sizes: list[int]) -> None:
     cues = find_cues(text, spoken_at(text, word_s=0.49, pause_s=0.1))

@@ -20,6 +20,7 @@ MAX_CUE_S = 7.0
 PAUSE_S = 0.6  # a longer pause ends a cue
 SENTENCE_END = re.compile(r"[.!?…]")
 SUFFIXES = (".srt", ".vtt")
+LINE_MARKS = re.compile(r"\n[ \t]*+(?:[#>|*•+-]{1,6}+[ \t]++)++")  # of list items and quotations
 MARKUP = {"ssml": re.compile(r"<[^<>]*>"), "marked": re.compile(r"\[[^\[\]\n]*\]")}  # by `TTSRequest.text_type`
 
 
@@ -67,9 +68,11 @@ def find_cues(text: str, words: Sequence[Word], breaks: Sequence[int] = ()) -> l
     for first, stop in pairwise([*firsts, len(words)]):
         start = _with_signs_before(text, words[first].start)
         end = len(text) if stop == len(words) else _with_signs_before(text, words[stop].start)
-        cues.append(
-            Cue(" ".join(text[start:end].replace(JOINER, "").split()), words[first].start_s, words[stop - 1].end_s)
-        )
+        last = words[stop - 1].stop
+        rest = text[last:end].partition("\n")[0]  # what follows on lines of its own, such as ***, is not spoken
+        said = f"{text[start:last]}{rest}"
+        said = LINE_MARKS.sub("\n", said.replace(JOINER, ""))
+        cues.append(Cue(" ".join(said.split()), words[first].start_s, words[stop - 1].end_s))
     return cues
 
 

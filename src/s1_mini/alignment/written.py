@@ -21,7 +21,7 @@ WRITTEN_WORD = re.compile(r"\S+")
 JOINER = "\u2060"  # word joiner, which is invisible; `text.tags` puts it in the place of a tag within a word
 OPENING, CLOSING = f"\"'“”‘’«»([{{<*_~`{JOINER}", f"\"'“”‘’«»)]}}>*_~`,.;:!?…{JOINER}"
 
-SIGNS = frozenset("*•·|>…‣◦▪■●○_~^")  # like dashes, they are not read where they stand alone
+SIGNS = frozenset("*•·|>…‣◦▪■●○_~^#=⁂❦❧☙◆◇✦❖")  # like dashes, they are not read where they stand alone
 
 Read = Callable[[str], str]  # returns the spoken form of a text
 
