@@ -130,7 +130,7 @@ class Pauses:
 
 PausesOption: TypeAlias = "Mapping[str, float] | str"  # seconds by name, also as text "item=0.2, scene=1"; or "off"
 PAUSE_NAMES = tuple(each.name for each in fields(Pauses))
-PAUSES_HELP = 'give seconds by name, such as {"paragraph": 0.6, "heading": 0.8}, or "off"'
+PAUSES_HELP = 'give seconds by name, such as {"paragraph": 0.6, "heading": 0.8} or paragraph=0.6,heading=0.8, or "off"'
 
 
 def _pairs(text: str) -> dict[str, float]:

@@ -83,9 +83,19 @@ def test_a_form_has_pauses_as_text(http: httpx2.Client) -> None:
     assert formed.content == http.post("/v1/tts", json=fields | {"pauses": {"paragraph": 2}}).content
 
 
-@pytest.mark.parametrize("pauses", [5, {"paragraph": "a"}, {"chapter": 1}, "on"])
-def test_a_wrong_pause_is_named(http: httpx2.Client, pauses: Any) -> None:
+@pytest.mark.parametrize(
+    ("pauses", "field"),
+    [
+        (5, "pauses"),
+        ({"paragraph": "a"}, "pauses.paragraph"),
+        ({"chapter": 1}, "pauses"),
+        ("on", "pauses"),
+        ([], "pauses"),
+    ],
+)
+def test_a_wrong_pause_is_named(http: httpx2.Client, pauses: Any, field: str) -> None:
     answer = http.post("/v1/tts", json={"text": "Hi.", "pauses": pauses})
 
     assert answer.status_code == 422
-    assert answer.json()["error"]["message"].startswith("pauses")
+    assert answer.json()["error"]["field"] == field
+    assert answer.json()["error"]["message"].startswith(f"{field}: ")

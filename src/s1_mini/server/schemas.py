@@ -10,7 +10,7 @@ import binascii
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
@@ -150,7 +150,7 @@ class Sampling(Strict):
     instructions: str | None = Field(
         None, description="How to speak, such as 'Whisper.' Only for models that take instructions; see /health."
     )
-    pauses: dict[str, float] | str | None = Field(
+    pauses: SkipValidation[dict[str, float] | str | None] = Field(  # checked by `Pauses`, whose errors name the entry
         None,
         description="Seconds of silence at sentence (default 0.25), item (0.35), paragraph (0.6), heading (0.8) and "
         "scene (1.2), such as {paragraph: 1}, in a form or a query paragraph=1,scene=2; off: as generated.",
