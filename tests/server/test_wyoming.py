@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,10 @@ from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped, SynthesizeVoice
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.server import wyoming
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.wyoming import info_of
+from s1_mini.text.split import cut_arriving
 from s1_mini.types import VoiceInfo
 from tests.cli.conftest import Call
 from tests.cli.conftest import call as call  # noqa: PLC0414 - a fixture of these tests, too
@@ -148,6 +151,25 @@ def test_one_connection_speaks_several_texts_and_answers_a_ping(port: int) -> No
 
     audio = ["audio-start", "audio-chunk", "audio-stop"]
     assert kinds(events) == [*audio, *audio, "synthesize-stopped", "pong"]
+
+
+def test_a_ping_with_half_a_surrogate_pair_is_answered(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as plug:
+        plug.sendall(b'{"type":"ping","data":{"text":"\\ud800"}}\n')
+        assert b'"pong"' in plug.recv(4096)
+
+
+def test_long_text_is_cut_outside_the_event_loop(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def cut(text: str) -> tuple[str, str]:
+        threads.append(threading.current_thread().name)
+        return cut_arriving(text)
+
+    monkeypatch.setattr(wyoming, "cut_arriving", cut)
+    exchange(port, SynthesizeStart(), SynthesizeChunk("... " * 1000), SynthesizeStop(), Ping(), end=Pong)
+
+    assert threads[0].startswith("s1-mini-server")
 
 
 @pytest.mark.parametrize("pieces", [[], ["", " \n"], ["..."]])

@@ -27,11 +27,12 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 
 from s1_mini.exceptions import NothingToSpeakError, S1MiniError, TextError
 from s1_mini.server.accounts import Metered, Resource
-from s1_mini.server.bodies import check_structure
+from s1_mini.server.bodies import check_structure, in_turn
 from s1_mini.server.errors import BodyError, ClientGoneError, IdleError, InvalidError, code_of, message_of, row_of
 from s1_mini.server.limits import LINGER_S, UNREAD_CHECK_S
 from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.schemas import SpeechRequest, StartOptions
+from s1_mini.server.session import SMALL_TEXT
 from s1_mini.server.speech import speak
 from s1_mini.server.voice_names import own_voice
 from s1_mini.text.markup import begins_ssml
@@ -186,7 +187,8 @@ class _Connection:
                 if Describe.is_type(event.type):
                     await self._describe()
                 elif Ping.is_type(event.type):
-                    await self._send(Pong(event.data.get("text")))
+                    text = event.data.get("text")  # JSON may hold half of a surrogate pair, which cannot be sent
+                    await self._send(Pong(text.encode(errors="replace").decode() if isinstance(text, str) else None))
                 elif Synthesize.is_type(event.type) or SynthesizeStart.is_type(event.type):
                     record = RequestLog(sane_id(None), "WYOMING", event.type, client=self._client)
                     await self._speak(event, record)
@@ -195,7 +197,7 @@ class _Connection:
         except Exception as error:  # reported to the client, then the connection ends
             if not isinstance(error, S1MiniError):
                 access_logger.exception("request failed", extra={"fields": {"request_id": record.id}})
-            with suppress(ConnectionError, ClientGoneError):
+            with suppress(OSError, ClientGoneError):  # OSError: the client is gone
                 await self._send(Error(message_of(error), code_of(error)))
                 self._writer.write_eof()
                 # Meanwhile, `_read` continues, because a client that is still sending may not read the error yet.
@@ -307,7 +309,7 @@ class _Connection:
                 )
             if not cuts or (self._state.engine.config.accept_ssml and begins_ssml(rest)):
                 continue
-            whole, rest = cut_arriving(rest)
+            whole, rest = await self._cut(rest)
             beginning = ""
             if not whole:
                 beginning, rest = start.cut(rest, has_paused=event is None)
@@ -321,6 +323,12 @@ class _Connection:
                 yield text.strip(), stretches.join(text, continues=bool(beginning) and not ends_sentence(beginning))
         is_alone = not cuts or (self._state.engine.config.accept_ssml and begins_ssml(rest))
         yield rest, None if is_alone else stretches.join(rest, is_last=True)
+
+    async def _cut(self, text: str) -> tuple[str, str]:
+        """Return the complete sentences of a text and the rest; long texts are cut in a thread."""
+        if len(text) <= SMALL_TEXT:
+            return cut_arriving(text)
+        return await in_turn(self._state, cut_arriving, text)
 
     async def _options(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a request: its voice and the format of its text. Raises `InvalidError`."""
