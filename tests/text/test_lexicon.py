@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,20 @@ def test_only_a_regular_file_of_limited_size_is_read(tmp_path: Path, monkeypatch
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_lexicon(tmp_path / "none")
+
+
+def test_words_that_a_text_has_in_another_case_only_are_not_compared() -> None:
+    class Counted(str):
+        num_parts = 0
+
+        def __getitem__(self, place: Any) -> str:
+            Counted.num_parts += 1
+            return super().__getitem__(place)
+
+    entries = {f"A{' a' * number}": "x" for number in range(1, 100)}
+
+    assert not list(Lexicon(entries).find(Counted("a " * 1000)))
+    assert Counted.num_parts <= 3 * 1000
 
 
 def test_a_merged_lexicon_finds_the_same_as_one_with_all_entries() -> None:

@@ -37,7 +37,7 @@ class Lexicon:
         """`below` has further entries of lower precedence; it is neither copied nor changed."""
         own = {word.strip(): respelling for word, respelling in entries.items() if word.strip()}
         self._entries: ChainMap[str, str] = ChainMap(own, *(below._entries.maps if below else ()))
-        self._layers: list[_Words] = [_Words(own), *(below._layers if below else ())]
+        self._layers: list[_Layer] = [_Layer(own), *(below._layers if below else ())]
 
     def __bool__(self) -> bool:
         """Return whether it has entries."""
@@ -52,24 +52,35 @@ class Lexicon:
         position, folded = 0, _folded(text)
         while (token := _TOKEN.search(text, position)) is not None:
             start, position = token.span()
-            lengths = {length for layer in self._layers for length in layer.lengths_at(folded, start, position)}
-            for stop in sorted((start + length for length in lengths), reverse=True):
-                word = text[start:stop]
-                goes_on = word[-1].isalnum() and text[stop : stop + 1].isalnum()
-                respelling = self._entries.get(word, self._entries.get(word.lower()))
-                if respelling is not None and not goes_on:
-                    yield Match(start, stop, respelling)
-                    position = stop
-                    break
+            length = max(layer.length_at(text, folded, start, position) for layer in self._layers)
+            word = text[start : start + length]
+            respelling = self._entries.get(word, self._entries.get(word.lower()))
+            if respelling is not None:
+                position = start + length
+                yield Match(start, position, respelling)
+
+
+class _Layer:
+    """The words of one lexicon: those in lower case match any case."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        every = set(words)
+        lower = {word for word in every if word == word.lower()}
+        self._lower, self._cased = _Words(lower), _Words(every - lower)
+
+    def length_at(self, text: str, folded: str, start: int, stop: int) -> int:
+        """Return the length of the longest word at `start` of a text, whose first token ends at `stop`; 0 if none."""
+        return max(self._lower.length_at(folded, start, stop), self._cased.length_at(text, start, stop))
 
 
 class _Words:
     """Words in order, to find those that a text begins with in a time that hardly depends on their number."""
 
     def __init__(self, words: Iterable[str]) -> None:
-        self._words = sorted({_folded(word) for word in words})
+        self._words = sorted(words)
         self._firsts = {found.group() for word in self._words if (found := _TOKEN.match(word))}
         self._longest = max(map(len, self._words), default=0)
+        self._ends_in_word = [word[-1].isalnum() for word in self._words]  # a letter or digit must not follow
         self._shorter: list[int] = []  # for each word, the number of the longest other word that it begins with, or -1
         for number, word in enumerate(self._words):
             shorter = number - 1
@@ -77,15 +88,20 @@ class _Words:
                 shorter = self._shorter[shorter]
             self._shorter.append(shorter)
 
-    def lengths_at(self, text: str, start: int, stop: int) -> Iterator[int]:
-        """Yield the lengths of the words at `start` of a folded text, whose first token ends at `stop`."""
+    def length_at(self, text: str, start: int, stop: int) -> int:
+        """Return the length of the longest word at `start` of a text, whose first token ends at `stop`; 0 if none."""
         if text[start:stop] not in self._firsts:
-            return
+            return 0
         number = bisect_right(self._words, text[start : start + self._longest]) - 1
         while number >= 0:
-            if text.startswith(self._words[number], start):
-                yield len(self._words[number])
+            word = self._words[number]
+            end = start + len(word)
+            # Checked before the word, because a text can begin with many words that end inside one of its own.
+            goes_on = self._ends_in_word[number] and text[end : end + 1].isalnum()
+            if not goes_on and text.startswith(word, start):
+                return len(word)
             number = self._shorter[number]
+        return 0
 
 
 def _folded(text: str) -> str:
