@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.datastructures import State
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
-from s1_mini.server import deepgram
+from s1_mini.server import deepgram, speech_queue
+from s1_mini.server.schemas import SessionConfig
 from tests.server.conftest import Door, limit_sentences
 from tests.server.test_websocket import hear, session
 from waiting import EVENTUALLY_S, wait_until
@@ -125,6 +129,34 @@ def test_text_without_speech_is_flushed_without_audio(door: Door) -> None:
         messages, sound = until(socket, "Flushed")
 
     assert ([message["type"] for message in messages], sound) == (["Metadata", "Flushed"], b"")
+
+
+def test_flushes_that_wait_have_a_limit(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speech_queue, "MAX_ITEMS", 3)
+    with session(door, SAGEMAKER) as socket, held_generation(SOUNDS):
+        say(socket, "Speak", text=LONG)
+        for _ in range(4):
+            say(socket, "Flush")
+        messages, _ = until(socket, "Error")
+
+    assert "comes after 3 texts and flushes that are not spoken yet, which is the limit" in messages[-1]["description"]
+
+
+def test_clearing_a_track_compares_no_entries() -> None:
+    async def work() -> None:
+        raise AssertionError
+
+    holding = SimpleNamespace(set=lambda *_: None)
+    record: Any = SimpleNamespace(holding=holding)
+    queue = speech_queue.SpeechQueue(State(), record, NotImplemented, lambda: None)
+    tracks = [speech_queue.Track(SessionConfig(type="session.config")) for _ in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speech_queue._Item, "__eq__", NotImplemented, raising=False)
+        for track in tracks * 2:
+            queue.then(track, work)
+        asyncio.run(queue.clear(tracks[1]))
+
+    assert [item.track for item in queue._items] == tracks[:1] * 2
 
 
 @pytest.mark.parametrize(

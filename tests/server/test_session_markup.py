@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.server.session import Session
 from tests.server.conftest import Door, serving
 from tests.server.test_websocket import hear, say, session
 from waiting import EVENTUALLY_S
@@ -71,6 +73,20 @@ def test_an_error_in_a_document_is_reported_and_the_next_one_is_spoken(
     assert reason in message
     assert messages[0]["text"] == text
     assert spoken(messages) == ["<speak>Well.</speak>"]
+
+
+def test_the_event_loop_is_free_between_the_documents_of_a_message(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, order = Session._put, []
+
+    def note(*arguments: Any, **options: Any) -> None:
+        order.append("put")
+        asyncio.get_running_loop().call_soon(order.append, "others")
+        put(*arguments, **options)
+
+    monkeypatch.setattr(Session, "_put", note)
+    speak(door, "<speak>One.</speak>" * 3, text_type="ssml")
+
+    assert order[:6] == ["put", "others"] * 3
 
 
 def test_a_document_that_is_incomplete_at_the_end_is_an_error(door: Door) -> None:

@@ -248,6 +248,7 @@ class Session:
             pieces, track.rest = await in_turn(self.state, cut, text)
         for piece in pieces:
             self._put(track, piece, is_alone=is_ssml)
+            await asyncio.sleep(0)  # a message may hold a thousand documents
         self._arriving, self._last_text = track, time.monotonic()
         self._has_moved.set()
 

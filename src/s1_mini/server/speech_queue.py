@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from starlette.datastructures import State
 
-from s1_mini.exceptions import MarkupError, NothingToSpeakError, RequestError
+from s1_mini.exceptions import MarkupError, NothingToSpeakError, RequestError, TextError
 from s1_mini.server.accounts import Metered, Resource
 from s1_mini.server.record import RequestLog
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
@@ -22,6 +22,8 @@ from s1_mini.server.speech import AudioResponse, Times, speak
 from s1_mini.text.split import Stretches
 from s1_mini.text_stream import TextStream
 from s1_mini.types import Joined
+
+MAX_ITEMS = 4096  # texts and messages in a queue; a text of 20,000 characters has about 300 sentences
 
 
 def _text_of(request: SpeechRequest) -> str:
@@ -145,13 +147,13 @@ class SpeechQueue:
     ) -> None:
         """Add a stretch of text, or a `stream` instead; `joined`: the stretch is a part of a longer text.
 
-        Raises `ParameterError`.
+        Raises `ParameterError`, and `TextError` at the limit of `MAX_ITEMS`.
         """
         config = track.config
         request = config.build(text, config.response_format, streams=True, reference_audio=self.recording, **options)
         request = replace(request, speech=replace(request.speech, joined=joined, stream=stream))
-        self.num_waiting += len(_text_of(request))
         self._append(_Item(track, partial(self._say, track, request), request))
+        self.num_waiting += len(_text_of(request))
 
     def write(self, stream: TextStream, text: str) -> None:
         """Add text to a stream of this queue."""
@@ -159,10 +161,16 @@ class SpeechQueue:
         stream.write(text)
 
     def then(self, track: Track, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Call `work` when everything that was added before is done, unless the track is cleared first."""
+        """Call `work` when everything that was added before is done, unless the track is cleared first.
+
+        Raises `TextError` at the limit of `MAX_ITEMS`.
+        """
         self._append(_Item(track, work))
 
     def _append(self, item: _Item) -> None:
+        if len(self._items) >= MAX_ITEMS:
+            reason = f"comes after {MAX_ITEMS} texts and flushes that are not spoken yet, which is the limit"
+            raise TextError("text", f"{reason}; send them more slowly")
         self._items.append(item)
         self._has_changed.set()
 
@@ -174,9 +182,13 @@ class SpeechQueue:
     async def clear(self, track: Track) -> None:
         """Drop the track's items, and stop its audio at once by cancelling the engine's request."""
         speaking = self._items[0] if self._speaking is not None else None
-        for item in [item for item in self._items if item.track is track and item is not speaking]:
-            self._items.remove(item)
-            self.num_waiting -= item.num_characters
+        kept: deque[_Item] = deque()
+        for item in self._items:
+            if item.track is track and item is not speaking:
+                self.num_waiting -= item.num_characters
+            else:
+                kept.append(item)
+        self._items = kept
         if self._speaking is not None and speaking is not None and speaking.track is track:
             self._speaking.cancel()
             self.runs_dry = 0.0
