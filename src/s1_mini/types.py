@@ -59,6 +59,7 @@ MIN_RATE, MAX_RATE = 8_000, 48_000  # Hz
 
 JOINT_S = 0.12  # pause between the parts of a sentence, and everywhere if `pauses` is "off"
 MAX_PAUSE_S = 10.0
+MAX_PAUSES_LENGTH = 500  # characters of pauses given as text
 # Silence at the end of a request whose audio goes on in that of another request: within a sentence, and after one.
 JOINED_SENTENCE_S, JOINED_END_S = 0.05, 0.1
 
@@ -67,6 +68,7 @@ MAX_INSTRUCTIONS_LENGTH = 4_000  # characters
 
 MAX_LEXICON_ENTRIES = 256  # of one request
 MAX_LEXICON_LENGTH = 200  # characters of a word or a respelling
+MAX_LEXICON_LINES_LENGTH = MAX_LEXICON_ENTRIES * 2 * MAX_LEXICON_LENGTH  # characters of a request's lexicon as lines
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ PAUSES_HELP = 'give seconds by name, such as {"paragraph": 0.6, "heading": 0.8} 
 
 def _pairs(text: str) -> dict[str, float]:
     """Parse `paragraph=0.6, heading=0.8`, as in a form, a query or a command. Raises `ParameterError`."""
+    if len(text) > MAX_PAUSES_LENGTH:
+        raise ParameterError("pauses", f"has {len(text)} characters; the limit is {MAX_PAUSES_LENGTH}; {PAUSES_HELP}")
     values = {}
     for pair in filter(str.strip, text.split(",")):
         name, _, seconds = (part.strip() for part in pair.partition("="))

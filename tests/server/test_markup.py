@@ -37,10 +37,12 @@ def test_a_form_has_the_lexicon_as_lines(http: httpx2.Client) -> None:
     asked = http.post("/v1/tts", files={"lexicon": (None, "nginx = engine x"), **_parts(fields)})
     expected = http.post("/v1/tts", json={"text": "engine x"} | FEW)
     broken = http.post("/v1/tts", files={"lexicon": (None, "nginx"), **_parts(fields)})
+    long = http.post("/v1/tts", files={"lexicon": (None, "a = b\n" * 20_000), **_parts(fields)})
 
     assert asked.content == expected.content
     assert broken.status_code == 422
     assert "line 1, column 1: 'nginx' is not of the form `word = respelling`" in broken.json()["error"]["message"]
+    assert "has 120000 characters; the limit is 102400" in long.json()["error"]["message"]
 
 
 def _parts(fields: dict[str, str]) -> dict[str, tuple[None, str]]:

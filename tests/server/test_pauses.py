@@ -31,6 +31,7 @@ def test_pauses_are_given_by_name_or_as_text_or_are_off() -> None:
         ("on", "pauses: 'on' is not of the form name=seconds; give seconds by name"),
         ("scene=nan", r"pauses\.scene: nan is not a number in"),
         (3, "pauses: is a int; give seconds by name"),
+        ("scene=1," * 100, "pauses: has 800 characters; the limit is 500; give seconds by name"),
     ],
 )
 def test_other_pauses_are_refused(given: Any, reason: str) -> None:

@@ -72,6 +72,18 @@ def test_a_name_stands_for_the_same_voice_in_any_case_and_with_blanks(name: str,
     assert str(asyncio.run(own_voice(state, way(name), names))).lower() == expected
 
 
+def test_a_name_of_megabytes_is_compared_with_no_name() -> None:
+    class Untouched(str):
+        def lower(self) -> str:
+            raise AssertionError
+
+        strip = lower  # type: ignore[assignment]
+
+    state: Any = SimpleNamespace(engine=None, settings=None)
+
+    assert asyncio.run(own_voice(state, Untouched("é" * 2000))) == "é" * 2000
+
+
 def test_the_setting_has_pairs_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S1_MINI_SERVER_VOICE_NAMES", "alloy=clara, nova = anna")
     assert ServerSettings().voice_names == {"alloy": "clara", "nova": "anna"}

@@ -20,6 +20,7 @@ from s1_mini.text.lexicon import read_lines
 from s1_mini.text.split import EarlyStart
 from s1_mini.types import (
     MAX_GAIN_DB,
+    MAX_LEXICON_LINES_LENGTH,
     MAX_RATE,
     MAX_REPETITION_PENALTY,
     MAX_SEED,
@@ -58,6 +59,9 @@ def _as_entries(value: Any) -> Any:
     """Parse the lines of a form's lexicon."""
     if not isinstance(value, str):
         return value
+    if len(value) > MAX_LEXICON_LINES_LENGTH:
+        reason = f"has {len(value)} characters; the limit is {MAX_LEXICON_LINES_LENGTH}"
+        raise PydanticCustomError("lexicon", "{reason}", {"reason": reason})
     try:
         return read_lines(value)
     except MarkupError as error:

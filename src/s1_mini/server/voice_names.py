@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from s1_mini.server.engine import SpeechEngine
     from s1_mini.server.settings import ServerSettings
 
+MAX_NAME_LENGTH = 1000  # characters; no voice has a longer name, which would be slow to compare
+
 # OpenAI's names with the gender and accent of its voices, as heard by listeners; OpenAI does not publish them.
 OPENAI_VOICES = {
     "alloy": ("woman", "American"),
@@ -95,7 +97,7 @@ async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[st
     Names of other services are mapped by the settings, or else by `names`, in any case and with blanks around them. An
     unknown name is returned unchanged; the engine refuses it. `state` is the application's.
     """
-    if name is None:
+    if name is None or len(name) > MAX_NAME_LENGTH:
         return name
     plain = name.strip()
     if plain.lower() in state.engine.voice_names():
