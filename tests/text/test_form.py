@@ -157,11 +157,15 @@ def test_the_length_limit_applies_to_the_normalized_text() -> None:
         WORDS.script("1" * 40, 100)
 
 
-def test_reading_ends_once_the_spoken_form_is_too_long() -> None:
+EMOJI = "".join(map(chr, range(0x1F300, 0x1F5BC))) * 28
+
+
+@pytest.mark.parametrize("text", ["√2" * 10_000, EMOJI, "$a\\ne b$ " * 2200], ids=["roots", "emoji", "formulas"])
+def test_reading_ends_once_the_spoken_form_is_too_long(text: str) -> None:
     parts: list[None] = []
 
-    with pytest.raises(TextError, match=r"has more than 20000 characters after normalization \(20000 as sent\)"):
-        WORDS.script("√2" * 10_000, 20_000, check=lambda: parts.append(None))
+    with pytest.raises(TextError, match=rf"has more than 20000 characters after normalization \({len(text)} as sent\)"):
+        WORDS.script(text, 20_000, check=lambda: parts.append(None))
 
     assert len(parts) < 5
 

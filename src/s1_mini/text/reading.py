@@ -366,7 +366,7 @@ def _reader(language: str) -> Callable[[str, Watch], str]:
     if tag.partition("_")[0] == "en":
         return _read_english
     return lambda text, watch: _tidy(
-        _by_parts(lambda part: _read_numbers(read_certain(part, tag), tag), _prepare(text), watch)
+        _by_parts(lambda part: _read_numbers(read_certain(part, tag), tag), _prepare(text, watch), watch)
     )
 
 
@@ -374,7 +374,9 @@ def _read_english(text: str, watch: Watch) -> str:
     from s1_mini.text.english import read
     from s1_mini.text.english.latex import read_latex
 
-    return _tidy(_by_parts(read, _prepare(read_latex(text)), watch))
+    formulas = read_latex(text)
+    watch(len(formulas) - len(text))
+    return _tidy(_by_parts(read, _prepare(formulas, watch), watch))
 
 
 def _by_parts(read: Callable[[str], str], text: str, watch: Watch) -> str:
@@ -401,7 +403,7 @@ def _end_of_part(text: str, start: int) -> int:
     return start + (max(ends, default=0) or window.rfind(" ") + 1 or PART)
 
 
-def _prepare(text: str) -> str:
+def _prepare(text: str, watch: Watch) -> str:
     """Remove markup, and unify the forms of digits, spaces, quotation marks and fractions."""
     text = unicodedata.normalize("NFC", read_html(unified_lines(text)))
     if not text.isascii():
@@ -409,7 +411,10 @@ def _prepare(text: str) -> str:
         text = _FRACTIONS.sub(_fraction, text)
         text = _RAISED.sub(lambda found: "^" + found.group().translate(_RAISED_DIGITS), text).translate(_SUPERSCRIPTS)
         text = _unified(_OTHER_DIGITS.sub(_plain, text))
-    text = _GLUED.sub(_separate, read_emoji(read_markup(text)))
+    bare = read_markup(text)
+    text = read_emoji(bare)
+    watch(len(text) - len(bare))
+    text = _GLUED.sub(_separate, text)
     return text if text.isascii() else _without_ornaments(text)
 
 
