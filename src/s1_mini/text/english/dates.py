@@ -18,6 +18,13 @@ _DASH = re.compile(
 _WITH_HALF = re.compile(rf"(?<![\w.:,/$£€])(\d{{1,2}})(?:[:.]([0-5]\d))?(?::([0-5]\d))?{_HALF}")
 _CLOCK = re.compile(r"(?<![\w.:,/$£€])([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?(?:Z\b)?(?![\w:]|\.\d)")
 _RATIO = re.compile(r"(?<![\w.:/])(\d{1,4}):(\d{1,4})(?![\w:])")
+_PROPORTION = re.compile(  # a ratio that could be a time: mix 1:10, a 1:12 scale
+    r"(\b(?:mix|mixed|mixes|dilute|diluted|ratio|ratios|scale|scaled|odds|proportions?)"
+    r"(?: (?:it|them|of|is|was|are|were))? )"
+    r"(\d{1,4}):(\d{1,4})(?![\w:]|\.\d)|(?<![\w.:/])(\d{1,4}):(\d{1,4})"
+    r"(?=[ -](?:ratio|scale|odds|mix|mixture|dilution|slope|model|replica)s?\b)",
+    re.IGNORECASE,
+)
 _DURATION = re.compile(r"(?<![\w.:/])([2-5]\d):([0-5]\d)(?![\w:])")
 _VERSES = re.compile(r"(?<![\w.:/])(\d{1,3}):(\d{1,3})[-–](?=\d{1,3}(?![\w:]))")
 
@@ -54,11 +61,17 @@ def _clock(found: re.Match[str]) -> str:
     return f"{cardinal(hour)} o'clock" if hour <= 12 else f"{cardinal(hour)} hundred"
 
 
+def _proportion(found: re.Match[str]) -> str:
+    first, last = (int(part) for part in (found[2] or found[4], found[3] or found[5]))
+    return f"{found[1] or ''}{cardinal(first)} to {cardinal(last)}"
+
+
 def read_times(text: str) -> str:
     text = _WITH_HALF.sub(_with_half, _DASH.sub(_dash, text))
     if ":" not in text:
         return text
     text = _VERSES.sub(lambda found: " ".join(cardinal(int(part)) for part in found.groups()[:2]) + " to ", text)
+    text = _PROPORTION.sub(_proportion, text)
     text = _CLOCK.sub(_clock, text)
     text = _DURATION.sub(lambda found: f"{cardinal(int(found[1]))} {_minutes(int(found[2]))}", text)
     return _RATIO.sub(lambda found: f"{cardinal(int(found[1]))} to {cardinal(int(found[2]))}", text)

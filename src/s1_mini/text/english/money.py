@@ -40,8 +40,14 @@ _SIGN = f"[{''.join(sign for sign in _SIGNED if sign != '¢')}]"
 _CODE = "|".join(map(re.escape, [*_CODES, *_NAMED]))
 _MINUS = r"(?<![\w)\]%°.-])(?:([-+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
-_PER = r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min)\b)?"
-_PER_NAMES = table("mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute")
+_PER = (
+    r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min|gallon|gal|liter|"
+    r"litre|mile|mi|oz|yard|yd|dozen|GB)\b(?:\.(?= [a-z]))?)?"
+)
+_PER_NAMES = table(
+    "mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute, gal=gallon, mi=mile, oz=ounce, "
+    "yd=yard, GB=gigabyte"
+)
 _MONEY = re.compile(
     rf"{_MINUS}(?<![A-Za-z])(US|AU?|CA?|NZ|HK|NT|S)?({_SIGN})\s?({NUMBER}){SCALE}"
     rf"(?:{TO}(?:\3)?({NUMBER}){SCALE})?{_PER}(?!\w)"
@@ -108,6 +114,9 @@ def _money(found: re.Match[str]) -> str:
     names = _SIGNED[sign]
     if country:
         names = (f"{_COUNTRIES[country]} {names[0]}", f"{_COUNTRIES[country]} {names[1]}", *names[2:])
+    if last and " - " in found.group() and "=" in text_after(found, 12):
+        ends = _amount(number, scale, names), _amount(last, last_scale, names)
+        return f"{APPROXIMATE.get(minus, '')}{' minus '.join(ends)}{_per(per)}"
     first = _amount(number, scale, names) if last and "." in number and not scale else scaled(number, scale)
     said = f"{first} to " if last else ""
     said += _amount(last or number, last_scale or (None if last else scale), names, is_adjective=is_adjective(found))

@@ -192,8 +192,12 @@ def read_roman(text: str) -> str:
 _ORDINAL = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)(?:st|nd|rd|th)\b")
 # Digits in groups of three. A hyphen may follow before another grouped number or a noun: 10 000-metre.
 _SPACED = re.compile(
-    r"(?<![\w.,+/:'])(?<!\w-)(?<!\d )(?<!\d\) )(?<!/ )"
+    r"(?<![\w.,+/:'])(?:(?<!\w-)|(?<= \d{3}-))(?<!\d )(?<!\d\) )(?<!/ )"
     r"[1-9]\d{0,2}(?: \d{3})++(,\d\d?(?!\d))?(?! ?\d|,\d|-\d(?!\d{0,2} \d{3})|[.]\d{3}(?!\d))"
+)
+# A decimal comma before a scale, a percentage or a unit: 2,3 million, 37,5 °C.
+_COMMA = re.compile(
+    r"(?<![\w.,/:$£€-])(\d{1,3}),(\d{1,2})(?=\s?(?:[mbtr]{1,2}illion|percent|%|°[CF]?|km|kg|cm|mm|mg|ml|m|g|l|L|kWh|kW|GB|MB)(?![\w/]))"
 )
 _APOSTROPHES = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:'\d{3})++(?!\d)")
 _NOT_GROUPED = re.compile(
@@ -222,12 +226,19 @@ def _range(found: re.Match[str]) -> str:
     return f"{found[1]} {'minus' if is_subtraction else 'to'} "
 
 
+_SPLIT_BEFORE = re.compile(r"\b(?:an?|the|this|that|our|your|their) $", re.IGNORECASE)
+_SPLIT_AFTER = re.compile(r"\d{1,3} [a-z]")
+_SPLIT_NOUN = re.compile(r"\d{1,3} (?:rule|principle|split|mix|blend|ratio|chance|basis)\b")
+
+
 def _is_split(found: re.Match[str]) -> bool:
     """Return whether two numbers are the parts of a hundred, as an adjective."""
     parts = found[1], found[4]
     is_hundred = all(map(str.isdecimal, parts)) and sum(map(int, parts)) == 100 and not found[2]
-    after = re.compile(r"\d{1,3} [a-z]").match(found.string, found.end())
-    return is_hundred and after is not None and re.search(r"\b(?:an?|the) $", text_before(found, 4)) is not None
+    return is_hundred and (
+        (_SPLIT_BEFORE.search(text_before(found, 6)) is not None and _SPLIT_AFTER.match(found.string, found.end(3)))
+        or _SPLIT_NOUN.match(found.string, found.end(3)) is not None
+    )
 
 
 def _chain(found: re.Match[str]) -> str:
@@ -257,6 +268,7 @@ _WORD_BETWEEN = re.compile(
     r"(?<![\w.,/-])(\d{1,4})-(?!(?:jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec)-)([a-z]{2,7}(?:-of)?)-"
     r"(\d{1,4})(s?)(?!\w|[.,]\d)"
 )
+_IN_A = re.compile(r"(?<![\w.,/-])(\d{1,4})-(in|to|for|per|of)-(an?-(?=[a-z])|(?=[$£€]\d))")  # 1-in-a-million, 2-for-$5
 
 _COUNTED_NUMBERS = re.compile(  # two 5s, size 10s
     r"(\b(?:two|three|four|five|six|seven|eight|nine|ten|several|many|straight|sizes?|Glock|Mark|lucky|double|triple) )"
@@ -268,7 +280,10 @@ _COUNTED_NUMBERS = re.compile(  # two 5s, size 10s
 def read_joined(text: str) -> str:
     """Replace the hyphens around a word between two numbers by spaces, and spell out numbers that are counted."""
     text = _COUNTED_NUMBERS.sub(_counted_numbers, text)
-    return _WORD_BETWEEN.sub(_joined, text) if "-" in text else text
+    if "-" not in text:
+        return text
+    text = _IN_A.sub(lambda found: f"{found[1]} {found[2]} {found[3].replace('-', ' ')}", text)
+    return _WORD_BETWEEN.sub(_joined, text)
 
 
 def _counted_numbers(found: re.Match[str]) -> str:
@@ -295,6 +310,7 @@ def read_grouped(text: str) -> str:
     """Write digits that are grouped by spaces or apostrophes with commas."""
     if "'" in text:
         text = _APOSTROPHES.sub(lambda found: found.group().replace("'", ","), text)
+    text = _COMMA.sub(r"\1.\2", text) if "," in text else text
     return _SPACED.sub(_grouped, text)
 
 
