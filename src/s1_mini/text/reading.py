@@ -123,6 +123,10 @@ _PRODUCT = re.compile(
     r"|(?<=\d) \* (?=\(|\w\b)"
 )
 _SPACED_STAR = re.compile(r"(?<=\w) \* (?=\w)")
+_HOTEL_STARS = re.compile(  # a 5* hotel
+    r"(?<![\w.,*])([1-7])\*(?=[ -](?:hotels?|resorts?|restaurants?|hostels?|lodges?|luxury|"
+    r"accommodation|rat\w{2,4}|reviews?|service|propert\w{1,3})\b)"
+)
 _DOUBLE_STAR = re.compile(r"\*++|\n")
 _POWER_BEFORE = re.compile(r"(?:\d|\b[A-Za-z]|[)\]])( ?)$")
 _CENSORED = re.compile(r"\b[cdfhpst]\*\*[a-z]\b")  # f**k
@@ -182,6 +186,7 @@ def read_markup(text: str) -> str:
     if "\n" in text or text[:1].isdecimal():
         text = _COUNTED.sub(lambda found: f"{found[1].strip()}. {_sentence(found[2], '.')}", text)
     if "*" in text:
+        text = _HOTEL_STARS.sub(r"\1 star", text)
         text = _read_double_stars(text) if "**" in text else text
         text = _PRODUCT.sub(" ⋅ ", text)
         text = _SPACED_STAR.sub(" ⋅ ", text) if " = " in text else text

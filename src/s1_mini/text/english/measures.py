@@ -57,7 +57,7 @@ def plural(name: str) -> str:
 _RISKY = frozenset(("in", "pt", "MP", "bar"))  # also words or labels; as units only directly after a number
 _PLUS_MINUS = r"(?<![\w)\]%°.])(?:([-+±~≈])\s?)?"
 _MEASURE = re.compile(
-    rf"{_PLUS_MINUS}(?<![\w.,/:])(?<![A-Za-z]-)({NUMBER}){SCALE}(?<!\dm(?= in\b))"
+    rf"{_PLUS_MINUS}(?<![\w.,/:])(?<![A-Za-z]-)({NUMBER}){SCALE}(?<!\dm(?= in\b))(?<!\d m(?= in\b))"
     rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'·])"
     rf"(?!/\w)(\.(?!\w|\.))?"
 )
@@ -72,10 +72,11 @@ _INCHES = re.compile(rf"(?<![\w.,'])({NUMBER})(?:″|'')")
 _NOUN = re.compile(
     r" (?!(?:tall|wide|long|deep|high|thick|across|in|of|and|or|by|x|from|to|at|is|was|apart|away|off|on|up|down|above|"
     r"below|with|for|when|but|if|then|so|as|per|are|were|has|than|taller|shorter|longer|wider|higher|deeper|underwater|"
-    r"each|more|less|while|because|before|after|between|over|under|into|through|ago|behind|square|total|later|outside|inside)\b)[A-Za-z]"
+    r"each|more|less|while|because|before|after|between|over|under|into|through|ago|behind|square|total|later|outside|inside|overnight|today|yesterday|tonight|daily|hit|fell|will|can|now|too)\b)[A-Za-z]"
 )
 _QUOTED = re.compile(r"(?<!\w)'(?=[A-Za-z]|\d{1,9} [a-z])(?:[^'\n]|(?<=\w)'(?=\w))*+$")
 _OF_SIZE = re.compile(r"(\d)(?:\"|″|'')(?= by [\d/ -]{1,8}(?:″|''))|(\d)'(?= by \d{1,3}')")
+_ARTICLE = re.compile(r"\b(?:an?|the|this|that|his|her|our|my|your) $", re.IGNORECASE)
 _KIND = re.compile(
     r" (?:race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
     r"line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|beam|monitor|lens|engine|motor|tank|V)\b"
@@ -90,7 +91,9 @@ _TIMES = re.compile(
 )
 _DAY = re.compile(
     r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through"
-    r"|week of|as of|from \d{1,2}/\d{1,2} to)\s$",
+    r"|week of|as of|(?:date|birthday|anniversary|deadline|wedding|exam|"
+    r"appointment|concert|party|meeting|event|festival|ceremony|interview) (?:is|was)|date:"
+    r"|from \d{1,2}/\d{1,2} to)\s$",
     re.IGNORECASE,
 )
 _FRACTION = re.compile(
@@ -107,6 +110,9 @@ _INCH_FRACTIONS = (2, 4, 8, 16, 32, 64)
 _AFTER_IN = re.compile(r" (?:the|a|an|this|that|my|his|her|our|their|all|class|total|favor|tests?|[A-Z0-9])\b")
 _MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d{1,2})/(?=(?:4|5|6|10|20|100)(?![\d/]|[.,]\d))")
 _COMPASS = re.compile(r"(?<=\d[°'″])\s?([NSEW])\b(?!\.\w)")
+_NTHS = re.compile(r"(?<![\w.,/:])(?:(\d{1,4})[ -])?(1?\d)/(\d{1,4})(?:th|rd|nd|st)s?\b")  # 3/10ths
+_HYPHENATED_UNIT = re.compile(r"(?:(?<=/\d)|(?<=/\d\d))-(in|ft|lb|oz|yd|gal|mi|qt|pt)\b\.?(?= [a-z])")
+_LENGTHS = re.compile(r"(?:(?<=\d″)\s?[-–]\s?(?=\d{1,3}['″])|(?<=\d')[-–](?=\d{1,3}'))")  # 5'10"-6'
 _STONE = re.compile(r"(?<![\w.,])(\d{1,2}) ?st\.? (?=\d{1,2} ?lbs?\b)")
 _DEGREES = re.compile(r"(?<=\d) ?deg\.? ?(?=[CF]\b)")
 _PER_UNIT = re.compile(r"(?<=\bper )(lb|oz|gal|kg|km|mi|hr|yd|cm|mm|ml|mg|sec)\b(?!/)\.?")
@@ -118,11 +124,13 @@ _RATED = frozenset(
         "marks give gives gave giving got get gets getting earned answered verdict overall solid deserves star stars"
     )
 )
-_PART_OF = re.compile(r"\b(?:page|slide|step|episode|question) $", re.IGNORECASE)
+_PART_OF = re.compile(
+    r"\b(?:page|slide|step|episode|question|level|lesson|round|part|stage|chapter|day|week|lap|task) $", re.IGNORECASE
+)
 _SCORE = re.compile(r"\b(?:score|result|grade|marks?|points|rating): ?$", re.IGNORECASE)
 _WORD = re.compile("[A-Za-z]++|[.!?\n]")
 _OUT_OF = re.compile(
-    r" (?:stars?|points?|on (?:the|my|his|her|a|our|their) (?:\w{1,20} )?(?:test|quiz|exam)|questions|correct)\b"
+    r" (?:stars?|points|on (?:the|my|his|her|a|our|their) (?:\w{1,20} )?(?:test|quiz|exam)|questions|correct)\b"
 )
 _LABELLED = re.compile(r"(?:^|\n|[:(]\s?|(?<![.!?] )\b[A-Z][a-z]+ |, [a-z]+ )$")
 _LABEL_ENDS = re.compile(r"(?<!\s)\.?\s*+$|\.?\n|[,;)]| [-–—]|\. [A-Z]| (?:would|must|highly|definitely|recommend)")
@@ -152,7 +160,8 @@ def _fraction(found: re.Match[str]) -> str:
     if said is None and (below < 2 or below > 1000 or not 1 <= above <= 19):
         said = f"{written(whole) + ' ' if whole else ''}{written(found[2])} over {written(found[3])}"
     elif said is None:
-        said = f"{cardinal(above)} {part_of(below) if above == 1 else parts_of(below)}"
+        is_joined = not (whole or unit) and re.match("-[a-z]", text_after(found, 2)) is not None  # a 3/4-inch nail
+        said = f"{cardinal(above)} {part_of(below) if above == 1 or is_joined else parts_of(below)}"
         if whole:
             said = f"{written(whole)} and {'a half' if (above, below) == (1, 2) else said}"
         if found[5] and is_noun:
@@ -176,15 +185,15 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
     if below == 5 and above > 1 and _LABELLED.search(before) and _LABEL_ENDS.match(after):
         is_rated = True
     is_rated |= _SCORE.search(before) is not None
-    if above > below or after.startswith(" of "):
+    if (above > below and below not in (5, 10)) or after.startswith(" of "):
         is_rated = False
     is_metre = 1 < above <= 12 and below in (2, 4, 8, 16) and _METRE.match(after) is not None
     is_metre |= after.startswith(" vision")
     if not is_rated and ((above, below) in _PAIRS or is_metre or above + below == 100):
         return f"{cardinal(above)} {cardinal(below)}"
     is_of_ten = below in (10, 100) or (below in _MAXIMA and below >= 20 and above * 2 >= below)
-    is_of_ten = is_of_ten and above != 1 and above <= below and not after.startswith(" of ")
-    if (is_rated and below > 2) or is_of_ten or (above == below and above > 1):
+    is_of_ten = is_of_ten and above != 1 and (above <= below or below == 10) and not after.startswith(" of ")
+    if (is_rated and below > 2) or is_of_ten or above == 0 < below or (above == below and above > 1):
         return f"{cardinal(above)} out of {cardinal(below)}"
     return None
 
@@ -209,14 +218,23 @@ def read_fractions(text: str) -> str:
         text = _TIMES.sub(lambda found: f"{found[1] if '/' in found[1] else written(found[1])} times", text)
     text = _COMPASS.sub(lambda found: f" {DIRECTIONS[found[1]].lower()}", text)
     if "″" in text or "'" in text:
-        text = _OF_SIZE.sub(r"\1\2", text)
+        text = _LENGTHS.sub(" to ", _OF_SIZE.sub(r"\1\2", text))
         text = _FEET_BEFORE.sub(
             lambda found: f"{cardinal(int(found[1]))} {'foot' if found[1] == '1' else 'feet'} ", text
         )
     if "/" not in text:
         return text
+    text = _HYPHENATED_UNIT.sub(lambda found: f"-{UNITS[found[1]]}", _NTHS.sub(_nths, text))
     text = _FRACTION_RANGE.sub(lambda found: f"{found[1] or found[2]} to ", text)
     return _FRACTION.sub(_fraction, _MARK.sub(r"\1 out of ", text))
+
+
+def _nths(found: re.Match[str]) -> str:
+    above, below = int(found[2]), int(found[3])
+    if above < 1 or below < 2 or below > 1000:
+        return found.group()
+    said = f"{cardinal(above)} {part_of(below) if above == 1 else parts_of(below)}"
+    return f"{written(found[1])} and {said}" if found[1] else said
 
 
 def _mark_inches(text: str) -> str:
@@ -312,6 +330,9 @@ def _is_angle(found: re.Match[str]) -> bool:
 def _feet(found: re.Match[str]) -> str:
     names = ("minute", "second") if float(found[2]) >= 12 or _is_angle(found) else ("foot", "inch")
     large, small = (name if number == "1" else plural(name) for number, name in zip(found.groups(), names, strict=True))
+    is_noun = names[0] == "foot" and _ARTICLE.search(text_before(found, 6)) and _is_attribute(text_after(found, 14))
+    if is_noun:
+        large, small = names  # a six foot two inch guard
     return f"{cardinal(int(found[1]))} {large} {written(found[2])} {small}"
 
 
