@@ -111,7 +111,7 @@ _HEADS = frozenset(  # go on after a company, a person or a street
     )
 )
 _DAYS_OR_MONTHS = re.compile(
-    r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)(?:s|r|rs|nes|ur|urs)?(?:day)?\b|"
+    r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)(?:s|r|rs|nes|ur|urs)?(?:days?)?\b|"
     r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?:uary|ruary|ch|il|e|y|ust|tember|ober|ember)?\b"
 )
 _MEASURES = (

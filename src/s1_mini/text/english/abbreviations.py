@@ -38,7 +38,7 @@ _ANYWHERE = table(
     "mgr=manager, incl=including, excl=excluding, qty=quantity, pkg=package, doz=dozen, attn=attention, hrs=hours, "
     "mins=minutes, secs=seconds, wk=week, wks=weeks, yrs=years, mos=months, pts=points, std=standard, "
     "orig=original, alt=alternate, mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, rm=room, "
-    "bldg=building, eds=editors"
+    "bldg=building, eds=editors, ctrl=control, cmd=command, esc=escape"
 )
 _SLASHED = table(
     "w/o=without, w/=with, b/c=because, 24/7/365=twenty-four seven three sixty-five, c/o=care of, w/out=without, "
@@ -92,7 +92,11 @@ _DAY_BEFORE = re.compile(
 )
 _DAY_AFTER = re.compile(
     rf",? (?:\d|morning|afternoon|evening|night|noon|(?:at|from|to|through|thru|till|until|and|or|&) "
-    rf"(?:\d|noon|{'|'.join(DAYS)}|{_one_of(_SHORT_DAYS)})|{'|'.join(_SHORT_MONTHS)})|\s?[-–/]| [a-z]"
+    rf"(?:\d|noon|{'|'.join(DAYS)}|{_one_of(_SHORT_DAYS)})|{'|'.join(_SHORT_MONTHS)})|\s?[-–/]| [a-z]|[,;!?)]"
+)
+# A word in lower case before Sat. or Sun. inside a sentence: "see you Sat."; the star has an article before it.
+_INSIDE = re.compile(
+    r"(?<![\w'])(?!(?:the|an?|our|their|its|your|his|her|my|and|or|of|with|in|under|like|around)\b)[a-z']{1,20} $"
 )
 _SHORT = _SHORT_DAYS | _SHORT_MONTHS
 _SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?\s?[-–]\s?({_one_of(_SHORT)})\b\.?")
@@ -133,13 +137,18 @@ _DAY_PAIR = re.compile(r"(?<![\w.'-])(Sat|Sun)\.?(?= ?(?:&|and|/) (?:Sat|Sun|Mon
 _VERSUS = re.compile(
     r"(?<![\w.'-])((?:[A-Z][\w'&-]{1,30}|[A-Z]\.[A-Z])\.?) v\.? (?=(?:[A-Z][a-z]|[A-Z]\.[A-Z]|United)\w)"
 )
+_A_DOCTOR = re.compile(
+    r"\b((?:the|my|your|his|her|our|their|an?|this|that) )Dr\b(?:\.(?!\w)|(?= [a-z]))", re.IGNORECASE
+)
+_ESTIMATED = re.compile(r"(?<![\w.'-])([Ee])st\.(?= [a-z$£€])")
+_SPOONS = re.compile(r"(?<![\w.,/])((?:\d{1,2}[ -])?\d{1,2}(?:/\d{1,2})?|[½¼¾⅓⅔]) ?([cTt])\.(?= [a-z])")  # 2 c. flour
 _VERSION = re.compile(r"(?<![\w.])([vV])\.(?=\d)")
 _AT_START = re.compile(r"(?:^|(?<=[.!?] ))(Min|Max)\.(?= [a-z\d])", re.MULTILINE)
 _UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty|[Vv]er)(:?) (?=#?\d)")
 _SLASHED_DAYS = re.compile(rf"(?<![\w/])((?:{_one_of(_SHORT_DAYS)})(?:/(?:{_one_of(_SHORT_DAYS)})){{1,6}})(?![\w/])")
 _SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
-_UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e)(?![\w./])")
+_UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc)(?![\w./])")
 _LETTERS = re.compile(r"(?<![\w.'-])((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
 _INITIAL_BEFORE = re.compile(
@@ -193,15 +202,23 @@ def _dotted(found: re.Match[str]) -> str:
     if word in _ADJECTIVES and not (_QUALIFIES.match(text_after(found, 12)) or _QUALIFIED.search(before)):
         return found.group()
     said = _cased(_ANYWHERE[word], found[1])
+    if word in ("sr", "jr") and not _NAME_BEFORE.search(before):
+        return said  # Sr. Engineer
     if word in _NEVER_LAST:
         return said
     return said + _stop(found, "part" if word in _PARTS else "unit" if word in _UNITS else "other")
 
 
+def _undotted(found: re.Match[str]) -> str:
+    return _cased(_ANYWHERE[found[1].lower()], found[1])
+
+
 def _day(found: re.Match[str]) -> str:
     """Read Sat. and Sun. as days only next to words of time, because they are also words."""
     is_word = found[1] in ("Sat", "Sun") and found.group().endswith(".")
-    if is_word and not (_DAY_BEFORE.search(text_before(found, 14)) or _DAY_AFTER.match(text_after(found, 16))):
+    before = text_before(found, 24)
+    is_day = _DAY_BEFORE.search(before) or _INSIDE.search(before) or _DAY_AFTER.match(text_after(found, 16))
+    if is_word and not is_day:
         return found.group()
     return _SHORT_DAYS[found[1]] + _stop(found, "day")
 
@@ -291,19 +308,27 @@ def read_abbreviations(text: str) -> str:
     text = _STATE.sub(lambda found: _STATES[found[1]], text)
     text = _DIRECTION.sub(lambda found: DIRECTIONS[found[1] or found[2]], text)
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
+    text = _A_DOCTOR.sub(lambda found: f"{found[1]}Doctor{_stop(found)}", text)
     text = _STREET.sub(_street, text)
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}", text)
     text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(_title, text)))
     if "." not in text and "№" not in text:
-        return _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
+        return _UNDOTTED.sub(_undotted, text)
+    text = _SPOONS.sub(_spoons, _ESTIMATED.sub(lambda found: f"{_cased('estimated', found[1])}", text))
     text = _DOCTORS.sub(f"P H {letter_with_s('D')}", text)
     text = _OFFICE.sub(lambda found: "Secretary" if found[1] == "Sec" else "Director", _DEGREE.sub(_degree, text))
     text = _EDITION.sub(lambda found: ("edition" if "ed" in found.groups() else "floor") + _stop(found), text)
     text = _CITY_STATE.sub(_city_state, _NUMBERED.sub(_numbered, text))
     text = _AT_START.sub(r"\1imum", text)
     text = _DOTTED.sub(_dotted, _LOWER.sub(_lower, text))
-    text = _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
+    text = _UNDOTTED.sub(_undotted, text)
     return re.sub(r"  +", " ", _INITIAL.sub(_initial, _LETTERS.sub(_letters, text)))
+
+
+def _spoons(found: re.Match[str]) -> str:
+    name = {"c": "cup", "T": "tablespoon", "t": "teaspoon"}[found[2]]
+    is_one = found[1] == "1" or re.fullmatch(r"\d{1,2}/\d{1,2}|[½¼¾⅓⅔]", found[1])
+    return f"{found[1]} {name}{'' if is_one else 's'}"
 
 
 def _degree(found: re.Match[str]) -> str:
