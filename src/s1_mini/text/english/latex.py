@@ -426,11 +426,13 @@ _ENVIRONMENT = re.compile(
 _STYLED = re.compile(r"\\(?:text(?:bf|it|tt|sc|sf|rm|up)|emph|underline)\{([^{}\n]*+)\}")
 _TITLED = re.compile(r"\\(?:chapter|(?:sub){0,2}section|title|caption|paragraph)\*?+\{([^{}\n]*+)\}[ \t]*+")
 _DROPPED = re.compile(
-    r"\\(?:cite[pt]?|label|index|documentclass|usepackage|maketitle|centering|noindent|newpage|(?:begin|end)\{(?:document|"
+    r"\\(?:cite[pt]?|label|(?:eq|auto|page|[cC])?ref|index|documentclass|usepackage|maketitle|centering|noindent|newpage|(?:begin|end)\{(?:document|"
     r"itemize|enumerate|center|quote|abstract|figure|table|theorem|proof|lemma|definition)\})"
     r"(?![A-Za-z])(?:\[[^\[\]\n]*+\])?+(?:\{[^{}\n]*+\})?+"
 )
-_LISTED = re.compile(r"^[ \t]*+\\item[ \t]++", re.MULTILINE)
+_LISTED = re.compile(r"(^|(?<![ \t\n]))[ \t]*+\\item(?![A-Za-z])[ \t]*+", re.MULTILINE)
+_REFERENCE = re.compile(r"\b(Eq|Fig|Sec|Tab|Thm|Ch)s?\.?[~ ]\(?\\(?:eq|auto|[cC])?ref\{[^{}\n]*+\}\)?")
+_REFERENCES = table("Eq=Equation, Fig=Figure, Sec=Section, Tab=Table, Thm=Theorem, Ch=Chapter")
 _BARE = re.compile(
     r"(?P<command>\\[A-Za-z]++)|(?P<sign>\\[,;:!{}|\\% ])|(?P<brace>[{}])|(?P<script>[\^_])|(?P<word>[A-Za-z]++)|"
     r"(?P<number>\d++(?:[.,]\d++)*+)|(?P<space>[ \t]++)|(?P<operator>[-+*/=<>()\[\]|!,'&])|(?P<other>[\s\S])"
@@ -450,9 +452,15 @@ def read_latex(text: str) -> str:
     text = _read_dollars(text) if text.count("$") > 1 else text
     if "\\" in text:
         text = _BRACKETED.sub(_bracketed, _read_environments(text))
-        text = _LISTED.sub("- ", _DROPPED.sub("", _TITLED.sub(r"\1.\n", _STYLED.sub(r"\1", text))))
+        text = _REFERENCE.sub(lambda found: _REFERENCES[found[1]], text)
+        text = _LISTED.sub(_listed, _DROPPED.sub("", _TITLED.sub(r"\1.\n", _STYLED.sub(r"\1", text))))
     text = _THIN_SPACE.sub(" ", text)
     return _read_bare(text) if "\\" in text or "^{" in text or "_{" in text else text
+
+
+def _listed(found: re.Match[str]) -> str:
+    start = found.start()
+    return "- " if start == 0 or found.string[start - 1] == "\n" else "\n- "
 
 
 def _is_math(formula: str) -> bool:
