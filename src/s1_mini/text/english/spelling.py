@@ -33,7 +33,7 @@ SPELT = frozenset(
         "FM PM EST PST CST MST GMT UTC BST CET NBA NFL NHL MLB UFC PGA NCAA YMCA ACLU NAACP IEEE GDPR AARP AAA "
         "EEG IQ EQ OK OS IOS DOI ISBN AOL AWS SMS MMS GPS ISP IDE SATA LGBT LGBTQ EPA FDA FCC SEC CDC NIH DEA DOJ "
         "NRA UCLA MIT NYU USSR GDR RGB HD UHD HDMI DIN IPO ROI KPI ROTFL SEO CRM ERP HQ EV AGM NGO APR ISO CV BC AD "
-        "CE IOU LLC PLC PLO IRA UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
+        "PSAT USDA USPS USAF USCIS AFAIK IMHO CE IOU LLC PLC PLO IRA UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
     )
 )
 # Words that are read as words even in capitals. The same applies to other words of at least four capitals that are
@@ -48,7 +48,7 @@ SHORT = frozenset(
         "WEB WIG ZIP FUN GET GOD GOT GUN GUY HAD HAS HAT HER HEY HIM HIS HIT HOT HOW ICE ITS JOB JOY KEY KID LAW LAY "
         "LEG LET LIE LOT LOW MAD MAN MAP MAY MEN MET MOM MR MRS MS MUM NEW NOR NOW ODD OFF OIL OLD ONE OUR OUT OWN "
         "PAY PUT RAN RED RUN SAD SAT SAW SAY SEA SEE SET SEX SHE SIR SIT SIX SKY SON SUN TAX TEA TEN TIE TOO TOP TRY "
-        "TWO USE VAN WAR WAS WAY WET WHY WIN WON YET YOU ZOO"
+        "ACE PAC TWO USE VAN WAR WAS WAY WET WHY WIN WON YET YOU ZOO"
     )
 )
 # Clusters of consonants with which an English word or syllable can begin, and can end (without a plural's S).
@@ -159,6 +159,11 @@ _DIALLED = re.compile(
     r"(\d{2,8}(?:[ -]\d{2,5}){2,4}|\d{5} \d{5,6}|\d{3} \d{3}|\d{3,12})\b(?![.,]\d|-\d)",
     re.IGNORECASE,
 )
+_OWN_NUMBER = re.compile(
+    r"(\b(?:my|your|his|her|our|their|phone|cell|account|order|tracking|reference|confirmation|serial|case|policy|customer|"
+    r"member\w{0,4}|contact) number(?:'s| is| was|:)? )(\d{7,12})(?![\w.,-]*\d)",
+    re.IGNORECASE,
+)
 _ZIP = re.compile(r"(?<=[a-z] )(\d{5})(?:-(\d{4}))?(?=$|\n|[.,;)]|$)|(?<=[A-Z]{2} )(\d{5})(?:-(\d{4}))?\b")
 _ADDRESS = re.compile(r"(?<![\w.,:/$£€-])(\d{1,2}:\d\d|\d{1,3}(?:\.\d{1,3}){3})(:\d{2,5})?(?![\w.]*\d)")
 _VERSION = re.compile(
@@ -168,6 +173,7 @@ _VERSION = re.compile(
 )
 _PLACE = re.compile(
     r"\b(rooms?|suite|apartment|flight|route|highway|interstate|gate|bus|train|channel|area|boeing|airbus|locker|cell|"
+    r"cessna|learjet|porsche|ferrari|mclaren|peugeot|"
     r"ward|model|extension|apt|seat|row|flat|unit|platform) #?(\d{1,4})([A-Z]?)(?![\w%°]|[.,:]\d| \d{1,3}/\d)",
     re.IGNORECASE,
 )
@@ -218,7 +224,7 @@ def read_phones(text: str) -> str:
     """Spell out telephone, card and zip numbers, and dialled codes, digit by digit."""
     text = _NATIONAL.sub(_national, _PHONE.sub(_phone, text))
     text = _WORDS_DIALLED.sub(_words_dialled, text) if "1-8" in text else text
-    text = _DIALLED.sub(_dialled, text)
+    text = _OWN_NUMBER.sub(lambda found: found[1] + digits(found[2]), _DIALLED.sub(_dialled, text))
     return _ZIP.sub(lambda found: ", ".join(digits(part) for part in found.groups() if part), text)
 
 
@@ -232,7 +238,9 @@ _ENGINE = re.compile(r"[ -](?:engines?|motors?|petrol|diesel|trucks?|powered|tur
 
 def _version(found: re.Match[str]) -> str:
     number = found[1] or found[2] or found[4]
-    said = " point ".join(cardinal(int(part)) for part in number.split("."))
+    said = " point ".join(
+        digits(part) if part[0] == "0" and len(part) > 1 else cardinal(int(part)) for part in number.split(".")
+    )
     if found[1] and re.search(r"\b[Vv]er(?:sion|\.)? $", text_before(found, 10)):
         return said
     is_engine = found.group()[0] == "V" or _ENGINE.match(found.string, found.end())
@@ -248,9 +256,19 @@ _FOURS = re.compile(r"(?<![\w.,])(\d{1,2})[x×](\d{1,2})s(?!\w)")  # 4x4s
 _MODEL_PLURAL = re.compile(
     r"(?:(?<=[GR]TX )|(?<=Model )|(?<=PlayStation ))(\d{1,4})s(?!\w)|(?<=iPhone )(\d{1,2})s(?!\w)"
 )
-_GRAPHICS = re.compile(r"(?:(?<=\bRX )|(?<=[GR]TX )|(?<=GeForce )|(?<=Radeon ))(\d{4})(?!\w)")
+_GRAPHICS = re.compile(
+    r"(?:(?<=\bRX )|(?<=[GR]TX )|(?<=GeForce )|(?<=Radeon )|(?<=\bForm )|(?<=\bForms ))(\d{4})(?!\w)"
+)
+_TAX_FORM = re.compile(r"(?<=\b[Aa] )(10(?:40|99))(?![\w.,$-]*\d| [a-z]{1,20}s\b)")
+_AIRLINE = re.compile(r"(?<![\w.-])(UA|AA|DL|BA|AF|LH|KL|EK|QF|SQ|WN|LX|TK|QR|EY|IB|NH) (\d{3,4})(?![\w.,%°$-]*\d)")
 _JET = re.compile(
-    r"(?<![\w.,/-])(7[0-8]7)( MAX\b|(?= (?:Max|Dreamliner|jets?|aircraft|planes?|airliners?|freighters?)\b))"
+    r"(?<![\w.,/-])(7[0-8]7)( MAX\b|(?=X\b)|(?= (?:Max|Dreamliner|jets?|aircraft|planes?|airliners?|freighters?)\b))"
+)
+_NINE_ELEVEN = re.compile(r"(\b(?:his|her|my|your|their|classic|vintage) )911(?![\w.,-]*\d)", re.IGNORECASE)
+_EMERGENCY = re.compile(
+    r"(\b(?:call\w{0,3}|dial\w{0,4}|phon\w{1,3}|rang|ring) )911(?![\w.,-]*\d)|(?<![\w.,$/-])911"
+    r"(?=[ -](?:calls?|callers?|operators?|dispatch\w{0,4}|cent(?:er|re)s?|emergency|services?|tapes?|recordings?)\b)",
+    re.IGNORECASE,
 )
 _A_JET = re.compile(r"(?<=\b[Aa] )(7[0-8]7)(?![\w.,-]*\d)")
 _MANY = re.compile(r"(?<![\w.,$£€/-])(10|100|1,?000)s(?= of\b)")
@@ -264,6 +282,10 @@ _COMPANY = re.compile(
 _COUNTED = re.compile(
     r"\b(?:over|about|than|nearly|almost|around|to|reached|hit|has|have|had|some|another|with) $", re.IGNORECASE
 )
+
+
+def _jet(found: re.Match[str]) -> str:
+    return run(found[1]) + (found[2].title() or " " * found.string.startswith("X", found.end()))
 
 
 def _airliner(found: re.Match[str]) -> str:
@@ -282,8 +304,11 @@ def _read_designations(text: str) -> str:
     text = _NUMBERED_ERS.sub(lambda found: f"{cardinal(int(found[1])).removesuffix('e')}ers", text)
     text = _FOURS.sub(lambda found: f"{cardinal(int(found[1]))} by {plural_number(cardinal(int(found[2])))}", text)
     text = _AIRLINER.sub(_airliner, text)
-    text = _GRAPHICS.sub(lambda found: run(found[1]), text)
-    text = _A_JET.sub(lambda found: run(found[1]), _JET.sub(lambda found: run(found[1]) + found[2].title(), text))
+    text = _TAX_FORM.sub(lambda found: run(found[1]), _GRAPHICS.sub(lambda found: run(found[1]), text))
+    text = _AIRLINE.sub(lambda found: f"{found[1]} {run(found[2])}", text)
+    text = _EMERGENCY.sub(lambda found: f"{found[1] or ''}nine one one", text)
+    text = _NINE_ELEVEN.sub(lambda found: f"{found[1]}nine eleven", text)
+    text = _A_JET.sub(lambda found: run(found[1]), _JET.sub(_jet, text))
     text = _MODEL_PLURAL.sub(
         lambda found: plural_number(run(found[1])) if found[1] else f"{cardinal(int(found[2]))} s", text
     )
@@ -324,6 +349,8 @@ def _mixed(found: re.Match[str]) -> str:
     for part in _RUN.findall(token[:-1] if is_plural else token):
         if part.isdecimal():
             said.append(written(part) if len(part) <= 2 else run(part))
+        elif said and len(part) < 4 and re.fullmatch("[A-Z]+s", part):  # 350Zs
+            said.append(" ".join((*part[:-2], letter_with_s(part[-2]))))
         elif part.upper() in SAID or len(part) == 1 or _is_word(part):
             said.append(part)
         else:
@@ -442,9 +469,10 @@ def read_links(text: str) -> str:
     return text
 
 
-_MIXED_CASE = re.compile(r"\b(?:PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS)('?s)?\b")
+_MIXED_CASE = re.compile(r"\b(?:JPE?G|MPE?G|PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS)('?s)?\b")
 _MIXED_SAID = table(
-    "PhD=P H D, iOS=i O S, BSc=B S C, MSc=M S C, IoT=I O T, SaaS=sass, PaaS=pass, IaaS=I A A S, LaTeX=lah-tech"
+    "JPEG=jay peg, JPG=jay peg, MPEG=em peg, MPG=M P G, PhD=P H D, iOS=i O S, BSc=B S C, MSc=M S C, IoT=I O T, "
+    "SaaS=sass, PaaS=pass, IaaS=I A A S, LaTeX=lah-tech"
 )
 _ENDS_SMALL = re.compile(r"(?<![\w'])[A-Z]{2,5}[a-rt-z](?!\w)")  # NVMe, PCIe
 _CONTRACTED = re.compile(r"(?<![\w'])([A-Z]{1,12})'(T|RE|VE|LL|D|M|S)(?!\w)")
