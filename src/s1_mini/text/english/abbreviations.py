@@ -38,7 +38,7 @@ _ANYWHERE = table(
     "mgr=manager, incl=including, excl=excluding, qty=quantity, pkg=package, doz=dozen, attn=attention, hrs=hours, "
     "mins=minutes, secs=seconds, wk=week, wks=weeks, yrs=years, mos=months, pts=points, std=standard, "
     "orig=original, alt=alternate, mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, rm=room, "
-    "bldg=building, eds=editors, ctrl=control, cmd=command, esc=escape"
+    "bldg=building, eds=editors, acct=account, ctrl=control, cmd=command, esc=escape"
 )
 _SLASHED = table(
     "w/o=without, w/=with, b/c=because, 24/7/365=twenty-four seven three sixty-five, c/o=care of, w/out=without, "
@@ -173,7 +173,8 @@ _SAID_WITH_S = table("A=ays, C=sees, F=effs, L=ells, O=ohs, Q=cues")  # voices d
 _NEVER_LAST = frozenset(words("vs e.g i.e cf viz approx incl excl w.r.t s.t"))
 _PARTS = frozenset(
     words(
-        "dept govt dist univ assn intl natl avg hosp assoc asst misc mgr attn std orig alt temp mts bldg rm doz pkg eds"
+        "dept govt dist univ assn intl natl avg hosp assoc asst misc mgr attn std orig alt temp mts bldg rm doz pkg "
+        "eds acct"
     )
 )
 _UNITS = frozenset(words("hrs mins secs wk wks yrs mos pts"))

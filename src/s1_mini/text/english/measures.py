@@ -36,6 +36,7 @@ UNITS |= {f"{unit}{sign}": f"cubic {name}" for sign in ("³", "^3", "3") for uni
 UNITS |= {unit.replace(" ", ". ", 1): name for unit, name in UNITS.items() if unit[:3] in ("sq ", "cu ", "fl ")}
 UNITS |= table(
     "hp=horsepower, bhp=brake horsepower, K=kelvin, kms=kilometer, kgs=kilogram, Tbsp=tablespoon, Tsp=teaspoon, "
+    "ly=light year, qts=quart, gals=gallon, yds=yard, ozs=ounce, tbsps=tablespoon, tsps=teaspoon, "
     "doz=dozen, ft²=square foot, ft³=cubic foot, in²=square inch, mi²=square mile"
 )
 UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}

@@ -235,10 +235,9 @@ def _is_split(found: re.Match[str]) -> bool:
     """Return whether two numbers are the parts of a hundred, as an adjective."""
     parts = found[1], found[4]
     is_hundred = all(map(str.isdecimal, parts)) and sum(map(int, parts)) == 100 and not found[2]
-    return is_hundred and (
-        (_SPLIT_BEFORE.search(text_before(found, 6)) is not None and _SPLIT_AFTER.match(found.string, found.end(3)))
-        or _SPLIT_NOUN.match(found.string, found.end(3)) is not None
-    )
+    is_named = _SPLIT_NOUN.match(found.string, found.end(3)) is not None
+    is_adjective = _SPLIT_AFTER.match(found.string, found.end(3)) is not None
+    return is_hundred and (is_named or (is_adjective and _SPLIT_BEFORE.search(text_before(found, 6)) is not None))
 
 
 def _chain(found: re.Match[str]) -> str:
