@@ -119,8 +119,8 @@ def say(
     pauses: Annotated[
         str | None,
         typer.Option(
-            help="Seconds of silence, such as paragraph=1,scene=2; off: as generated. [sentence=0.25,item=0.35,"
-            "paragraph=0.6,heading=0.8,scene=1.2]"
+            help="Seconds of silence, such as paragraph=1,scene=2; off: as generated. [sentence=0.25, item=0.35, "
+            "paragraph=0.6, heading=0.8, scene=1.2]"
         ),
     ] = None,
     sample_rate: Annotated[int | None, typer.Option(help="Sample rate in Hz. [the model's own]")] = None,
