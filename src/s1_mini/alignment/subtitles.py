@@ -68,10 +68,9 @@ def find_cues(text: str, words: Sequence[Word], breaks: Sequence[int] = ()) -> l
     for first, stop in pairwise([*firsts, len(words)]):
         start = _with_signs_before(text, words[first].start)
         end = len(text) if stop == len(words) else _with_signs_before(text, words[stop].start)
-        last = words[stop - 1].stop
-        rest = text[last:end].partition("\n")[0]  # what follows on lines of its own, such as ***, is not spoken
-        said = f"{text[start:last]}{rest}"
-        said = LINE_MARKS.sub("\n", said.replace(JOINER, ""))
+        after = words[stop - 1].stop
+        rest = text[after:end].partition("\n")[0]  # what follows on lines of its own, such as ***, is not spoken
+        said = LINE_MARKS.sub("\n", f"{text[start:after]}{rest}".replace(JOINER, ""))
         cues.append(Cue(" ".join(said.split()), words[first].start_s, words[stop - 1].end_s))
     return cues
 
