@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,15 +101,13 @@ class Replica(Supervised):
         The system measures this time, in a thread that only waits, so that the time by which this process and its event
         loop are late does not count as the replica's silence.
         """
-        assert sys.platform != "win32"  # `--replicas` is refused there
-        try:
-            with socket.socket(socket.AF_UNIX) as plug:
+        if sys.platform != "win32":  # `--replicas` is refused there
+            with suppress(OSError, IndexError), socket.socket(socket.AF_UNIX) as plug:
                 plug.settimeout(SILENT_S)
                 plug.connect(str(self.member.socket))
                 plug.sendall(PROBE)
                 return plug.recv(4096).split()[1]
-        except (OSError, IndexError):
-            return None
+        return None
 
     async def on_end(self, exit_code: int | None) -> None:
         await self._on_end(self, exit_code)
